@@ -1,0 +1,114 @@
+"""Every private TensorFlow call that capturing and editing graphs needs, in one place.
+
+TensorFlow 2 has no public way to copy an op or to re-point one of its inputs (``tf.contrib.graph_editor``
+has no successor). The calls below are what TensorFlow's own Python code uses for the purpose; each comment
+says why there is no public one. Seen in TensorFlow 2.16 to 2.21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+
+__all__ = [
+    "add_control_inputs",
+    "constant_value",
+    "create_op",
+    "creation_index",
+    "in_v1_control_flow",
+    "outside_scopes",
+    "protect",
+    "tape_is_recording",
+    "unrecorded",
+    "update_input",
+    "user_frames",
+]
+
+
+@contextmanager
+def outside_scopes(graph: tf.Graph) -> Iterator[None]:
+    """Enter ``graph`` with no control dependencies, colocation or device inherited from the caller."""
+    with graph.as_default(), graph.control_dependencies(None), tf.device(None):
+        yield
+
+
+def create_op(op: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Operation:
+    """Make a copy of ``op`` under ``name`` that reads ``inputs`` and has no control inputs.
+
+    ``Graph.create_op`` is deprecated and drops the op definition; ``_create_op_internal`` (2.16 to 2.21) is
+    what it and every generated op wrapper call.
+    """
+    copy = op.graph._create_op_internal(
+        op.type,
+        list(inputs),
+        [out.dtype for out in op.outputs],
+        name=name,
+        attrs=dict(op.node_def.attr),
+        op_def=op.op_def,
+    )
+    if op.device:
+        # The attribute setter is private since 1.x; `tf.device` around the creation would cost a
+        # device-merging function call for each op (2.16 to 2.21).
+        copy._set_device(op.device)
+    for theirs, ours in zip(op.outputs, copy.outputs, strict=True):
+        ours.set_shape(theirs.shape)
+    return copy
+
+
+def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+    """Re-point input ``index`` of ``op``: private, the one way to edit an edge (2.16 to 2.21)."""
+    op._update_input(index, tensor)
+
+
+def add_control_inputs(op: tf.Operation, controls: Iterable[tf.Operation]) -> None:
+    """Make ``op`` wait for ``controls``: public only at creation time (2.16 to 2.21)."""
+    op._add_control_inputs(list(controls))
+
+
+def protect(op: tf.Operation) -> None:
+    """Exempt ``op`` from every grappler pass.
+
+    The attribute is what TensorFlow's own loop gradients set; attributes of an existing op can only be set
+    by a private call (2.16 to 2.21).
+    """
+    op._set_attr("_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
+
+
+def unrecorded() -> Any:
+    """A context in which gradient tapes see nothing; only private since 2.0 (`record`, 2.16 to 2.21)."""
+    return record.stop_recording()
+
+
+def tape_is_recording() -> bool:
+    """Whether some gradient tape might record what is created now (private; 2.16 to 2.21)."""
+    return bool(record.could_possibly_record())
+
+
+def creation_index(op: tf.Operation) -> int:
+    """The place of ``op`` in the order of creation of its graph (no public accessor; 2.16 to 2.21)."""
+    return int(op._id)
+
+
+def in_v1_control_flow(op: tf.Operation) -> bool:
+    """Whether ``op`` stands inside a TF1 frame (``Switch``/``Enter``), which cannot be copied alone.
+
+    The context is only kept on the op, without public accessor (2.16 to 2.21).
+    """
+    return op._get_control_flow_context() is not None
+
+
+def constant_value(tensor: tf.Tensor) -> Any:
+    """The value of a tensor that is constant at graph construction time, or ``None``."""
+    return tf.get_static_value(tensor)
+
+
+def user_frames(op: tf.Operation) -> list[tuple[str, int, str]]:
+    """``(file, line, source)`` of the Python frames that created ``op``, outermost first.
+
+    ``Operation.traceback`` is public but undocumented; its frames have ``filename``, ``lineno``, ``line``.
+    """
+    return [(frame.filename, frame.lineno, frame.line or "") for frame in op.traceback]

@@ -1,0 +1,100 @@
+"""Every private TensorFlow call around differentiation and tracing, in one place.
+
+Each comment says why there is no public way. Seen in TensorFlow 2.16 to 2.21.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import backprop
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.ops import gradients_util
+
+__all__ = [
+    "GradientTape",
+    "compiled_by_xla",
+    "differentiate",
+    "enclosing_graphs",
+    "graphs_of",
+    "replace_differentiate",
+    "tensors_in",
+]
+
+#: The class behind ``tf.GradientTape``, to be patched in place so that names bound earlier follow.
+GradientTape = backprop.GradientTape
+
+
+def differentiate() -> Callable[..., Any]:
+    """The function that all flavors of ``tf.gradients`` call.
+
+    ``tf.gradients``, ``tf.compat.v1.gradients``, TF1 optimizers and the gradients of functions look it up in its
+    module at each call (2.16 to 2.21), so that replacing it there reaches code which bound any of those names before.
+    """
+    return gradients_util._GradientsHelper
+
+
+def replace_differentiate(function: Callable[..., Any]) -> None:
+    """Put ``function`` in the place of `differentiate`."""
+    gradients_util._GradientsHelper = function
+
+
+def compiled_by_xla() -> bool:
+    """Whether what is being traced now will be compiled by XLA.
+
+    A FuncGraph does not know; the ``tf.function`` that is being traced does, and stands on the Python stack as
+    ``self`` of its tracing methods (2.16 to 2.21). Automatic clustering is a global option.
+    """
+    if tf.config.optimizer.get_jit():
+        return True
+    frame = sys._getframe(1)
+    while frame is not None:
+        traced = frame.f_locals.get("self")
+        if isinstance(traced, polymorphic_function.Function) and traced._jit_compile:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def enclosing_graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
+    """``graph``, the graph that its function was traced in, and so on outwards."""
+    while graph is not None:
+        yield graph
+        # Only FuncGraphs have it; the class is not public (2.16 to 2.21).
+        graph = getattr(graph, "outer_graph", None)
+
+
+def graphs_of(thing: Any) -> list[tf.Graph] | None:
+    """The graphs behind a graph, a concrete function or a ``tf.function`` (all traces); ``None`` for anything else."""
+    if isinstance(thing, tf.Graph):
+        return [thing]
+    if isinstance(thing, polymorphic_function.Function):
+        # Public accessors return new traces, not the existing ones (2.16 to 2.21).
+        return [concrete.graph for concrete in thing._list_all_concrete_functions()]
+    if isinstance(getattr(thing, "graph", None), tf.Graph):
+        return [thing.graph]
+    return None
+
+
+def tensors_in(graph: tf.Graph, things: Sequence[Any]) -> list[tf.Tensor]:
+    """The tensors of ``graph`` that stand for tensors and variables; what ``graph`` does not know is left out.
+
+    A FuncGraph reads variables and tensors of other graphs through placeholders of its own; ``captures`` lists the
+    pairs but its class is not public (2.16 to 2.21).
+    """
+    inner = {id(outside): inside for outside, inside in getattr(graph, "captures", ())}
+    found = []
+    for thing in things:
+        # Resource variables (Keras ones too) have a handle, reference variables a tensor.
+        tensor = getattr(thing, "handle", None)
+        if tensor is None:
+            tensor = getattr(thing, "_variable", thing)
+        if not isinstance(tensor, tf.Tensor):
+            continue
+        tensor = inner.get(id(tensor), tensor)
+        if tf.is_symbolic_tensor(tensor) and tensor.graph is graph:
+            found.append(tensor)
+    return found

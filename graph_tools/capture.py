@@ -1,0 +1,240 @@
+"""The part of a TensorFlow graph that computes given tensors, as arrays and as a networkx DAG.
+
+Ops stand in a topological order that follows creation wherever creation was topological. Values (tensors) are
+numbered consecutively, the outputs of op 0 first. A value that only looks at another one's buffer (reshape, identity)
+has the *storage* of that one, so that a buffer is counted once.
+
+Arrays rather than a networkx graph with attributes are the working form: a 1001-layer network has a hundred thousand
+ops, and a plan reads each of them many times. ``OpGraph.dag`` makes the networkx view, once, for whoever wants its
+algorithms. Capture is linear in ops and edges, about 25 µs an op.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from graph_tools import _tf, optypes
+from graph_tools.errors import GraphError
+from graph_tools.sizes import tensor_bytes
+
+__all__ = ["OpGraph", "capture"]
+
+
+@dataclass(frozen=True, eq=False)
+class OpGraph:
+    """Ops, values and storages of a captured graph.
+
+    Attributes
+    ----------
+    ops
+        The operations, in topological order.
+    inputs
+        For each op, the values that it reads, in input order.
+    controls
+        For each op, the ops (positions) that it waits for without reading them.
+    producer
+        For each value, the op (position) that computes it.
+    first_value
+        For each op, its first output value; ``first_value[i] + k`` is output ``k``.
+    storage
+        For each value, the value whose buffer it uses (itself, unless it is a view).
+    fixed_bytes, bytes_per_example
+        For each value, the bytes of its buffer: ``fixed + per_example × batch`` (0 for a view).
+    source
+        For each value, whether its buffer lives outside the step: a variable, a fed input, a constant, or
+        something that TensorFlow folds into a constant.
+    clonable
+        For each op, whether a copy of it gives the same outputs (:func:`graph_tools.optypes.is_clonable`).
+    """
+
+    ops: tuple[tf.Operation, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    controls: tuple[tuple[int, ...], ...]
+    producer: npt.NDArray[np.int64]
+    first_value: npt.NDArray[np.int64]
+    storage: npt.NDArray[np.int64]
+    fixed_bytes: npt.NDArray[np.int64]
+    bytes_per_example: npt.NDArray[np.int64]
+    source: npt.NDArray[np.bool_]
+    clonable: npt.NDArray[np.bool_]
+
+    @cached_property
+    def dag(self) -> nx.DiGraph:
+        """The ops as a networkx DAG: nodes are positions with ``name`` and ``type``, edges carry ``control``."""
+        dag = nx.DiGraph()
+        dag.add_nodes_from((i, {"name": op.name, "type": op.type}) for i, op in enumerate(self.ops))
+        dag.add_edges_from(
+            (wait, i, {"control": True}) for i, waits in enumerate(self.controls) for wait in waits
+        )
+        dag.add_edges_from(
+            (int(self.producer[v]), i, {"control": False})
+            for i, values in enumerate(self.inputs)
+            for v in values
+        )
+        return dag
+
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """Position of each op by its name (unique in a TensorFlow graph)."""
+        return {op.name: i for i, op in enumerate(self.ops)}
+
+    def value(self, tensor: tf.Tensor) -> int:
+        """The number of ``tensor``; `KeyError` where its op was not captured."""
+        return int(self.first_value[self.position[tensor.op.name]]) + tensor.value_index
+
+    def tensor(self, value: int) -> tf.Tensor:
+        """The tensor with number ``value``."""
+        op = int(self.producer[value])
+        return self.ops[op].outputs[value - int(self.first_value[op])]
+
+    def value_bytes(self, batch: int) -> npt.NDArray[np.int64]:
+        """Bytes of each value's own buffer at a batch of ``batch`` examples."""
+        return self.fixed_bytes + self.bytes_per_example * batch
+
+
+def capture(
+    targets: Iterable[tf.Tensor | tf.Operation], *, stop: Iterable[tf.Tensor] = ()
+) -> OpGraph:
+    """Capture every op that ``targets`` need, back to ``stop`` or to the sources of the graph.
+
+    Parameters
+    ----------
+    targets
+        Tensors or operations of one graph (a ``tf.Graph``, or the ``FuncGraph`` of a function being traced or
+        already traced).
+    stop
+        Tensors behind which nothing is captured; their ops are, as ops without inputs.
+
+    Raises
+    ------
+    GraphError
+        If targets are of different graphs, or the ops form a cycle (TF1 ``while`` frames do).
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> with tf.Graph().as_default():
+    ...     x = tf.compat.v1.placeholder(tf.float32, [4], name="x")
+    ...     y = tf.reshape(tf.tanh(x), [2, 2], name="y")
+    ...     graph = capture([y])
+    >>> [op.type for op in graph.ops]
+    ['Placeholder', 'Tanh', 'Const', 'Reshape']
+    >>> graph.storage[graph.value(y)] == graph.first_value[1]
+    np.True_
+    """
+    ends = {t.ref() for t in stop}
+    cut = {t.op for t in stop}
+    roots = [t if isinstance(t, tf.Operation) else t.op for t in targets]
+    if len({id(op.graph) for op in roots}) > 1:
+        raise GraphError(f"targets are of {len({id(op.graph) for op in roots})} different graphs")
+    ops = _ordered(_ancestors(roots, cut if ends else set()), cut)
+    return _describe(ops, cut)
+
+
+def _ancestors(roots: Sequence[tf.Operation], cut: set[tf.Operation]) -> list[tf.Operation]:
+    seen = set(roots)
+    stack = list(seen)
+    while stack:
+        op = stack.pop()
+        if op in cut:
+            continue
+        for before in (*(t.op for t in op.inputs), *op.control_inputs):
+            if before not in seen:
+                seen.add(before)
+                stack.append(before)
+    return sorted(seen, key=_tf.creation_index)
+
+
+def _ordered(ops: list[tf.Operation], cut: set[tf.Operation]) -> list[tf.Operation]:
+    """Topological order, by creation where possible: edited graphs have edges against the order of creation."""
+    place = {op: i for i, op in enumerate(ops)}
+    before = [
+        () if op in cut else {place[b] for b in (*(t.op for t in op.inputs), *op.control_inputs)}
+        for op in ops
+    ]
+    if all(b < i for i, waits in enumerate(before) for b in waits):
+        return ops
+    after: list[list[int]] = [[] for _ in ops]
+    missing = [len(waits) for waits in before]
+    for i, waits in enumerate(before):
+        for b in waits:
+            after[b].append(i)
+    ready = [i for i, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(ops[i])
+        for j in after[i]:
+            missing[j] -= 1
+            if not missing[j]:
+                heapq.heappush(ready, j)
+    if len(order) < len(ops):
+        stuck = next(op.name for op, count in zip(ops, missing, strict=True) if count)
+        raise GraphError(f"the graph has a cycle through {stuck!r} (a TF1 while loop?)")
+    return order
+
+
+def _describe(ops: list[tf.Operation], cut: set[tf.Operation]) -> OpGraph:
+    inputs: list[tuple[int, ...]] = []
+    controls: list[tuple[int, ...]] = []
+    producer: list[int] = []
+    first_value: list[int] = []
+    storage: list[int] = []
+    fixed: list[int] = []
+    rate: list[int] = []
+    source: list[bool] = []
+    clonable: list[bool] = []
+    constant: list[bool] = []
+    place: dict[tf.Operation, int] = {}
+    for i, op in enumerate(ops):
+        place[op] = i
+        kind = op.type
+        ends = op in cut
+        reads = () if ends else tuple(first_value[place[t.op]] + t.value_index for t in op.inputs)
+        inputs.append(reads)
+        controls.append(() if ends else tuple(place[c] for c in op.control_inputs))
+        copies = not ends and optypes.is_clonable(op)
+        clonable.append(copies)
+        first_value.append(len(producer))
+        # Grappler and XLA replace a deterministic op of constants alone by a constant.
+        folds = kind == "Const" or (
+            copies and not optypes.is_random(op) and all(constant[v] for v in reads)
+        )
+        is_source = folds or kind in optypes.SOURCES
+        constant.extend(folds for _ in op.outputs)
+        for k, out in enumerate(op.outputs):
+            value = len(producer)
+            producer.append(i)
+            if kind in optypes.VIEWS and reads:
+                root = storage[reads[k if kind == "IdentityN" else 0]]
+                storage.append(root)
+                fixed.append(0)
+                rate.append(0)
+                source.append(source[root])
+                continue
+            size = tensor_bytes(out)
+            storage.append(value)
+            fixed.append(0 if is_source else size.fixed)
+            rate.append(0 if is_source else size.per_example)
+            source.append(is_source)
+    return OpGraph(
+        ops=tuple(ops),
+        inputs=tuple(inputs),
+        controls=tuple(controls),
+        producer=np.array(producer, np.int64),
+        first_value=np.array(first_value, np.int64),
+        storage=np.array(storage, np.int64),
+        fixed_bytes=np.array(fixed, np.int64),
+        bytes_per_example=np.array(rate, np.int64),
+        source=np.array(source, np.bool_),
+        clonable=np.array(clonable, np.bool_),
+    )

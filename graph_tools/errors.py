@@ -1,0 +1,13 @@
+"""The root of every error that this project raises on purpose."""
+
+from __future__ import annotations
+
+__all__ = ["GraphError", "GraphToolsError"]
+
+
+class GraphToolsError(Exception):
+    """Base class of all errors of ``graph_tools`` and of the packages that stand on it."""
+
+
+class GraphError(GraphToolsError, ValueError):
+    """A graph cannot be captured, ordered or edited in the way that was asked for."""

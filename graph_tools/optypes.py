@@ -1,0 +1,115 @@
+"""What an op is, decided by its type and its op definition, never by its name.
+
+Names are the user's and may say anything; types are TensorFlow's. Unknown types are treated with caution: not a
+view, not forwarding, and copied only when the op definition says that they are stateless.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import tensorflow as tf
+
+from graph_tools import _tf
+
+__all__ = [
+    "CONCATENATIONS",
+    "EXPENSIVE",
+    "FORWARDING",
+    "MERGED_AT_RUN_TIME",
+    "MERGES_AT_RUN_TIME",
+    "SHAPE_READERS",
+    "SOURCES",
+    "VIEWS",
+    "is_clonable",
+    "is_random",
+    "is_stateful",
+]
+
+#: Output i is the buffer of input i (or of input 0): no bytes, no time.
+VIEWS = frozenset(
+    """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape CheckNumerics
+    Bitcast""".split()
+)
+
+#: Ops whose outputs live outside the step: variables, fed inputs, constants.
+SOURCES = frozenset(
+    """Const Placeholder PlaceholderWithDefault VarHandleOp VariableV2 Variable ReadVariableOp TemporaryVariable
+    _Arg""".split()
+)
+
+#: Ops that read an input's shape and not its buffer.
+SHAPE_READERS = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike".split())
+
+#: Ops that only put their inputs side by side: as many bytes out as in, almost no time.
+CONCATENATIONS = frozenset("ConcatV2 Concat Pack".split())
+
+#: Ops whose time is worth more than their output's bytes: linear algebra, convolutions of every kind,
+#: recurrent kernels, pooling, and whole functions and loops.
+EXPENSIVE = frozenset(
+    """Conv2D Conv3D Conv2DBackpropInput Conv3DBackpropInputV2 Conv2DBackpropFilter Conv3DBackpropFilterV2 Conv
+    DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter Dilation2D
+    MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum SparseMatMul SparseTensorDenseMatMul
+    SparseMatrixMatMul QuantizedMatMul QuantizedConv2D CudnnRNN CudnnRNNV2 CudnnRNNV3 LSTMBlockCell BlockLSTM
+    BlockLSTMV2 GRUBlockCell Cholesky MatrixInverse MatrixSolve MatrixTriangularSolve MatrixDeterminant
+    LogMatrixDeterminant SelfAdjointEigV2 Svd Qr Eig FFT FFT2D FFT3D RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D
+    MaxPool MaxPoolV2 MaxPool3D AvgPool AvgPool3D FractionalMaxPool FractionalAvgPool MaxPoolWithArgmax
+    While StatelessWhile If StatelessIf Case StatelessCase PartitionedCall StatefulPartitionedCall
+    XlaCallModule TopKV2 Unique UniqueV2 CTCLoss CTCLossV2""".split()
+)
+
+#: oneDNN's layout pass makes a filter gradient and the BiasAddGrad that reads the same gradient one kernel, without
+#: regard to control edges (TensorFlow 2.21). An op that waits for the BiasAddGrad and feeds the filter gradient then
+#: closes a cycle, so nothing may wait for these; …
+MERGED_AT_RUN_TIME = frozenset({"BiasAddGrad"})
+#: … and a control input on the filter gradient prevents the merge, which changes the last bits of the bias gradient.
+MERGES_AT_RUN_TIME = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "BiasAddGrad"})
+
+#: Elementwise ops that may write their result into the buffer of an input that nobody reads any more.
+FORWARDING = frozenset(
+    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atanh BiasAdd Ceil Cos Cosh Digamma Div DivNoNan Elu EluGrad
+    Erf Erfc Exp Expm1 Floor FloorDiv FloorMod Inv InvGrad LeakyRelu LeakyReluGrad Lgamma Log Log1p LogSoftmax
+    LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg Pow RealDiv Reciprocal ReciprocalGrad
+    Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh
+    Softmax Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh
+    TanhGrad TruncateDiv Xdivy Xlogy ClipByValue""".split()
+)
+
+_stateful_types: dict[str, bool] = {}
+
+# Of these the result depends on more than the inputs' values, whatever their definition says, or the inputs
+# are consumed: copying them is never right.
+_NEVER = frozenset("NoOp PyFunc EagerPyFunc PyFuncStateless Assert Print PrintV2".split())
+
+
+def is_stateful(op: tf.Operation) -> bool:
+    """Whether running ``op`` twice may differ from running it once, by its op definition."""
+    known = _stateful_types.get(op.type)
+    if known is None:
+        # Reading an op definition parses a proto; it is a property of the type alone.
+        known = _stateful_types[op.type] = bool(op.op_def.is_stateful)
+    return known
+
+
+def is_random(op: tf.Operation) -> bool:
+    """Whether ``op`` draws random numbers (legacy stateful draws and stateless ones alike)."""
+    return "Random" in op.type or "Multinomial" in op.type or op.type.startswith("RngRead")
+
+
+def is_clonable(op: tf.Operation) -> bool:
+    """Whether a copy of ``op`` that reads the same inputs always gives the same outputs.
+
+    Stateless ops with inputs qualify, stateless random draws included (the seed is an input). Ops that are
+    stateful, sources, inside a TF1 control flow frame, or that touch references, resources or variants do not.
+    """
+    kind = op.type
+    if kind in SOURCES or kind in _NEVER or not op.inputs or not op.outputs or is_stateful(op):
+        return False
+    if any(_is_opaque(t.dtype) for t in op.outputs) or any(_is_opaque(t.dtype) for t in op.inputs):
+        return False
+    return not _tf.in_v1_control_flow(op)
+
+
+@lru_cache(maxsize=None)
+def _is_opaque(dtype: tf.DType) -> bool:
+    return dtype in (tf.resource, tf.variant) or dtype._is_ref_dtype

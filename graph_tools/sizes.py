@@ -1,0 +1,64 @@
+"""Bytes of a tensor before it exists: *fixed + per_example × batch*.
+
+A shape that is known gives fixed bytes. The first unknown dimension is taken for the batch, and bytes become a
+rate for each example; a further unknown dimension counts as ``UNKNOWN_DIM`` elements, an unknown rank as one
+example of ``UNKNOWN_DIM`` elements. Estimates steer choices only: no result ever depends on them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+__all__ = ["UNKNOWN_DIM", "Bytes", "tensor_bytes"]
+
+#: Stands in for unknown dimensions other than the batch.
+UNKNOWN_DIM = 64
+
+
+class Bytes(NamedTuple):
+    """Bytes as a function of the batch size.
+
+    Examples
+    --------
+    >>> Bytes(fixed=0, per_example=4096).at(32)
+    131072
+    """
+
+    fixed: int
+    per_example: int
+
+    def at(self, batch: int) -> int:
+        """Bytes at a batch of ``batch`` examples."""
+        return self.fixed + self.per_example * batch
+
+
+def tensor_bytes(tensor: tf.Tensor) -> Bytes:
+    """Bytes of the buffer that ``tensor`` will need.
+
+    Strings, resources and variants count as zero: their buffers are not on the tensor's allocator.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> with tf.Graph().as_default():
+    ...     tensor_bytes(tf.zeros([8, 16]))
+    ...     tensor_bytes(tf.compat.v1.placeholder(tf.float32, [None, 16]))
+    Bytes(fixed=512, per_example=0)
+    Bytes(fixed=0, per_example=64)
+    """
+    item = tensor.dtype.base_dtype.size
+    if tensor.dtype.base_dtype in (tf.string, tf.resource, tf.variant):
+        return Bytes(0, 0)
+    shape = tensor.shape
+    if shape.rank is None:
+        return Bytes(0, item * UNKNOWN_DIM)
+    elements, unknown = 1, 0
+    for dim in shape:
+        if dim is None:
+            unknown += 1
+            elements *= UNKNOWN_DIM if unknown > 1 else 1
+        else:
+            elements *= dim
+    return Bytes(0, item * elements) if unknown else Bytes(item * elements, 0)

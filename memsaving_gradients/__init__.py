@@ -1,0 +1,53 @@
+"""Memory-saving gradients for TensorFlow: the same gradients in a fraction of the memory.
+
+``gradients`` replaces ``tf.gradients``; ``patched`` makes unchanged code use it, tapes included;
+``memsaving_gradients.keras.MemorySavingGradients`` is a callback for ``fit``; ``checkpoint`` marks a tensor to keep;
+``plans`` tells what was done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memsaving_gradients import errors as errors
+from memsaving_gradients.api import gradients as gradients
+from memsaving_gradients.api import gradients_collection as gradients_collection
+from memsaving_gradients.api import gradients_memory as gradients_memory
+from memsaving_gradients.api import gradients_speed as gradients_speed
+from memsaving_gradients.marks import checkpoint as checkpoint
+from memsaving_gradients.patching import patch as patch
+from memsaving_gradients.patching import patched as patched
+from memsaving_gradients.patching import unpatch as unpatch
+from memsaving_gradients.plan import Decision as Decision
+from memsaving_gradients.plan import Plan as Plan
+from memsaving_gradients.registry import plans as plans
+
+if TYPE_CHECKING:
+    from memsaving_gradients import keras as keras
+
+__all__ = [
+    "Decision",
+    "Plan",
+    "checkpoint",
+    "errors",
+    "gradients",
+    "gradients_collection",
+    "gradients_memory",
+    "gradients_speed",
+    "keras",
+    "patch",
+    "patched",
+    "plans",
+    "unpatch",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # Keras is imported when it is asked for: it takes seconds and TF1 code never needs it.
+    if name == "keras":
+        import importlib
+
+        return importlib.import_module("memsaving_gradients.keras")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,211 @@
+"""Capture, plan, rewrite, remember: what happens between TensorFlow's gradients and the user's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graph_tools import _tf, optypes
+from graph_tools._tf_autodiff import compiled_by_xla
+from graph_tools.errors import GraphError
+from memsaving_gradients import guard, registry
+from memsaving_gradients.errors import NothingSavedWarning
+from memsaving_gradients.options import Options
+from memsaving_gradients.plan import Decision, Plan
+from memsaving_gradients.planners import Limits, Proposal, cheap_ops, least_memory, named
+from memsaving_gradients.roles import CapturedStep, capture_step
+from memsaving_gradients.rewrite import rewrite
+from memsaving_gradients.schedule import Simulation, plain, simulate
+
+__all__ = ["save_memory"]
+
+guard.install()
+
+_PLANNERS = {"memory": least_memory.plan, "speed": cheap_ops.plan}
+
+
+def save_memory(
+    graph: tf.Graph,
+    first_backward: int,
+    ys: Sequence[tf.Tensor],
+    xs: Sequence[Any],
+    grads: Sequence[tf.Tensor | tf.IndexedSlices | None],
+    options: Options,
+) -> list[tf.Tensor | tf.IndexedSlices | None]:
+    """Rewire the backward ops of ``graph`` so that they hold less memory.
+
+    Parameters
+    ----------
+    graph
+        The graph that ``grads`` were just built in.
+    first_backward
+        How many ops the graph had before.
+    ys, xs, grads
+        What was differentiated, with respect to what, and the result.
+    options
+        Which tensors to keep. ``checkpoints`` is a planner's name or a tuple of tensors here.
+
+    Returns
+    -------
+    list
+        The gradients, in which tensors that became chains of additions are replaced.
+    """
+    operations = graph.get_operations()
+    flat = [t for t in _components(grads) if t.graph is graph]
+    if not flat or len(operations) <= first_backward:
+        return list(grads)
+    border = _tf.creation_index(operations[first_backward])
+    ends = [y for y in ys if isinstance(y, tf.Tensor) and y.graph is graph]
+    try:
+        step = capture_step(
+            border,
+            ends,
+            flat,
+            batch=options.batch_size,
+            hold_gradients=options.hold_gradients,
+            may_chain=not _tf.tape_is_recording(),
+        )
+    except GraphError as error:
+        _warn(graph, f"the graph cannot be rewritten: {error}")
+        return list(grads)
+    mode = options.checkpoints if isinstance(options.checkpoints, str) else "named"
+    baseline = simulate(step.graph, plain(step.graph))
+    proposal = _plan(step, mode, options)
+    if not proposal.schedule.clones and not proposal.schedule.chained:
+        _warn(graph, _why_nothing(step, mode))
+        return list(grads)
+    if proposal.peak >= baseline.peak:
+        if mode != "named":
+            _warn(graph, _why_nothing(step, mode))
+            return list(grads)
+        _warn(
+            graph,
+            f"the checkpoints named do not lower the simulated peak ({proposal.peak:,} bytes, plain "
+            f"{baseline.peak:,}); checkpoints='memory' finds better ones",
+        )
+    data_gates = compiled_by_xla() if options.xla is None else options.xla
+    result = rewrite(step, proposal.schedule, peak=proposal.peak, data_gates=data_gates)
+    guard.remember(graph, result.rewiring)
+    registry.record(graph, _describe(step, mode, baseline, proposal, data_gates))
+    return [_replace(grad, result.replaced) for grad in grads]
+
+
+def _plan(step: CapturedStep, mode: str, options: Options) -> Proposal:
+    if mode in _PLANNERS:
+        return _PLANNERS[mode](step.graph, Limits())
+    keep = frozenset(
+        int(step.graph.storage[step.source.value(t)])
+        for t in options.checkpoints or ()
+        if t.op.name in step.source.position
+    )
+    return named.plan(step.graph, Limits(keep=keep))
+
+
+def _components(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.Tensor]:
+    flat: list[tf.Tensor] = []
+    for grad in grads:
+        if isinstance(grad, tf.IndexedSlices):
+            flat += [t for t in (grad.values, grad.indices, grad.dense_shape) if t is not None]
+        elif grad is not None:
+            flat.append(grad)
+    return flat
+
+
+def _replace(grad: Any, replaced: dict[object, tf.Tensor]) -> Any:
+    if isinstance(grad, tf.IndexedSlices):
+        values = replaced.get(grad.values.ref(), grad.values)
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    return grad if grad is None else replaced.get(grad.ref(), grad)
+
+
+def _describe(
+    step: CapturedStep, mode: str, baseline: Simulation, proposal: Proposal, data_gates: bool
+) -> Plan:
+    graph, source = step.graph, step.source
+    again = {entry.op for entry in proposal.schedule.steps if entry.copy}
+    after = simulate(graph, proposal.schedule)
+    largest = float(graph.size.max(initial=0))
+    decisions = []
+    for storage in sorted(graph.residual_readers):
+        maker = int(graph.producer[storage])
+        size = int(graph.size[storage])
+        if size * 1024 < largest:
+            continue
+        lost = maker in again
+        tensor = source.tensor(storage)
+        decisions.append(
+            Decision(
+                tensor=tensor.name,
+                bytes=size,
+                fate="recompute" if lost else "keep",
+                reason="recomputed from checkpoints" if lost else _reason(step, proposal, storage),
+                op_type=tensor.op.type,
+                source=_source(tensor.op),
+            )
+        )
+    checkpoints = [
+        s for s, why in proposal.reasons.items() if why.startswith(("checkpoint", "named"))
+    ]
+    return Plan(
+        mode=mode,
+        decisions=tuple(decisions),
+        peak_plain=baseline.peak,
+        peak=proposal.peak,
+        extra_time=proposal.extra_seconds / max(graph.total_seconds, 1e-12),
+        clones=proposal.schedule.clones,
+        checkpoints=tuple(source.tensor(s).name for s in sorted(checkpoints)),
+        gating="data" if data_gates else "control",
+        timeline_plain=baseline.bytes_alive,
+        timeline=after.bytes_alive,
+    )
+
+
+def _reason(step: CapturedStep, proposal: Proposal, storage: int) -> str:
+    if not step.graph.clonable[step.graph.producer[storage]]:
+        return "cannot be recomputed"
+    return proposal.reasons.get(storage, "read before it would be lost")
+
+
+_OWN = tuple(__file__.rsplit("/", 1)[:1])
+
+
+def _source(op: tf.Operation) -> str:
+    """The innermost frame of the user's program that made ``op``."""
+    for file, line, _ in reversed(_tf.user_frames(op)):
+        if "/site-packages/" not in file and not file.startswith(_OWN) and not file.startswith("<"):
+            return f"{file}:{line}"
+    return ""
+
+
+def _why_nothing(step: CapturedStep, mode: str) -> str:
+    graph = step.graph
+    residual = [s for s in graph.residual_readers if graph.size[s]]
+    total = sum(int(graph.size[s]) for s in residual)
+    if not residual:
+        return "the backward pass reads no forward tensor that takes memory"
+    fixed = [s for s in residual if not graph.clonable[graph.producer[s]]]
+    held = sum(int(graph.size[s]) for s in fixed)
+    if 2 * held > total:
+        kinds = sorted({step.source.ops[int(graph.producer[s])].type for s in fixed})
+        return (
+            f"{held:,} of {total:,} bytes that backward reads are made by ops that must not run twice "
+            f"({', '.join(kinds)}); call such functions and loops in smaller pieces, or inline them"
+        )
+    return (
+        f"no choice of checkpoints (mode {mode!r}) lowers the simulated peak of {int(simulate(graph, plain(graph)).peak):,} "
+        "bytes: the graph is too short or one op alone makes the peak"
+    )
+
+
+def _warn(graph: tf.Graph, why: str) -> None:
+    if registry.warned(graph, why):
+        return
+    warnings.warn(
+        f"gradients are plain TensorFlow gradients and save no memory: {why}.",
+        NothingSavedWarning,
+        stacklevel=4,
+    )

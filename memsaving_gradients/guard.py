@@ -1,0 +1,58 @@
+"""Keeps later differentiation of a rewritten graph exact.
+
+`tf.gradients` walks the graph from ys back to xs. In a rewritten graph that walk would pass through clones: a second
+order gradient with respect to a tensor that is recomputed, or with ``stop_gradients`` at one, would miss what
+flows through the clone, silently. While TensorFlow differentiates, a rewritten graph therefore takes back its edits,
+and makes them again afterwards. (Tapes are not concerned: they remember the inputs that ops had when they were made.)
+
+Installed once, around the one function that all flavors of `tf.gradients` and the gradients of functions go through.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import gradients_util
+
+from graph_tools.edit import Rewiring
+
+__all__ = ["as_built", "install", "remember"]
+
+_rewirings: weakref.WeakKeyDictionary[tf.Graph, list[Rewiring]] = weakref.WeakKeyDictionary()
+
+
+def remember(graph: tf.Graph, rewiring: Rewiring) -> None:
+    """Note that ``graph`` was edited by ``rewiring``."""
+    _rewirings.setdefault(graph, []).append(rewiring)
+
+
+@contextmanager
+def as_built(graph: tf.Graph) -> Iterator[None]:
+    """The graph as TensorFlow built it, for the duration of the context."""
+    edits = tuple(_rewirings.get(graph, ()))
+    for rewiring in reversed(edits):
+        rewiring.undo()
+    try:
+        yield
+    finally:
+        for rewiring in edits:
+            rewiring.redo()
+
+
+def install() -> None:
+    """Wrap TensorFlow's graph differentiation; does nothing the second time."""
+    inner = gradients_util._GradientsHelper
+    if getattr(inner, "_memsaving_guard", False):
+        return
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        graph = kwargs.get("src_graph") or (args[9] if len(args) > 9 else None)
+        with as_built(graph if graph is not None else tf.compat.v1.get_default_graph()):
+            return inner(*args, **kwargs)
+
+    guarded._memsaving_guard = True  # type: ignore[attr-defined]
+    gradients_util._GradientsHelper = guarded

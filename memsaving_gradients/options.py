@@ -1,0 +1,87 @@
+"""What a user can ask for, checked once and passed on as one value."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memsaving_gradients.errors import ArgumentError
+
+__all__ = ["MODES", "Options"]
+
+#: Ways to choose checkpoints automatically.
+MODES = ("auto", "memory", "speed", "collection")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to save memory.
+
+    Attributes
+    ----------
+    checkpoints
+        One of `MODES`; or tensors, operations, names or glob patterns of names; or ``None`` (or nothing) to
+        recompute everything from the inputs.
+    hold_gradients
+        Whether gradients stay alive until all of them are made (global norm clipping, loss scaling). Affects
+        planning only.
+    xla
+        Whether the graph is compiled by XLA; ``None`` finds out from the function being traced.
+    batch_size
+        Stands in for an unknown batch dimension when bytes are estimated.
+
+    Examples
+    --------
+    >>> Options(checkpoints="memory").checkpoints
+    'memory'
+    >>> Options(checkpoints="memroy")
+    Traceback (most recent call last):
+        ...
+    memsaving_gradients.errors.ArgumentError: checkpoints='memroy': unknown mode; did you mean 'memory'? \
+Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list: ['memroy']
+    """
+
+    checkpoints: Any = "auto"
+    hold_gradients: bool = False
+    xla: bool | None = None
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checkpoints", _checked(self.checkpoints))
+        if not isinstance(self.hold_gradients, bool):
+            raise ArgumentError("hold_gradients", self.hold_gradients, "give True or False")
+        if self.xla is not None and not isinstance(self.xla, bool):
+            raise ArgumentError("xla", self.xla, "give True, False or None (find out)")
+        if not isinstance(self.batch_size, (int, np.integer)) or self.batch_size < 1:
+            raise ArgumentError("batch_size", self.batch_size, "give a positive number of examples")
+
+
+def _checked(checkpoints: Any) -> str | tuple[Any, ...]:
+    if checkpoints is None:
+        return ()
+    if isinstance(checkpoints, str):
+        if checkpoints in MODES:
+            return checkpoints
+        close = difflib.get_close_matches(checkpoints, MODES, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ArgumentError(
+            "checkpoints",
+            checkpoints,
+            f"unknown mode; {hint}Modes are {', '.join(map(repr, MODES))}; to name tensors, give a list: "
+            f"[{checkpoints!r}]",
+        )
+    if isinstance(checkpoints, (bytes, dict)) or not isinstance(checkpoints, Iterable):
+        raise ArgumentError(
+            "checkpoints",
+            checkpoints,
+            f"give one of {', '.join(map(repr, MODES))}, None, or a list",
+        )
+    if hasattr(checkpoints, "dtype"):
+        raise ArgumentError(
+            "checkpoints", checkpoints, "a single tensor; put it in a list: checkpoints=[tensor]"
+        )
+    return tuple(checkpoints)

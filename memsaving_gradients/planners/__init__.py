@@ -1,0 +1,10 @@
+"""Planners: one algorithm a file, all ``plan(TrainingGraph, Limits) → Proposal``, no TensorFlow.
+
+- :mod:`~memsaving_gradients.planners.least_memory`: the least peak with every value recomputed at most once.
+- :mod:`~memsaving_gradients.planners.cheap_ops`: keep what is expensive, recompute what is cheap.
+- :mod:`~memsaving_gradients.planners.named`: keep what the user names.
+"""
+
+from memsaving_gradients.planners.proposal import Limits, Proposal
+
+__all__ = ["Limits", "Proposal"]

@@ -1,0 +1,51 @@
+"""Keep what is expensive to compute, recompute what is cheap.
+
+The outputs of convolutions, matrix products, pooling and recurrent kernels stay; activations, normalizations, dropout
+masks and casts are run again just before backward reads them: a few percent of a step's time, about half of the
+memory of a convolutional network. Recomputing a residual stream goes back to the last place where it is known, so a few
+cheap tensors are kept as well: the cuts of :mod:`~memsaving_gradients.planners.least_memory`, with all expensive outputs given.
+
+Where an expensive op feeds a cheap one of the same bytes and nothing else (a convolution and its bias), the cheap one's
+output is kept instead: the same bytes, one op less to run again, and kernels that fuse the pair stay fused.
+"""
+
+from __future__ import annotations
+
+from memsaving_gradients.planners import least_memory
+from memsaving_gradients.planners.proposal import Limits, Proposal
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["plan"]
+
+
+def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
+    """Keep outputs of expensive forward ops; recompute the rest."""
+    keep = limits.keep | frozenset(_expensive(graph))
+    return least_memory.plan(graph, Limits(keep, "expensive to recompute"))
+
+
+def _expensive(graph: TrainingGraph) -> list[int]:
+    """Storages to keep: outputs of expensive forward ops, or of the cheap op that alone reads them."""
+    storage, source, size = graph.storage.tolist(), graph.source.tolist(), graph.size.tolist()
+    readers: dict[int, list[int]] = {}
+    for op in range(graph.first_backward):
+        for value in graph.reads[op]:
+            readers.setdefault(storage[value], []).append(op)
+    kept = []
+    for op in range(graph.first_backward):
+        if not graph.expensive[op]:
+            continue
+        for value in graph.writes[op]:
+            root = storage[value]
+            after = readers.get(root, [])
+            if len(after) == 1 and graph.forwards[after[0]] and graph.clonable[after[0]]:
+                others = [v for v in graph.reads[after[0]] if storage[v] != root]
+                (made, *more) = graph.writes[after[0]]
+                if (
+                    not more
+                    and size[made] == size[root]
+                    and all(source[storage[v]] for v in others)
+                ):
+                    root = made
+            kept.append(root)
+    return kept

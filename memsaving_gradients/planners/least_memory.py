@@ -1,0 +1,173 @@
+"""The least peak with every value recomputed at most once: checkpoints placed by bytes.
+
+The forward order is cut into segments. A cut keeps its frontier (one tensor or several); the residuals of a segment
+are recomputed together when backward reaches it, those of the last segment are kept. While backward is in a segment,
+what is alive is: the frontiers of the cuts before it, its residuals not yet used, and the gradients at hand. Earlier segments
+may therefore be longer than later ones: equal spacing is not optimal even on a chain of equal ops, where this placement
+needs about √(2n) units instead of 2√n (Chen et al. 2016, arXiv 1604.06174, give the latter).
+
+For a limit on the peak, the cuts that keep the fewest bytes are a shortest path over pairs of cuts, since fewer kept
+bytes never hurt what follows: O(c²) for c candidate cuts, vectorized. A bisection finds the least limit that has a
+path. Exact for chains in this model; the model takes each residual to be read while backward passes the op that made
+it. Plans for limits around the least one are therefore simulated, and the best simulated one is returned, so the
+result is never worse than keeping everything. Deterministic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memsaving_gradients.planners.proposal import Limits, Proposal, propose
+from memsaving_gradients.planners.segments import Segments, measure_segments
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["plan"]
+
+#: Candidate cuts beyond this number are thinned out: the table of pairs has the square of it.
+MOST_CUTS = 1000
+#: Plans to simulate: as many as this many op executions allow, within bounds.
+SIMULATED_STEPS = 400_000
+FEWEST_TRIALS, MOST_TRIALS = 4, 24
+#: Steps of the bisection for the place from which residuals are kept.
+BISECTIONS = 7
+
+
+def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
+    """Place checkpoints so that the simulated peak is least; what ``limits`` keeps is kept besides."""
+    segments = measure_segments(graph, limits.keep)
+    cuts = _candidates(segments)
+    tables = _tables(segments, cuts)
+    trials = min(MOST_TRIALS, max(FEWEST_TRIALS, SIMULATED_STEPS // max(graph.length, 1)))
+    best: Proposal | None = None
+    seen: set[tuple[int, ...]] = set()
+    for limit in _limits(tables, trials):
+        found = _shortest(tables, limit)
+        if found is None:
+            continue
+        # With the last cut at the end, nothing of the last segment is kept to begin with.
+        for path in (found, [*found, len(cuts) - 1]):
+            if tuple(path) in seen or path[-2:-1] == path[-1:] or not len(cuts):
+                continue
+            seen.add(tuple(path))
+            trial = propose(graph, limits, segments.kept_by([int(cuts[k]) for k in path]))
+            if best is None or (trial.peak, trial.extra_seconds) < (best.peak, best.extra_seconds):
+                best = trial
+    best = best or propose(graph, limits, segments.kept_by([]))
+    return _keep_late(graph, limits, segments, best, trials)
+
+
+def _keep_late(
+    graph: TrainingGraph, limits: Limits, segments: Segments, best: Proposal, trials: int
+) -> Proposal:
+    """Keep as many of the residuals made last as do not raise the peak: recomputing those would save nothing."""
+    fewest, most = 0, len(segments.residuals)
+    for _ in range(min(trials, BISECTIONS)):
+        count = (fewest + most + 1) // 2
+        late = segments.residuals[len(segments.residuals) - count :].tolist()
+        trial = propose(
+            graph, limits, best.reasons | dict.fromkeys(late, "near the loss") | best.reasons
+        )
+        if trial.peak <= best.peak:
+            fewest, best = count, trial
+        else:
+            most = count - 1
+        if fewest >= most:
+            break
+    return best
+
+
+@dataclass(frozen=True, eq=False)
+class _Tables:
+    """Costs of segments between candidate cuts; index 0 is the start, the last index is the end.
+
+    ``keep[i, j]``: bytes that cut j adds to those kept when the cut before it is i. ``peak[i, j]``: bytes that
+    backward needs in the segment from i to j beside what was kept up to i.
+    """
+
+    keep: npt.NDArray[np.float64]
+    peak: npt.NDArray[np.float64]
+
+
+def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
+    """Positions whose frontier is no larger than the neighbors', thinned to the smallest of each stretch."""
+    bytes_at = segments.frontier_bytes()
+    # A cut behind the last residual stands for keeping none of the last segment.
+    changes = np.unique(np.concatenate([segments.born, segments.last, segments.residual_born[-1:]]))
+    changes = changes[changes < segments.length - 1]
+    if not len(changes):
+        return changes
+    width = bytes_at[changes]
+    before = np.concatenate([[np.iinfo(np.int64).max], width[:-1]])
+    after = np.concatenate([width[1:], [np.iinfo(np.int64).max]])
+    cuts = changes[(width <= before) & (width <= after)]
+    if len(cuts) <= MOST_CUTS:
+        return cuts
+    # Stretches of equal residual bytes, the narrowest cut of each.
+    stretch = (segments.held[cuts] * MOST_CUTS) // (segments.held[-1] + 1)
+    order = np.lexsort((cuts, bytes_at[cuts], stretch))
+    _, first = np.unique(stretch[order], return_index=True)
+    return np.sort(cuts[order][first])
+
+
+def _tables(segments: Segments, cuts: npt.NDArray[np.int64]) -> _Tables:
+    count = len(cuts)
+    # A part crosses cut j anew, coming from cut i, where i lies before its birth and j between birth and last use.
+    added = np.zeros((count + 2, count + 2))
+    first = np.searchsorted(cuts, segments.born)  # first cut at or behind the birth
+    end = np.searchsorted(cuts, segments.last)  # first cut at or behind the last use
+    crosses = first < end
+    first, end, size = first[crosses], end[crosses], segments.size[crosses]
+    # rows: index of the previous cut (0 = start, k+1 = cut k) up to `first`; columns: cuts first..end-1, plus one
+    np.add.at(added, (np.zeros_like(first), first + 1), size)
+    np.add.at(added, (np.zeros_like(first), end + 1), -size)
+    np.add.at(added, (first + 1, first + 1), -size)
+    np.add.at(added, (first + 1, end + 1), size)
+    keep = added.cumsum(axis=0).cumsum(axis=1)
+    begins = np.concatenate([[-1], cuts])
+    pinned = np.concatenate([[0], segments.pinned_held[cuts], segments.pinned_held[-1:]])
+    keep += pinned[None, :] - pinned[:, None]
+    held = np.concatenate([[0], segments.held[cuts]])
+    need = segments.held + segments.working
+    block = np.maximum.reduceat(need, begins + 1) if len(need) else np.zeros(count + 1)
+    peak = np.full((count + 2, count + 2), np.inf)
+    for i in range(count + 1):
+        peak[i, i + 1 :] = np.maximum.accumulate(block[i:]) - held[i]
+    return _Tables(keep, peak)
+
+
+def _limits(tables: _Tables, trials: int) -> list[float]:
+    """The least limit that has a path, limits somewhat above it, and none at all."""
+    high = float(tables.peak[0, -1])
+    low = 0.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if _shortest(tables, middle) is None:
+            low = middle
+        else:
+            high = middle
+        if high - low <= 1e-4 * high:
+            break
+    return [*(high * (1 + 0.8 * (k / trials) ** 2) for k in range(trials)), float("inf")]
+
+
+def _shortest(tables: _Tables, limit: float) -> list[int] | None:
+    """Cuts (numbers) that keep the fewest bytes such that no segment needs more than ``limit``."""
+    count = len(tables.peak) - 2
+    kept = np.full(count + 2, np.inf)
+    kept[0] = 0.0
+    came = np.zeros(count + 2, np.int64)
+    for j in range(1, count + 2):
+        arrive = kept[:j] + tables.keep[:j, j]
+        arrive[kept[:j] + tables.peak[:j, j] > limit] = np.inf
+        i = int(np.argmin(arrive))
+        kept[j], came[j] = arrive[i], i
+    if not np.isfinite(kept[-1]):
+        return None
+    path, j = [], int(came[-1])
+    while j:
+        path.append(j - 1)
+        j = int(came[j])
+    return path[::-1]

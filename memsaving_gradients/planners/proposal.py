@@ -1,0 +1,58 @@
+"""What goes into a planner beside the graph, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memsaving_gradients.schedule import Schedule, recompute_lazily, simulate
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["Limits", "Proposal", "propose"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a plan has to respect.
+
+    Attributes
+    ----------
+    keep
+        Storages that must be kept, whatever else is.
+    why
+        The reason to give for those.
+    """
+
+    keep: frozenset[int] = frozenset()
+    why: str = "named"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A schedule and what is known of it.
+
+    Attributes
+    ----------
+    schedule
+        The order of execution, clones included.
+    reasons
+        For each storage that is kept by choice, why: a short phrase. (What cannot be recomputed is kept besides.)
+    peak
+        Simulated transient peak, bytes.
+    extra_seconds
+        Estimated time of the clones.
+    """
+
+    schedule: Schedule
+    reasons: dict[int, str]
+    peak: int
+    extra_seconds: float
+
+
+def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> Proposal:
+    """The proposal that keeps the storages in ``reasons`` and in ``limits``, and recomputes the rest once."""
+    kept = dict.fromkeys(limits.keep, limits.why)
+    kept |= {storage: why for storage, why in reasons.items() if storage not in kept}
+    schedule = recompute_lazily(graph, set(kept), graph.sums)
+    result = simulate(graph, schedule)
+    return Proposal(schedule, kept, result.peak, result.extra_seconds)

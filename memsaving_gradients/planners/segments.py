@@ -1,0 +1,262 @@
+"""The forward half of a training graph as a line of positions that can be cut.
+
+Planners that cut into segments need, for every position of the forward order: what a cut there would have to keep
+(its frontier), what lies between two cuts and backward will read (residuals), and how much the backward pass needs
+besides (gradients, temporaries). This module measures that once, in linear time, in bytes.
+
+Three things make it work where a search for single bottleneck tensors finds nothing:
+
+- Only ops that a recomputation could run count as readers, so metrics and unused outputs hide no cut.
+- Values one cheap op away from sources (half-precision copies of weights) and values that only put others side by side
+  (concatenations) stand in no frontier: their parts do. DenseNet's growing features and U-Net's
+  skips then cost each part once, however many cuts they cross.
+- What must not be run again (stateful random draws) is pinned: kept wherever the cuts are, at the smallest place
+  of the chain of single readers behind it (a dropout mask in bits rather than the numbers it was drawn from).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_tools.separators import frontier, frontier_bytes
+from memsaving_gradients.schedule import plain, simulate
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["Segments", "measure_segments"]
+
+IntArray = npt.NDArray[np.int64]
+
+#: Residuals that together hold no more than this share of all residual bytes are kept without being weighed, …
+SMALL_SHARE = 1e-3
+#: … and so are those below this share of the largest one (statistics of normalizations: reductions, dear to
+#: recompute), as long as they hold no more than this share together.
+TINY, TINY_SHARE = 1 / 1024, 1e-2
+#: A value with more parts than this stands for itself.
+MOST_PARTS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """What cuts cost, by forward position.
+
+    Attributes
+    ----------
+    parts
+        Storages that frontiers are made of.
+    born, last, size
+        For each part: the position that makes it, the last position whose recomputation reads it, its bytes.
+    small
+        Storages so small together that they are always kept.
+    pinned
+        Storages that are kept wherever the cuts are: those that cannot be made again, those that were asked for.
+    residuals
+        Storages that backward ops read and a plan decides on, in order of creation.
+    residual_born
+        The position that makes each residual.
+    held
+        For each position, bytes of residuals and pinned storages made up to there.
+    pinned_held
+        For each position, bytes of pinned storages made up to there.
+    working
+        For each position, the most bytes that backward needs beside residuals while it stands there.
+    """
+
+    parts: IntArray
+    born: IntArray
+    last: IntArray
+    size: IntArray
+    small: frozenset[int]
+    pinned: frozenset[int]
+    residuals: IntArray
+    residual_born: IntArray
+    held: IntArray
+    pinned_held: IntArray
+    working: IntArray
+
+    @property
+    def length(self) -> int:
+        """Number of forward positions."""
+        return len(self.held)
+
+    def frontier(self, position: int) -> list[int]:
+        """The storages that a cut behind ``position`` keeps."""
+        return [int(s) for s in self.parts[frontier(self.born, self.last, position)]]
+
+    def frontier_bytes(self) -> IntArray:
+        """Bytes of the frontier behind every position."""
+        return frontier_bytes(self.born, self.last, self.size, self.length)
+
+    def kept_by(self, cuts: list[int]) -> dict[int, str]:
+        """Storages kept by ``cuts``, with reasons; residuals behind the last cut are kept, not recomputed."""
+        kept = dict.fromkeys(self.small, "small")
+        kept |= dict.fromkeys(self.pinned, "pinned")
+        for number, cut in enumerate(cuts, 1):
+            for storage in self.frontier(cut):
+                kept.setdefault(storage, f"checkpoint {number}")
+        behind = self.residuals[self.residual_born > (cuts[-1] if cuts else -1)]
+        for storage in behind.tolist():
+            kept.setdefault(storage, "last segment")
+        return kept
+
+
+def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segments:
+    """Measure the forward half of ``graph``, with the storages in ``keep`` kept; linear in ops and edges."""
+    border = graph.first_backward
+    storage, source, size = graph.storage.tolist(), graph.source.tolist(), graph.size.tolist()
+    producer, clonable = graph.producer.tolist(), graph.clonable.tolist()
+    residual = graph.residual_readers
+    small = _small(residual, size)
+    needed = _needed(graph, residual, small)
+
+    parts_of: dict[int, tuple[int, ...]] = {}
+    last: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    unmade: list[int] = []
+    for op in range(border):
+        if not any(storage[v] in needed for v in graph.writes[op]):
+            continue
+        read = [storage[v] for v in graph.reads[op] if not source[storage[v]]]
+        if clonable[op]:
+            for root in read:
+                readers.setdefault(root, []).append(op)
+                for part in parts_of.get(root, ()):
+                    last[part] = op
+        for value in graph.writes[op]:
+            root = storage[value]
+            if root != value or root not in needed or source[root]:
+                continue
+            if root in small or root in keep:
+                parts_of[root] = ()
+            elif not clonable[op]:
+                parts_of[root] = ()
+                unmade.append(root)
+            else:
+                parts_of[root] = _parts(graph, op, root, read, parts_of)
+    pinned = _pinned(graph, unmade, readers, residual, needed)
+    pinned |= {s for s in keep if s in parts_of and s not in small}
+    listed = [s for s, own in parts_of.items() if own == (s,) and s in last and s not in pinned]
+    parts = np.array(listed, np.int64)
+    free = [
+        s
+        for s in residual
+        if s not in small and s not in pinned and clonable[producer[s]] and not source[s]
+    ]
+    free.sort(key=lambda s: producer[s])
+    residuals = np.array(free, np.int64)
+
+    pinned_list = np.array(sorted(pinned), np.int64)
+    pinned_held = _sum_by_position(graph.producer, graph.size, pinned_list, border)
+    held = pinned_held + _sum_by_position(graph.producer, graph.size, residuals, border)
+    return Segments(
+        parts=parts,
+        born=graph.producer[parts],
+        last=np.array([last[s] for s in listed], np.int64),
+        size=graph.size[parts],
+        small=frozenset(small),
+        pinned=frozenset(pinned),
+        residuals=residuals,
+        residual_born=graph.producer[residuals],
+        held=held,
+        pinned_held=pinned_held,
+        working=_working(graph),
+    )
+
+
+def _small(residual: dict[int, tuple[int, int]], size: list[int]) -> set[int]:
+    """The smallest residuals, as many as stay below their share of all residual bytes."""
+    total = sum(size[s] for s in residual)
+    tiny = TINY * max((size[s] for s in residual), default=0)
+    small = set()
+    held = 0
+    for s in sorted(residual, key=lambda s: (size[s], s)):
+        held += size[s]
+        if held > total * (TINY_SHARE if size[s] <= tiny else SMALL_SHARE):
+            break
+        small.add(s)
+    return small
+
+
+def _needed(
+    graph: TrainingGraph, residual: dict[int, tuple[int, int]], small: set[int]
+) -> set[int]:
+    """Storages that recomputing the residuals may read, the residuals included."""
+    storage, source = graph.storage.tolist(), graph.source.tolist()
+    clonable = graph.clonable.tolist()
+    needed = set(residual)
+    for op in range(graph.first_backward - 1, -1, -1):
+        if not clonable[op]:
+            continue
+        roots = [storage[v] for v in graph.writes[op]]
+        if any(r in needed and r not in small for r in roots):
+            needed.update(storage[v] for v in graph.reads[op] if not source[storage[v]])
+    return needed
+
+
+def _parts(
+    graph: TrainingGraph, op: int, root: int, read: list[int], parts_of: dict[int, tuple[int, ...]]
+) -> tuple[int, ...]:
+    """What a frontier would keep instead of ``root``: itself, or the parts it is made of for free."""
+    if not read and not graph.expensive[op]:
+        return ()
+    inherited = tuple(dict.fromkeys(part for r in read for part in parts_of.get(r, (r,))))
+    if graph.joins[op] and len(inherited) <= MOST_PARTS:
+        return inherited
+    return (root,)
+
+
+def _pinned(
+    graph: TrainingGraph,
+    unmade: list[int],
+    readers: dict[int, list[int]],
+    residual: dict[int, tuple[int, int]],
+    needed: set[int],
+) -> set[int]:
+    """For each storage that cannot be made again, the smallest one to keep in its stead."""
+    pinned = set()
+    size, storage = graph.size.tolist(), graph.storage.tolist()
+    for root in unmade:
+        best = at = root
+        while at not in residual and len(after := readers.get(at, [])) == 1:
+            made = [v for v in graph.writes[after[0]] if storage[v] in needed]
+            if len(made) != 1 or graph.expensive[after[0]]:
+                break
+            at = storage[made[0]]
+            if at != made[0]:
+                continue
+            if size[at] < size[best]:
+                best = at
+        pinned.add(best)
+    return pinned
+
+
+def _sum_by_position(
+    producer: IntArray, size: IntArray, storages: IntArray, border: int
+) -> IntArray:
+    added = np.zeros(border, np.int64)
+    if len(storages):
+        np.add.at(added, producer[storages], size[storages])
+    return np.cumsum(added)
+
+
+def _working(graph: TrainingGraph) -> IntArray:
+    """Bytes that plain backward holds beside forward storages, by the forward position that it has come back to."""
+    border = graph.first_backward
+    residual = graph.residual_readers
+    alive = simulate(graph, plain(graph, graph.sums)).bytes_alive
+    freed = np.zeros(graph.length + 1, np.int64)
+    for storage, (_, last) in residual.items():
+        freed[last + 1] += graph.size[storage]
+    total = int(sum(graph.size[s] for s in residual))
+    beside = alive - (total - np.cumsum(freed[: graph.length]))
+    working = np.zeros(border, np.int64)
+    at = border - 1
+    storage, producer = graph.storage.tolist(), graph.producer.tolist()
+    for op in range(border, graph.length):
+        made = [producer[storage[v]] for v in graph.reads[op] if storage[v] in residual]
+        at = max(made, default=at)
+        working[at] = max(working[at], beside[op])
+    return working

@@ -1,0 +1,105 @@
+"""Which plans were used in which graph. Entries live as long as their graph; there is nothing to reset."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools import _tf_autodiff
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.plan import Plan
+
+__all__ = ["Watch", "plans", "record", "warned", "watching"]
+
+_plans: weakref.WeakKeyDictionary[tf.Graph, list[tuple[int, Plan]]] = weakref.WeakKeyDictionary()
+_warnings: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
+_count = 0
+
+
+@dataclass
+class Watch:
+    """What happened while it watched: the plans used, and whether a warning was given."""
+
+    plans: list[Plan] = field(default_factory=list)
+    warned: bool = False
+
+
+# Not a context variable: distribution strategies trace in threads of their own.
+_watches: list[Watch] = []
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Note in ``watch`` what is recorded inside."""
+    _watches.append(watch)
+    try:
+        yield
+    finally:
+        _watches.remove(watch)
+
+
+def record(graph: tf.Graph, plan: Plan) -> None:
+    """Note that ``plan`` was used for gradients built in ``graph``."""
+    global _count
+    _count += 1
+    _plans.setdefault(graph, []).append((_count, plan))
+    for watch in _watches:
+        watch.plans.append(plan)
+
+
+def warned(graph: tf.Graph, message: str) -> bool:
+    """Whether ``message`` was given for ``graph`` before; notes it."""
+    known = _warnings.setdefault(graph, set())
+    seen = message in known
+    known.add(message)
+    for watch in _watches:
+        watch.warned = True
+    return seen
+
+
+def plans(graph_or_function: Any) -> tuple[Plan, ...]:
+    """The plans used in a graph or in any trace of a function, newest last.
+
+    Parameters
+    ----------
+    graph_or_function
+        A ``tf.Graph``, a ``tf.function`` (all its traces) or a ``ConcreteFunction``. Plans of functions that were
+        traced inside of it are included. (For Keras' ``fit``, see ``MemorySavingGradients.plans``.)
+
+    Raises
+    ------
+    ArgumentError
+        If it is none of these.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> import memsaving_gradients as ms
+    >>> with tf.Graph().as_default() as graph:
+    ...     x = y = tf.compat.v1.placeholder(tf.float32, [1024])
+    ...     for _ in range(16):
+    ...         y = tf.tanh(y)
+    ...     grads = ms.gradients(y, x)
+    >>> ms.plans(graph)[-1].peak < ms.plans(graph)[-1].peak_plain
+    True
+    """
+    graphs = _tf_autodiff.graphs_of(graph_or_function)
+    if graphs is None:
+        raise ArgumentError(
+            "graph_or_function",
+            graph_or_function,
+            "give a tf.Graph, a tf.function or a ConcreteFunction; for Keras' fit, read the callback's plans",
+        )
+    wanted = {id(graph) for graph in graphs}
+    found = [
+        entry
+        for graph, entries in _plans.items()
+        if any(id(outer) in wanted for outer in _tf_autodiff.enclosing_graphs(graph))
+        for entry in entries
+    ]
+    return tuple(plan for _, plan in sorted(found, key=lambda entry: entry[0]))

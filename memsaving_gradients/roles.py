@@ -1,0 +1,83 @@
+"""From a captured graph to a training graph: which op is forward, which backward, and what each one costs.
+
+Ops created before the gradients were asked for are forward ops; the others are backward ops, and only those that
+lead to a returned gradient are captured at all: a fifth to a third of what `tf.gradients` makes is dead and would show
+false residuals. Readers that need only a shape are not readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from graph_tools import _tf, costs, optypes
+from graph_tools.capture import OpGraph, capture
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["CapturedStep", "capture_step"]
+
+#: A sum of fewer addends is left alone: `AddN` adds up to nine in one expression anyway.
+LEAST_ADDENDS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedStep:
+    """A training graph and the TensorFlow graph that it was read from; ops and values have the same numbers."""
+
+    graph: TrainingGraph
+    source: OpGraph
+
+
+def capture_step(
+    first_backward: int,
+    ys: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    *,
+    batch: int,
+    hold_gradients: bool,
+    may_chain: bool,
+) -> CapturedStep:
+    """Capture what ``ys`` and ``grads`` need; ops created at or after number ``first_backward`` are backward ops."""
+    ops = capture([*ys, *grads])
+    border = sum(1 for op in ops.ops if _tf.creation_index(op) < first_backward)
+    reads = [
+        () if op.type in optypes.SHAPE_READERS else ops.inputs[i] for i, op in enumerate(ops.ops)
+    ]
+    bounds = [*ops.first_value.tolist(), len(ops.producer)]
+    held = [ops.value(t) for t in grads] if hold_gradients else []
+    expensive = {i for i, op in enumerate(ops.ops) if op.type in optypes.EXPENSIVE}
+    sizes = ops.value_bytes(batch)
+    graph = TrainingGraph(
+        first_backward=border,
+        reads=reads,
+        writes=[tuple(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)],
+        producer=ops.producer,
+        storage=ops.storage,
+        size=sizes,
+        source=ops.source,
+        clonable=ops.clonable,
+        joins=np.array([op.type in optypes.CONCATENATIONS for op in ops.ops], np.bool_),
+        forwards=np.array([op.type in optypes.FORWARDING for op in ops.ops], np.bool_),
+        seconds=costs.op_seconds(ops, batch),
+        expensive=np.array([i in expensive for i in range(len(ops.ops))], np.bool_),
+        ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),
+        targets=tuple(held),
+        sums=_sums(ops, border) if may_chain else frozenset(),
+    )
+    return CapturedStep(graph, ops)
+
+
+def _sums(ops: OpGraph, border: int) -> frozenset[int]:
+    """Backward sums whose addends are made one after the other, each for this sum alone."""
+    readers = np.zeros(len(ops.producer), np.int64)
+    for reads in ops.inputs:
+        np.add.at(readers, np.array(reads, np.int64), 1)
+    found = set()
+    for i, op in enumerate(ops.ops[border:], border):
+        if op.type == "AddN" and len(op.inputs) >= LEAST_ADDENDS and op.inputs[0].dtype.is_floating:
+            if all(readers[v] == 1 and ops.producer[v] >= border for v in ops.inputs[i]):
+                found.add(i)
+    return frozenset(found)

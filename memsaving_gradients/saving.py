@@ -1,0 +1,86 @@
+"""One gradient computation, from arguments to rewired gradients: what `gradients` and the patches share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from memsaving_gradients.engine import save_memory
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.options import Options
+from memsaving_gradients.selection import marks_between, resolve
+
+__all__ = ["is_paused", "paused", "saving"]
+
+_paused: ContextVar[bool] = ContextVar("memsaving_gradients_paused", default=False)
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Gradients built inside are TensorFlow's own, patched or not."""
+    token = _paused.set(True)
+    try:
+        yield
+    finally:
+        _paused.reset(token)
+
+
+def is_paused() -> bool:
+    """Whether `paused` is in force."""
+    return _paused.get()
+
+
+@tf.autograph.experimental.do_not_convert
+def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options) -> Any:
+    """Run ``differentiate`` in the current graph and rewire what it built.
+
+    Parameters
+    ----------
+    differentiate
+        Builds gradients of ``ys`` with respect to ``xs`` in the current graph and returns them in any structure.
+    ys, xs
+        What it differentiates (structures of tensors and variables).
+    options
+        How to save memory. Checkpoints are resolved before anything is built, so that an error leaves the
+        graph as it was.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    first_backward = len(graph.get_operations())
+    ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
+    starts = tf.nest.flatten(xs)
+    options = _chosen(graph, first_backward, ends, starts, options)
+    with paused():
+        grads = differentiate()
+    flat = save_memory(graph, first_backward, ends, starts, tf.nest.flatten(grads), options)
+    return tf.nest.pack_sequence_as(grads, flat)
+
+
+def _chosen(
+    graph: tf.Graph,
+    first_backward: int,
+    ys: Sequence[tf.Tensor],
+    xs: Sequence[Any],
+    options: Options,
+) -> Options:
+    """Options with a planner's name or a tuple of tensors as checkpoints."""
+    spec = options.checkpoints
+    if spec in ("memory", "speed"):
+        return options
+    if spec in ("auto", "collection"):
+        marks = marks_between(graph, first_backward, ys, xs)
+        if marks:
+            return replace(options, checkpoints=tuple(marks))
+        if spec == "auto":
+            return replace(options, checkpoints="memory")
+        raise ArgumentError(
+            "checkpoints",
+            spec,
+            "no tensor between xs and ys is marked; mark some with memsaving_gradients.checkpoint(tensor) or "
+            "tf.compat.v1.add_to_collection('checkpoints', tensor), or use checkpoints='memory'",
+        )
+    return replace(options, checkpoints=tuple(resolve(graph, first_backward, spec, ys, xs)))

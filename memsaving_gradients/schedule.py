@@ -1,0 +1,192 @@
+"""The common language of planners: which op runs when, and which copy of each input it reads.
+
+A schedule is what a plan comes down to. The special case that most planners make is a *kept set*: a set of storages
+that stay, while every other residual is recomputed, once, just before its first backward reader (`recompute_lazily`).
+`simulate` gives the bytes alive over any schedule, by the reference counting that TensorFlow's executor does: buffers
+are freed at their last use, views cost nothing, and an elementwise op writes into an input that dies with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_tools.liveness import timeline
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["Schedule", "Simulation", "Step", "plain", "recompute_lazily", "simulate"]
+
+
+class Step(NamedTuple):
+    """One execution of an op.
+
+    ``copy`` is 0 for the original and k for its k-th clone; ``reads`` gives, for each value that the op reads,
+    which copy of it (empty: the originals).
+    """
+
+    op: int
+    copy: int = 0
+    reads: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A sequence of op executions in which every value is made before it is read.
+
+    Attributes
+    ----------
+    steps
+        The executions, in order.
+    chained
+        Sums (ops) that add their addends one by one as they come.
+    """
+
+    steps: tuple[Step, ...]
+    chained: frozenset[int] = frozenset()
+
+    @property
+    def clones(self) -> int:
+        """How many executions are recomputations."""
+        return sum(1 for step in self.steps if step.copy)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Bytes alive at every step of a schedule, and the time that its recomputations take.
+
+    Attributes
+    ----------
+    bytes_alive
+        Bytes during each step.
+    peak
+        The most of them: the simulated transient peak.
+    extra_seconds
+        Estimated time of the clones.
+    """
+
+    bytes_alive: npt.NDArray[np.int64]
+    peak: int
+    extra_seconds: float
+
+
+def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
+    """Every op once, in the order of the graph."""
+    return Schedule(tuple(Step(op) for op in range(graph.length)), frozenset(chained))
+
+
+def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int] = ()) -> Schedule:
+    """Keep the storages in ``kept``; recompute what else the backward ops read, once, as late as possible.
+
+    Storages whose op must not be copied are kept as well, whether named or not.
+    """
+    storage, source = graph.storage.tolist(), graph.source.tolist()
+    producer, clonable = graph.producer.tolist(), graph.clonable.tolist()
+    border = graph.first_backward
+    cloned: set[int] = set()
+    available: dict[int, bool] = {}
+
+    def is_original(value: int) -> bool:
+        known = available.get(value)
+        if known is None:
+            root = storage[value]
+            known = (
+                source[root]
+                or root in kept
+                or producer[value] >= border
+                or not clonable[producer[value]]
+                or not clonable[producer[root]]
+            )
+            available[value] = known
+        return known
+
+    steps = [Step(op) for op in range(border)]
+    for op in range(border, graph.length):
+        reads = graph.reads[op]
+        lost = [value for value in reads if not is_original(value)]
+        if not lost:
+            steps.append(Step(op))
+            continue
+        stack = [producer[value] for value in reversed(lost)]
+        while stack:
+            top = stack[-1]
+            if top in cloned:
+                stack.pop()
+                continue
+            missing = [
+                producer[value]
+                for value in graph.reads[top]
+                if not is_original(value) and producer[value] not in cloned
+            ]
+            if missing:
+                stack.extend(reversed(missing))
+                continue
+            stack.pop()
+            cloned.add(top)
+            steps.append(
+                Step(top, 1, tuple(0 if is_original(value) else 1 for value in graph.reads[top]))
+            )
+        steps.append(Step(op, 0, tuple(0 if is_original(value) else 1 for value in reads)))
+    return Schedule(tuple(steps), frozenset(chained))
+
+
+def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
+    """Bytes alive at every step of ``schedule`` (fed inputs, variables and constants not counted)."""
+    storage, size = graph.storage.tolist(), graph.size.tolist()
+    forwards, seconds = graph.forwards.tolist(), graph.seconds.tolist()
+    many = len(storage)
+    # A buffer is the storage of a value, of the original or of a clone: storage + copy * many.
+    buffer: dict[int, int] = {}
+    born: list[int] = []
+    dies: list[int] = []
+    sizes: list[int] = []
+    passed_on: list[tuple[int, int]] = []
+    extra = 0.0
+    for now, (op, copy, copies) in enumerate(schedule.steps):
+        read = []
+        for k, value in enumerate(graph.reads[op]):
+            root = storage[value]
+            at = buffer.get(root + copies[k] * many if copies else root)
+            if at is not None:
+                dies[at] = now
+                read.append(at)
+        if copy:
+            extra += seconds[op]
+        if op in schedule.chained:
+            # An addend is added as soon as it is made: it dies there, and the running sum lives from the first on.
+            (total,) = graph.writes[op]
+            for at in read:
+                dies[at] = born[at]
+            buffer[total] = len(born)
+            born.append(min((born[at] for at in read), default=now))
+            dies.append(now)
+            sizes.append(size[total])
+            continue
+        for value in graph.writes[op]:
+            if size[value]:
+                if forwards[op]:
+                    passed_on.extend((at, now) for at in read if sizes[at] == size[value])
+                buffer[value + copy * many] = len(born)
+                born.append(now)
+                dies.append(now)
+                sizes.append(size[value])
+    for value in graph.targets:
+        at = buffer.get(storage[value])
+        if at is not None:
+            dies[at] = len(schedule.steps) - 1
+    taken = -1
+    for at, now in passed_on:
+        # The output takes over the buffer of one input that dies here.
+        if dies[at] == now and taken != now and born[at] < now:
+            dies[at] = now - 1
+            taken = now
+    alive = timeline(
+        np.array(born, np.int64),
+        np.array(dies, np.int64),
+        np.array(sizes, np.int64),
+        len(schedule.steps),
+    )
+    return Simulation(alive, int(alive.max(initial=0)), extra)

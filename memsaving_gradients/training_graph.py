@@ -1,0 +1,105 @@
+"""A training step as planners see it: forward ops, backward ops, residuals; no TensorFlow.
+
+Ops stand in one topological order, the forward ones first. Planners think in *storages*: all values that look at one
+buffer are one storage, and only its bytes are ever kept or saved. Everything here is plain numbers, so that a planner
+is tested on graphs made by hand as well as on captured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["TrainingGraph"]
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingGraph:
+    """The ops of one training step.
+
+    Attributes
+    ----------
+    first_backward
+        Ops before this position are forward ops, those from it on are backward ops.
+    reads
+        For each op, the values whose buffers it reads, in input order (shape-only inputs left out).
+    writes
+        For each op, the values that it makes.
+    producer
+        For each value, its op.
+    storage
+        For each value, the value whose buffer it uses.
+    size
+        For each value, the bytes of its own buffer (0 for views and sources).
+    source
+        For each value, whether it is available at any time without costing memory in the step.
+    clonable
+        For each op, whether it may be run again.
+    joins
+        For each op, whether it only puts its inputs side by side (a concatenation).
+    forwards
+        For each op, whether it may write into an input buffer that nobody else needs.
+    seconds
+        For each op, its estimated time.
+    expensive
+        For each op, whether its type stands for heavy computation.
+    ends
+        The forward ops that make what is differentiated (losses).
+    targets
+        Values that outlive the step: gradients that are held until all are made.
+    sums
+        Ops that add many addends and may add them one by one as they come.
+    """
+
+    first_backward: int
+    reads: Sequence[tuple[int, ...]]
+    writes: Sequence[tuple[int, ...]]
+    producer: IntArray
+    storage: IntArray
+    size: IntArray
+    source: BoolArray
+    clonable: BoolArray
+    joins: BoolArray
+    forwards: BoolArray
+    seconds: npt.NDArray[np.float64]
+    expensive: BoolArray
+    ends: tuple[int, ...] = ()
+    targets: tuple[int, ...] = ()
+    sums: frozenset[int] = field(default_factory=frozenset)
+
+    @property
+    def length(self) -> int:
+        """Number of ops."""
+        return len(self.reads)
+
+    @cached_property
+    def residual_readers(self) -> dict[int, tuple[int, int]]:
+        """For each residual storage (not a source), its first and its last backward reader."""
+        found: dict[int, tuple[int, int]] = {}
+        storage, source = self.storage.tolist(), self.source.tolist()
+        forward = (self.producer < self.first_backward).tolist()
+        for op in range(self.first_backward, self.length):
+            for value in self.reads[op]:
+                root = storage[value]
+                if source[root] or not forward[root]:
+                    continue
+                first = found[root][0] if root in found else op
+                found[root] = (first, op)
+        return found
+
+    @cached_property
+    def forward_seconds(self) -> float:
+        """Estimated time of all forward ops."""
+        return float(self.seconds[: self.first_backward].sum())
+
+    @cached_property
+    def total_seconds(self) -> float:
+        """Estimated time of the step."""
+        return float(self.seconds.sum())
