@@ -6,13 +6,14 @@ Each comment says why there is no public way. Seen in TensorFlow 2.16 to 2.21.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import backprop
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
-from tensorflow.python.ops import gradients_util
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_util, gradients_util
 
 __all__ = [
     "GradientTape",
@@ -20,6 +21,7 @@ __all__ = [
     "differentiate",
     "enclosing_graphs",
     "graphs_of",
+    "passes_gradient",
     "replace_differentiate",
     "tensors_in",
 ]
@@ -45,18 +47,39 @@ def replace_differentiate(function: Callable[..., Any]) -> None:
 def compiled_by_xla() -> bool:
     """Whether what is being traced now will be compiled by XLA.
 
-    A FuncGraph does not know; the ``tf.function`` that is being traced does, and stands on the Python stack as
-    ``self`` of its tracing methods (2.16 to 2.21). Automatic clustering is a global option.
+    While ``tf.function(jit_compile=True)`` traces, its graph stands in an XLA context, which inner graphs see; so do
+    replicas on TPUs. In threads that a distribution strategy traces in the context is missing and the function is
+    looked for on the stack instead: it is the ``self`` of its tracing methods. (Neither is public; 2.16 to 2.21.)
+    Automatic clustering is a global option.
     """
     if tf.config.optimizer.get_jit():
         return True
+    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        return True
     frame = sys._getframe(1)
     while frame is not None:
-        traced = frame.f_locals.get("self")
-        if isinstance(traced, polymorphic_function.Function) and traced._jit_compile:
-            return True
+        if frame.f_code.co_filename == polymorphic_function.__file__:
+            traced = frame.f_locals.get("self")
+            if isinstance(traced, polymorphic_function.Function) and traced._jit_compile:
+                return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+def passes_gradient(op: tf.Operation) -> bool:
+    """Whether a gradient can flow through ``op``, from its outputs to its inputs.
+
+    Gradient functions are registered by op type, without public accessor; ``None`` stands for "not
+    differentiable" (2.16 to 2.21). Calls of functions have none registered and are differentiated as a whole.
+    """
+    try:
+        # By type first: looking for an override at the op itself is slow, and only matters if the type has none.
+        return (
+            ops.gradient_registry.lookup(op.type) is not None
+            or ops.get_gradient_function(op) is not None
+        )
+    except LookupError:
+        return True
 
 
 def enclosing_graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
@@ -79,22 +102,22 @@ def graphs_of(thing: Any) -> list[tf.Graph] | None:
     return None
 
 
-def tensors_in(graph: tf.Graph, things: Sequence[Any]) -> list[tf.Tensor]:
+def tensors_in(graph: tf.Graph, things: Iterable[Any]) -> list[tf.Tensor]:
     """The tensors of ``graph`` that stand for tensors and variables; what ``graph`` does not know is left out.
 
     A FuncGraph reads variables and tensors of other graphs through placeholders of its own; ``captures`` lists the
-    pairs but its class is not public (2.16 to 2.21).
+    pairs but its class is not public (2.16 to 2.21). What comes from further out passes through each graph between.
     """
-    inner = {id(outside): inside for outside, inside in getattr(graph, "captures", ())}
+    levels = [getattr(level, "captures", ()) for level in enclosing_graphs(graph)]
     found = []
     for thing in things:
         # Resource variables (Keras ones too) have a handle, reference variables a tensor.
         tensor = getattr(thing, "handle", None)
         if tensor is None:
             tensor = getattr(thing, "_variable", thing)
-        if not isinstance(tensor, tf.Tensor):
-            continue
-        tensor = inner.get(id(tensor), tensor)
-        if tf.is_symbolic_tensor(tensor) and tensor.graph is graph:
+        if isinstance(tensor, tf.Tensor):
             found.append(tensor)
-    return found
+    for pairs in reversed(levels):
+        inside = {id(outer): inner for outer, inner in pairs}
+        found = [inside.get(id(tensor), tensor) for tensor in found]
+    return [t for t in found if tf.is_symbolic_tensor(t) and t.graph is graph]

@@ -16,7 +16,7 @@ import tensorflow as tf
 from graph_tools import optypes
 from graph_tools.capture import OpGraph
 
-__all__ = ["FLOPS_PER_SECOND", "BYTES_PER_SECOND", "op_flops", "op_seconds"]
+__all__ = ["BYTES_PER_SECOND", "FLOPS_PER_SECOND", "op_flops", "op_seconds"]
 
 #: A modest CPU core pair: the ratio of the two matters, not the figures.
 FLOPS_PER_SECOND = 1e11

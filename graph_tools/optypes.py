@@ -6,7 +6,7 @@ view, not forwarding, and copied only when the op definition says that they are 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import tensorflow as tf
 
@@ -18,6 +18,7 @@ __all__ = [
     "FORWARDING",
     "MERGED_AT_RUN_TIME",
     "MERGES_AT_RUN_TIME",
+    "REFERENCE_VARIABLES",
     "SHAPE_READERS",
     "SOURCES",
     "VIEWS",
@@ -37,6 +38,9 @@ SOURCES = frozenset(
     """Const Placeholder PlaceholderWithDefault VarHandleOp VariableV2 Variable ReadVariableOp TemporaryVariable
     _Arg""".split()
 )
+
+#: Variables that are updated in place, under whoever reads them (TF1 without ``use_resource``).
+REFERENCE_VARIABLES = frozenset({"VariableV2", "Variable", "TemporaryVariable"})
 
 #: Ops that read an input's shape and not its buffer.
 SHAPE_READERS = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike".split())
@@ -110,6 +114,6 @@ def is_clonable(op: tf.Operation) -> bool:
     return not _tf.in_v1_control_flow(op)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _is_opaque(dtype: tf.DType) -> bool:
     return dtype in (tf.resource, tf.variant) or dtype._is_ref_dtype

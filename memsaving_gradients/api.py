@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.errors import ArgumentError, EagerExecutionError
-from memsaving_gradients.options import Options
-from memsaving_gradients.saving import saving
+from graph_tools._tf_autodiff import enclosing_graphs
+from memsaving_gradients import registry
+from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
+from memsaving_gradients.options import MODES, Options
+from memsaving_gradients.patching import ends_in, rewired
+from memsaving_gradients.saving import paused
 
 __all__ = ["gradients", "gradients_collection", "gradients_memory", "gradients_speed"]
 
@@ -82,22 +87,32 @@ def gradients(
     np.float32(1.0)
     """
     options = Options(checkpoints, hold_gradients, xla, batch_size)
+    _check_name(name)
     if tf.executing_eagerly():
         raise EagerExecutionError(
             "gradients: there is no graph to rewire in eager execution; call it inside of a function "
             "decorated with @tf.function, or under tf.Graph().as_default()"
         )
-    _check_tensors("ys", ys)
-    _check_tensors("xs", xs)
+    _check_types("ys", ys)
+    _check_types("xs", xs)
+    graph = _graph_of(ys)
+    for argument, tensors in (
+        ("ys", ys),
+        ("xs", xs),
+        ("grad_ys", grad_ys),
+        ("stop_gradients", stop_gradients),
+    ):
+        _check_graph(argument, tensors, graph)
     for y in tf.nest.flatten(ys):
-        if isinstance(y, tf.Tensor) and not (y.dtype.is_floating or y.dtype.is_complex):
+        dtype = tf.as_dtype(y.dtype)
+        if not (dtype.is_floating or dtype.is_complex):
             raise ArgumentError(
                 "ys",
-                y.name,
-                f"has dtype {y.dtype.name}, which cannot be differentiated; cast or drop it",
+                getattr(y, "name", y),
+                f"has dtype {dtype.name}, which cannot be differentiated; cast or drop it",
             )
 
-    def differentiate() -> list[Any]:
+    def differentiate() -> Any:
         return tf.compat.v1.gradients(
             ys,
             xs,
@@ -110,27 +125,87 @@ def gradients(
             unconnected_gradients=unconnected_gradients,
         )
 
-    return saving(differentiate, ys, xs, options)
+    with graph.as_default():
+        ends = ends_in(graph, ys)
+        if not ends:
+            return _plainly(graph, differentiate)
+        return rewired(differentiate, ends, tf.nest.flatten(xs, expand_composites=True), options)
 
 
-def _check_tensors(argument: str, tensors: Any) -> None:
-    graph = tf.compat.v1.get_default_graph()
+def _plainly(graph: tf.Graph, differentiate: Callable[[], Any]) -> Any:
+    why = "ys were computed in another function or outside of the branch or loop that asks for gradients"
+    if not registry.warned(graph, why):
+        warnings.warn(
+            f"gradients are plain TensorFlow gradients and save no memory: {why}; call gradients where ys are computed.",
+            NothingSavedWarning,
+            stacklevel=3,
+        )
+    with paused():
+        return differentiate()
+
+
+def _check_name(name: Any) -> None:
+    # In the module memory_saving_gradients of TensorFlow 1 the fourth parameter was `checkpoints`.
+    if name is not None and (not isinstance(name, str) or name in MODES):
+        raise ArgumentError(
+            "name",
+            name,
+            f"is taken for checkpoints; these are given by keyword: checkpoints={name!r}",
+        )
+
+
+def _check_types(argument: str, tensors: Any) -> None:
     for tensor in tf.nest.flatten(tensors):
-        if not isinstance(tensor, tf.Tensor):
-            continue
-        if not tf.is_symbolic_tensor(tensor):
-            if argument == "ys":
-                raise ArgumentError(
-                    argument,
-                    tensor,
-                    "is an eager tensor, computed outside of the graph; compute it inside of the tf.function",
-                )
-        elif argument == "ys" and tensor.graph is not graph:
+        known = isinstance(tensor, (tf.Tensor, tf.Variable, tf.IndexedSlices)) or (
+            hasattr(tensor, "handle") or tf.is_tensor(tensor)
+        )
+        if not known or type(tensor).__name__ == "KerasTensor":
+            raise ArgumentError(
+                argument,
+                tensor,
+                f"is a {type(tensor).__name__}; give tensors or variables of the graph, computed in a tf.function "
+                "or a tf.Graph",
+            )
+        if isinstance(tensor, tf.Tensor) and not tf.is_symbolic_tensor(tensor):
+            raise ArgumentError(
+                argument,
+                tensor,
+                "is an eager tensor, computed outside of the graph; compute it inside of the tf.function, "
+                "or pass it to the function as an argument",
+            )
+
+
+def _graph_of(ys: Any) -> tf.Graph:
+    """The graph to build gradients in: the current one, or in TF1 code that of ys."""
+    current = tf.compat.v1.get_default_graph()
+    for y in _symbolic(ys):
+        around = list(enclosing_graphs(current))
+        if y.graph in around:
+            break
+        # TF1 enters the graph of ys by itself. A function's graph cannot be entered from outside.
+        if len(around) == 1 and len(list(enclosing_graphs(y.graph))) == 1:
+            return y.graph
+    return current
+
+
+def _check_graph(argument: str, tensors: Any, graph: tf.Graph) -> None:
+    around = list(enclosing_graphs(graph))
+    for tensor in _symbolic(tensors):
+        if tensor.graph not in around:
             raise ArgumentError(
                 argument,
                 tensor.name,
-                "is of another graph than the current one; call gradients where it was computed",
+                "is of another graph than the one that gradients are built in; compute ys and xs in one graph "
+                "or tf.function and call gradients there",
             )
+
+
+def _symbolic(tensors: Any) -> list[tf.Tensor]:
+    return [
+        t
+        for t in tf.nest.flatten(tensors, expand_composites=True)
+        if isinstance(t, tf.Tensor) and tf.is_symbolic_tensor(t)
+    ]
 
 
 def gradients_memory(ys: Any, xs: Any, grad_ys: Any = None, **kwargs: Any) -> list[Any]:

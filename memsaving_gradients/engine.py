@@ -6,19 +6,17 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf, optypes
-from graph_tools._tf_autodiff import compiled_by_xla
+from graph_tools import _tf, _tf_autodiff
 from graph_tools.errors import GraphError
 from memsaving_gradients import guard, registry
 from memsaving_gradients.errors import NothingSavedWarning
 from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Decision, Plan
 from memsaving_gradients.planners import Limits, Proposal, cheap_ops, least_memory, named
-from memsaving_gradients.roles import CapturedStep, capture_step
 from memsaving_gradients.rewrite import rewrite
+from memsaving_gradients.roles import CapturedStep, capture_step
 from memsaving_gradients.schedule import Simulation, plain, simulate
 
 __all__ = ["save_memory"]
@@ -87,11 +85,17 @@ def save_memory(
             f"the checkpoints named do not lower the simulated peak ({proposal.peak:,} bytes, plain "
             f"{baseline.peak:,}); checkpoints='memory' finds better ones",
         )
-    data_gates = compiled_by_xla() if options.xla is None else options.xla
+    data_gates = _tf_autodiff.compiled_by_xla() if options.xla is None else options.xla
     result = rewrite(step, proposal.schedule, peak=proposal.peak, data_gates=data_gates)
     guard.remember(graph, result.rewiring)
     registry.record(graph, _describe(step, mode, baseline, proposal, data_gates))
-    return [_replace(grad, result.replaced) for grad in grads]
+    grads = [_replace(grad, result.replaced) for grad in grads]
+    if result.readers_of:
+        grads = [
+            _after(grad, result.readers_of, _tf_autodiff.tensors_in(graph, [x]))
+            for grad, x in zip(grads, xs, strict=True)
+        ]
+    return grads
 
 
 def _plan(step: CapturedStep, mode: str, options: Options) -> Proposal:
@@ -120,6 +124,19 @@ def _replace(grad: Any, replaced: dict[object, tf.Tensor]) -> Any:
         values = replaced.get(grad.values.ref(), grad.values)
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     return grad if grad is None else replaced.get(grad.ref(), grad)
+
+
+def _after(
+    grad: Any, readers_of: dict[tf.Operation, list[tf.Operation]], x: list[tf.Tensor]
+) -> Any:
+    """``grad``, available only when the clones that read the reference variable ``x`` have run."""
+    clones = readers_of.get(x[0].op) if x else None
+    if not clones or grad is None:
+        return grad
+    with tf.control_dependencies(clones):
+        if isinstance(grad, tf.IndexedSlices):
+            return tf.IndexedSlices(tf.identity(grad.values), grad.indices, grad.dense_shape)
+        return tf.identity(grad)
 
 
 def _describe(

@@ -19,6 +19,9 @@ __all__ = [
 class MemorySavingError(GraphToolsError):
     """Base class of the errors of ``memsaving_gradients``."""
 
+    # AutoGraph replaces an error raised inside of a tf.function by one of its own type, unless it says this.
+    ag_pass_through = True
+
 
 class ArgumentError(MemorySavingError, ValueError):
     """An argument cannot be used.
@@ -29,12 +32,17 @@ class ArgumentError(MemorySavingError, ValueError):
         Its name.
     value
         What was given.
+    problem
+        What is wrong with it, and the way out.
     """
 
     def __init__(self, argument: str, value: Any, problem: str) -> None:
-        super().__init__(f"{argument}={_show(value)}: {problem}")
-        self.argument = argument
-        self.value = value
+        # All three are `args`, from which copying and pickling make the error again.
+        super().__init__(argument, value, problem)
+        self.argument, self.value, self.problem = argument, value, problem
+
+    def __str__(self) -> str:
+        return f"{self.argument}={_show(self.value)}: {self.problem}"
 
 
 class SelectionError(ArgumentError):

@@ -1,12 +1,15 @@
-"""Memory-saving gradients in Keras: a callback for ``fit``, a layer that marks a tensor.
+"""Memory-saving gradients in Keras: a callback for ``fit``, and a layer that marks a tensor.
 
-The callback rebuilds the model's training function when training begins, lets it be traced with TensorFlow patched,
-and takes it away when training ends or fails; the model itself, its saving and its loading are not touched.
+Keras looks ``model.train_function`` up for every step. The callback makes a training function of its own, which is
+traced with TensorFlow patched, and puts it in the place of the model's for the duration of each step: whatever ends
+training, also an error in another callback, the model is left with its own function and nothing else changed.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -26,7 +29,7 @@ class Checkpoint(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         """Mark and return ``inputs``."""
-        return marks.checkpoint(inputs, name=None)
+        return marks.checkpoint(inputs)
 
 
 class MemorySavingGradients(keras.callbacks.Callback):
@@ -43,10 +46,12 @@ class MemorySavingGradients(keras.callbacks.Callback):
         Whether all gradients are alive together at the end of a step; ``None`` reads it off the optimizer
         (global norm clipping, loss scaling and accumulation hold them).
     xla
-        Whether the step is compiled by XLA; ``None`` finds out.
+        Whether the step is compiled by XLA; ``None`` reads it off the model.
     batch_size
-        Stands in for an unknown batch dimension when bytes are estimated; ``None`` takes that of ``fit`` where Keras
-        tells it, else 32.
+        Stands in for an unknown batch dimension when bytes are estimated; ``None`` takes what Keras tells
+        callbacks, else 32.
+    verbose
+        1 prints each plan when it is made.
 
     Raises
     ------
@@ -54,82 +59,137 @@ class MemorySavingGradients(keras.callbacks.Callback):
         If Keras runs on another backend than TensorFlow, or an option cannot be used.
     EagerExecutionError
         When training begins, if the model was compiled with ``run_eagerly=True``.
+    SelectionError
+        During the first step, if checkpoints name nothing that can be one.
+
+    Examples
+    --------
+    >>> import keras, numpy as np
+    >>> import memsaving_gradients as ms
+    >>> layers = [keras.layers.Dense(64, activation="gelu") for _ in range(12)]
+    >>> model = keras.Sequential([keras.Input([64]), *layers])
+    >>> model.compile("sgd", "mse")
+    >>> saving = ms.keras.MemorySavingGradients()
+    >>> data = np.zeros([256, 64])
+    >>> _ = model.fit(data, data, batch_size=256, verbose=0, callbacks=[saving])
+    >>> saving.plans[-1].peak < saving.plans[-1].peak_plain
+    True
     """
 
     def __init__(
         self,
         checkpoints: Any = "auto",
-        *,
         hold_gradients: bool | None = None,
         xla: bool | None = None,
         batch_size: int | None = None,
+        verbose: int = 0,
     ) -> None:
         super().__init__()
         if keras.backend.backend() != "tensorflow":
             raise ArgumentError(
-                "keras backend",
+                "keras.backend.backend()",
                 keras.backend.backend(),
-                "only the TensorFlow backend has graphs to rewire; set KERAS_BACKEND=tensorflow before importing keras",
+                "only the TensorFlow backend has graphs to rewire; set the environment variable "
+                "KERAS_BACKEND=tensorflow before keras is imported",
             )
-        self._asked_hold = hold_gradients
-        self._asked_batch = batch_size
-        self._options = Options(checkpoints, bool(hold_gradients), xla, batch_size or 32)
+        self._reads_hold = hold_gradients is None
+        self._reads_batch = batch_size is None
+        self._asked = Options(
+            checkpoints,
+            False if hold_gradients is None else hold_gradients,
+            xla,
+            32 if batch_size is None else batch_size,
+        )
+        self._verbose = verbose
         self._watch = registry.Watch()
+        self._plain: Any = None
+        self._saving: Callable[[Any], Any] | None = None
+        self._check: Callable[[], None] | None = None
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans that training used, newest last."""
+        """The plans that training uses, newest last."""
         return tuple(self._watch.plans)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Give the model a training function that will be traced with memory-saving gradients."""
+        """Make a training function that will be traced with memory-saving gradients."""
         model = self.model
         if model.run_eagerly or tf.config.functions_run_eagerly():
             raise EagerExecutionError(
                 "run_eagerly=True: there is no graph to rewire in eager execution; compile the model with "
-                "run_eagerly=False (and leave tf.config.run_functions_eagerly off), or train without MemorySavingGradients"
+                "run_eagerly=False (and leave tf.config.run_functions_eagerly off), or train without "
+                "MemorySavingGradients"
             )
-        hold = self._asked_hold if self._asked_hold is not None else _holds(model.optimizer)
-        batch = self._asked_batch or (self.params or {}).get("batch_size") or 32
-        options = Options(self._options.checkpoints, hold, self._options.xla, batch)
-        model.make_train_function(force=True)
-        function = model.train_function
-        watch = self._watch = registry.Watch()
+        # Keras makes a new function after each compile. While it is the same, ours need not be traced again either.
+        if self._plain is None or self._plain is not model.train_function:
+            self._watch = registry.Watch()
+            self._plain = model.train_function
+            self._saving = self._function(model)
 
-        def step(iterator: Any) -> Any:
-            try:
-                with patching.scoped(options), registry.watching(watch):
-                    return function(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                raise  # the end of the data
-            except BaseException:
-                model.train_function = None
-                raise
-
-        model.train_function = step
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Put the memory-saving function in the model's place, for one call."""
+        self._check = None
+        self.model.train_function = self._saving
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """After the first step, warn if no gradients were asked for where they could be rewired."""
+        """Say so if the step had no gradients that could be rewired, or no use for a checkpoint."""
+        if self._check is not None:
+            self._check()
         if not self._watch.plans and not self._watch.warned:
             self._watch.warned = True
             warnings.warn(
                 "MemorySavingGradients: the training step asked for no gradients that could be rewired, so "
                 "nothing was saved; compute them in train_step with tf.GradientTape or tf.gradients, not inside "
-                "of another tf.function",
+                "of another tf.function that was traced before",
                 NothingSavedWarning,
                 stacklevel=2,
             )
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Give the model back its own training function."""
-        self.model.train_function = None
+        """Leave the model with its own training function."""
+        self.model.train_function = self._plain
+
+    def _function(self, model: Any) -> Callable[[Any], Any]:
+        options, watch, plain = self._options(model), self._watch, self._plain
+        model.make_train_function(force=True)
+        function, model.train_function = model.train_function, plain
+
+        def step(iterator: Any) -> Any:
+            known = len(watch.plans)
+            try:
+                with (
+                    # Eager gradients meanwhile, as in a tf.py_function or a thread that feeds data, are not ours.
+                    patching.scoped(options, eager_is_error=False) as self._check,
+                    registry.watching(watch),
+                ):
+                    return function(iterator)
+            finally:
+                model.train_function = plain
+                if self._verbose:
+                    for plan in watch.plans[known:]:
+                        print(plan)
+
+        return step
+
+    def _options(self, model: Any) -> Options:
+        options = self._asked
+        if self._reads_hold:
+            options = replace(options, hold_gradients=_holds(model.optimizer))
+        if self._reads_batch:
+            options = replace(options, batch_size=(self.params or {}).get("batch_size") or 32)
+        if options.xla is None and model.jit_compile:
+            options = replace(options, xla=True)
+        return options
 
 
 def _holds(optimizer: Any) -> bool:
     """Whether ``optimizer`` reads all gradients before it uses the first."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return bool(
-        inner is not None
-        or getattr(optimizer, "global_clipnorm", None)
-        or getattr(optimizer, "gradient_accumulation_steps", None)
-    )
+    while optimizer is not None:
+        if getattr(optimizer, "global_clipnorm", None):
+            return True
+        if getattr(optimizer, "gradient_accumulation_steps", None):
+            return True
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            return True
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return False

@@ -1,25 +1,25 @@
-"""Marking tensors by hand, where they are made."""
+"""Marking tensors by hand, where they are made.
+
+Marks live in the graph collection ``"checkpoints"``, as those of the ``memory_saving_gradients`` module of TensorFlow 1
+did: a collection is part of its graph (function graphs have collections too) and dies with it.
+"""
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff
 from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["COLLECTION", "checkpoint", "marked"]
 
-#: The graph collection that marks are read from in TF1 graphs.
+#: The graph collection that marks are kept in.
 COLLECTION = "checkpoints"
-
-_marks: weakref.WeakKeyDictionary[tf.Graph, list[tf.Tensor]] = weakref.WeakKeyDictionary()
 
 
 def checkpoint(tensor: Any, name: str | None = None) -> Any:
-    """Mark ``tensor`` as one to keep; returns it unchanged.
+    """Mark ``tensor`` as one to keep, and return it.
 
     In a graph the tensor is remembered (under ``name``, if one is given) and used by
     ``checkpoints="collection"`` and, if any tensor between xs and ys is marked, by ``"auto"``. In eager code
@@ -28,9 +28,14 @@ def checkpoint(tensor: Any, name: str | None = None) -> Any:
     Parameters
     ----------
     tensor
-        A tensor, or a Keras symbolic tensor while a functional model is being built.
+        A floating point tensor, or a Keras symbolic tensor while a functional model is being built.
     name
         A name to find the tensor by, in plans and in lists of checkpoints.
+
+    Raises
+    ------
+    ArgumentError
+        If it is something else, or a tensor of the graph that has no gradient because of its dtype.
 
     Examples
     --------
@@ -47,22 +52,36 @@ def checkpoint(tensor: Any, name: str | None = None) -> Any:
         from memsaving_gradients.keras import Checkpoint
 
         return Checkpoint(name=name)(tensor)
+    if isinstance(tensor, tf.Variable) or hasattr(tensor, "handle"):
+        raise ArgumentError(
+            "tensor",
+            tensor,
+            "is a variable, which is never recomputed; mark what is computed from it",
+        )
     if not isinstance(tensor, tf.Tensor):
-        raise ArgumentError("tensor", tensor, "only tensors can be marked")
-    if not _is_symbolic(tensor):
+        raise ArgumentError(
+            "tensor", tensor, "only tensors can be marked; of a composite one, mark the values"
+        )
+    if not tf.is_symbolic_tensor(tensor):
         return tensor
+    if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+        raise ArgumentError(
+            "tensor",
+            tensor.name,
+            f"has dtype {tensor.dtype.name} and therefore no gradient; mark a floating point tensor",
+        )
     if name is not None:
         tensor = tf.identity(tensor, name=name)
-    _marks.setdefault(tensor.graph, []).append(tensor)
+    tensor.graph.add_to_collection(COLLECTION, tensor)
     return tensor
 
 
 def marked(graph: tf.Graph) -> list[tf.Tensor]:
-    """The tensors of ``graph`` that are marked or stand in its collection ``"checkpoints"``, each once."""
-    found = [*_marks.get(graph, ()), *graph.get_collection(COLLECTION)]
-    unique = {t.ref(): t for t in found if isinstance(t, tf.Tensor) and t.graph is graph}
+    """The tensors of ``graph`` that are marked, each once, in the order of marking."""
+    unique: dict[Any, tf.Tensor] = {}
+    for item in graph.get_collection(COLLECTION):
+        for tensor in item.outputs if isinstance(item, tf.Operation) else [item]:
+            # A function's graph begins with a copy of the collections of the graph around it.
+            if isinstance(tensor, tf.Tensor) and tensor.graph is graph:
+                unique[tensor.ref()] = tensor
     return list(unique.values())
-
-
-def _is_symbolic(tensor: tf.Tensor) -> bool:
-    return tf.is_symbolic_tensor(tensor)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -50,13 +50,27 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
     xla: bool | None = None
     batch_size: int = 32
 
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> Options:
+        """Options from keyword arguments that were passed on; an unknown one is an error that names it."""
+        known = [field.name for field in fields(cls)]
+        for name, value in keywords.items():
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise ArgumentError(
+                    name, value, f"no such option; {hint}Options are {_listed(known)}"
+                )
+        return cls(**keywords)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoints", _checked(self.checkpoints))
         if not isinstance(self.hold_gradients, bool):
             raise ArgumentError("hold_gradients", self.hold_gradients, "give True or False")
         if self.xla is not None and not isinstance(self.xla, bool):
             raise ArgumentError("xla", self.xla, "give True, False or None (find out)")
-        if not isinstance(self.batch_size, (int, np.integer)) or self.batch_size < 1:
+        whole = isinstance(self.batch_size, (int, np.integer))
+        if not whole or isinstance(self.batch_size, bool) or self.batch_size < 1:
             raise ArgumentError("batch_size", self.batch_size, "give a positive number of examples")
 
 
@@ -71,17 +85,21 @@ def _checked(checkpoints: Any) -> str | tuple[Any, ...]:
         raise ArgumentError(
             "checkpoints",
             checkpoints,
-            f"unknown mode; {hint}Modes are {', '.join(map(repr, MODES))}; to name tensors, give a list: "
+            f"unknown mode; {hint}Modes are {_listed(MODES)}; to name tensors, give a list: "
             f"[{checkpoints!r}]",
         )
     if isinstance(checkpoints, (bytes, dict)) or not isinstance(checkpoints, Iterable):
         raise ArgumentError(
             "checkpoints",
             checkpoints,
-            f"give one of {', '.join(map(repr, MODES))}, None, or a list",
+            f"give one of {_listed(MODES)}, None, or a list",
         )
     if hasattr(checkpoints, "dtype"):
         raise ArgumentError(
             "checkpoints", checkpoints, "a single tensor; put it in a list: checkpoints=[tensor]"
         )
     return tuple(checkpoints)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -1,34 +1,68 @@
 """Patching TensorFlow, so that unchanged code gets memory-saving gradients.
 
 Two places are replaced. The one function that every flavor of ``tf.gradients`` goes through (TF1 optimizers
-included, and names bound before the patch), and ``GradientTape.gradient``. Gradients that TensorFlow builds for
-itself (of functions, of loops, inside ``jacobian``, which vectorizes them) stay plain.
+included, and names bound before the patch), and ``GradientTape.gradient``. Replacing ``tf.gradients`` itself is not
+needed, and would miss ``from tensorflow import gradients``. Gradients that TensorFlow builds for itself (of functions,
+of loops, inside ``jacobian``, which vectorizes them) stay plain.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
 
 from graph_tools import _tf_autodiff
-from memsaving_gradients.errors import EagerExecutionError, PatchError
+from memsaving_gradients.errors import EagerExecutionError, PatchError, SelectionError
 from memsaving_gradients.options import Options
 from memsaving_gradients.saving import is_paused, paused, saving
+from memsaving_gradients.selection import resolve
 
-__all__ = ["patch", "patched", "scoped", "unpatch"]
+__all__ = ["ends_in", "patch", "patched", "rewired", "scoped", "unpatch"]
 
-#: Options in force, innermost last; TensorFlow is patched while there are any.
-_stack: list[Options] = []
-#: What `unpatch` removes: the options that `patch` put in force.
-_by_user: list[Options] = []
+
+@dataclass(eq=False)
+class _InForce:
+    """Options in force, and what became of a list of checkpoints.
+
+    ``unused``: for each position of the list that no gradient computation could use so far, why the last one could not.
+    """
+
+    options: Options
+    eager_is_error: bool = True
+    used: set[int] = field(default_factory=set)
+    unused: dict[int, SelectionError] = field(default_factory=dict)
+
+    def note(self, skipped: dict[int, SelectionError]) -> None:
+        listed: tuple[Any, ...] = self.options.checkpoints
+        self.used |= set(range(len(listed))) - skipped.keys()
+        self.unused = {k: why for k, why in (self.unused | skipped).items() if k not in self.used}
+
+    def check(self) -> None:
+        """Raise if a checkpoint of the list was of no use to any gradient computation."""
+        if self.unused:
+            raise self.unused[min(self.unused)]
+
+
+#: Innermost last. Not a context variable: distribution strategies trace in threads of their own.
+_stack: list[_InForce] = []
+#: What `unpatch` ends: the one that `patch` began.
+_by_user: list[_InForce] = []
 _restore: list[Callable[[], None]] = []
 
 
 def patch(**options: Any) -> None:
     """Make ``tf.gradients`` and ``tf.GradientTape.gradient`` save memory, until `unpatch`.
+
+    Covers ``tf.gradients`` and ``tf.compat.v1.gradients`` (also where they were imported by name before), TF1
+    optimizers, and tapes, in every thread. In eager code both raise an error while patched.
+
+    A list of checkpoints serves all gradient computations while patched. Each must be able to use at least one of
+    them, and each of them must have been of use to at least one, see `unpatch`.
 
     Parameters
     ----------
@@ -37,10 +71,18 @@ def patch(**options: Any) -> None:
 
     Raises
     ------
+    ArgumentError
+        If an option is unknown or cannot be used.
     PatchError
         If TensorFlow is patched already.
+
+    Examples
+    --------
+    >>> import memsaving_gradients as ms
+    >>> ms.patch(checkpoints="speed")
+    >>> ms.unpatch()
     """
-    wanted = Options(**options)
+    wanted = _InForce(Options.of(options))
     if _by_user:
         raise PatchError(
             f"patch({_shown(wanted)}): TensorFlow is patched already, with {_shown(_by_user[-1])}; "
@@ -57,10 +99,15 @@ def unpatch() -> None:
     ------
     PatchError
         If TensorFlow is not patched.
+    SelectionError
+        If a checkpoint of a list was in the graph but of no use to any gradient computation. TensorFlow is
+        unpatched all the same.
     """
     if not _by_user:
         raise PatchError("unpatch(): TensorFlow is not patched; call patch() first")
-    _remove(_by_user.pop())
+    ended = _by_user.pop()
+    _remove(ended)
+    ended.check()
 
 
 @contextmanager
@@ -86,39 +133,83 @@ def patched(**options: Any) -> Iterator[None]:
     1
     """
     patch(**options)
+    mine = _by_user[-1]
     try:
         yield
+    except BaseException:
+        # The error of the block matters, not what it left unused.
+        mine.unused.clear()
+        raise
     finally:
-        if _by_user:
+        # The block may have unpatched, and patched anew.
+        if mine in _by_user:
             unpatch()
 
 
 @contextmanager
-def scoped(options: Options) -> Iterator[None]:
-    """``options`` in force for the duration of a block, inside or outside of a patch by the user."""
-    _push(options)
+def scoped(options: Options, *, eager_is_error: bool = True) -> Iterator[Callable[[], None]]:
+    """``options`` in force for the duration of a block, inside or outside of a patch by the user.
+
+    Gives a function that raises if a checkpoint of a list was of no use so far. With ``eager_is_error=False``
+    gradients in eager execution are TensorFlow's.
+    """
+    mine = _InForce(options, eager_is_error)
+    _push(mine)
     try:
-        yield
+        yield mine.check
     finally:
-        _remove(options)
+        _remove(mine)
 
 
-def _shown(options: Options) -> str:
-    return f"checkpoints={options.checkpoints!r}"
+def rewired(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options) -> Any:
+    """`saving`, for gradients that may be composite (of ragged tensors)."""
+    graph = tf.compat.v1.get_default_graph()
+    whole: list[Any] = []
+    parts: list[Any] = []
+
+    def ours(part: Any) -> bool:
+        return isinstance(part, tf.Tensor) and tf.is_symbolic_tensor(part) and part.graph is graph
+
+    def in_parts() -> list[Any]:
+        whole.append(differentiate())
+        leaves = tf.nest.flatten(whole[0])
+        if all(g is None or isinstance(g, tf.IndexedSlices) or ours(g) for g in leaves):
+            return leaves
+        parts.extend(tf.nest.flatten(whole[0], expand_composites=True))
+        return [part if ours(part) else None for part in parts]
+
+    saved = saving(in_parts, ys, xs, options)
+    if not parts:
+        return tf.nest.pack_sequence_as(whole[0], saved)
+    saved = [new if ours(old) else old for old, new in zip(parts, saved, strict=True)]
+    return tf.nest.pack_sequence_as(whole[0], saved, expand_composites=True)
 
 
-def _push(options: Options) -> None:
+def ends_in(graph: tf.Graph, ys: Any) -> list[tf.Tensor]:
+    """The tensors among ``ys`` that ``graph`` computes."""
+    return [
+        y
+        for y in tf.nest.flatten(ys, expand_composites=True)
+        if isinstance(y, tf.Tensor)
+        and tf.is_symbolic_tensor(y)
+        and y.graph is graph
+        and y.dtype != tf.resource
+    ]
+
+
+def _shown(patch: _InForce) -> str:
+    return f"checkpoints={patch.options.checkpoints!r}"
+
+
+def _push(patch: _InForce) -> None:
     if not _stack:
         _install()
-    _stack.append(options)
+    _stack.append(patch)
 
 
-def _remove(options: Options) -> None:
-    # The last one that is this very value: blocks may end in another order than they began.
-    for place in reversed(range(len(_stack))):
-        if _stack[place] is options:
-            del _stack[place]
-            break
+def _remove(patch: _InForce) -> None:
+    # Not always the last one: blocks may end in another order than they began.
+    _stack.remove(patch)
     if not _stack:
         while _restore:
             _restore.pop()()
@@ -145,11 +236,9 @@ def _gradients_saving(inner: Callable[..., Any]) -> Callable[..., Any]:
         # src_graph, the tenth parameter: the graph that is differentiated, where it is not the current one.
         source = kwargs.get("src_graph", args[7] if len(args) > 7 else None)
         elsewhere = source is not None and source is not tf.compat.v1.get_default_graph()
-        if is_paused() or elsewhere:
+        if elsewhere or _stays_plain("tf.gradients"):
             return inner(ys, xs, *args, **kwargs)
-        if tf.executing_eagerly():
-            raise _eager("tf.gradients")
-        return saving(lambda: inner(ys, xs, *args, **kwargs), ys, xs, _stack[-1])
+        return _patched(lambda: inner(ys, xs, *args, **kwargs), ys, xs)
 
     return differentiate
 
@@ -157,23 +246,12 @@ def _gradients_saving(inner: Callable[..., Any]) -> Callable[..., Any]:
 def _tape_saving(original: Callable[..., Any]) -> Callable[..., Any]:
     @tf.autograph.experimental.do_not_convert
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_paused():
+        if _stays_plain("GradientTape.gradient"):
             return original(self, target, sources, *args, **kwargs)
-        if tf.executing_eagerly():
-            raise _eager("GradientTape.gradient")
-        graph = tf.compat.v1.get_default_graph()
-        ours = [
-            y
-            for y in tf.nest.flatten(target)
-            if isinstance(y, tf.Tensor) and tf.is_symbolic_tensor(y) and y.graph is graph
-        ]
-        if not ours:
-            return original(self, target, sources, *args, **kwargs)
-        return saving(
-            lambda: original(self, target, sources, *args, **kwargs), ours, sources, _stack[-1]
-        )
+        return _patched(lambda: original(self, target, sources, *args, **kwargs), target, sources)
 
-    return gradient
+    # The same to whoever looks at the signature or the documentation.
+    return functools.wraps(original)(gradient)
 
 
 def _plain_inside(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,11 +260,35 @@ def _plain_inside(original: Callable[..., Any]) -> Callable[..., Any]:
         with paused():
             return original(*args, **kwargs)
 
-    return jacobian
+    return functools.wraps(original)(jacobian)
 
 
-def _eager(what: str) -> EagerExecutionError:
-    return EagerExecutionError(
-        f"{what}: there is no graph to rewire in eager execution; decorate the training step with @tf.function, or "
-        "leave the patch (unpatch(), or the end of the with block) for eager code"
-    )
+def _stays_plain(what: str) -> bool:
+    if is_paused() or not _stack:
+        return True
+    if not tf.executing_eagerly():
+        return False
+    if _stack[-1].eager_is_error:
+        raise EagerExecutionError(
+            f"{what}: there is no graph to rewire in eager execution; decorate the training step with "
+            "@tf.function, or leave the patch (unpatch(), or the end of the with block) for eager code"
+        )
+    return True
+
+
+def _patched(differentiate: Callable[[], Any], ys: Any, xs: Any) -> Any:
+    graph = tf.compat.v1.get_default_graph()
+    ends = ends_in(graph, ys)
+    if not ends:
+        # Targets of an outer graph: their forward ops are not in this one.
+        return differentiate()
+    now = _stack[-1]
+    options = now.options
+    starts = tf.nest.flatten(xs, expand_composites=True)
+    if isinstance(options.checkpoints, tuple) and options.checkpoints:
+        skipped: dict[int, SelectionError] = {}
+        operations = len(graph.get_operations())
+        tensors = resolve(graph, operations, options.checkpoints, ends, starts, skipped=skipped)
+        now.note(skipped)
+        options = replace(options, checkpoints=tuple(tensors))
+    return rewired(differentiate, ends, starts, options)

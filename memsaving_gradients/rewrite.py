@@ -38,7 +38,7 @@ EARLY_SHARE = 1 / 512
 #: … and if other ops write this share of the peak before its turn.
 SLACK_SHARE = 1 / 8
 #: Ops of the backward pass that make or read a buffer of at least this share of the peak run one after the other.
-HUGE_SHARE = 1 / 8
+HUGE_SHARE = 1 / 16
 
 _UNORDERED = optypes.MERGES_AT_RUN_TIME | optypes.VIEWS
 
@@ -55,11 +55,15 @@ class Rewrite:
         The clones, by the position of their original.
     replaced
         Tensors that others now stand for, by reference: the results of sums that became chains.
+    readers_of
+        For each reference variable (op), the clones that read it. A read of a reference variable is the variable
+        itself: whoever updates it must wait for them.
     """
 
     rewiring: edit.Rewiring = field(default_factory=edit.Rewiring)
     clones: dict[int, tf.Operation] = field(default_factory=dict)
     replaced: dict[object, tf.Tensor] = field(default_factory=dict)
+    readers_of: dict[tf.Operation, list[tf.Operation]] = field(default_factory=dict)
 
 
 def rewrite(step: CapturedStep, schedule: Schedule, *, peak: int, data_gates: bool) -> Rewrite:
@@ -129,16 +133,18 @@ class _Writer:
         makers = (int(self.ops.producer[v]) for v in self.ops.inputs[entry.op])
         inside = any(c and m in self.run for m, c in zip(makers, entry.reads, strict=False))
         self.run.add(entry.op)
-        if inside:
-            self.result.clones[entry.op] = edit.clone(op, inputs)
-            return
-        if self.open_gate is None:
-            self.open_gate = self._new_gate(op)
-        if self.data_gates:
-            self.open_gate.hold_by_data(op, inputs)
-            self.result.clones[entry.op] = edit.clone(op, inputs)
-        else:
-            self.result.clones[entry.op] = edit.clone(op, inputs, self.open_gate.controls)
+        controls: list[tf.Operation] = []
+        if not inside:
+            if self.open_gate is None:
+                self.open_gate = self._new_gate(op)
+            controls = self.open_gate.controls
+            if self.data_gates:
+                self.open_gate.hold_by_data(op, inputs)
+        copy = self.result.clones[entry.op] = edit.clone(op, inputs, controls)
+        for value in self.ops.inputs[entry.op]:
+            maker = self.ops.ops[int(self.ops.producer[self.ops.storage[value]])]
+            if maker.type in optypes.REFERENCE_VARIABLES:
+                self.result.readers_of.setdefault(maker, []).append(copy)
 
     def pass_backward(self, entry: Step) -> None:
         position, op = entry.op, self.ops.ops[entry.op]
@@ -261,12 +267,13 @@ class _Gate:
     def by_data(cls, triggers: list[tf.Operation], root: tf.Operation) -> _Gate:
         floats = [
             out
-            for op in reversed(triggers)
+            for op in triggers
             for out in op.outputs
             if out.dtype.is_floating and out.shape.rank is not None
         ]
         with tf.name_scope(root.name + "_gate/"):
-            return cls([], edit.opaque_zero(floats[0]) if floats else None)
+            # One trigger, the last: XLA keeps no closer order for more of them (measured on its CPU compiler).
+            return cls([], edit.opaque_zero(floats[-1]) if floats else None)
 
     def hold_by_data(self, op: tf.Operation, inputs: list[tf.Tensor]) -> None:
         """Make one input of a root depend on the gate; shape-like inputs must stay constants and are left alone."""

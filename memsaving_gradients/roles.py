@@ -7,6 +7,7 @@ false residuals. Readers that need only a shape are not readers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ def capture_step(
     graph = TrainingGraph(
         first_backward=border,
         reads=reads,
-        writes=[tuple(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)],
+        writes=[tuple(range(a, b)) for a, b in itertools.pairwise(bounds)],
         producer=ops.producer,
         storage=ops.storage,
         size=sizes,
@@ -77,7 +78,12 @@ def _sums(ops: OpGraph, border: int) -> frozenset[int]:
         np.add.at(readers, np.array(reads, np.int64), 1)
     found = set()
     for i, op in enumerate(ops.ops[border:], border):
-        if op.type == "AddN" and len(op.inputs) >= LEAST_ADDENDS and op.inputs[0].dtype.is_floating:
-            if all(readers[v] == 1 and ops.producer[v] >= border for v in ops.inputs[i]):
-                found.add(i)
+        if (
+            op.type != "AddN"
+            or len(op.inputs) < LEAST_ADDENDS
+            or not op.inputs[0].dtype.is_floating
+        ):
+            continue
+        if all(readers[v] == 1 and ops.producer[v] >= border for v in ops.inputs[i]):
+            found.add(i)
     return frozenset(found)

@@ -1,30 +1,34 @@
 """From what a user names to tensors: tensors, operations, names, glob patterns, layer names.
 
-Every item must lead to at least one tensor that can be a checkpoint: in the graph, on a path from xs to ys,
-differentiable. A name is that of an op (``"dense/MatMul"``), of a tensor (``"dense/MatMul:0"``) or of a name scope, which
-in Keras models is a layer (``"block3_out"``; its output is meant). A pattern with ``*``, ``?`` or ``[`` matches
-op names and scopes and takes whatever of its matches can be a checkpoint. Linear in the graph for all items together.
+Every item must lead to at least one tensor that can be a checkpoint: in the graph, on a path of gradients from ys to xs.
+A name is that of a tensor (``"dense/MatMul:0"``), of an op (``"dense/MatMul"``), or of a name scope, which in Keras models is
+a layer; its outputs are meant. Outer scopes may be left out (``"block3_out"`` for ``"resnet/block3_out"``); then a layer goes
+before a scope and a scope before an op. A pattern with ``*``, ``?`` or ``[`` is matched in the same way, name by name between slashes; if
+nothing matches so, it may cross slashes. Of its matches, those are taken that can be checkpoints.
+
+Linear in the graph for all plain names together; every pattern reads all names once.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
 
 from graph_tools import _tf_autodiff
+from memsaving_gradients import guard
 from memsaving_gradients.errors import SelectionError
 from memsaving_gradients.marks import marked
 
 __all__ = ["marks_between", "resolve"]
 
 _WILD = re.compile(r"[*?\[]")
-#: Keras makes the scopes of a layer that is called again unique by a suffix.
-_AGAIN = re.compile(r"_\d+$")
+_NUMBERED = re.compile(r"(.+)_\d+")
 
 
 def resolve(
@@ -33,6 +37,8 @@ def resolve(
     spec: Sequence[Any],
     ys: Sequence[tf.Tensor],
     xs: Sequence[Any],
+    *,
+    skipped: dict[int, SelectionError] | None = None,
 ) -> list[tf.Tensor]:
     """The tensors that ``spec`` names, each once, in its order.
 
@@ -46,17 +52,33 @@ def resolve(
         Tensors, operations, names, patterns.
     ys, xs
         What is differentiated, and with respect to what (variables allowed).
+    skipped
+        For lists that serve several gradient computations. If given, an item that is in the graph but
+        cannot be a checkpoint here is noted by its position instead of raised, as long as another one can.
 
     Raises
     ------
     SelectionError
         For the first item that cannot be used.
     """
-    between = _Between(graph, first_backward, ys, xs)
-    found: dict[Any, tf.Tensor] = {}
-    for item in spec:
-        for tensor in _tensors(item, between):
-            found[tensor.ref()] = tensor
+    with guard.as_built(graph):
+        between = _Between(graph, ys, xs)
+        names = _Names(graph.get_operations()[:first_backward], between.inside)
+        found: dict[Any, tf.Tensor] = {}
+        failed: dict[int, SelectionError] = {}
+        for position, item in enumerate(spec):
+            candidates = _candidates(item, graph, names)
+            tensors = [t for t in candidates if between.problem(t) is None]
+            if not tensors:
+                failed[position] = _unusable(item, candidates, names, between)
+                # What is nowhere in the graph is a mistake in any case.
+                if skipped is None or not candidates:
+                    raise failed[position]
+            found.update((t.ref(), t) for t in tensors)
+    if failed and not found:
+        raise next(iter(failed.values()))
+    if skipped is not None:
+        skipped.update(failed)
     return list(found.values())
 
 
@@ -66,57 +88,225 @@ def marks_between(
     """The marked tensors that lie between ``xs`` and ``ys`` (others belong to other gradients)."""
     if not (tensors := marked(graph)):
         return []
-    between = _Between(graph, first_backward, ys, xs)
-    return [t for t in tensors if between.problem(t) is None]
+    with guard.as_built(graph):
+        between = _Between(graph, ys, xs)
+        return [t for t in tensors if between.problem(t) is None]
 
 
 class _Between:
-    """What lies between xs and ys, by one sweep down and one up."""
+    """What lies between xs and ys. ``inside``: the ops through which a gradient flows from ys to xs."""
 
-    def __init__(
-        self, graph: tf.Graph, first_backward: int, ys: Sequence[tf.Tensor], xs: Sequence[Any]
-    ) -> None:
+    def __init__(self, graph: tf.Graph, ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> None:
         self.graph = graph
-        self.ops = graph.get_operations()[:first_backward]
-        self.ends = {y.ref() for y in ys}
-        starts = _tf_autodiff.tensors_in(graph, xs)
-        self.starts = {x.ref() for x in starts}
-        down = {x.op for x in starts}
-        for op in self.ops:
-            if any(t.op in down for t in op.inputs):
-                down.add(op)
-        up: set[tf.Operation] = set()
-        stack = [y.op for y in ys if y.graph is graph]
+        self.ys = [y for y in ys if tf.is_symbolic_tensor(y) and y.graph is graph]
+        self.ends = {y.ref() for y in self.ys}
+        self.xs = _tf_autodiff.tensors_in(graph, xs)
+        self.starts = {x.ref() for x in self.xs}
+        self.inside = self._reached_from_xs(differentiably=True)
+
+    @cached_property
+    def connected(self) -> set[tf.Operation]:
+        """Ops between xs and ys by any path, differentiable or not."""
+        return self._reached_from_xs(differentiably=False)
+
+    def _reached_from_xs(self, *, differentiably: bool) -> set[tf.Operation]:
+        """Ops that ys need and that need xs."""
+        reached = {x.op for x in self.xs}
+        above: dict[tf.Operation, Sequence[tf.Tensor]] = {}
+        stack = [(y.op, False) for y in self.ys]
         while stack:
-            op = stack.pop()
-            if op not in up:
-                up.add(op)
-                stack.extend(t.op for t in op.inputs)
-        self.inside = down & up
+            op, done = stack.pop()
+            if done:
+                if any(t.op in reached for t in above[op]):
+                    reached.add(op)
+            elif op not in above:
+                above[op] = _read(op, differentiably)
+                stack.append((op, True))
+                stack += [(t.op, False) for t in above[op] if t.op not in above]
+        return reached & above.keys()
 
     def problem(self, tensor: tf.Tensor) -> str | None:
         """Why ``tensor`` cannot be a checkpoint, or ``None``."""
         if tensor.graph is not self.graph:
             return "is of another graph than ys; name a tensor of the graph that is differentiated"
-        if tensor.dtype in (tf.resource, tf.variant) or tensor.dtype.is_compatible_with(tf.string):
+        if tensor.dtype.base_dtype in (tf.resource, tf.variant, tf.string):
             return (
                 f"has dtype {tensor.dtype.name}: a variable's handle is no checkpoint (variables are never "
                 "recomputed); name a tensor computed from it"
             )
-        if tensor.ref() in self.ends:
-            return "is one of ys: backward begins there, so keeping it saves nothing; name a tensor before it"
-        if tensor.ref() in self.starts:
-            return "is one of xs and always available; name a tensor computed from it"
-        if tensor.op not in self.inside:
-            return "does not lie between xs and ys, so that no gradient flows through it"
+        if tensor.dtype != tensor.dtype.base_dtype:
+            return "is a variable, which is never recomputed; name a tensor computed from it"
         if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
             return f"has dtype {tensor.dtype.name} and therefore no gradient; name a floating point tensor"
-        return None
+        read = tensor.op in self.inside and any(r in self.inside for r in tensor.consumers())
+        if tensor.ref() in self.starts and not tensor.op.inputs:
+            return "is one of xs and always available; name a tensor computed from it"
+        if read:
+            return None
+        if tensor.ref() in self.ends:
+            return "is one of ys: backward begins there, so keeping it saves nothing; name a tensor before it"
+        if tensor.op in self.connected:
+            return (
+                "has no gradient: between it and xs or ys there are only ops that are not differentiable, such as "
+                "stop_gradient; name a tensor on the differentiable path"
+            )
+        return "does not lie between xs and ys; name a tensor that ys need and that is computed from xs"
 
 
-def _tensors(item: Any, between: _Between) -> list[tf.Tensor]:
+def _read(op: tf.Operation, differentiably: bool) -> Sequence[tf.Tensor]:
+    """The inputs of an op; or only those into which its gradient flows."""
+    if not differentiably:
+        return tuple(op.inputs)
+    inputs = [t for t in op.inputs if _has_gradient(t.dtype)]
+    return inputs if inputs and _tf_autodiff.passes_gradient(op) else ()
+
+
+def _has_gradient(dtype: tf.DType) -> bool:
+    return dtype.is_floating or dtype.is_complex or dtype in (tf.resource, tf.variant)
+
+
+class _Names:
+    """Ops and scopes by their names; built when the first name is asked for."""
+
+    def __init__(self, ops: Sequence[tf.Operation], inside: set[tf.Operation]) -> None:
+        self.ops = ops
+        self.inside = inside
+
+    @cached_property
+    def by_name(self) -> dict[str, tf.Operation]:
+        return {op.name: op for op in self.ops}
+
+    @cached_property
+    def scopes(self) -> dict[str, list[tf.Operation]]:
+        """The ops of each scope, those of inner scopes included, and the op that has its very name.
+
+        (Python functions such as ``tf.split`` make an op and a scope of one name, for its constants.)
+        """
+        scopes: dict[str, list[tf.Operation]] = {}
+        for op in self.ops:
+            end = op.name.find("/")
+            while end > 0:
+                scopes.setdefault(op.name[:end], []).append(op)
+                end = op.name.find("/", end + 1)
+        for scope, ops in scopes.items():
+            if (op := self.by_name.get(scope)) is not None:
+                ops.append(op)
+        return scopes
+
+    @cached_property
+    def layers(self) -> dict[str, str]:
+        """For each scope, the name that its author gave it, as far as it can be told.
+
+        Keras enters the scope of a layer once before it is called, so that the ops of layer ``dense`` stand in
+        ``dense_1`` (and ``dense_3``, if it is called again), those of ``dense_1`` in ``dense_1_1``. A number is therefore
+        Keras's when nothing stands in the scope without it, or when that one is Keras's as well.
+        """
+        layers: dict[str, str] = {}
+
+        def is_numbered(path: str) -> bool:
+            base = _NUMBERED.fullmatch(path)
+            return base is not None and (base[1] not in self.scopes or is_numbered(base[1]))
+
+        for path in self.scopes:
+            parent, _, last = path.rpartition("/")
+            base = _NUMBERED.fullmatch(last)
+            name = base[1] if base is not None and is_numbered(path) else last
+            layers[path] = f"{layers[parent]}/{name}" if parent else name
+        return layers
+
+    @cached_property
+    def by_last(self) -> dict[str, list[tuple[str, str]]]:
+        """``(layer or scope path, scope)`` by the last part of the path."""
+        table: dict[str, list[tuple[str, str]]] = {}
+        for scope, layer in self.layers.items():
+            table.setdefault(layer.rpartition("/")[2], []).append((layer, scope))
+        return table
+
+    @cached_property
+    def by_last_as_is(self) -> dict[str, list[tuple[str, str]]]:
+        table: dict[str, list[tuple[str, str]]] = {}
+        for scope in self.scopes:
+            table.setdefault(scope.rpartition("/")[2], []).append((scope, scope))
+        return table
+
+    @cached_property
+    def by_last_op(self) -> dict[str, list[tf.Operation]]:
+        table: dict[str, list[tf.Operation]] = {}
+        for op in self.ops:
+            table.setdefault(op.name.rpartition("/")[2], []).append(op)
+        return table
+
+    def exactly(self, name: str) -> list[tf.Tensor]:
+        """What an op, a tensor, a layer or a scope of this name stands for."""
+        operation, colon, index = name.partition(":")
+        if (op := self.by_name.get(operation)) is not None:
+            return _outputs(op, index) if colon else list(op.outputs)
+        for table in (self.by_last, self.by_last_as_is):
+            matches = [
+                scope
+                for path, scope in table.get(name.rpartition("/")[2], ())
+                if path == name or path.endswith("/" + name)
+            ]
+            if matches:
+                return self._outputs_of(matches)
+        ops = self.by_last_op.get(operation.rpartition("/")[2], ())
+        matching = [op for op in ops if op.name.endswith("/" + operation)]
+        return [t for op in matching for t in (_outputs(op, index) if colon else op.outputs)]
+
+    def like(self, pattern: str) -> list[tf.Tensor]:
+        """What the ops, layers and scopes that match a pattern stand for."""
+        operation, colon, index = pattern.partition(":")
+        parts = [re.compile(translate(part)) for part in operation.split("/")]
+
+        def fits(path: str) -> bool:
+            last = path.split("/")[-len(parts) :]
+            return len(last) == len(parts) and all(
+                part.match(name) for part, name in zip(parts, last, strict=True)
+            )
+
+        matches = [op for op in self.ops if fits(op.name)]
+        scopes: list[str] = []
+        if not colon:
+            scopes = [scope for scope, layer in self.layers.items() if fits(layer)]
+            scopes = scopes or [scope for scope in self.scopes if fits(scope)]
+        if not matches and not scopes:
+            across = re.compile(translate(operation))
+            matches = [op for op in self.ops if across.match(op.name)]
+        found = [t for op in matches for t in (_outputs(op, index) if colon else op.outputs)]
+        return found + self._outputs_of(scopes)
+
+    def _outputs_of(self, scopes: Iterable[str]) -> list[tf.Tensor]:
+        """What is made in each scope and read outside of it on the way from xs to ys."""
+        found = []
+        for scope in scopes:
+            ops = self.scopes[scope]
+            own = set(ops)
+            outputs = [
+                out
+                for op in ops
+                if op in self.inside
+                for out in op.outputs
+                if any(r in self.inside and r not in own for r in out.consumers())
+            ]
+            # For the sake of the message, if nothing on the way does.
+            found += outputs or [out for op in ops[-1:] for out in op.outputs]
+        return found
+
+    def near(self, name: str) -> list[str]:
+        """Names that look like a wrong one."""
+        known = dict.fromkeys(layer.rpartition("/")[2] for layer in self.layers.values())
+        known |= dict.fromkeys(self.by_last_op) | dict.fromkeys(self.by_name)
+        return difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+
+
+def _outputs(op: tf.Operation, index: str) -> list[tf.Tensor]:
+    return list(op.outputs[int(index) : int(index) + 1]) if index.isdigit() else []
+
+
+def _candidates(item: Any, graph: tf.Graph, names: _Names) -> list[tf.Tensor]:
+    """The tensors that an item means, whether they can be checkpoints or not."""
     if isinstance(item, str):
-        return _by_name(item, between)
+        return names.exactly(item) or (names.like(item) if _WILD.search(item) else [])
     if isinstance(item, tf.Variable) or hasattr(item, "handle"):
         raise SelectionError(
             "checkpoints",
@@ -124,14 +314,14 @@ def _tensors(item: Any, between: _Between) -> list[tf.Tensor]:
             "is a variable, which is never recomputed; name a tensor computed from it",
         )
     if isinstance(item, tf.Operation):
-        outputs = [t for t in item.outputs if between.problem(t) is None]
-        if outputs:
-            return outputs
-        why = between.problem(item.outputs[0]) if item.outputs else "has no output"
-        raise SelectionError("checkpoints", item.name, f"operation {why}")
+        if not item.outputs:
+            raise SelectionError("checkpoints", item.name, "is an operation without outputs")
+        return list(item.outputs)
     if not isinstance(item, tf.Tensor):
         raise SelectionError(
-            "checkpoints", item, "is neither a tensor nor an operation nor a name of one"
+            "checkpoints",
+            item,
+            "is neither a tensor nor an operation nor a name of one (for a Keras layer, give its name)",
         )
     if not tf.is_symbolic_tensor(item):
         raise SelectionError(
@@ -139,61 +329,27 @@ def _tensors(item: Any, between: _Between) -> list[tf.Tensor]:
             item,
             "is an eager tensor, which is in no graph; name a tensor made inside of the tf.function",
         )
-    if (why := between.problem(item)) is not None:
-        raise SelectionError("checkpoints", item.name, f"tensor {why}")
+    if item.graph is not graph:
+        raise SelectionError(
+            "checkpoints",
+            item.name,
+            "is of another graph than ys; name a tensor of the graph that is differentiated",
+        )
     return [item]
 
 
-def _by_name(name: str, between: _Between) -> list[tf.Tensor]:
-    operation, _, index = name.partition(":")
-    wild = bool(_WILD.search(name))
-    exact: list[tf.Tensor] = []
-    scopes: dict[str, list[tf.Operation]] = {}
-    for op in between.ops:
-        if op.name == operation or (wild and fnmatchcase(op.name, operation)):
-            outputs = op.outputs[int(index) : int(index) + 1] if index.isdigit() else op.outputs
-            exact += outputs
-        parts = op.name.split("/")[:-1]
-        for depth in range(len(parts)):
-            path = "/".join(parts[: depth + 1])
-            if _is_scope(operation, path, parts[depth], wild):
-                scopes.setdefault(path, []).append(op)
-    found = list(exact)
-    for path, ops in scopes.items():
-        found += _output_of_scope(path, ops, between)
-    usable = [t for t in found if between.problem(t) is None]
-    if usable:
-        return usable
-    if found:
-        raise SelectionError(
-            "checkpoints", name, f"matches {found[0].name!r}, which {between.problem(found[0])}"
-        )
-    raise SelectionError("checkpoints", name, f"matches nothing{_near(name, between)}")
-
-
-def _is_scope(pattern: str, path: str, last: str, wild: bool) -> bool:
-    names = (path, last, _AGAIN.sub("", path), _AGAIN.sub("", last))
-    return any(fnmatchcase(n, pattern) for n in names) if wild else pattern in names
-
-
-def _output_of_scope(path: str, ops: list[tf.Operation], between: _Between) -> list[tf.Tensor]:
-    """The last tensor of a scope that something outside of it reads."""
-    inside = set(ops)
-    last: tf.Tensor | None = None
-    for op in ops:
-        for out in op.outputs:
-            if between.problem(out) is None and any(r not in inside for r in out.consumers()):
-                last = out
-    return [last] if last is not None else [t for op in ops[-1:] for t in op.outputs[:1]]
-
-
-def _near(name: str, between: _Between) -> str:
-    known: dict[str, None] = {}
-    for op in between.ops:
-        known[op.name] = None
-        for part in op.name.split("/")[:-1]:
-            known[part] = None
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if close:
-        return f"; did you mean {' or '.join(map(repr, close))}?"
-    return "; see [op.name for op in graph.get_operations()] for the names there are"
+def _unusable(
+    item: Any, candidates: list[tf.Tensor], names: _Names, between: _Between
+) -> SelectionError:
+    shown = item if isinstance(item, str) else item.name
+    if candidates:
+        tensor = candidates[-1]
+        what = "" if tensor.name == shown else f"means {tensor.name!r}, which "
+        return SelectionError("checkpoints", shown, f"{what}{between.problem(tensor)}")
+    close = names.near(item)
+    hint = (
+        f"did you mean {' or '.join(map(repr, close))}?"
+        if close
+        else "the names there are: [op.name for op in graph.get_operations()]"
+    )
+    return SelectionError("checkpoints", shown, f"matches nothing in the graph; {hint}")

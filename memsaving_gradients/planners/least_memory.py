@@ -42,21 +42,29 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     tables = _tables(segments, cuts)
     trials = min(MOST_TRIALS, max(FEWEST_TRIALS, SIMULATED_STEPS // max(graph.length, 1)))
     best: Proposal | None = None
-    seen: set[tuple[int, ...]] = set()
-    for limit in _limits(tables, trials):
-        found = _shortest(tables, limit)
-        if found is None:
-            continue
-        # With the last cut at the end, nothing of the last segment is kept to begin with.
-        for path in (found, [*found, len(cuts) - 1]):
-            if tuple(path) in seen or path[-2:-1] == path[-1:] or not len(cuts):
-                continue
-            seen.add(tuple(path))
-            trial = propose(graph, limits, segments.kept_by([int(cuts[k]) for k in path]))
-            if best is None or (trial.peak, trial.extra_seconds) < (best.peak, best.extra_seconds):
-                best = trial
+    for path in _paths(tables, trials):
+        trial = propose(graph, limits, segments.kept_by([int(cuts[k]) for k in path]))
+        if best is None or (trial.peak, trial.extra_seconds) < (best.peak, best.extra_seconds):
+            best = trial
     best = best or propose(graph, limits, segments.kept_by([]))
     return _keep_late(graph, limits, segments, best, trials)
+
+
+def _paths(tables: _Tables, trials: int) -> list[tuple[int, ...]]:
+    """Up to ``trials`` different choices of cuts, for limits from the least one that has any upwards."""
+    found: dict[tuple[int, ...], None] = {}
+    last = len(tables.peak) - 3
+    for limit in _limits(tables, trials):
+        path = _shortest(tables, limit)
+        if path is None:
+            continue
+        found[tuple(path)] = None
+        # With another cut at the very end, nothing of the last segment is kept to begin with.
+        if last >= 0 and path[-1:] != [last]:
+            found[(*path, last)] = None
+        if len(found) >= trials:
+            break
+    return list(found)[:trials]
 
 
 def _keep_late(
@@ -64,7 +72,7 @@ def _keep_late(
 ) -> Proposal:
     """Keep as many of the residuals made last as do not raise the peak: recomputing those would save nothing."""
     fewest, most = 0, len(segments.residuals)
-    for _ in range(min(trials, BISECTIONS)):
+    for _ in range(min(trials // 2, BISECTIONS)):
         count = (fewest + most + 1) // 2
         late = segments.residuals[len(segments.residuals) - count :].tolist()
         trial = propose(
@@ -139,7 +147,7 @@ def _tables(segments: Segments, cuts: npt.NDArray[np.int64]) -> _Tables:
 
 
 def _limits(tables: _Tables, trials: int) -> list[float]:
-    """The least limit that has a path, limits somewhat above it, and none at all."""
+    """The least limit that has a path, and limits above it."""
     high = float(tables.peak[0, -1])
     low = 0.0
     for _ in range(40):
@@ -150,7 +158,7 @@ def _limits(tables: _Tables, trials: int) -> list[float]:
             high = middle
         if high - low <= 1e-4 * high:
             break
-    return [*(high * (1 + 0.8 * (k / trials) ** 2) for k in range(trials)), float("inf")]
+    return [high * (1 + 0.8 * (k / trials) ** 2) for k in range(trials)]
 
 
 def _shortest(tables: _Tables, limit: float) -> list[int] | None:
