@@ -176,8 +176,8 @@ def _describe(
         clones=proposal.schedule.clones,
         checkpoints=tuple(source.tensor(s).name for s in sorted(checkpoints)),
         gating="data" if data_gates else "control",
-        timeline_plain=baseline.bytes_alive,
-        timeline=after.bytes_alive,
+        simulation_plain=baseline,
+        simulation=after,
     )
 
 

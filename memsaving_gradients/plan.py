@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from memsaving_gradients.schedule import Simulation
+
 __all__ = ["Decision", "Plan"]
 
 Fate = Literal["keep", "recompute", "offload", "encode"]
@@ -68,10 +70,10 @@ class Plan:
         Number of ops that run a second time.
     checkpoints
         Tensors kept to recompute from, in order of creation (a subset of what stays).
-    timeline_plain, timeline
-        Simulated bytes alive at every op, plain and with this plan.
     gating
         ``"control"`` or ``"data"`` (XLA).
+    simulation_plain, simulation
+        The simulations behind these figures: bytes alive at every op, lives of all buffers.
     """
 
     mode: str
@@ -82,8 +84,28 @@ class Plan:
     clones: int
     checkpoints: tuple[str, ...]
     gating: str
-    timeline_plain: npt.NDArray[np.int64] = field(repr=False, compare=False)
-    timeline: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    simulation_plain: Simulation = field(repr=False, compare=False)
+    simulation: Simulation = field(repr=False, compare=False)
+
+    @property
+    def timeline_plain(self) -> npt.NDArray[np.int64]:
+        """Simulated bytes alive at every op of plain training."""
+        return self.simulation_plain.bytes_alive
+
+    @property
+    def timeline(self) -> npt.NDArray[np.int64]:
+        """Simulated bytes alive at every op with this plan, clones included."""
+        return self.simulation.bytes_alive
+
+    @property
+    def allocated_plain(self) -> int:
+        """``peak_plain`` as TensorFlow's BFC allocator counts it: in chunks, larger than the buffers in them."""
+        return self.simulation_plain.allocated_peak
+
+    @property
+    def allocated(self) -> int:
+        """``peak`` as TensorFlow's BFC allocator counts it."""
+        return self.simulation.allocated_peak
 
     @property
     def kept(self) -> tuple[Decision, ...]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from graph_tools.allocator import allocated_peak
 from graph_tools.liveness import timeline
 from memsaving_gradients.training_graph import TrainingGraph
 
@@ -54,7 +56,7 @@ class Schedule:
         return sum(1 for step in self.steps if step.copy)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Simulation:
     """Bytes alive at every step of a schedule, and the time that its recomputations take.
 
@@ -66,11 +68,19 @@ class Simulation:
         The most of them: the simulated transient peak.
     extra_seconds
         Estimated time of the clones.
+    buffers
+        First step, last step and bytes of every buffer.
     """
 
     bytes_alive: npt.NDArray[np.int64]
     peak: int
     extra_seconds: float
+    buffers: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+    @cached_property
+    def allocated_peak(self) -> int:
+        """The peak in chunks of TensorFlow's allocator, which are larger than the buffers in them."""
+        return allocated_peak(*self.buffers)
 
 
 def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
@@ -183,10 +193,6 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
         if dies[at] == now and taken != now and born[at] < now:
             dies[at] = now - 1
             taken = now
-    alive = timeline(
-        np.array(born, np.int64),
-        np.array(dies, np.int64),
-        np.array(sizes, np.int64),
-        len(schedule.steps),
-    )
-    return Simulation(alive, int(alive.max(initial=0)), extra)
+    lives = (np.array(born, np.int64), np.array(dies, np.int64), np.array(sizes, np.int64))
+    alive = timeline(*lives, len(schedule.steps))
+    return Simulation(alive, int(alive.max(initial=0)), extra, lives)
