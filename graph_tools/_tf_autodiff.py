@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -56,13 +57,13 @@ def compiled_by_xla() -> bool:
         return True
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         return True
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == polymorphic_function.__file__:
             traced = frame.f_locals.get("self")
             if isinstance(traced, polymorphic_function.Function) and traced._jit_compile:
                 return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
@@ -84,10 +85,11 @@ def passes_gradient(op: tf.Operation) -> bool:
 
 def enclosing_graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
     """``graph``, the graph that its function was traced in, and so on outwards."""
-    while graph is not None:
-        yield graph
+    inner: tf.Graph | None = graph
+    while inner is not None:
+        yield inner
         # Only FuncGraphs have it; the class is not public (2.16 to 2.21).
-        graph = getattr(graph, "outer_graph", None)
+        inner = getattr(inner, "outer_graph", None)
 
 
 def graphs_of(thing: Any) -> list[tf.Graph] | None:

@@ -1,0 +1,63 @@
+# On a bare machine: `make demo` or `make test`. Needs Python >= 3.10 and make; PYTHON=… names another interpreter.
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+# What is installed, as of which setup.cfg: an older stamp is installed again into the same environment.
+DEMO := $(VENV)/.installed-demo
+TEST := $(VENV)/.installed-test
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-slow bench lint format clean
+
+help:
+	@echo "make demo       train a 200-layer network on digits, plain and saving memory (4 minutes)"
+	@echo "make test       lint, types, the fast tests, doctests and notebooks (15 minutes)"
+	@echo "make test-slow  the tests that take minutes each"
+	@echo "make bench      measure every claim: python -m benchmarks"
+	@echo "make lint       ruff and mypy only; make format: let ruff rewrite"
+	@echo "make venv       only make the environment; make clean: remove it, and what was built"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+# Order-only: the date of the interpreter says nothing about what is installed.
+$(DEMO): setup.cfg pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[demo]"
+	@touch $@
+
+$(TEST): setup.cfg pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	@touch $(DEMO) $@
+
+venv: $(TEST)
+
+demo: $(DEMO)
+	$(BIN)/python examples/digits_resnet.py
+
+lint: $(TEST)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(TEST)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint
+	$(BIN)/pytest -m "not slow" -n $(WORKERS) --durations=15
+
+test-slow: $(TEST)
+	$(BIN)/pytest -m slow -n $(WORKERS) --durations=15
+
+bench: $(TEST)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis examples/output
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

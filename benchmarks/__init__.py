@@ -1,0 +1,1 @@
+"""Measured claims: memory, time and simulation error of the package, printed beside their bars."""

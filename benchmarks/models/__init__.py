@@ -1,0 +1,68 @@
+"""The zoo: networks shared by tests and benchmarks, at the size that a row of the table names.
+
+``build("unet", image=64)`` makes one by name, so that a description of it can cross to another
+process.  ``SMALL`` holds sizes at which every network builds and runs in seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from benchmarks.models.base import Model
+
+__all__ = ["SMALL", "ZOO", "Model", "build", "small"]
+
+# Where each builder lives.  Imported on demand: Keras takes seconds, and chains do not need it.
+ZOO: dict[str, str] = {
+    "tanh_chain": "chains",
+    "residual_chain": "chains",
+    "mlp": "chains",
+    "transformer": "transformer",
+    "cifar_resnet": "resnet",
+    "application": "vision",
+    "unet": "vision",
+    "densenet": "vision",
+    "inception": "vision",
+    "vgg": "vision",
+    "lstm": "sequence",
+}
+
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "tanh_chain": ("tanh_chain", {"length": 12, "size": 2**10}),
+    "residual_chain": ("residual_chain", {"length": 12, "size": 2**10}),
+    "mlp": ("mlp", {"depth": 8, "batch": 32, "width": 16}),
+    "transformer": (
+        "transformer",
+        {"layers": 3, "batch": 2, "length": 8, "width": 16, "heads": 2, "vocabulary": 16},
+    ),
+    "cifar_resnet": ("cifar_resnet", {"blocks": 2, "batch": 2, "width": 4, "image": 16}),
+    "unet": ("unet", {"levels": 2, "filters": 4, "image": 16, "batch": 2}),
+    "densenet": ("densenet", {"growth": 4, "batch": 2}),
+    "inception": ("inception", {"width": 4, "batch": 2}),
+    "vgg": ("vgg", {"filters": 4, "batch": 2}),
+    "lstm": ("lstm", {"length": 8, "hidden": 8, "features": 4, "batch": 4}),
+}
+
+
+def build(name: str, /, **options: Any) -> Model:
+    """Make a network of the zoo in the current graph.
+
+    Raises
+    ------
+    ValueError
+        There is no such network.
+    """
+    if name not in ZOO:
+        raise ValueError(f"no network {name!r} in the zoo; there are {sorted(ZOO)}")
+    module = importlib.import_module(f"benchmarks.models.{ZOO[name]}")
+    model: Model = getattr(module, name)(**options)
+    return model
+
+
+def small(name: str, /, **options: Any) -> Model:
+    """Make the small version of a network; `options` override its sizes."""
+    if name not in SMALL:
+        raise ValueError(f"no small network {name!r}; there are {sorted(SMALL)}")
+    builder, sizes = SMALL[name]
+    return build(builder, **{**sizes, **options})

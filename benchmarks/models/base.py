@@ -1,0 +1,69 @@
+"""What a model is to the tests and benchmarks: variables, a loss of one batch, and one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Model", "keras_classifier"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network that can be built into any graph.
+
+    A builder makes the variables where it is called: eagerly (for a ``tf.function``), or inside a
+    ``tf.Graph`` that is the default one (for a session; plain TensorFlow models only, as Keras 3
+    makes its variables eagerly).  `loss` then adds the forward ops to whatever graph is current.
+
+    Attributes
+    ----------
+    name
+        Of the builder, for tables.
+    loss
+        Takes one batch, as tensors, and returns what is differentiated.
+    variables
+        What it is differentiated with respect to.
+    batch
+        Arrays to feed: one batch, always the same.
+    layers
+        The ``keras.Model`` behind it, if there is one.
+    """
+
+    name: str
+    loss: Callable[..., Any]
+    variables: tuple[Any, ...]
+    batch: tuple[Array, ...] = ()
+    layers: Any = None
+
+
+def keras_classifier(
+    name: str, layers: Any, shape: tuple[int, ...], batch: int, classes: int, seed: int = 0
+) -> Model:
+    """A Keras model that returns logits, under softmax cross-entropy on one random batch.
+
+    Losses that layers add (regularizers) count, as they do in ``fit``.
+    """
+    import tensorflow as tf
+
+    draw = np.random.default_rng(seed)
+    images = draw.standard_normal((batch, *shape)).astype(np.float32)
+    labels = draw.integers(0, classes, batch).astype(np.int32)
+
+    def loss(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        logits = layers(x, training=True)
+        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+        return tf.add_n([tf.reduce_mean(entropy), *layers.losses])
+
+    return Model(name, loss, tensors(layers), (images, labels), layers)
+
+
+def tensors(layers: Any) -> tuple[Any, ...]:
+    """The ``tf.Variable`` behind each trainable weight of a Keras model."""
+    return tuple(weight.value for weight in layers.trainable_variables)

@@ -1,0 +1,125 @@
+"""One training step as a callable: loss, gradients, and every gradient consumed at once.
+
+Nothing is updated.  Each gradient is summed up in squares as soon as it exists, as an optimizer
+that takes one variable after another would use it, and the sums are returned: a gradient that
+nothing reads would be pruned, and one that is returned would live to the end of the step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.models import build
+from benchmarks.models.base import Model
+
+__all__ = ["Step", "make_step"]
+
+
+@dataclass
+class Step:
+    """A step that is ready to run.
+
+    Attributes
+    ----------
+    run
+        Runs it once and waits; returns the sums of squares.
+    graph
+        The graph it was built in.
+    seconds
+        Of wall time: ``"forward"`` (building the forward ops), ``"gradients"`` (all of the call
+        for gradients), ``"tensorflow"`` (what TensorFlow's own code took of that).
+    """
+
+    run: Callable[[], Any]
+    graph: tf.Graph
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def make_step(
+    model: str,
+    options: dict[str, Any],
+    checkpoints: Any = None,
+    *,
+    ours: bool,
+    how: str = "function",
+) -> Step:
+    """Build a step of a network of the zoo.
+
+    Parameters
+    ----------
+    model, options
+        For `benchmarks.models.build`.
+    checkpoints
+        For ``memsaving_gradients.gradients``.
+    ours
+        Whether to use that; else ``tf.gradients``.
+    how
+        ``"function"``, ``"xla"`` (a ``tf.function`` with ``jit_compile=True``) or ``"session"``.
+    """
+    seconds: dict[str, float] = {}
+
+    def sums(network: Model, *batch: tf.Tensor) -> tf.Tensor:
+        start = time.perf_counter()
+        loss = network.loss(*batch)
+        seconds["forward"] = time.perf_counter() - start
+        grads = _gradients(loss, list(network.variables), checkpoints, ours, seconds)
+        return tf.stack([tf.reduce_sum(tf.square(tf.convert_to_tensor(g))) for g in grads])
+
+    if how == "session":
+        graph = tf.Graph()
+        with graph.as_default():
+            network = build(model, **options)
+            fed = [tf.compat.v1.placeholder(b.dtype, b.shape) for b in network.batch]
+            fetch = sums(network, *fed)
+            session = tf.compat.v1.Session(graph=graph)
+            session.run(tf.compat.v1.global_variables_initializer())
+        feed = dict(zip(fed, network.batch, strict=True))
+        return Step(lambda: session.run(fetch, feed), graph, seconds)
+
+    network = build(model, **options)
+    batch = [tf.constant(b) for b in network.batch]
+
+    def compute(*batch: tf.Tensor) -> tf.Tensor:
+        return sums(network, *batch)
+
+    step = tf.function(compute, jit_compile=how == "xla")
+    graph = step.get_concrete_function(*batch).graph
+    return Step(lambda: step(*batch).numpy(), graph, seconds)
+
+
+def _gradients(
+    loss: tf.Tensor, xs: list[Any], checkpoints: Any, ours: bool, seconds: dict[str, float]
+) -> list[Any]:
+    """The gradients, with the time TensorFlow's own function took apart from the rest."""
+    from tensorflow.python.ops import gradients_util
+
+    inner = gradients_util._GradientsHelper
+    spent = 0.0
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        nonlocal spent
+        start = time.perf_counter()
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            spent += time.perf_counter() - start
+
+    gradients_util._GradientsHelper = timed
+    try:
+        start = time.perf_counter()
+        if ours:
+            import memsaving_gradients as ms
+
+            grads = ms.gradients(loss, xs, checkpoints=checkpoints)
+        else:
+            grads = tf.gradients(loss, xs)
+        seconds["gradients"] = time.perf_counter() - start
+    finally:
+        gradients_util._GradientsHelper = inner
+    seconds["tensorflow"] = spent
+    return list(grads)

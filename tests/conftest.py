@@ -1,0 +1,42 @@
+"""TensorFlow's environment for the tests, and the fixture under which gradients must be bit-identical."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# The allocator that reports peaks; read once, when TensorFlow is imported.
+os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
+
+from collections.abc import Iterator
+
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+
+
+@pytest.fixture
+def exact() -> Iterator[None]:
+    """Op determinism on, grappler's arithmetic rewriting off, for the duration of one test."""
+    from tensorflow.python.util import _pywrap_determinism
+
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.experimental.enable_op_determinism()
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    tf.random.set_seed(1)
+    yield
+    tf.config.optimizer.set_experimental_options(
+        {"arithmetic_optimization": before.get("arithmetic_optimization", True)}
+    )
+    _pywrap_determinism.enable(False)
+
+
+@pytest.fixture(autouse=True)
+def _never_left_patched() -> Iterator[None]:
+    yield
+    try:
+        ms.unpatch()
+    except ms.errors.PatchError:
+        return
+    pytest.fail("the test left TensorFlow patched")

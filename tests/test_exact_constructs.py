@@ -1,0 +1,456 @@
+"""Gradients are TensorFlow's own for everything a graph may contain and every argument of ``tf.gradients``."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+from tests.support import (
+    Inputs,
+    Net,
+    assert_identical,
+    assert_same,
+    assert_same_gradients,
+    in_function,
+    numbers,
+    session_config,
+    v1,
+)
+
+pytestmark = [
+    pytest.mark.usefixtures("exact"),
+    pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning"),
+]
+
+SHORT = ("memory", "list", None)
+
+
+def data(**more):
+    return Inputs({"x": numbers("x", 16, 32)} | more)
+
+
+def layers(p, h, first, last, between=None):
+    """Tanh layers ``first`` … ``last - 1``, with something between any two."""
+    for i in range(first, last):
+        h = tf.tanh(tf.matmul(h, p.weight(f"w{i}", 32, 32)))
+        h = h if between is None else between(i, h)
+    return h
+
+
+def sandwich(between, *, every=True):
+    """A chain with ``between`` after each of its layers, and a mark in the middle."""
+
+    def build(p):
+        h = p.mark(layers(p, p["x"], 0, 3, between))
+        return Net(tf.reduce_sum(layers(p, h, 3, 6, between if every else None)))
+
+    return build
+
+
+@tf.custom_gradient
+def clipped(h):
+    return tf.exp(-tf.square(h)), lambda dy: tf.clip_by_value(-2.0 * h * dy, -0.1, 0.1)
+
+
+def split(_, h):
+    a, b, c = tf.split(h, [8, 8, 16], 1)
+    return tf.concat([b * tf.sin(a), a, c], 1)
+
+
+def unstacked(_, h):
+    parts = tf.unstack(tf.reshape(h, [-1, 4, 8]), axis=1)
+    return tf.concat([parts[2], tf.sin(parts[0]) * parts[3], parts[1], parts[0]], 1)
+
+
+def top(_, h):
+    values, places = tf.math.top_k(h, 16)
+    return tf.concat([values, tf.sin(values) + tf.cast(places, tf.float32) * 0.01], 1)
+
+
+def branched(_, h):
+    return tf.cond(tf.reduce_sum(h) > 0, lambda: tf.sin(h), lambda: tf.cos(h) * 2.0)
+
+
+def looped(_, h):
+    return tf.while_loop(lambda i, _: i < 3, lambda i, g: (i + 1, tf.sin(g)), (0, h))[1]
+
+
+@tf.function(autograph=False)
+def inner(h):
+    return tf.sin(h) * tf.cos(h)
+
+
+def recomputing(_, h):
+    return tf.recompute_grad(lambda g: tf.sin(tf.tanh(g)))(h)
+
+
+def batch_norm(_, h):
+    out, *_ = v1.nn.fused_batch_norm(
+        h[:, None, None, :], tf.ones([32]), tf.zeros([32]), is_training=True
+    )
+    return tf.reshape(out, tf.shape(h))
+
+
+BETWEEN = {
+    "dropout with seeds": lambda i, h: tf.nn.dropout(h, 0.3, seed=i),
+    "dropout without": lambda i, h: tf.nn.dropout(h, 0.3),
+    "stateless dropout": lambda i, h: tf.nn.experimental.stateless_dropout(h, 0.3, seed=[i, 2]),
+    "stateless normal": lambda i, h: h * tf.random.stateless_normal(tf.shape(h), [i, 3]),
+    "custom_gradient": lambda i, h: clipped(h),
+    "split": split,
+    "unstack": unstacked,
+    "top_k": top,
+    "cond": branched,
+    "while_loop": looped,
+    "tf.function": lambda i, h: inner(h),
+    "recompute_grad": recomputing,
+    "fused_batch_norm": batch_norm,
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_in_the_middle_of_a_chain(name):
+    kinds = ("session", "function", "tape") if "recompute" not in name else ("function", "tape")
+    assert_same_gradients(sandwich(BETWEEN[name]), data(), modes=SHORT, kinds=kinds)
+
+
+def test_stateful_dropout_draws_the_same_masks_for_three_steps():
+    def program(p, gradients):
+        net = sandwich(lambda i, h: tf.nn.dropout(h, 0.3))(p)
+        return [net.ys, gradients(net.ys, p.all)]
+
+    assert_same(program, data(), modes=SHORT, steps=3)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_gather_gives_indexed_slices(dtype):
+    ids = np.array([[1, 4, 1, 0], [3, 3, 2, 9]] * 2, dtype)
+
+    def program(p, gradients):
+        table = p.weight("table", 10, 32)
+        read = table if isinstance(table, tf.Tensor) else tf.convert_to_tensor(table)
+        h = tf.reshape(tf.gather(read, p["ids"]), [-1, 32])
+        h = p.mark(layers(p, h, 0, 3))
+        loss = tf.reduce_sum(layers(p, h, 3, 6))
+        grads = gradients(loss, [table, read, *p.all])
+        assert isinstance(grads[0], tf.IndexedSlices)
+        assert isinstance(grads[1], tf.IndexedSlices)
+        return [loss, grads]
+
+    assert_same(program, Inputs({"ids": ids}), modes=SHORT)
+
+
+def test_checkpoint_at_an_output_that_is_not_the_first():
+    def build(p):
+        h = layers(p, p["x"], 0, 3)
+        parts = tf.split(h, 2, 1)
+        p.marks.append(parts[1])
+        h = tf.concat([tf.sin(parts[0]), parts[1] * tf.cos(parts[0])], 1)
+        return Net(tf.reduce_sum(layers(p, h, 3, 6)))
+
+    found = assert_same_gradients(
+        build,
+        data(),
+        modes=("list", "collection"),
+        kinds=("session", "function"),
+        recomputed=("list",),
+    )
+    assert any(":1" in name for plan in found["session", "list"].plans for name in plan.checkpoints)
+
+
+def tall(p):
+    h = p.mark(layers(p, p["x"], 0, 3))
+    return h, layers(p, h, 3, 7)
+
+
+ARGUMENTS = {
+    "grad_ys": lambda p, h, y: Net(y, None, {"grad_ys": tf.cos(y)}),
+    "grad_ys in a list": lambda p, h, y: Net([y], None, {"grad_ys": [tf.ones_like(y) * 3.0]}),
+    "stop at an x": lambda p, h, y: Net(y, None, {"stop_gradients": [p["x"]]}),
+    "stop in the middle": lambda p, h, y: Net(y, None, {"stop_gradients": [h]}),
+    "stop at the first layer": lambda p, h, y: Net(y, [h, p["x"]], {"stop_gradients": h}),
+    "several ys": lambda p, h, y: Net([y, tf.reduce_sum(tf.sin(y)), tf.square(y)]),
+    "y in the middle": lambda p, h, y: Net([y, tf.sin(h)]),
+    "x in the middle": lambda p, h, y: Net(y, [h, p["x"], *p.weights.values()]),
+    "xs in a tuple": lambda p, h, y: Net(y, (p["x"], p.weights["w0"])),
+    "a single x": lambda p, h, y: Net(y, p["x"]),
+    "a single variable": lambda p, h, y: Net(y, p.weights["w1"]),
+    "x twice": lambda p, h, y: Net(y, [p["x"], p["x"]]),
+    "y is x": lambda p, h, y: Net(y, [y, p["x"]]),
+    "unconnected none": lambda p, h, y: Net(
+        y, [p["x"], p["other"]], {"unconnected_gradients": tf.UnconnectedGradients.NONE}
+    ),
+    "unconnected zero": lambda p, h, y: Net(
+        y, [p["x"], p["other"]], {"unconnected_gradients": tf.UnconnectedGradients.ZERO}
+    ),
+    "stop_gradient op": lambda p, h, y: Net(y * tf.stop_gradient(tf.sin(y)) + h),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_argument(name):
+    def build(p):
+        return ARGUMENTS[name](p, *tall(p))
+
+    taped = "stop" not in name or name == "stop_gradient op"
+    assert_same_gradients(
+        build,
+        data(other=numbers("other", 3)),
+        modes=SHORT,
+        kinds=("session", "function", "tape") if taped else ("session", "function"),
+    )
+
+
+def test_unconnected_gradients_are_none():
+    def program(p, gradients):
+        grads = gradients(tall(p)[1], [p["x"], p["other"]])
+        assert grads[1] is None
+        return grads
+
+    assert_same(program, data(other=numbers("other", 3)), modes=SHORT)
+
+
+def test_every_other_argument_of_v1_gradients():
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [8, 32])
+        y = x
+        for _ in range(12):
+            y = tf.tanh(y)
+        more = dict(
+            name="mine",
+            colocate_gradients_with_ops=True,
+            gate_gradients=True,
+            aggregation_method=tf.AggregationMethod.EXPERIMENTAL_TREE,
+        )
+        ours = ms.gradients(y, x, checkpoints="memory", **more)
+        plain = v1.gradients(y, x, **more)
+        with v1.Session() as session:
+            assert_identical(*session.run([ours, plain], {x: numbers("x", 8, 32)}), "arguments")
+
+
+def test_two_gradient_calls_in_one_graph():
+    def program(p, gradients):
+        h, y = tall(p)
+        first = gradients(y, p.all)
+        second = gradients(tf.reduce_sum(tf.sin(y)) + tf.reduce_sum(h**2), p.all)
+        return [first, second]
+
+    assert_same(program, data(), modes=SHORT)
+
+
+# Second order -------------------------------------------------------------------------------------
+
+
+def test_gradients_of_gradients():
+    def program(p, gradients):
+        _, y = tall(p)
+        first = gradients(tf.reduce_sum(y), p["x"])[0]
+        penalty = tf.reduce_sum(tf.square(first))
+        return [first, gradients(penalty, p.all)]
+
+    assert_same(program, data(), modes=("memory", "speed", None))
+
+
+def test_plain_gradients_of_gradients():
+    def program(p, gradients):
+        _, y = tall(p)
+        first = gradients(tf.reduce_sum(y), p.all)
+        penalty = tf.add_n([tf.reduce_sum(tf.square(g)) for g in first])
+        return [first, tf.gradients(penalty, p.all)]
+
+    assert_same(program, data())
+
+
+@pytest.mark.parametrize("second_plain", [True, False])
+def test_gradients_of_gradients_with_respect_to_what_was_recomputed(second_plain):
+    def program(p, gradients):
+        h, places = p["x"], []
+        for i in range(8):
+            h = tf.tanh(tf.matmul(h, p.weight(f"w{i}", 32, 32)))
+            places.append(h)
+            h = p.mark(h) if i == 4 else h
+        first = gradients(tf.reduce_sum(h), p["x"])[0]
+        penalty = tf.reduce_sum(tf.square(first)) + tf.reduce_sum(h)
+        return [first, (tf.gradients if second_plain else gradients)(penalty, [*places, *p.all])]
+
+    assert_same(program, data(), modes=("memory", None) if not second_plain else SHORT)
+
+
+def test_third_order():
+    def program(p, gradients):
+        y = p["x"]
+        for _ in range(8):
+            y = tf.sin(y) * 1.1
+        found = [y]
+        for _ in range(3):
+            found.append(gradients(found[-1], p["x"])[0])
+        return found
+
+    assert_same(program, data(), modes=("memory", None), kinds=("session",))
+
+
+def taped_both_ways(program, inputs, mode="memory", **kwargs):
+    plain = in_function(lambda p, _: program(p), inputs, **kwargs)
+    with ms.patched(checkpoints=mode):
+        ours = in_function(lambda p, _: program(p), inputs, **kwargs)
+    assert_identical(ours.results, plain.results, f"tape, {mode!r}")
+    return ours
+
+
+@pytest.mark.parametrize("mode", ["memory", "speed", None])
+def test_nested_tapes(mode):
+    def program(p):
+        with tf.GradientTape() as outer:
+            outer.watch(p["x"])
+            with tf.GradientTape() as tape:
+                tape.watch(p["x"])
+                y = tf.reduce_sum(tall(p)[1])
+            first = tape.gradient(y, p["x"])
+            penalty = tf.reduce_sum(tf.square(first))
+        return [first, outer.gradient(penalty, p.all)]
+
+    taped_both_ways(program, data(), mode)
+
+
+@pytest.mark.parametrize("mode", ["memory", None])
+def test_nested_tapes_with_respect_to_what_was_recomputed(mode):
+    def program(p):
+        with tf.GradientTape() as outer:
+            outer.watch(p["x"])
+            with tf.GradientTape() as tape:
+                tape.watch(p["x"])
+                h, y = tall(p)
+            first = tape.gradient(y, p["x"])
+            penalty = tf.reduce_sum(tf.square(first)) + tf.reduce_sum(y)
+        return [first, outer.gradient(penalty, [h, *p.all])]
+
+    taped_both_ways(program, data(), mode)
+
+
+@pytest.mark.parametrize("mode", ["memory", None])
+def test_a_shared_weight_under_nested_tapes(mode):
+    def program(p):
+        w = p.weight("w", 32, 32)
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                h = p["x"]
+                for _ in range(12):
+                    h = tf.tanh(tf.matmul(h, w))
+                y = tf.reduce_sum(h)
+            first = tape.gradient(y, w)
+            penalty = tf.reduce_sum(tf.square(first))
+        return [first, outer.gradient(penalty, w)]
+
+    taped_both_ways(program, data(), mode)
+
+
+def test_a_persistent_tape_asked_twice():
+    def program(p):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(p["x"])
+            h, y = tall(p)
+            z = tf.reduce_sum(tf.sin(y))
+        return [tape.gradient(y, p.all), tape.gradient(z, p.all), tape.gradient(z, h)]
+
+    found = taped_both_ways(program, data())
+    assert len(found.plans) >= 2
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_jacobian(batch):
+    def program(p):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(p["x"])
+            y = p["x"]
+            for _ in range(6):
+                y = tf.sin(y)
+            y = y[:, :4]
+        jacobian = (tape.batch_jacobian if batch else tape.jacobian)(y, p["x"])
+        return [jacobian, tape.gradient(y, p["x"])]
+
+    taped_both_ways(program, Inputs({"x": numbers("x", 3, 8)}))
+
+
+# Recomputation really happens ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["memory", "list", None])
+def test_clones_survive_grappler(mode):
+    found = assert_same_gradients(sandwich(None), data(), modes=(mode,), kinds=("session",))
+    ours = found["session", mode]
+    kinds = ("Tanh", "MatMul")
+    made = [n for n in ours.clones if n.split("/")[-1].startswith(kinds)]
+    left = [n for n in ours.surviving if n.split("/")[-1].startswith(kinds)]
+    assert len(made) >= 4
+    assert sorted(made) == sorted(left)
+    assert found["session", "plain"].surviving == []
+
+
+def test_clones_survive_grappler_with_a_sum_of_everything():
+    def program(p, gradients):
+        _, y = tall(p)
+        return [tf.add_n([tf.reduce_sum(g) for g in gradients(y, p.all)])]
+
+    found = assert_same(program, data(), modes=("memory",), kinds=("session",))
+    ours = found["session", "memory"]
+    assert ours.clones and len(ours.surviving) >= 0.9 * len(ours.clones)
+
+
+# TF1 ------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "momentum": lambda: v1.train.MomentumOptimizer(0.05, 0.9),
+    "adam": lambda: v1.train.AdamOptimizer(0.01),
+}
+
+
+@pytest.mark.parametrize("use_resource", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_v1_minimize(optimizer, use_resource):
+    def train(mode):
+        with tf.Graph().as_default() as graph:
+            v1.set_random_seed(7)
+            p = Inputs({"x": numbers("x", 16, 32)}, use_resource=use_resource)
+            p.restart({"x": v1.placeholder(tf.float32, [None, 32])})
+            loss = tf.reduce_mean(tf.square(tall(p)[1] - 0.5))
+            if mode == "plain":
+                step = OPTIMIZERS[optimizer]().minimize(loss)
+            else:
+                with ms.patched(checkpoints=mode):
+                    step = OPTIMIZERS[optimizer]().minimize(loss)
+            values = []
+            with v1.Session(config=session_config()) as session:
+                session.run(v1.global_variables_initializer())
+                for _ in range(5):
+                    values.append(session.run([loss, step], {p["x"]: p.arrays["x"]})[0])
+                weights = session.run(v1.global_variables())
+        return [values, weights], ms.plans(graph)
+
+    plain, _ = train("plain")
+    for mode in ("memory", None):
+        ours, plans = train(mode)
+        assert plans and plans[-1].clones
+        assert_identical(ours, plain, f"{optimizer}, {mode!r}")
+
+
+@pytest.mark.parametrize("mode", ["memory", "list", None])
+def test_every_gate_waits_for_something_computed_from_the_data(mode):
+    # Gradients begin with ones of a known shape: a gate that waits for these alone is open from the start.
+    with tf.Graph().as_default() as graph:
+        p = data()
+        p.restart({"x": v1.placeholder(tf.float32, [16, 32])})
+        loss = sandwich(None)(p).ys
+        ms.gradients(loss, p.all, checkpoints=list(p.marks) if mode == "list" else mode)
+        fed = {p["x"].op}
+        gates = [op for op in graph.get_operations() if op.type == "NoOp" and "_gate" in op.name]
+        assert gates
+        for gate in gates:
+            above, stack = set(), [gate]
+            while stack:
+                op = stack.pop()
+                if op not in above:
+                    above.add(op)
+                    stack += [*op.control_inputs, *(t.op for t in op.inputs)]
+            assert fed & above, f"{gate.name} waits only for {sorted(op.name for op in above)}"

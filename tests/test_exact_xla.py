@@ -1,0 +1,125 @@
+"""Under ``jit_compile=True``: the same gradients to rounding, and clones that XLA did not merge away."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+from tests.support import numbers
+
+pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+
+DEPTH, WIDTH = 10, 64
+
+
+def weights():
+    return [tf.Variable(numbers(f"w{i}", WIDTH, WIDTH, scale=WIDTH**-0.5)) for i in range(DEPTH)]
+
+
+def forward(x, ws, dropout=False):
+    h = x
+    for i, w in enumerate(ws):
+        h = tf.tanh(tf.matmul(h, w))
+        if dropout:
+            h = tf.nn.experimental.stateless_dropout(h, 0.2, seed=[i, 1])
+    return tf.reduce_sum(tf.square(h))
+
+
+def compiled(differentiate, ws, dropout=False):
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x):
+        return differentiate(lambda: forward(x, ws, dropout), [x, *ws])
+
+    return step
+
+
+def plain(loss, xs):
+    return tf.gradients(loss(), xs)
+
+
+def saving(mode):
+    return lambda loss, xs: ms.gradients(loss(), xs, checkpoints=mode)
+
+
+def taped(loss, xs):
+    with tf.GradientTape() as tape:
+        tape.watch(xs[0])
+        y = loss()
+    return tape.gradient(y, xs)
+
+
+def assert_near(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        a, b = a.numpy(), b.numpy()
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 1e-30))
+
+
+def count(step, x, op):
+    text = step.experimental_get_compiler_ir(x)(stage="optimized_hlo")
+    return len(re.findall(rf"= \S+ {op}\(", text))
+
+
+def matmuls(step, x):
+    """However XLA writes them on this machine."""
+    text = step.experimental_get_compiler_ir(x)(stage="optimized_hlo")
+    return len(re.findall(r"= \S+ (?:dot\(|custom-call\(.*(?:[mM]at[mM]ul|gemm|dot))", text))
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("mode", ["memory", None])
+def test_gradients(mode, dropout):
+    ws, x = weights(), tf.constant(numbers("x", 128, WIDTH))
+    expected = compiled(plain, ws, dropout)
+    ours = compiled(saving(mode), ws, dropout)
+    assert_near(ours(x), expected(x))
+    (plan,) = ms.plans(ours)
+    assert plan.gating == "data" and plan.clones
+    assert count(ours, x, "tanh") > count(expected, x, "tanh")
+    assert matmuls(ours, x) > matmuls(expected, x)
+
+
+def test_tape():
+    ws, x = weights(), tf.constant(numbers("x", 128, WIDTH))
+    expected, ours = compiled(taped, ws), compiled(taped, ws)
+    want = expected(x)
+    with ms.patched(checkpoints="memory"):
+        found = ours(x)
+    assert_near(found, want)
+    assert ms.plans(ours)[-1].gating == "data"
+    assert count(ours, x, "tanh") > count(expected, x, "tanh")
+
+
+def test_convolutions_and_pooling():
+    kernels = [
+        tf.Variable(numbers(f"k{i}", 3, 3, 3 if i == 0 else 8, 8, scale=0.2)) for i in range(5)
+    ]
+
+    def loss(x):
+        h = x
+        for i, k in enumerate(kernels):
+            h = tf.nn.relu(tf.nn.conv2d(h, k, 1, "SAME"))
+            h = tf.nn.max_pool2d(h, 2, 2, "SAME") if i in (1, 3) else h
+        return tf.reduce_mean(tf.square(h))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def ours(x):
+        return ms.gradients(loss(x), [x, *kernels], checkpoints="speed")
+
+    @tf.function(jit_compile=True, autograph=False)
+    def expected(x):
+        return tf.gradients(loss(x), [x, *kernels])
+
+    x = tf.constant(numbers("images", 4, 16, 16, 3))
+    assert_near(ours(x), expected(x))
+
+
+def test_the_embedded_zero_does_not_spread_what_is_not_a_number():
+    ws, x = weights(), tf.constant(numbers("x", 128, WIDTH))
+    x = tf.tensor_scatter_nd_update(x, [[0, 0]], [float("nan")])
+    expected, ours = compiled(plain, ws)(x), compiled(saving("memory"), ws)(x)
+    for a, b in zip(ours, expected, strict=True):
+        np.testing.assert_array_equal(np.isnan(a.numpy()), np.isnan(b.numpy()))
