@@ -218,12 +218,12 @@ def test_every_other_argument_of_v1_gradients():
         y = x
         for _ in range(12):
             y = tf.tanh(y)
-        more = dict(
-            name="mine",
-            colocate_gradients_with_ops=True,
-            gate_gradients=True,
-            aggregation_method=tf.AggregationMethod.EXPERIMENTAL_TREE,
-        )
+        more = {
+            "name": "mine",
+            "colocate_gradients_with_ops": True,
+            "gate_gradients": True,
+            "aggregation_method": tf.AggregationMethod.EXPERIMENTAL_TREE,
+        }
         ours = ms.gradients(y, x, checkpoints="memory", **more)
         plain = v1.gradients(y, x, **more)
         with v1.Session() as session:

@@ -245,16 +245,16 @@ def test_network(name):
     )
 
 
-@pytest.mark.parametrize("mode", ["speed", "memory"])
-def test_remapping_fuses_the_same_ops_forward(mode):
-    # Once backward no longer reads a pre-activation, MatMul, Add and LeakyRelu can become one op with other bits.
+@pytest.mark.parametrize("activation", [tf.tanh, tf.sigmoid, tf.nn.elu])
+def test_remapping_treats_a_clone_as_it_treats_its_original(activation):
+    # Grappler makes one op with other bits of MatMul, Add and activation: of all in the plain graph, not of all here.
     def build(p):
         h = p["x"]
         for i in range(4):
-            h = dense(p, h, f"d{i}", 32, tf.nn.leaky_relu)
+            h = dense(p, h, f"d{i}", 32, activation)
         return Net(tf.reduce_mean(tf.square(h)))
 
-    assert_same_gradients(build, Inputs(rows()), modes=(mode,), kinds=("session",))
+    assert_same_gradients(build, Inputs(rows()), modes=("memory",), kinds=("session",))
 
 
 @pytest.mark.parametrize("name", ["residual", "unet", "densenet"])

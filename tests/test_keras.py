@@ -57,11 +57,11 @@ class WithGradients(keras.Model):
         return {"loss": loss}
 
 
-def build(kind: type[keras.Model] = keras.Model, layers: int = 6) -> keras.Model:
+def build(kind: type[keras.Model] = keras.Model, layers: int = 4) -> keras.Model:
     keras.utils.set_random_seed(1)
     x = start = keras.Input([WIDTH])
     for k in range(layers):
-        x = keras.layers.Dense(WIDTH, activation="gelu", name=f"dense_{k}")(x)
+        x = keras.layers.Dense(WIDTH, activation="tanh", name=f"dense_{k}")(x)
         x = keras.layers.BatchNormalization(name=f"norm_{k}")(x)
         x = keras.layers.Dropout(0.2, name=f"drop_{k}")(x)
     return kind(start, keras.layers.Dense(1, name="last")(x))
@@ -78,7 +78,7 @@ def compiled(
 
 def fit(model: keras.Model, callback: Any = None, **options: Any) -> list[float]:
     x, y = data()
-    options = {"batch_size": 16, "epochs": 2, "verbose": 0, "shuffle": False, **options}
+    options = {"batch_size": 16, "epochs": 1, "verbose": 0, "shuffle": False, **options}
     callbacks = options.pop("others", []) + ([callback] if callback else [])
     return model.fit(x, y, callbacks=callbacks, **options).history["loss"]
 
@@ -131,8 +131,15 @@ def test_bit_identical_steps_per_execution(steps: int) -> None:
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_bit_identical_mixed_precision(policy: str) -> None:
+    # Grappler's remapper fuses MatMul, BiasAdd and an activation where nothing else reads what is between them, which
+    # depends on what is recomputed; in bfloat16 the fused kernel rounds once instead of three times.
+    before = tf.config.optimizer.get_experimental_options().get("remapping", True)
+    tf.config.optimizer.set_experimental_options({"remapping": False})
     keras.config.set_dtype_policy(policy)
-    assert_trains_alike(compiled)
+    try:
+        assert_trains_alike(compiled)
+    finally:
+        tf.config.optimizer.set_experimental_options({"remapping": before})
 
 
 @pytest.mark.usefixtures("exact")
@@ -264,6 +271,7 @@ def test_traced_anew_after_compile() -> None:
     assert all(plan not in first for plan in callback.plans)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # h5py's
 def test_saving_and_loading_while_training(tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     model = compiled()
@@ -289,9 +297,9 @@ def test_model_has_no_attributes_of_ours() -> None:
 def test_layer_names() -> None:
     callback = MemorySavingGradients(checkpoints=["drop_1", "drop_3"])
     fit(compiled(), callback)
-    scopes = {name.split("/")[-2] for name in callback.plans[-1].checkpoints}
-    assert scopes <= {"drop_1_1", "drop_3_1"}
-    assert callback.plans[-1].mode == "named"
+    (plan,) = callback.plans
+    assert plan.mode == "named"
+    assert all("/drop_1_1/" in name or "/drop_3_1/" in name for name in plan.checkpoints)
 
 
 def test_layer_pattern() -> None:
@@ -303,12 +311,12 @@ def test_layer_pattern() -> None:
 def test_default_layer_names_mean_their_own_layer() -> None:
     # Keras puts layer "dense" into scope "dense_1" and layer "dense_1" into "dense_1_2".
     keras.backend.clear_session()
-    layers = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(8)]
+    layers = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(8)]
     model = keras.Sequential([keras.Input([WIDTH]), *layers, keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
     callback = MemorySavingGradients(checkpoints=[layers[1].name, layers[4].name])
     fit(model, callback)
-    kept = [name.split("/")[-2] for name in callback.plans[-1].checkpoints]
+    kept = [name.split("/")[1] for name in callback.plans[-1].checkpoints]
     assert kept == [f"{layers[1].name}_2", f"{layers[4].name}_1"]
 
 
@@ -316,7 +324,7 @@ def test_marks_in_a_functional_model() -> None:
     keras.utils.set_random_seed(1)
     x = start = keras.Input([WIDTH])
     for k in range(8):
-        x = keras.layers.Dense(WIDTH, activation="gelu")(x)
+        x = keras.layers.Dense(WIDTH, activation="tanh")(x)
         if k == 4:
             x = ms.checkpoint(x, name="marked")
     model = keras.Model(start, x)
@@ -330,7 +338,7 @@ def test_marks_in_a_layer() -> None:
     class Block(keras.layers.Layer):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(6)]
+            self.inner = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(6)]
 
         def call(self, x: Any) -> Any:
             for layer in self.inner:
@@ -419,7 +427,7 @@ def _seen(model: keras.Model, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> 
         return engine(*args)
 
     monkeypatch.setattr(saving, "save_memory", spy)
-    fit(model, MemorySavingGradients(**asked), epochs=1)
+    fit(model, MemorySavingGradients(**asked))
     return seen[-1]
 
 
@@ -447,6 +455,7 @@ def test_run_eagerly() -> None:
     fit(model)
 
 
+@pytest.mark.filterwarnings("ignore:Even though the:UserWarning")  # tf.data's
 def test_functions_run_eagerly() -> None:
     model = compiled()
     tf.config.run_functions_eagerly(True)
