@@ -18,6 +18,8 @@ Results = Mapping[str, Mapping[str, Any]]
 
 #: What the simulation is held to, over all cases: the median and the worst error.
 SIMULATION = (0.10, 0.25)
+#: How far plain against plain may be from 1.
+NOISE = 0.05
 
 
 def print_results(cases: Iterable[Case], results: Results, console: Console | None = None) -> None:
@@ -63,7 +65,7 @@ def _rows(case: Case, result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     errors, plan, ratio = result["errors"], result["ours"]["plan"], result["time"]
     ends = (
         f"{ratio['ratio']:.3f}" if ratio else "",
-        f"{ratio['control']:.3f}" if ratio else "",
+        _control(ratio["control"]) if ratio else "",
         f"{1 + errors['plain']:.2f} {1 + errors['ours']:.2f}" if errors else "",
         f"{plan['clones']:,}" if plan else "none",
     )
@@ -78,6 +80,11 @@ def _rows(case: Case, result: Mapping[str, Any]) -> list[tuple[str, ...]]:
         (*starts, _label(case, bar), f"{value:.3g}", _limit(bar), marks[passed], *ends)
         for bar, value, passed in verdicts(case, result)
     ] or [(*starts, "", "", "", "", *ends)]
+
+
+def _control(value: float) -> str:
+    """In red where the machine was too busy for the ratio beside it to mean much."""
+    return f"{value:.3f}" if abs(value - 1) <= NOISE else f"[red]{value:.3f}[/red]"
 
 
 def _label(case: Case, bar: Bar) -> str:

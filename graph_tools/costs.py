@@ -22,13 +22,24 @@ __all__ = ["BYTES_PER_SECOND", "FLOPS_PER_SECOND", "op_flops", "op_seconds"]
 FLOPS_PER_SECOND = 1e11
 BYTES_PER_SECOND = 1e10
 
-_FILTERED = {
-    "Conv2D": 1,
-    "Conv3D": 1,
-    "DepthwiseConv2dNative": 1,
-    "Conv2DBackpropInput": 1,
-    "Conv3DBackpropInputV2": 1,
-    "DepthwiseConv2dNativeBackpropInput": 1,
+_PRODUCTS = {
+    "MatMul": "transpose_a",
+    "BatchMatMul": "adj_x",
+    "BatchMatMulV2": "adj_x",
+    "BatchMatMulV3": "adj_x",
+}
+# For each convolution kind: the input whose elements are each met by every element of one filter (None: the output),
+# and the input that holds the filter (None: the output).
+_CONVOLUTIONS: dict[str, tuple[int | None, int | None]] = {
+    "Conv2D": (None, 1),
+    "Conv3D": (None, 1),
+    "DepthwiseConv2dNative": (None, 1),
+    "Conv2DBackpropInput": (2, 1),
+    "Conv3DBackpropInputV2": (2, 1),
+    "DepthwiseConv2dNativeBackpropInput": (2, 1),
+    "Conv2DBackpropFilter": (2, None),
+    "Conv3DBackpropFilterV2": (2, None),
+    "DepthwiseConv2dNativeBackpropFilter": (2, None),
 }
 
 
@@ -53,22 +64,20 @@ def op_flops(op: tf.Operation, batch: int) -> float:
         return 0.0
     out = _elements(op.outputs[0], batch)
     kind = op.type
-    if kind in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"):
-        first, second = _elements(op.inputs[0], batch), _elements(op.inputs[-1], batch)
-        # rows*inner × inner*columns → rows*columns, whichever way round and batched alike
-        return 2.0 * math.sqrt(first * second * out) if out else 0.0
-    if kind in _FILTERED:
-        window = op.inputs[_FILTERED[kind]]
-        if window.shape.is_fully_defined():
-            shape = window.shape.as_list()
-            read = out if not kind.startswith("Conv2DB") else _elements(op.inputs[2], batch)
-            per = math.prod(shape[:-1]) if "Depthwise" not in kind else math.prod(shape[:2])
-            return 2.0 * read * per
-    if kind.endswith("BackpropFilter") or kind == "Conv3DBackpropFilterV2":
-        gradient = _elements(op.inputs[2], batch)
-        shape = op.outputs[0].shape
-        if shape.is_fully_defined() and shape.rank:
-            return 2.0 * gradient * math.prod(shape.as_list()[:-1])
+    if kind in _PRODUCTS and (first := op.inputs[0].shape).rank is not None:
+        inner = first[-2 if op.get_attr(_PRODUCTS[kind]) else -1]
+        return 2.0 * out * (batch if inner is None else inner)
+    if kind == "Einsum":
+        # rows × inner and inner × columns make rows × columns: the geometric mean of all three.
+        first_size, last_size = _elements(op.inputs[0], batch), _elements(op.inputs[-1], batch)
+        return 2.0 * math.sqrt(first_size * last_size * out)
+    if kind in _CONVOLUTIONS:
+        met, held = _CONVOLUTIONS[kind]
+        window = (op.outputs[0] if held is None else op.inputs[held]).shape
+        if window.is_fully_defined() and window.rank:
+            # The filter of a depthwise convolution is applied to one channel, others to all.
+            per = math.prod(window.as_list()[: 2 if "Depthwise" in kind else -1])
+            return 2.0 * (out if met is None else _elements(op.inputs[met], batch)) * per
     return out * (10.0 if kind in optypes.EXPENSIVE else 1.0)
 
 

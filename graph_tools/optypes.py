@@ -16,6 +16,8 @@ __all__ = [
     "CONCATENATIONS",
     "EXPENSIVE",
     "FORWARDING",
+    "FUSED",
+    "FUSED_WITH_READER",
     "MERGED_AT_RUN_TIME",
     "MERGES_AT_RUN_TIME",
     "REFERENCE_VARIABLES",
@@ -69,6 +71,16 @@ MERGED_AT_RUN_TIME = frozenset({"BiasAddGrad"})
 #: … and a control input on the filter gradient prevents the merge, which changes the last bits of the bias gradient.
 MERGES_AT_RUN_TIME = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "BiasAddGrad"})
 
+#: Ops that grappler's remapper may fuse with the op that alone reads their result, …
+FUSED_WITH_READER = frozenset(
+    """Conv2D Conv3D DepthwiseConv2dNative MatMul BatchMatMul BatchMatMulV2 BiasAdd Add AddV2 Pad
+    FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3""".split()
+)
+#: … and all ops of such a group, its end included. It is not made if one of them has a control edge.
+FUSED = FUSED_WITH_READER | frozenset(
+    "Relu Relu6 Elu LeakyRelu Tanh Sigmoid Gelu Mish Swish".split()
+)
+
 #: Elementwise ops that may write their result into the buffer of an input that nobody reads any more.
 FORWARDING = frozenset(
     """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atanh BiasAdd Ceil Cos Cosh Digamma Div DivNoNan Elu EluGrad
@@ -111,9 +123,13 @@ def is_clonable(op: tf.Operation) -> bool:
         return False
     if any(_is_opaque(t.dtype) for t in op.outputs) or any(_is_opaque(t.dtype) for t in op.inputs):
         return False
+    if kind == "AddN" and len(op.inputs) > 2:
+        # Its kernel begins with whichever input's buffer it can take over: the order, and the last bits, depend on who
+        # else holds the inputs.
+        return False
     return not _tf.in_v1_control_flow(op)
 
 
 @cache
 def _is_opaque(dtype: tf.DType) -> bool:
-    return dtype in (tf.resource, tf.variant) or dtype._is_ref_dtype
+    return dtype in (tf.resource, tf.variant) or dtype != dtype.base_dtype

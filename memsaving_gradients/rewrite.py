@@ -10,8 +10,11 @@ input projections of an unrolled recurrence are ready at the first step. Where s
 its turn, it waits for an op shortly before it in the schedule. And where single buffers are a large part of the peak, the
 order of the few ops that make and read them decides it: in the backward pass those run strictly one after the other.
 
-Under XLA a control edge means nothing. There the roots of a run read their inputs through an addition of a zero that
-depends on a gradient computed just before the run (`graph_tools.edit.opaque_zero`).
+How a root is gated is the business of :mod:`memsaving_gradients.gates`.
+
+Grappler's remapper and oneDNN fuse a product, the addition behind it and an activation where nothing else reads the
+values between, and fused kernels give other last bits. Originals and clones must be fused alike, or not at all: gates
+stand in front of ops instead of on them, and an original that has lost its backward reader is protected.
 
 A sum of many addends becomes a chain of additions in the order in which TensorFlow's kernel adds them (the
 remainder of a division by eight first, then groups of eight), so that it gives the same bits and holds a few addends only.
@@ -24,10 +27,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import repeat
+from typing import Any
 
 import tensorflow as tf
 
 from graph_tools import _tf, edit, optypes
+from memsaving_gradients.gates import ControlGate, DataGate, Gate, gated, widest_input
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Schedule, Step
 
@@ -112,9 +117,10 @@ class _Writer:
         self.data_gates = data_gates
         self.result = Rewrite()
         self.window: list[int] = []
-        self.open_gate: _Gate | None = None
+        self.open_gate: Gate | None = None
         self.run: set[int] = set()
-        self.last_gate: tf.Operation | None = None
+        self.last_gate: Any = None
+        self.live = _depends_on_data(step)
         self.written = 0
         self.turn: dict[tuple[int, int], int] = {}
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
@@ -133,14 +139,11 @@ class _Writer:
         makers = (int(self.ops.producer[v]) for v in self.ops.inputs[entry.op])
         inside = any(c and m in self.run for m, c in zip(makers, entry.reads, strict=False))
         self.run.add(entry.op)
-        controls: list[tf.Operation] = []
         if not inside:
             if self.open_gate is None:
                 self.open_gate = self._new_gate(op)
-            controls = self.open_gate.controls
-            if self.data_gates:
-                self.open_gate.hold_by_data(op, inputs)
-        copy = self.result.clones[entry.op] = edit.clone(op, inputs, controls)
+            self.open_gate.hold(op, inputs)
+        copy = self.result.clones[entry.op] = edit.clone(op, inputs)
         for value in self.ops.inputs[entry.op]:
             maker = self.ops.ops[int(self.ops.producer[self.ops.storage[value]])]
             if maker.type in optypes.REFERENCE_VARIABLES:
@@ -150,9 +153,14 @@ class _Writer:
         position, op = entry.op, self.ops.ops[entry.op]
         for k, copy in enumerate(entry.reads):
             if copy:
-                self.result.rewiring.point(op, k, self._copy_of(self.ops.inputs[position][k]))
+                value = self.ops.inputs[position][k]
+                maker = self.ops.ops[int(self.ops.producer[value])]
+                if maker.type in optypes.FUSED_WITH_READER:
+                    # It had two readers and was not fused with the other; with one it would be, its clone would not.
+                    _tf.protect(maker)
+                self.result.rewiring.point(op, k, self._copy_of(value))
         self._close_run()
-        if op.type not in optypes.MERGED_AT_RUN_TIME:
+        if op.type not in optypes.MERGED_AT_RUN_TIME and self.live[position]:
             self.window.append(position)
 
     def chain(self, position: int) -> None:
@@ -187,9 +195,16 @@ class _Writer:
         op = self.result.clones[position] if entry.copy else self.ops.ops[position]
         if max(sizes, default=0) < self.huge or op.type in _UNORDERED:
             return
-        if self.last_huge is not None:
-            _tf.add_control_inputs(op, [self.last_huge])
-        self.last_huge = op
+        if self.last_huge is not None and not entry.copy:
+            self._hold_back(position, self.last_huge)
+        if self._may_trigger(entry):
+            self.last_huge = op
+
+    def _may_trigger(self, entry: Step) -> bool:
+        """Whether a control edge from an execution leaves the kernels that it may be fused into as they are."""
+        kind = self.ops.ops[entry.op].type
+        forward = entry.op < self.graph.first_backward
+        return kind not in (optypes.FUSED if forward else optypes.MERGED_AT_RUN_TIME)
 
     def _close_run(self) -> None:
         self.open_gate = None
@@ -199,24 +214,20 @@ class _Writer:
         op = int(self.ops.producer[value])
         return self.result.clones[op].outputs[value - int(self.ops.first_value[op])]
 
-    def _new_gate(self, root: tf.Operation) -> _Gate:
-        sinks = self._sinks()
-        if self.data_gates:
-            return _Gate.by_data([self.ops.ops[i] for i in sinks], root)
-        controls = [self.ops.ops[i] for i in sinks]
-        if self.last_gate is not None:
-            controls.append(self.last_gate)
-        with tf.control_dependencies(controls):
-            self.last_gate = tf.no_op(name=root.name + "_gate")
+    def _new_gate(self, root: tf.Operation) -> Gate:
+        triggers = [self.ops.ops[i] for i in self._sinks()]
         self.window = []
-        return _Gate([self.last_gate])
+        if self.data_gates:
+            self.last_gate = DataGate.after(triggers, root.name, self.last_gate)
+        else:
+            self.last_gate = ControlGate.after(triggers, root.name, self.last_gate)
+        return self.last_gate
 
     def _sinks(self) -> list[int]:
-        """Backward ops of the window whose results no other op of it reads; before the first one, the ends of forward."""
-        if not self.window:
-            return [] if self.last_gate is not None else list(self.graph.ends)
+        """Backward ops of the window whose results no other op of it reads; at first, the ends of forward as well."""
         read = {int(self.ops.producer[v]) for i in self.window for v in self.ops.inputs[i]}
-        return [i for i in self.window if i not in read]
+        ends = list(self.graph.ends) if self.last_gate is None else []
+        return ends + [i for i in self.window if i not in read]
 
     def hold_if_early(self, entry: Step) -> None:
         """Let an original op wait for its turn if it is ready long before and would hold much memory until then.
@@ -241,55 +252,47 @@ class _Writer:
         key = (position, entry.copy)
         if due - ready <= self.slack:
             self.turn[key] = due
-            if self.ops.ops[position].type not in optypes.MERGED_AT_RUN_TIME and not entry.copy:
+            if not entry.copy and self.live[position] and self._may_trigger(entry):
                 self.on_time.append((due, self.ops.ops[position]))
             return
         self.turn[key] = ready
         if entry.copy or made < self.large or self.data_gates or not self.on_time:
             return
-        if self.ops.ops[position].type in optypes.MERGES_AT_RUN_TIME:
-            return
         while len(self.on_time) > 1 and self.on_time[1][0] <= due - self.slack:
             self.on_time.popleft()
-        _tf.add_control_inputs(self.ops.ops[position], [self.on_time[0][1]])
-        self.turn[key] = due
+        if self._hold_back(position, self.on_time[0][1]):
+            self.turn[key] = due
+
+    def _hold_back(self, position: int, trigger: tf.Operation) -> bool:
+        """Let an original wait for ``trigger``, unless that could change which kernels it is fused into."""
+        op = self.ops.ops[position]
+        index = widest_input(op, op.inputs)
+        if op.type in _UNORDERED or index is None:
+            return False
+        if (
+            len(op.inputs[index].consumers()) < 2
+            and op.inputs[index].op.type in optypes.FUSED_WITH_READER
+        ):
+            return False
+        self.result.rewiring.point(op, index, gated(op.inputs[index], [trigger], op.name))
+        return True
 
 
-@dataclass(eq=False)
-class _Gate:
-    """What the roots of one run of clones wait for."""
-
-    controls: list[tf.Operation]
-    zero: tf.Tensor | None = None
-    held: dict[object, tf.Tensor] = field(default_factory=dict)
-
-    @classmethod
-    def by_data(cls, triggers: list[tf.Operation], root: tf.Operation) -> _Gate:
-        floats = [
-            out
-            for op in triggers
-            for out in op.outputs
-            if out.dtype.is_floating and out.shape.rank is not None
-        ]
-        with tf.name_scope(root.name + "_gate/"):
-            # One trigger, the last: XLA keeps no closer order for more of them (measured on its CPU compiler).
-            return cls([], edit.opaque_zero(floats[-1]) if floats else None)
-
-    def hold_by_data(self, op: tf.Operation, inputs: list[tf.Tensor]) -> None:
-        """Make one input of a root depend on the gate; shape-like inputs must stay constants and are left alone."""
-        if self.zero is None:
-            return
-        fits = [k for k, t in enumerate(inputs) if edit.can_add_opaque(t)]
-        floating = [k for k in fits if inputs[k].dtype.is_floating or inputs[k].dtype.is_complex]
-        # Integers of a random op: its key and counter, never its shape; others: only what has a real buffer.
-        integers = [k for k in fits if k not in floating and _tf.constant_value(inputs[k]) is None]
-        if not (choice := floating or integers):
-            return
-        index = choice[0]
-        key = inputs[index].ref()
-        if key not in self.held:
-            self.held[key] = edit.add_opaque(inputs[index], self.zero)
-        inputs[index] = self.held[key]
+def _depends_on_data(step: CapturedStep) -> list[bool]:
+    """For each op, whether it waits for something computed in the step; waiting for another is waiting for nothing."""
+    graph = step.graph
+    storage, source, producer = (
+        graph.storage.tolist(),
+        graph.source.tolist(),
+        graph.producer.tolist(),
+    )
+    live: list[bool] = []
+    for op in range(graph.length):
+        if op < graph.first_backward:
+            live.append(any(not source[storage[v]] for v in graph.writes[op]))
+        else:
+            live.append(any(not source[storage[v]] and live[producer[v]] for v in graph.reads[op]))
+    return live
 
 
 def _add_up(addends: list[tf.Tensor]) -> tf.Tensor:

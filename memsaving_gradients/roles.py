@@ -62,6 +62,7 @@ def capture_step(
         clonable=ops.clonable,
         joins=np.array([op.type in optypes.CONCATENATIONS for op in ops.ops], np.bool_),
         forwards=np.array([op.type in optypes.FORWARDING for op in ops.ops], np.bool_),
+        fuses=np.array([op.type in optypes.FUSED_WITH_READER for op in ops.ops], np.bool_),
         seconds=costs.op_seconds(ops, batch),
         expensive=np.array([i in expensive for i in range(len(ops.ops))], np.bool_),
         ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),

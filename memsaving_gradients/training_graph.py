@@ -46,6 +46,8 @@ class TrainingGraph:
         For each op, whether it only puts its inputs side by side (a concatenation).
     forwards
         For each op, whether it may write into an input buffer that nobody else needs.
+    fuses
+        For each op, whether the runtime may make one kernel of it and the op that alone reads its result.
     seconds
         For each op, its estimated time.
     expensive
@@ -68,6 +70,7 @@ class TrainingGraph:
     clonable: BoolArray
     joins: BoolArray
     forwards: BoolArray
+    fuses: BoolArray
     seconds: npt.NDArray[np.float64]
     expensive: BoolArray
     ends: tuple[int, ...] = ()

@@ -124,6 +124,7 @@ class Maker:
             clonable=clonable,
             joins=joins,
             forwards=forwards,
+            fuses=np.zeros(len(reads), np.bool_),
             seconds=seconds,
             expensive=expensive,
             ends=(border - 1,),

@@ -5,8 +5,8 @@ masks and casts are run again just before backward reads them: a few percent of 
 memory of a convolutional network. Recomputing a residual stream goes back to the last place where it is known, so a few
 cheap tensors are kept as well: the cuts of :mod:`~memsaving_gradients.planners.least_memory`, with all expensive outputs given.
 
-Where an expensive op feeds a cheap one of the same bytes and nothing else (a convolution and its bias), the cheap one's
-output is kept instead: the same bytes, one op less to run again, and kernels that fuse the pair stay fused.
+Where an expensive op feeds a cheap one of the same bytes and nothing else (a convolution, its bias, its activation), the last
+one's output is kept instead: the same bytes, fewer ops to run again, and kernels that fuse them stay fused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _expensive(graph: TrainingGraph) -> list[int]:
     """Storages to keep: outputs of expensive forward ops, or of the cheap op that alone reads them."""
     storage, source, size = graph.storage.tolist(), graph.source.tolist(), graph.size.tolist()
     readers: dict[int, list[int]] = {}
-    for op in range(graph.first_backward):
+    for op in range(graph.length):
         for value in graph.reads[op]:
             readers.setdefault(storage[value], []).append(op)
     kept = []
@@ -37,15 +37,16 @@ def _expensive(graph: TrainingGraph) -> list[int]:
             continue
         for value in graph.writes[op]:
             root = storage[value]
-            after = readers.get(root, [])
-            if len(after) == 1 and graph.forwards[after[0]] and graph.clonable[after[0]]:
+            while len(after := readers.get(root, [])) == 1 and after[0] < graph.first_backward:
                 others = [v for v in graph.reads[after[0]] if storage[v] != root]
-                (made, *more) = graph.writes[after[0]]
+                made = graph.writes[after[0]]
                 if (
-                    not more
-                    and size[made] == size[root]
-                    and all(source[storage[v]] for v in others)
+                    len(made) != 1
+                    or not (graph.forwards[after[0]] and graph.clonable[after[0]])
+                    or size[storage[made[0]]] != size[root]
+                    or not all(source[storage[v]] for v in others)
                 ):
-                    root = made
+                    break
+                root = storage[made[0]]
             kept.append(root)
     return kept

@@ -100,17 +100,18 @@ class _Tables:
 
 
 def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
-    """Positions whose frontier is no larger than the neighbors', thinned to the smallest of each stretch."""
-    bytes_at = segments.frontier_bytes()
+    """Positions to cut at: all where the frontier changes, or the narrowest ones if there are too many."""
     # A cut behind the last residual stands for keeping none of the last segment.
     changes = np.unique(np.concatenate([segments.born, segments.last, segments.residual_born[-1:]]))
     changes = changes[changes < segments.length - 1]
-    if not len(changes):
-        return changes
-    width = bytes_at[changes]
-    before = np.concatenate([[np.iinfo(np.int64).max], width[:-1]])
-    after = np.concatenate([width[1:], [np.iinfo(np.int64).max]])
-    cuts = changes[(width <= before) & (width <= after)]
+    cuts = changes[segments.cuttable[changes]]
+    if len(cuts) <= MOST_CUTS:
+        return cuts
+    bytes_at = segments.frontier_bytes()
+    width = bytes_at[cuts]
+    endless = np.iinfo(np.int64).max
+    before, after = np.append(endless, width[:-1]), np.append(width[1:], endless)
+    cuts = cuts[(width <= before) & (width <= after)]
     if len(cuts) <= MOST_CUTS:
         return cuts
     # Stretches of equal residual bytes, the narrowest cut of each.

@@ -63,6 +63,9 @@ class Segments:
         For each position, bytes of pinned storages made up to there.
     working
         For each position, the most bytes that backward needs beside residuals while it stands there.
+    cuttable
+        For each position, whether a cut there leaves every pair of ops together that the runtime may fuse: keeping
+        what passes between them would have the original run unfused, with other last bits than in plain training.
     """
 
     parts: IntArray
@@ -76,6 +79,7 @@ class Segments:
     held: IntArray
     pinned_held: IntArray
     working: IntArray
+    cuttable: npt.NDArray[np.bool_]
 
     @property
     def length(self) -> int:
@@ -163,6 +167,7 @@ def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segmen
         held=held,
         pinned_held=pinned_held,
         working=_working(graph),
+        cuttable=_cuttable(graph),
     )
 
 
@@ -240,6 +245,22 @@ def _sum_by_position(
     if len(storages):
         np.add.at(added, producer[storages], size[storages])
     return np.cumsum(added)
+
+
+def _cuttable(graph: TrainingGraph) -> npt.NDArray[np.bool_]:
+    count = np.zeros(len(graph.storage), np.int64)
+    reader = np.zeros(len(graph.storage), np.int64)
+    for op, values in enumerate(graph.reads):
+        for value in values:
+            count[value] += 1
+            reader[value] = op
+    delta = np.zeros(graph.first_backward + 1, np.int64)
+    for op in np.flatnonzero(graph.fuses[: graph.first_backward]).tolist():
+        for value in graph.writes[op]:
+            if count[value] == 1 and reader[value] < graph.first_backward:
+                delta[op] += 1
+                delta[reader[value]] -= 1
+    return np.cumsum(delta[:-1]) == 0
 
 
 def _working(graph: TrainingGraph) -> IntArray:

@@ -1,0 +1,114 @@
+"""Gates: what the roots of a run of clones wait for, in the two forms that survive compilation.
+
+For TensorFlow's executor a gate is an identity in front of the root, which waits for its triggers by control edges and
+is exempt from grappler. A control edge on the root itself would order as well, but keeps grappler from fusing the root
+into kernels that its original is fused into, and fused kernels give other last bits.
+
+XLA drops control edges and merges equal ops. There the root reads an input through the addition of a zero that
+depends on a gradient computed just before the run (`graph_tools.edit.opaque_zero`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import tensorflow as tf
+
+from graph_tools import _tf, edit, optypes
+from graph_tools.sizes import tensor_bytes
+
+__all__ = ["ControlGate", "DataGate", "Gate", "gated", "widest_input"]
+
+
+class Gate(Protocol):
+    """Holds back the roots of one run."""
+
+    def hold(self, op: tf.Operation, inputs: list[tf.Tensor]) -> None:
+        """Replace an input of a copy of ``op`` by one that comes only when the gate opens."""
+
+
+def widest_input(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> int | None:
+    """The input to hold back: the largest that is no constant, or ``None``.
+
+    Shapes, axes and the like are constants where compilers need them to be, and are left alone.
+    """
+    fits = [
+        k for k, t in enumerate(inputs) if t.op.type != "Const" and t.dtype == t.dtype.base_dtype
+    ]
+    return max(fits, key=lambda k: (_rank(inputs[k]), -k), default=None)
+
+
+def _rank(tensor: tf.Tensor) -> tuple[bool, bool, int]:
+    """Computed values before variables and fed inputs (whose address others may hold), floats before the rest."""
+    size = tensor_bytes(tensor)
+    computed = tensor.op.type not in optypes.SOURCES
+    return computed, tensor.dtype.is_floating, size.fixed + size.per_example
+
+
+def gated(tensor: tf.Tensor, triggers: Sequence[tf.Operation], name: str) -> tf.Tensor:
+    """``tensor``, available only when ``triggers`` have run; the same buffer."""
+    with tf.control_dependencies(triggers), tf.device(tensor.device):
+        held = tf.raw_ops.Identity(input=tensor, name=name + "_held")
+    _tf.protect(held.op)
+    return held
+
+
+@dataclass(eq=False)
+class ControlGate:
+    """A gate for TensorFlow's executor."""
+
+    opens: tf.Operation
+    held: dict[object, tf.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def after(
+        cls, triggers: Sequence[tf.Operation], name: str, before: ControlGate | None
+    ) -> ControlGate:
+        """A gate that opens when ``triggers`` have run, and not before the gate before it."""
+        with tf.control_dependencies([*triggers, *([before.opens] if before else [])]):
+            return cls(tf.no_op(name=name + "_gate"))
+
+    def hold(self, op: tf.Operation, inputs: list[tf.Tensor]) -> None:
+        """See `Gate.hold`."""
+        index = widest_input(op, inputs)
+        index = 0 if index is None else index
+        key = inputs[index].ref()
+        if key not in self.held:
+            self.held[key] = gated(inputs[index], [self.opens], op.name)
+        inputs[index] = self.held[key]
+
+
+@dataclass(eq=False)
+class DataGate:
+    """A gate for XLA."""
+
+    zero: tf.Tensor | None
+    held: dict[object, tf.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def after(
+        cls, triggers: Sequence[tf.Operation], name: str, before: DataGate | None
+    ) -> DataGate:
+        """A gate that opens when the last of ``triggers`` has run (XLA keeps no closer order for more of them)."""
+        floats = [
+            out
+            for op in triggers
+            for out in op.outputs
+            if out.dtype.is_floating and out.shape.rank is not None
+        ]
+        if not floats:
+            return cls(before.zero if before else None)
+        with tf.name_scope(name + "_gate/"):
+            return cls(edit.opaque_zero(floats[-1]))
+
+    def hold(self, op: tf.Operation, inputs: list[tf.Tensor]) -> None:
+        """See `Gate.hold`."""
+        index = widest_input(op, inputs)
+        if self.zero is None or index is None or not edit.can_add_opaque(inputs[index]):
+            return
+        key = inputs[index].ref()
+        if key not in self.held:
+            self.held[key] = edit.add_opaque(inputs[index], self.zero)
+        inputs[index] = self.held[key]
