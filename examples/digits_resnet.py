@@ -116,6 +116,9 @@ def train(run: str, settings: Settings, folder: Path) -> None:
 
     tf.config.experimental.enable_op_determinism()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    # TensorFlow's AddN begins with an input whose buffer it may overwrite, so with several threads between ops its sums
+    # depend on their timing, op determinism or not: two plain runs of this network differ.
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     keras.utils.set_random_seed(0)
 
     class Meter(keras.callbacks.Callback):

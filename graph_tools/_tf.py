@@ -96,9 +96,15 @@ def creation_index(op: tf.Operation) -> int:
 def in_v1_control_flow(op: tf.Operation) -> bool:
     """Whether ``op`` stands inside a TF1 frame (``Switch``/``Enter``), which cannot be copied alone.
 
-    The context is only kept on the op, without public accessor (2.16 to 2.21).
+    The context is only kept on the op, without public accessor; XLA has contexts of its own, which are no frames
+    (2.16 to 2.21).
     """
-    return op._get_control_flow_context() is not None
+    context = op._get_control_flow_context()
+    while context is not None:
+        if not context.IsXLAContext():
+            return True
+        context = context.outer_context
+    return False
 
 
 def constant_value(tensor: tf.Tensor) -> Any:

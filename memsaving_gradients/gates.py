@@ -19,7 +19,7 @@ import tensorflow as tf
 from graph_tools import _tf, edit, optypes
 from graph_tools.sizes import tensor_bytes
 
-__all__ = ["ControlGate", "DataGate", "Gate", "gated", "widest_input"]
+__all__ = ["ControlGate", "DataGate", "Gate", "gated", "reads_constant", "widest_input"]
 
 
 class Gate(Protocol):
@@ -45,6 +45,11 @@ def _rank(tensor: tf.Tensor) -> tuple[bool, bool, int]:
     size = tensor_bytes(tensor)
     computed = tensor.op.type not in optypes.SOURCES
     return computed, tensor.dtype.is_floating, size.fixed + size.per_example
+
+
+def reads_constant(op: tf.Operation) -> bool:
+    """Whether constant folding may merge ``op`` with the op before it: it combines that one with a constant."""
+    return any(t.op.type == "Const" and t.dtype.is_floating for t in op.inputs)
 
 
 def gated(tensor: tf.Tensor, triggers: Sequence[tf.Operation], name: str) -> tf.Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -227,7 +226,7 @@ def _install() -> None:
         ("batch_jacobian", _plain_inside),
     ):
         original = getattr(tape, name)
-        _restore.append(partial(setattr, tape, name, original))
+        _restore.append(functools.partial(setattr, tape, name, original))
         setattr(tape, name, wrap(original))
 
 

@@ -13,7 +13,7 @@ order of the few ops that make and read them decides it: in the backward pass th
 How a root is gated is the business of :mod:`memsaving_gradients.gates`.
 
 Grappler's remapper and oneDNN fuse a product, the addition behind it and an activation where nothing else reads the
-values between, and fused kernels give other last bits. Originals and clones must be fused alike, or not at all: gates
+values between, constant folding moves a constant factor past the op before it, and the results have other last bits. Originals and clones must be fused alike, or not at all: gates
 stand in front of ops instead of on them, and an original that has lost its backward reader is protected.
 
 A sum of many addends becomes a chain of additions in the order in which TensorFlow's kernel adds them (the
@@ -32,7 +32,14 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools import _tf, edit, optypes
-from memsaving_gradients.gates import ControlGate, DataGate, Gate, gated, widest_input
+from memsaving_gradients.gates import (
+    ControlGate,
+    DataGate,
+    Gate,
+    gated,
+    reads_constant,
+    widest_input,
+)
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Schedule, Step
 
@@ -155,8 +162,8 @@ class _Writer:
             if copy:
                 value = self.ops.inputs[position][k]
                 maker = self.ops.ops[int(self.ops.producer[value])]
-                if maker.type in optypes.FUSED_WITH_READER:
-                    # It had two readers and was not fused with the other; with one it would be, its clone would not.
+                if self.graph.fuses[int(self.ops.producer[value])]:
+                    # It had two readers and was not merged with the other; with one it would be, its clone would not.
                     _tf.protect(maker)
                 self.result.rewiring.point(op, k, self._copy_of(value))
         self._close_run()
@@ -267,7 +274,7 @@ class _Writer:
         """Let an original wait for ``trigger``, unless that could change which kernels it is fused into."""
         op = self.ops.ops[position]
         index = widest_input(op, op.inputs)
-        if op.type in _UNORDERED or index is None:
+        if op.type in _UNORDERED or index is None or reads_constant(op):
             return False
         if (
             len(op.inputs[index].consumers()) < 2

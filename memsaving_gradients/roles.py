@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from graph_tools import _tf, costs, optypes
 from graph_tools.capture import OpGraph, capture
+from memsaving_gradients.gates import reads_constant
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["CapturedStep", "capture_step"]
@@ -62,7 +64,7 @@ def capture_step(
         clonable=ops.clonable,
         joins=np.array([op.type in optypes.CONCATENATIONS for op in ops.ops], np.bool_),
         forwards=np.array([op.type in optypes.FORWARDING for op in ops.ops], np.bool_),
-        fuses=np.array([op.type in optypes.FUSED_WITH_READER for op in ops.ops], np.bool_),
+        fuses=_fuses(ops),
         seconds=costs.op_seconds(ops, batch),
         expensive=np.array([i in expensive for i in range(len(ops.ops))], np.bool_),
         ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),
@@ -70,6 +72,16 @@ def capture_step(
         sums=_sums(ops, border) if may_chain else frozenset(),
     )
     return CapturedStep(graph, ops)
+
+
+def _fuses(ops: OpGraph) -> npt.NDArray[np.bool_]:
+    """Ops that the runtime may merge with one that reads them: by kernel fusion, or by folding the reader's constant."""
+    fuses = np.array([op.type in optypes.FUSED_WITH_READER for op in ops.ops], np.bool_)
+    for i, op in enumerate(ops.ops):
+        if op.type in optypes.FORWARDING and reads_constant(op):
+            for value in ops.inputs[i]:
+                fuses[ops.producer[value]] = True
+    return fuses
 
 
 def _sums(ops: OpGraph, border: int) -> frozenset[int]:

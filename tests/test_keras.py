@@ -131,28 +131,16 @@ def test_bit_identical_steps_per_execution(steps: int) -> None:
     assert_trains_alike(lambda: compiled(steps_per_execution=steps))
 
 
-@pytest.fixture
-def unfused(exact: None) -> Any:
-    """Grappler's remapper off as well.
-
-    It makes one kernel of MatMul, BiasAdd and an activation where nothing else reads what is between them, which depends
-    on what is recomputed; the fused kernel rounds once instead of three times.
-    """
-    before = tf.config.optimizer.get_experimental_options().get("remapping", True)
-    tf.config.optimizer.set_experimental_options({"remapping": False})
-    yield
-    tf.config.optimizer.set_experimental_options({"remapping": before})
-
-
-@pytest.mark.usefixtures("unfused")
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_bit_identical_mixed_precision(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     assert_trains_alike(compiled)
 
 
-@pytest.mark.usefixtures("unfused")
+@pytest.mark.usefixtures("exact")
 def test_bit_identical_fusable_activation() -> None:
+    # Grappler makes one kernel of MatMul, BiasAdd and Tanh where nothing else reads what is between them.
     assert_trains_alike(lambda: compiled(activation="tanh"))
 
 

@@ -92,7 +92,7 @@ def test_v1_optimizer(use_resource: bool) -> None:
                 session.run(step)
                 return session.run(w)
 
-    np.testing.assert_allclose(trained(checkpoints="memory"), trained(), rtol=1e-6)
+    np.testing.assert_allclose(trained(checkpoints="memory"), trained(), rtol=1e-6, atol=1e-6)
 
 
 def test_bound_tape_method_of_before() -> None:

@@ -5,8 +5,9 @@ masks and casts are run again just before backward reads them: a few percent of 
 memory of a convolutional network. Recomputing a residual stream goes back to the last place where it is known, so a few
 cheap tensors are kept as well: the cuts of :mod:`~memsaving_gradients.planners.least_memory`, with all expensive outputs given.
 
-Where an expensive op feeds a cheap one of the same bytes and nothing else (a convolution, its bias, its activation), the last
-one's output is kept instead: the same bytes, fewer ops to run again, and kernels that fuse them stay fused.
+Where an expensive op feeds a cheap one of the same bytes and nothing else (a convolution, its bias, its activation, the
+addition of a shortcut), the last one's output is kept instead: the same bytes, fewer ops to run again, and kernels that
+fuse them stay fused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
 
 def _expensive(graph: TrainingGraph) -> list[int]:
     """Storages to keep: outputs of expensive forward ops, or of the cheap op that alone reads them."""
-    storage, source, size = graph.storage.tolist(), graph.source.tolist(), graph.size.tolist()
+    storage, size = graph.storage.tolist(), graph.size.tolist()
     readers: dict[int, list[int]] = {}
     for op in range(graph.length):
         for value in graph.reads[op]:
@@ -38,13 +39,11 @@ def _expensive(graph: TrainingGraph) -> list[int]:
         for value in graph.writes[op]:
             root = storage[value]
             while len(after := readers.get(root, [])) == 1 and after[0] < graph.first_backward:
-                others = [v for v in graph.reads[after[0]] if storage[v] != root]
                 made = graph.writes[after[0]]
                 if (
                     len(made) != 1
                     or not (graph.forwards[after[0]] and graph.clonable[after[0]])
                     or size[storage[made[0]]] != size[root]
-                    or not all(source[storage[v]] for v in others)
                 ):
                     break
                 root = storage[made[0]]
