@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 DEMO := $(VENV)/.installed-demo
 TEST := $(VENV)/.installed-test
 
+# Setuptools warns of every editable installation.
+INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
+
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .DEFAULT_GOAL := help
@@ -28,11 +31,11 @@ $(BIN)/python:
 
 # Order-only: the date of the interpreter says nothing about what is installed.
 $(DEMO): setup.cfg pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[demo]"
+	$(INSTALL) ".[demo]"
 	@touch $@
 
 $(TEST): setup.cfg pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(INSTALL) ".[test]"
 	@touch $(DEMO) $@
 
 venv: $(TEST)

@@ -75,6 +75,46 @@ def digits(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
     return images[..., None].astype(np.float32), data.target[:count].astype(np.int32)
 
 
+def batch_norm() -> Any:
+    """Batch normalization as one op, ready to be applied.
+
+    Keras' own layer makes a dozen ops. A gradient that comes together from three or more of them goes through
+    TensorFlow's AddN, which begins with an input whose buffer it may overwrite: its sums depend on the timing of
+    threads, op determinism or not, and two plain runs of a network as deep as this one differ.
+    """
+    import keras
+    import tensorflow as tf
+
+    class BatchNorm(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            def weight(name: str, initial: str, trainable: bool) -> Any:
+                return self.add_weight(
+                    name=name, shape=shape[-1:], initializer=initial, trainable=trainable
+                )
+
+            self.gamma = weight("gamma", "ones", trainable=True)
+            self.beta = weight("beta", "zeros", trainable=True)
+            self.mean = weight("mean", "zeros", trainable=False)
+            self.variance = weight("variance", "ones", trainable=False)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+                x,
+                self.gamma,
+                self.beta,
+                self.mean,
+                self.variance,
+                is_training=training,
+                exponential_avg_factor=0.01 if training else 1.0,
+            )
+            if training:
+                self.mean.assign(mean)
+                self.variance.assign(variance)
+            return y
+
+    return BatchNorm()
+
+
 def resnet(settings: Settings) -> Any:
     """A pre-activation ResNet of bottleneck blocks, as a Keras functional model."""
     import keras
@@ -86,7 +126,7 @@ def resnet(settings: Settings) -> Any:
         )(x)
 
     def activate(x: Any) -> Any:
-        return layers.ReLU()(layers.BatchNormalization()(x))
+        return layers.ReLU()(batch_norm()(x))
 
     def bottleneck(x: Any, filters: int, strides: int) -> Any:
         before = activate(x)
@@ -116,9 +156,6 @@ def train(run: str, settings: Settings, folder: Path) -> None:
 
     tf.config.experimental.enable_op_determinism()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-    # TensorFlow's AddN begins with an input whose buffer it may overwrite, so with several threads between ops its sums
-    # depend on their timing, op determinism or not: two plain runs of this network differ.
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     keras.utils.set_random_seed(0)
 
     class Meter(keras.callbacks.Callback):
@@ -163,6 +200,7 @@ def train(run: str, settings: Settings, folder: Path) -> None:
         batch_size=settings.batch,
         epochs=settings.epochs,
         callbacks=callbacks,
+        shuffle=False,
         verbose=0,
     )
 

@@ -8,6 +8,9 @@ __all__ = ["GraphError", "GraphToolsError"]
 class GraphToolsError(Exception):
     """Base class of all errors of ``graph_tools`` and of the packages that stand on it."""
 
+    #: AutoGraph re-raises errors as types of its own, without what they carry, unless they say this.
+    ag_pass_through = True
+
 
 class GraphError(GraphToolsError, ValueError):
     """A graph cannot be captured, ordered or edited in the way that was asked for."""

@@ -10,7 +10,6 @@ Installed once, around the one function that all flavors of `tf.gradients` and t
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,22 +17,27 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import gradients_util
 
+from graph_tools._tf_autodiff import enclosing_graphs
 from graph_tools.edit import Rewiring
 
 __all__ = ["as_built", "install", "remember"]
 
-_rewirings: weakref.WeakKeyDictionary[tf.Graph, list[Rewiring]] = weakref.WeakKeyDictionary()
+#: A rewiring refers to its graph, so it lives on the graph itself: a table of them, weak or not, would keep it alive.
+_ATTRIBUTE = "_memsaving_gradients_rewirings"
 
 
 def remember(graph: tf.Graph, rewiring: Rewiring) -> None:
     """Note that ``graph`` was edited by ``rewiring``."""
-    _rewirings.setdefault(graph, []).append(rewiring)
+    setattr(graph, _ATTRIBUTE, [*getattr(graph, _ATTRIBUTE, ()), rewiring])
 
 
 @contextmanager
 def as_built(graph: tf.Graph) -> Iterator[None]:
-    """The graph as TensorFlow built it, for the duration of the context."""
-    edits = tuple(_rewirings.get(graph, ()))
+    """The graph and those around it as TensorFlow built them, for the duration of the context.
+
+    (Differentiation in a branch, a loop or a function walks on into the graphs that it captures from.)
+    """
+    edits = [e for g in enclosing_graphs(graph) for e in getattr(g, _ATTRIBUTE, ())]
     for rewiring in reversed(edits):
         rewiring.undo()
     try:

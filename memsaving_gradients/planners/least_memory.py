@@ -31,6 +31,8 @@ MOST_CUTS = 1000
 #: Plans to simulate: as many as this many op executions allow, within bounds.
 SIMULATED_STEPS = 400_000
 FEWEST_TRIALS, MOST_TRIALS = 4, 24
+#: On graphs small enough for all of those: kept storages to try to drop, for each of them.
+DROPS = 5
 #: Steps of the bisection for the place from which residuals are kept.
 BISECTIONS = 7
 
@@ -47,7 +49,24 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
         if best is None or (trial.peak, trial.extra_seconds) < (best.peak, best.extra_seconds):
             best = trial
     best = best or propose(graph, limits, segments.kept_by([]))
+    best = _drop_some(graph, limits, best, trials)
     return _keep_late(graph, limits, segments, best, trials)
+
+
+def _drop_some(graph: TrainingGraph, limits: Limits, best: Proposal, trials: int) -> Proposal:
+    """Drop kept storages one by one, the largest first, where that lowers the peak: the model of the cuts is coarse."""
+    chosen = [
+        storage
+        for storage, why in best.reasons.items()
+        if storage not in limits.keep and why not in ("small", "pinned")
+    ]
+    chosen.sort(key=lambda storage: (-int(graph.size[storage]), storage))
+    for storage in chosen[: trials * DROPS if trials == MOST_TRIALS else 0]:
+        rest = {other: why for other, why in best.reasons.items() if other != storage}
+        trial = propose(graph, limits, rest)
+        if trial.peak < best.peak:
+            best = trial
+    return best
 
 
 def _paths(tables: _Tables, trials: int) -> list[tuple[int, ...]]:
