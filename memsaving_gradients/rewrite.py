@@ -5,9 +5,9 @@ nothing. Clones come in runs: those that the schedule puts between two backward 
 every backward op before it in the schedule that nothing else waits for; only the *roots* of the run (clones that read no
 other clone of it) need the gate, and each gate waits for the one before it.
 
-Originals can be early as well: a backward op that reads forward values alone is ready during the forward pass, the
-input projections of an unrolled recurrence are ready at the first step. Where such an op would hold much memory long before
-its turn, it waits for an op shortly before it in the schedule. And where single buffers are a large part of the peak, the
+Originals can be early as well: a backward op that reads forward values alone is ready during the forward pass. Where such
+an op would hold much memory long before its turn, it waits for an op shortly before it in the schedule. Forward ops are left
+as they are. And where single buffers are a large part of the peak, the
 order of the few ops that make and read them decides it: in the backward pass those run strictly one after the other.
 
 How a root is gated is the business of :mod:`memsaving_gradients.gates`.
@@ -263,7 +263,9 @@ class _Writer:
                 self.on_time.append((due, self.ops.ops[position]))
             return
         self.turn[key] = ready
-        if entry.copy or made < self.large or self.data_gates or not self.on_time:
+        if entry.copy or position < graph.first_backward or self.data_gates:
+            return
+        if made < self.large or not self.on_time:
             return
         while len(self.on_time) > 1 and self.on_time[1][0] <= due - self.slack:
             self.on_time.popleft()
