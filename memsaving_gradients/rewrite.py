@@ -13,8 +13,9 @@ order of the few ops that make and read them decides it: in the backward pass th
 How a root is gated is the business of :mod:`memsaving_gradients.gates`.
 
 Grappler's remapper and oneDNN fuse a product, the addition behind it and an activation where nothing else reads the
-values between, constant folding moves a constant factor past the op before it, and the results have other last bits. Originals and clones must be fused alike, or not at all: gates
-stand in front of ops instead of on them, and an original that has lost its backward reader is protected.
+values between, constant folding moves a constant factor past the op before it, and the results have other last bits.
+Originals and clones must be fused alike, or not at all: gates stand in front of ops instead of on them, and an original
+that has lost its backward reader is protected.
 
 A sum of many addends becomes a chain of additions in the order in which TensorFlow's kernel adds them (the
 remainder of a division by eight first, then groups of eight), so that it gives the same bits and holds a few addends only.

@@ -99,7 +99,9 @@ def test_fit(case):
     assert_identical(state(ours), state(plain), case)
 
 
-@pytest.mark.xfail(strict=False, reason="bits drift after saving and loading: known")
+@pytest.mark.xfail(
+    strict=False, reason="differs by 0.0086 after save, load and more training; cause not found"
+)
 @pytest.mark.usefixtures("exact")
 def test_before_with_and_after(tmp_path):
     plain, ours = compiled(network()), compiled(network())
