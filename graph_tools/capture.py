@@ -101,7 +101,10 @@ class OpGraph:
 
 
 def capture(
-    targets: Iterable[tf.Tensor | tf.Operation], *, stop: Iterable[tf.Tensor] = ()
+    targets: Iterable[tf.Tensor | tf.Operation],
+    *,
+    stop: Iterable[tf.Tensor] = (),
+    late: int | None = None,
 ) -> OpGraph:
     """Capture every op that ``targets`` need, back to ``stop`` or to the sources of the graph.
 
@@ -112,6 +115,9 @@ def capture(
         already traced).
     stop
         Tensors behind which nothing is captured; their ops are, as ops without inputs.
+    late
+        Ops created from this number on stand behind all others, but for those that an earlier one needs: the gradient
+        of a loop gives new inputs to the loop.
 
     Raises
     ------
@@ -136,6 +142,10 @@ def capture(
     if len({id(op.graph) for op in roots}) > 1:
         raise GraphError(f"targets are of {len({id(op.graph) for op in roots})} different graphs")
     ops = _ordered(_ancestors(roots, cut if ends else set()), cut)
+    if late is not None:
+        early = [op for op in ops if _tf.creation_index(op) < late]
+        needed = set(_ancestors(early, cut))
+        ops.sort(key=lambda op: op not in needed)
     return _describe(ops, cut)
 
 

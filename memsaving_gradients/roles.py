@@ -44,8 +44,9 @@ def capture_step(
     may_chain: bool,
 ) -> CapturedStep:
     """Capture what ``ys`` and ``grads`` need; ops created at or after number ``first_backward`` are backward ops."""
-    ops = capture([*ys, *grads])
-    border = sum(1 for op in ops.ops if _tf.creation_index(op) < first_backward)
+    ops = capture([*ys, *grads], late=first_backward)
+    early = (i for i, op in enumerate(ops.ops) if _tf.creation_index(op) < first_backward)
+    border = max(early, default=-1) + 1
     reads = [
         () if op.type in optypes.SHAPE_READERS else ops.inputs[i] for i, op in enumerate(ops.ops)
     ]

@@ -99,9 +99,6 @@ def test_fit(case):
     assert_identical(state(ours), state(plain), case)
 
 
-@pytest.mark.xfail(
-    strict=False, reason="differs by 0.0086 after save, load and more training; cause not found"
-)
 @pytest.mark.usefixtures("exact")
 def test_before_with_and_after(tmp_path):
     plain, ours = compiled(network()), compiled(network())
@@ -116,12 +113,18 @@ def test_before_with_and_after(tmp_path):
     fit(ours)
     assert callback.plans == used
     assert_identical(state(ours), state(plain), "before, with, after")
-    ours.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert_identical(loaded.get_weights(), plain.get_weights(), "saved and loaded")
-    fit(loaded, [MemorySavingGradients("memory")])
-    fit(plain)
-    assert_identical(state(loaded), state(plain), "loaded and trained")
+    # Keras does not save the states of dropout's generators: both models are loaded, with the same new ones.
+    loaded = [reloaded(model, tmp_path / "model.keras") for model in (ours, plain)]
+    assert_identical(loaded[0].get_weights(), loaded[1].get_weights(), "saved and loaded")
+    fit(loaded[0], [MemorySavingGradients("memory")])
+    fit(loaded[1])
+    assert_identical(state(loaded[0]), state(loaded[1]), "loaded and trained")
+
+
+def reloaded(model, path):
+    model.save(path)
+    keras.utils.set_random_seed(1)
+    return keras.models.load_model(path)
 
 
 def stepper(model, optimizer, mode):

@@ -157,12 +157,16 @@ def _check_graph(graph: tf.Graph, forward: int, step, schedule) -> None:
     assert all(gate.control_inputs for gate in gates)
     if clones:
         capture(clones)  # raises at a cycle
-        waits: dict[tf.Operation, bool] = {}
+        held = {
+            op
+            for op in operations[forward:]
+            if op not in gates and not gates.isdisjoint(op.control_inputs)
+        }
+        assert all(op.type == "Identity" for op in held)
+        waits = set(held)
         for op in sorted(clones, key=_tf.creation_index):
-            waits[op] = any(c in gates for c in op.control_inputs) or any(
-                waits.get(t.op, False) for t in op.inputs
-            )
-            assert waits[op], f"{op.name} waits for nothing"
+            assert not waits.isdisjoint(t.op for t in op.inputs), f"{op.name} waits for nothing"
+            waits.add(op)
 
 
 def _stateful(op: tf.Operation) -> bool:
@@ -219,9 +223,6 @@ def test_data_gates_change_no_value(program, choice):
     _same(plain, ours, bits=False)
 
 
-@pytest.mark.xfail(
-    strict=False, reason="18 kinds fail the check that forward ops are not edited; cause not found"
-)
 @pytest.mark.parametrize("kind", sorted(set(KINDS)))
 def test_each_instruction_alone_in_a_deep_program(kind):
     """Every kind of op, repeated, with everything recomputed."""
