@@ -51,6 +51,9 @@ class OpGraph:
     source
         For each value, whether its buffer lives outside the step: a variable, a fed input, a constant, or
         something that TensorFlow folds into a constant.
+    constant
+        For each value, whether it is a constant, or becomes one because grappler and XLA fold what depends on
+        constants alone.
     clonable
         For each op, whether a copy of it gives the same outputs (:func:`graph_tools.optypes.is_clonable`).
     """
@@ -64,6 +67,7 @@ class OpGraph:
     fixed_bytes: npt.NDArray[np.int64]
     bytes_per_example: npt.NDArray[np.int64]
     source: npt.NDArray[np.bool_]
+    constant: npt.NDArray[np.bool_]
     clonable: npt.NDArray[np.bool_]
 
     @cached_property
@@ -94,6 +98,13 @@ class OpGraph:
         """The tensor with number ``value``."""
         op = int(self.producer[value])
         return self.ops[op].outputs[value - int(self.first_value[op])]
+
+    def reads_constant(self, op: int) -> bool:
+        """Whether an op combines something with a constant number, which folding may move past the op before it."""
+        return any(
+            self.constant[value] and tensor.dtype.is_floating
+            for value, tensor in zip(self.inputs[op], self.ops[op].inputs, strict=True)
+        )
 
     def value_bytes(self, batch: int) -> npt.NDArray[np.int64]:
         """Bytes of each value's own buffer at a batch of ``batch`` examples."""
@@ -215,9 +226,14 @@ def _describe(ops: list[tf.Operation], cut: set[tf.Operation]) -> OpGraph:
         copies = not ends and optypes.is_clonable(op)
         clonable.append(copies)
         first_value.append(len(producer))
-        # Grappler and XLA replace a deterministic op of constants alone by a constant.
-        folds = kind == "Const" or (
-            copies and not optypes.is_random(op) and all(constant[v] for v in reads)
+        folds = (
+            kind == "Const"
+            or (copies and not optypes.is_random(op) and all(constant[v] for v in reads))
+            or (
+                kind in optypes.SHAPES
+                and bool(reads)
+                and all(t.shape.is_fully_defined() for t in op.inputs)
+            )
         )
         is_source = folds or kind in optypes.SOURCES
         constant.extend(folds for _ in op.outputs)
@@ -246,5 +262,6 @@ def _describe(ops: list[tf.Operation], cut: set[tf.Operation]) -> OpGraph:
         fixed_bytes=np.array(fixed, np.int64),
         bytes_per_example=np.array(rate, np.int64),
         source=np.array(source, np.bool_),
+        constant=np.array(constant, np.bool_),
         clonable=np.array(clonable, np.bool_),
     )

@@ -21,6 +21,7 @@ __all__ = [
     "MERGED_AT_RUN_TIME",
     "MERGES_AT_RUN_TIME",
     "REFERENCE_VARIABLES",
+    "SHAPES",
     "SHAPE_READERS",
     "SOURCES",
     "VIEWS",
@@ -44,8 +45,10 @@ SOURCES = frozenset(
 #: Variables that are updated in place, under whoever reads them (TF1 without ``use_resource``).
 REFERENCE_VARIABLES = frozenset({"VariableV2", "Variable", "TemporaryVariable"})
 
+#: Ops that give an input's shape, or a part of it.
+SHAPES = frozenset("Shape ShapeN Size Rank".split())
 #: Ops that read an input's shape and not its buffer.
-SHAPE_READERS = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike".split())
+SHAPE_READERS = SHAPES | {"ZerosLike", "OnesLike"}
 
 #: Ops that only put their inputs side by side: as many bytes out as in, almost no time.
 CONCATENATIONS = frozenset("ConcatV2 Concat Pack".split())

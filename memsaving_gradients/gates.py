@@ -19,24 +19,22 @@ import tensorflow as tf
 from graph_tools import _tf, edit, optypes
 from graph_tools.sizes import tensor_bytes
 
-__all__ = ["ControlGate", "DataGate", "Gate", "gated", "reads_constant", "widest_input"]
+__all__ = ["ControlGate", "DataGate", "Gate", "gated", "widest_input"]
 
 
 class Gate(Protocol):
     """Holds back the roots of one run."""
 
-    def hold(self, op: tf.Operation, inputs: list[tf.Tensor]) -> None:
-        """Replace an input of a copy of ``op`` by one that comes only when the gate opens."""
+    def hold(self, name: str, inputs: list[tf.Tensor], constant: Sequence[bool]) -> None:
+        """Replace one of ``inputs`` by a tensor that comes only when the gate opens; none that is ``constant``."""
 
 
-def widest_input(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> int | None:
+def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int | None:
     """The input to hold back: the largest that is no constant, or ``None``.
 
     Shapes, axes and the like are constants where compilers need them to be, and are left alone.
     """
-    fits = [
-        k for k, t in enumerate(inputs) if t.op.type != "Const" and t.dtype == t.dtype.base_dtype
-    ]
+    fits = [k for k, t in enumerate(inputs) if not constant[k] and t.dtype == t.dtype.base_dtype]
     return max(fits, key=lambda k: (_rank(inputs[k]), -k), default=None)
 
 
@@ -45,11 +43,6 @@ def _rank(tensor: tf.Tensor) -> tuple[bool, bool, int]:
     size = tensor_bytes(tensor)
     computed = tensor.op.type not in optypes.SOURCES
     return computed, tensor.dtype.is_floating, size.fixed + size.per_example
-
-
-def reads_constant(op: tf.Operation) -> bool:
-    """Whether constant folding may merge ``op`` with the op before it: it combines that one with a constant."""
-    return any(t.op.type == "Const" and t.dtype.is_floating for t in op.inputs)
 
 
 def gated(tensor: tf.Tensor, triggers: Sequence[tf.Operation], name: str) -> tf.Tensor:
@@ -75,13 +68,12 @@ class ControlGate:
         with tf.control_dependencies([*triggers, *([before.opens] if before else [])]):
             return cls(tf.no_op(name=name + "_gate"))
 
-    def hold(self, op: tf.Operation, inputs: list[tf.Tensor]) -> None:
+    def hold(self, name: str, inputs: list[tf.Tensor], constant: Sequence[bool]) -> None:
         """See `Gate.hold`."""
-        index = widest_input(op, inputs)
-        index = 0 if index is None else index
+        index = widest_input(inputs, constant) or 0
         key = inputs[index].ref()
         if key not in self.held:
-            self.held[key] = gated(inputs[index], [self.opens], op.name)
+            self.held[key] = gated(inputs[index], [self.opens], name)
         inputs[index] = self.held[key]
 
 
@@ -108,9 +100,9 @@ class DataGate:
         with tf.name_scope(name + "_gate/"):
             return cls(edit.opaque_zero(floats[-1]))
 
-    def hold(self, op: tf.Operation, inputs: list[tf.Tensor]) -> None:
+    def hold(self, name: str, inputs: list[tf.Tensor], constant: Sequence[bool]) -> None:
         """See `Gate.hold`."""
-        index = widest_input(op, inputs)
+        index = widest_input(inputs, constant)
         if self.zero is None or index is None or not edit.can_add_opaque(inputs[index]):
             return
         key = inputs[index].ref()

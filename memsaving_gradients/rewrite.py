@@ -33,14 +33,7 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools import _tf, edit, optypes
-from memsaving_gradients.gates import (
-    ControlGate,
-    DataGate,
-    Gate,
-    gated,
-    reads_constant,
-    widest_input,
-)
+from memsaving_gradients.gates import ControlGate, DataGate, Gate, gated, widest_input
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Schedule, Step
 
@@ -150,7 +143,7 @@ class _Writer:
         if not inside:
             if self.open_gate is None:
                 self.open_gate = self._new_gate(op)
-            self.open_gate.hold(op, inputs)
+            self.open_gate.hold(op.name, inputs, self._constant(entry.op))
         copy = self.result.clones[entry.op] = edit.clone(op, inputs)
         for value in self.ops.inputs[entry.op]:
             maker = self.ops.ops[int(self.ops.producer[self.ops.storage[value]])]
@@ -218,6 +211,9 @@ class _Writer:
         self.open_gate = None
         self.run.clear()
 
+    def _constant(self, position: int) -> list[bool]:
+        return [bool(self.ops.constant[v]) for v in self.ops.inputs[position]]
+
     def _copy_of(self, value: int) -> tf.Tensor:
         op = int(self.ops.producer[value])
         return self.result.clones[op].outputs[value - int(self.ops.first_value[op])]
@@ -276,8 +272,8 @@ class _Writer:
     def _hold_back(self, position: int, trigger: tf.Operation) -> bool:
         """Let an original wait for ``trigger``, unless that could change which kernels it is fused into."""
         op = self.ops.ops[position]
-        index = widest_input(op, op.inputs)
-        if op.type in _UNORDERED or index is None or reads_constant(op):
+        index = widest_input(op.inputs, self._constant(position))
+        if op.type in _UNORDERED or index is None or self.ops.reads_constant(position):
             return False
         if (
             len(op.inputs[index].consumers()) < 2

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from graph_tools import _tf, costs, optypes
 from graph_tools.capture import OpGraph, capture
-from memsaving_gradients.gates import reads_constant
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["CapturedStep", "capture_step"]
@@ -79,7 +78,7 @@ def _fuses(ops: OpGraph) -> npt.NDArray[np.bool_]:
     """Ops that the runtime may merge with one that reads them: by kernel fusion, or by folding the reader's constant."""
     fuses = np.array([op.type in optypes.FUSED_WITH_READER for op in ops.ops], np.bool_)
     for i, op in enumerate(ops.ops):
-        if op.type in optypes.FORWARDING and reads_constant(op):
+        if op.type in optypes.FORWARDING and ops.reads_constant(i):
             for value in ops.inputs[i]:
                 fuses[ops.producer[value]] = True
     return fuses

@@ -110,15 +110,7 @@ BETWEEN = {
 }
 
 
-_LOOP = pytest.mark.xfail(
-    strict=False, reason="a loop in a recomputed chain: the rewritten graph has a cycle at run time"
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=_LOOP) if name == "while_loop" else name for name in BETWEEN],
-)
+@pytest.mark.parametrize("name", BETWEEN)
 def test_in_the_middle_of_a_chain(name):
     kinds = ("session", "function", "tape") if "recompute" not in name else ("function", "tape")
     assert_same_gradients(sandwich(BETWEEN[name]), data(), modes=SHORT, kinds=kinds)
@@ -286,9 +278,6 @@ def test_gradients_of_gradients_with_respect_to_what_was_recomputed(second_plain
     assert_same(program, data(), modes=("memory", None) if not second_plain else SHORT)
 
 
-@pytest.mark.xfail(
-    strict=False, reason="differs by 7e-7 in a session with checkpoints='memory'; cause not found"
-)
 def test_third_order():
     def program(p, gradients):
         y = p["x"]
