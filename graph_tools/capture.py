@@ -27,6 +27,9 @@ from graph_tools.sizes import tensor_bytes
 
 __all__ = ["OpGraph", "capture"]
 
+#: Results of constants that are larger are computed at each step (``constant_folding.h``, TensorFlow 2.16 to 2.21).
+LARGEST_FOLDED = 10 << 20
+
 
 @dataclass(frozen=True, eq=False)
 class OpGraph:
@@ -226,9 +229,10 @@ def _describe(ops: list[tf.Operation], cut: set[tf.Operation]) -> OpGraph:
         copies = not ends and optypes.is_clonable(op)
         clonable.append(copies)
         first_value.append(len(producer))
+        # Stateless random draws with a constant seed are folded like everything else.
         folds = (
             kind == "Const"
-            or (copies and not optypes.is_random(op) and all(constant[v] for v in reads))
+            or (copies and all(constant[v] for v in reads) and _is_small(op))
             or (
                 kind in optypes.SHAPES
                 and bool(reads)
@@ -265,3 +269,7 @@ def _describe(ops: list[tf.Operation], cut: set[tf.Operation]) -> OpGraph:
         constant=np.array(constant, np.bool_),
         clonable=np.array(clonable, np.bool_),
     )
+
+
+def _is_small(op: tf.Operation) -> bool:
+    return all(tensor_bytes(out).fixed <= LARGEST_FOLDED for out in op.outputs)

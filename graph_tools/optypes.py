@@ -15,6 +15,7 @@ from graph_tools import _tf
 __all__ = [
     "CONCATENATIONS",
     "EXPENSIVE",
+    "FOLDED_TOGETHER",
     "FORWARDING",
     "FUSED",
     "FUSED_WITH_READER",
@@ -25,6 +26,7 @@ __all__ = [
     "SHAPE_READERS",
     "SOURCES",
     "VIEWS",
+    "fold_together",
     "is_clonable",
     "is_random",
     "is_stateful",
@@ -84,6 +86,10 @@ FUSED = FUSED_WITH_READER | frozenset(
     "Relu Relu6 Elu LeakyRelu Tanh Sigmoid Gelu Mish Swish".split()
 )
 
+#: Grappler moves a constant that one of these adds (or multiplies) past another of the same family that it alone reads:
+#: ``c + (x + y)`` becomes ``x + (c + y)``, where y is the second input unless the first is constant.
+FOLDED_TOGETHER = (frozenset("Add AddV2 Sub BiasAdd".split()), frozenset("Mul Div RealDiv".split()))
+
 #: Elementwise ops that may write their result into the buffer of an input that nobody reads any more.
 FORWARDING = frozenset(
     """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atanh BiasAdd Ceil Cos Cosh Digamma Div DivNoNan Elu EluGrad
@@ -99,6 +105,11 @@ _stateful_types: dict[str, bool] = {}
 # Of these the result depends on more than the inputs' values, whatever their definition says, or the inputs
 # are consumed: copying them is never right.
 _NEVER = frozenset("NoOp PyFunc EagerPyFunc PyFuncStateless Assert Print PrintV2".split())
+
+
+def fold_together(one: str, other: str) -> bool:
+    """Whether ops of these types are of one family of `FOLDED_TOGETHER`."""
+    return any(one in family and other in family for family in FOLDED_TOGETHER)
 
 
 def is_stateful(op: tf.Operation) -> bool:

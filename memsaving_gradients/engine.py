@@ -144,7 +144,6 @@ def _describe(
 ) -> Plan:
     graph, source = step.graph, step.source
     again = {entry.op for entry in proposal.schedule.steps if entry.copy}
-    after = simulate(graph, proposal.schedule)
     largest = float(graph.size.max(initial=0))
     decisions = []
     for storage in sorted(graph.residual_readers):
@@ -177,7 +176,7 @@ def _describe(
         checkpoints=tuple(source.tensor(s).name for s in sorted(checkpoints)),
         gating="data" if data_gates else "control",
         simulation_plain=baseline,
-        simulation=after,
+        simulation=proposal.simulation,
     )
 
 

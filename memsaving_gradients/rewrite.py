@@ -15,7 +15,7 @@ How a root is gated is the business of :mod:`memsaving_gradients.gates`.
 Grappler's remapper and oneDNN fuse a product, the addition behind it and an activation where nothing else reads the
 values between, constant folding moves a constant factor past the op before it, and the results have other last bits.
 Originals and clones must be fused alike, or not at all: gates stand in front of ops instead of on them, and an original
-that has lost its backward reader is protected.
+that has lost its backward reader is protected, and nothing is put between two ops that may be merged.
 
 A sum of many addends becomes a chain of additions in the order in which TensorFlow's kernel adds them (the
 remainder of a division by eight first, then groups of eight), so that it gives the same bits and holds a few addends only.
@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from graph_tools import _tf, edit, optypes
@@ -89,15 +90,16 @@ def rewrite(step: CapturedStep, schedule: Schedule, *, peak: int, data_gates: bo
     writer = _Writer(step, peak, data_gates)
     with _tf.outside_scopes(step.source.ops[0].graph), _tf.unrecorded():
         for entry in schedule.steps:
-            writer.hold_if_early(entry)
             if entry.copy:
                 writer.add_clone(entry)
             elif entry.op in schedule.chained:
                 writer.chain(entry.op)
-                continue
             elif entry.op >= step.graph.first_backward:
                 writer.pass_backward(entry)
-            writer.line_up(entry)
+            writer.hold_if_early(entry)
+            if entry.op not in schedule.chained:
+                writer.line_up(entry)
+    writer.finish()
     return writer.result
 
 
@@ -108,13 +110,14 @@ class _Writer:
     first root needs it and given up when the next backward op comes; ``run``: the originals of its clones.
     ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what ``written`` is when it
     really runs; ``on_time``: ops that run when they are due, as things to wait for. ``last_huge``: the last op of the
-    line of those that touch huge buffers.
+    line of those that touch huge buffers. ``unmerged``: clones of ops that the runtime merges with nobody, for they
+    have several readers.
     """
 
     _originals = repeat(0)
 
     def __init__(self, step: CapturedStep, peak: int, data_gates: bool) -> None:
-        self.graph, self.ops = step.graph, step.source
+        self.step, self.graph, self.ops = step, step.graph, step.source
         self.data_gates = data_gates
         self.result = Rewrite()
         self.window: list[int] = []
@@ -126,6 +129,12 @@ class _Writer:
         self.turn: dict[tuple[int, int], int] = {}
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
         self.last_huge: tf.Operation | None = None
+        self.unmerged: list[tf.Operation] = []
+        self.twins = _twins(step)
+        self.readers = np.bincount(
+            self.ops.producer[np.array([v for reads in self.ops.inputs for v in reads], np.int64)],
+            minlength=self.graph.length,
+        )
         self.slack, self.large = peak * SLACK_SHARE, peak * EARLY_SHARE
         self.huge = peak * HUGE_SHARE
 
@@ -145,10 +154,18 @@ class _Writer:
                 self.open_gate = self._new_gate(op)
             self.open_gate.hold(op.name, inputs, self._constant(entry.op))
         copy = self.result.clones[entry.op] = edit.clone(op, inputs)
+        if self.graph.fuses[entry.op] and not self._merges(entry.op):
+            self.unmerged.append(copy)
         for value in self.ops.inputs[entry.op]:
             maker = self.ops.ops[int(self.ops.producer[self.ops.storage[value]])]
             if maker.type in optypes.REFERENCE_VARIABLES:
                 self.result.readers_of.setdefault(maker, []).append(copy)
+
+    def finish(self) -> None:
+        """Keep clones with a single reader from being merged with it where their originals were not."""
+        for copy in self.unmerged:
+            if all(len(out.consumers()) < 2 for out in copy.outputs):
+                _tf.protect(copy)
 
     def pass_backward(self, entry: Step) -> None:
         position, op = entry.op, self.ops.ops[entry.op]
@@ -156,10 +173,12 @@ class _Writer:
             if copy:
                 value = self.ops.inputs[position][k]
                 maker = self.ops.ops[int(self.ops.producer[value])]
-                if self.graph.fuses[int(self.ops.producer[value])]:
+                if self.graph.fuses[self.ops.producer[value]]:
                     # It had two readers and was not merged with the other; with one it would be, its clone would not.
                     _tf.protect(maker)
                 self.result.rewiring.point(op, k, self._copy_of(value))
+        if not self.data_gates:
+            self.hold_factor(entry)
         self._close_run()
         if op.type not in optypes.MERGED_AT_RUN_TIME and self.live[position]:
             self.window.append(position)
@@ -210,6 +229,47 @@ class _Writer:
     def _close_run(self) -> None:
         self.open_gate = None
         self.run.clear()
+
+    def _merges(self, position: int) -> bool:
+        """Whether the runtime may merge an op with the only one that reads it.
+
+        Backward ops that were not captured lead nowhere and are pruned; forward ones may serve anything.
+        """
+        if not self.graph.fuses[position] or self.readers[position] > 1:
+            return False
+        others = (c for out in self.ops.ops[position].outputs for c in out.consumers())
+        return self.readers[position] + sum(map(self._is_elsewhere, others)) < 2
+
+    def _is_elsewhere(self, op: tf.Operation) -> bool:
+        early = _tf.creation_index(op) < self.step.created
+        return early and op.name not in self.ops.position
+
+    def hold_factor(self, entry: Step) -> None:
+        """Let the second input of an op wait for the first where folding combines it with a constant of the op's reader.
+
+        That makes an op of its own, which would run, and hold its result, as soon as the second input is there.
+        """
+        position, op = entry.op, self.ops.ops[entry.op]
+        if not self.step.takes[position] or position in self.twins:
+            return
+        if self.ops.reads_constant(position):
+            return
+        first, second = self.ops.inputs[position]
+        turns = [
+            self.turn.get((int(self.ops.producer[value]), copy), 0)
+            for value, copy in zip((first, second), entry.reads or (0, 0), strict=True)
+        ]
+        waits_for = op.inputs[0].op
+        if (
+            turns[1] >= turns[0]
+            or self.graph.size[self.graph.storage[second]] < self.large
+            or self.graph.source[self.graph.storage[second]]
+            or self.ops.producer[first] < self.graph.first_backward
+            or waits_for.type in optypes.MERGED_AT_RUN_TIME
+            or self._merges(int(self.ops.producer[second]))
+        ):
+            return
+        self.result.rewiring.point(op, 1, gated(op.inputs[1], [waits_for], op.name))
 
     def _constant(self, position: int) -> list[bool]:
         return [bool(self.ops.constant[v]) for v in self.ops.inputs[position]]
@@ -272,13 +332,19 @@ class _Writer:
     def _hold_back(self, position: int, trigger: tf.Operation) -> bool:
         """Let an original wait for ``trigger``, unless that could change which kernels it is fused into."""
         op = self.ops.ops[position]
-        index = widest_input(op.inputs, self._constant(position))
-        if op.type in _UNORDERED or index is None or self.ops.reads_constant(position):
+        if op.type in _UNORDERED or position in self.twins:
             return False
-        if (
-            len(op.inputs[index].consumers()) < 2
-            and op.inputs[index].op.type in optypes.FUSED_WITH_READER
-        ):
+        if op.type == "AddN" and len(op.inputs) > 2:
+            # Its kernel begins with the first input whose buffer it can take over.
+            return False
+        fixed = [
+            constant or self._merges(int(self.ops.producer[value]))
+            for constant, value in zip(
+                self._constant(position), self.ops.inputs[position], strict=True
+            )
+        ]
+        index = widest_input(op.inputs, fixed)
+        if index is None:
             return False
         self.result.rewiring.point(op, index, gated(op.inputs[index], [trigger], op.name))
         return True
@@ -299,6 +365,14 @@ def _depends_on_data(step: CapturedStep) -> list[bool]:
         else:
             live.append(any(not source[storage[v]] and live[producer[v]] for v in graph.reads[op]))
     return live
+
+
+def _twins(step: CapturedStep) -> set[int]:
+    """Backward ops that another one equals: grappler makes one op of them, unless they wait for different things."""
+    alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for op in range(step.graph.first_backward, step.graph.length):
+        alike.setdefault((step.source.ops[op].type, step.source.inputs[op]), []).append(op)
+    return {op for same in alike.values() if len(same) > 1 for op in same}
 
 
 def _add_up(addends: list[tf.Tensor]) -> tf.Tensor:

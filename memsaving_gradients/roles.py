@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from graph_tools import _tf, costs, optypes
 from graph_tools.capture import OpGraph, capture
+from graph_tools.folding import takes_constant
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["CapturedStep", "capture_step"]
@@ -27,10 +28,16 @@ LEAST_ADDENDS = 10
 
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
-    """A training graph and the TensorFlow graph that it was read from; ops and values have the same numbers."""
+    """A training graph and the TensorFlow graph that it was read from; ops and values have the same numbers.
+
+    ``takes``: for each op, whether folding gives it a constant to combine (`graph_tools.folding.takes_constant`).
+    ``created``: forward ops have creation indices below this.
+    """
 
     graph: TrainingGraph
     source: OpGraph
+    takes: npt.NDArray[np.bool_]
+    created: int
 
 
 def capture_step(
@@ -51,6 +58,7 @@ def capture_step(
     ]
     bounds = [*ops.first_value.tolist(), len(ops.producer)]
     held = [ops.value(t) for t in grads] if hold_gradients else []
+    takes = takes_constant(ops)
     expensive = {i for i, op in enumerate(ops.ops) if op.type in optypes.EXPENSIVE}
     sizes = ops.value_bytes(batch)
     graph = TrainingGraph(
@@ -64,23 +72,24 @@ def capture_step(
         clonable=ops.clonable,
         joins=np.array([op.type in optypes.CONCATENATIONS for op in ops.ops], np.bool_),
         forwards=np.array([op.type in optypes.FORWARDING for op in ops.ops], np.bool_),
-        fuses=_fuses(ops),
+        fuses=_fuses(ops, takes),
         seconds=costs.op_seconds(ops, batch),
         expensive=np.array([i in expensive for i in range(len(ops.ops))], np.bool_),
         ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),
         targets=tuple(held),
         sums=_sums(ops, border) if may_chain else frozenset(),
     )
-    return CapturedStep(graph, ops)
+    return CapturedStep(graph, ops, takes, first_backward)
 
 
-def _fuses(ops: OpGraph) -> npt.NDArray[np.bool_]:
-    """Ops that the runtime may merge with one that reads them: by kernel fusion, or by folding the reader's constant."""
+def _fuses(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Ops that the runtime may merge with one that reads them: by kernel fusion, or by folding a constant."""
     fuses = np.array([op.type in optypes.FUSED_WITH_READER for op in ops.ops], np.bool_)
-    for i, op in enumerate(ops.ops):
-        if op.type in optypes.FORWARDING and ops.reads_constant(i):
-            for value in ops.inputs[i]:
-                fuses[ops.producer[value]] = True
+    for i in np.flatnonzero(takes).tolist():
+        for value in ops.inputs[i]:
+            maker, root = int(ops.producer[value]), int(ops.producer[ops.storage[value]])
+            if optypes.fold_together(ops.ops[i].type, ops.ops[root].type):
+                fuses[maker] = fuses[root] = True
     return fuses
 
 

@@ -91,12 +91,13 @@ def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
 def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int] = ()) -> Schedule:
     """Keep the storages in ``kept``; recompute what else the backward ops read, once, as late as possible.
 
-    Storages whose op must not be copied are kept as well, whether named or not.
+    Storages whose op must not be copied are kept as well, whether named or not. Backward ops that can be postponed
+    run as late as possible, too.
     """
     storage, source = graph.storage.tolist(), graph.source.tolist()
     producer, clonable = graph.producer.tolist(), graph.clonable.tolist()
-    border = graph.first_backward
-    cloned: set[int] = set()
+    border, postponable = graph.first_backward, graph.postponable
+    done: set[int] = set()
     available: dict[int, bool] = {}
 
     def is_original(value: int) -> bool:
@@ -113,33 +114,32 @@ def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int
             available[value] = known
         return known
 
+    def missing(op: int) -> list[int]:
+        """What has to run before ``op``: clones, postponed ops."""
+        makers = (
+            producer[value]
+            for value in graph.reads[op]
+            if producer[value] in postponable or not is_original(value)
+        )
+        return [maker for maker in makers if maker not in done]
+
     steps = [Step(op) for op in range(border)]
-    for op in range(border, graph.length):
-        reads = graph.reads[op]
-        lost = [value for value in reads if not is_original(value)]
-        if not lost:
-            steps.append(Step(op))
-            continue
-        stack = [producer[value] for value in reversed(lost)]
+    # Postponed ops that nobody reads are results; they come last.
+    in_order = [op for op in range(border, graph.length) if op not in postponable]
+    for wanted in (*in_order, *sorted(postponable)):
+        stack = [wanted]
         while stack:
-            top = stack[-1]
-            if top in cloned:
-                stack.pop()
-                continue
-            missing = [
-                producer[value]
-                for value in graph.reads[top]
-                if not is_original(value) and producer[value] not in cloned
-            ]
-            if missing:
-                stack.extend(reversed(missing))
+            op = stack[-1]
+            first = missing(op) if op not in done else []
+            if first:
+                stack.extend(reversed(first))
                 continue
             stack.pop()
-            cloned.add(top)
-            steps.append(
-                Step(top, 1, tuple(0 if is_original(value) else 1 for value in graph.reads[top]))
-            )
-        steps.append(Step(op, 0, tuple(0 if is_original(value) else 1 for value in reads)))
+            if op not in done:
+                done.add(op)
+                copies = tuple(0 if is_original(value) else 1 for value in graph.reads[op])
+                again = int(op < border)
+                steps.append(Step(op, again, copies if again or any(copies) else ()))
     return Schedule(tuple(steps), frozenset(chained))
 
 

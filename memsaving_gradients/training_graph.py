@@ -16,6 +16,9 @@ import numpy.typing as npt
 
 __all__ = ["TrainingGraph"]
 
+#: An op that makes this many times the bytes that it reads is better run late.
+EXPANSION = 16
+
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -96,6 +99,24 @@ class TrainingGraph:
                 first = found[root][0] if root in found else op
                 found[root] = (first, op)
         return found
+
+    @cached_property
+    def postponable(self) -> frozenset[int]:
+        """Backward ops that make much of almost nothing: gradients of penalties on weights, broadcast scalars.
+
+        They could run long before their result is needed, and hold memory from then on.
+        """
+        storage, size, source = self.storage.tolist(), self.size.tolist(), self.source.tolist()
+        producer = self.producer.tolist()
+        added = {producer[v] for op in self.sums for v in self.reads[op]}
+        found: set[int] = set()
+        for op in range(self.first_backward, self.length):
+            made = sum(size[v] for v in self.writes[op])
+            read = {storage[v] for v in self.reads[op]}
+            needs = sum(size[s] for s in read if not source[s] and producer[s] not in found)
+            if needs * EXPANSION <= made and op not in added:
+                found.add(op)
+        return frozenset(found)
 
     @cached_property
     def forward_seconds(self) -> float:

@@ -278,7 +278,7 @@ def build(
 
 
 def between(xs: list[object], losses: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Those of ``tensors`` that lie between ``xs`` and ``losses``, both ends left out."""
+    """Those of ``tensors`` that a gradient from ``losses`` to ``xs`` passes, both ends left out."""
     graph = losses[0].graph
     captured = {id(outside): inside for outside, inside in graph.captures}
     starts = []
@@ -293,7 +293,7 @@ def between(xs: list[object], losses: list[tf.Tensor], tensors: list[tf.Tensor])
     todo = [y.op for y in losses]
     while todo:
         op = todo.pop()
-        if op not in above:
+        if op not in above and op.type != "StopGradient":
             above.add(op)
             todo.extend(t.op for t in op.inputs)
     below: set[object] = {x.op for x in starts}
@@ -302,18 +302,21 @@ def between(xs: list[object], losses: list[tf.Tensor], tensors: list[tf.Tensor])
         op = todo.pop()
         for out in op.outputs:
             for reader in out.consumers():
-                if reader not in below:
+                if reader not in below and reader.type != "StopGradient":
                     below.add(reader)
                     todo.append(reader)
     return [
         t
         for t in tensors
-        if t.op in above and t.op in below and t.ref() not in ends and t.ref() not in begins
+        if any(reader in above for reader in t.consumers())
+        and t.op in below
+        and t.ref() not in ends
+        and t.ref() not in begins
     ]
 
 
 def check_schedule(graph, schedule) -> None:
-    """Every original once and in order; what is read was made; what is cloned may be, and is once."""
+    """Every original once, the forward ones in order; what is read was made; what is cloned may be, and is once."""
     made: set[tuple[int, int]] = set()
     originals: list[int] = []
     cloned: set[int] = set()
@@ -332,7 +335,9 @@ def check_schedule(graph, schedule) -> None:
         else:
             originals.append(step.op)
         made.update((value, step.copy) for value in graph.writes[step.op])
-    assert originals == list(range(graph.length)), "originals do not run once each, in order"
+    assert sorted(originals) == list(range(graph.length)), "originals do not run once each"
+    border = graph.first_backward
+    assert originals[:border] == list(range(border)), "forward ops do not run in order"
     assert set(schedule.chained) <= set(graph.sums)
 
 

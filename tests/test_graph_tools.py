@@ -117,14 +117,17 @@ def test_sources_and_folding(graph):
     x = v1.placeholder(tf.float32, [4], name="x")
     fed = v1.placeholder_with_default(tf.ones([4]), [4])
     folded = tf.sin(tf.constant([1.0, 2.0, 3.0, 4.0])) * 2.0
-    drawn = tf.random.stateless_normal([4], seed=[1, 2])
+    seed = v1.placeholder(tf.int32, [2])
+    drawn = tf.random.stateless_normal([4], seed=seed)
+    constant = tf.random.stateless_normal([4], seed=[1, 2])
+    huge = tf.reduce_sum(tf.random.stateless_normal([4, 2**20], seed=[1, 2]), 1)
     stateful = tf.random.uniform([4])
     view = tf.reshape(x, [2, 2])
-    y = tf.reshape(view, [4]) + fed + folded + drawn + stateful
+    y = tf.reshape(view, [4]) + fed + folded + drawn + constant + huge + stateful
     found = capture([y])
     source = {
         t.name: bool(found.source[found.value(t)])
-        for t in (x, fed, folded, view, drawn, stateful, y)
+        for t in (x, fed, folded, view, drawn, constant, huge, stateful, y)
     }
     assert source == {
         x.name: True,
@@ -132,12 +135,14 @@ def test_sources_and_folding(graph):
         folded.name: True,
         view.name: True,
         drawn.name: False,
+        constant.name: True,
+        huge.name: False,
         stateful.name: False,
         y.name: False,
     }
     sizes = found.value_bytes(3)
     assert all(sizes[found.value(t)] == 0 for t in (x, fed, folded, view))
-    assert all(sizes[found.value(t)] == 16 for t in (drawn, stateful, y))
+    assert all(sizes[found.value(t)] == 16 for t in (drawn, huge, stateful, y))
 
 
 def test_variables_are_sources():
@@ -290,7 +295,7 @@ def test_tensor_bytes(graph, dtype, shape, expected):
 def test_bytes_follow_the_batch(graph):
     x = v1.placeholder(tf.float32, [None, 16])
     y = tf.tanh(x)
-    w = tf.random.stateless_normal([16, 2], [1, 2])
+    w = tf.random.uniform([16, 2])
     found = capture([tf.matmul(y, w)])
     for batch in (1, 7, 32):
         sizes = found.value_bytes(batch)

@@ -266,7 +266,6 @@ def test_least_memory_is_within_a_tensor_of_the_optimum_of_unequal_chains(seed):
     assert least_memory.plan(graph).peak <= optimum(graph)[0] + largest
 
 
-@pytest.mark.xfail(strict=False, reason="one chain of sixty takes 10/7 of the optimum")
 def test_least_memory_mostly_meets_the_optimum_of_unequal_chains():
     ratios = []
     for seed in range(60):
@@ -299,7 +298,6 @@ def test_a_chain_of_a_hundred_fits_fifteen_units(residual):
     assert least_memory.plan(graph).peak <= 15
 
 
-@pytest.mark.xfail(strict=False, reason="16 units where 15 are hoped for")
 def test_a_residual_chain_of_a_hundred_fits_fifteen_units():
     graph = residual_chain(100)
     assert simulate(graph, plain(graph)).peak >= 100
@@ -524,9 +522,6 @@ def _seconds(planner, graph: TrainingGraph) -> float:
     return best
 
 
-@pytest.mark.xfail(
-    strict=False, reason="27 to 32 times for 10 times the ops when last measured, under load"
-)
 @pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize("make", [lambda n: chain([UNIT] * n), lambda n: residual_chain(n // 2)])
 def test_time_grows_about_linearly(planner, make):

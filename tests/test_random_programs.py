@@ -126,7 +126,16 @@ def _run(program: Program, choice, weights: Weights, *, xla: bool | None = None)
     return grads, spy.seen, graphs
 
 
-def _same(plain, ours, *, bits: bool = True) -> None:
+def _adds_in_any_order(step) -> bool:
+    """Whether gradients are summed by `AddN` of three or more: it begins with an addend whose buffer is free just then.
+
+    TensorFlow's own last bits depend on timing there.
+    """
+    backward = step.source.ops[step.graph.first_backward :]
+    return any(op.type == "AddN" and len(op.inputs) > 2 for op in backward)
+
+
+def _same(plain, ours, *, bits: bool = True, unordered: bool = False) -> None:
     assert len(plain) == len(ours)
     for a, b in zip(plain, ours, strict=True):
         assert type(a) is type(b)
@@ -137,7 +146,10 @@ def _same(plain, ours, *, bits: bool = True) -> None:
             parts = [(a.values, b.values), (a.indices, b.indices)]
         for p, q in parts:
             assert p.dtype == q.dtype and p.shape == q.shape
-            if bits:
+            if unordered:
+                far = np.abs(p.numpy().astype(np.float64) - q.numpy()).max(initial=0)
+                assert far <= 1e-6 * max(1.0, np.abs(p.numpy()).max(initial=0)), (p, q)
+            elif bits:
                 assert p.numpy().tobytes() == q.numpy().tobytes(), (p.numpy(), q.numpy())
             else:
                 np.testing.assert_array_equal(p.numpy(), q.numpy())
@@ -194,7 +206,7 @@ def _check(program: Program, choice) -> None:
         rigid = dataclasses.replace(step.graph, forwards=np.zeros_like(step.graph.forwards))
         assert simulate(rigid, unchained).peak == naive
         assert simulate(step.graph, unchained).peak <= naive
-    _same(plain, ours)
+    _same(plain, ours, unordered=any(_adds_in_any_order(step) for step, _ in seen))
 
 
 @given(programs(), _choices)
@@ -219,7 +231,8 @@ def test_data_gates_change_no_value(program, choice):
     ours, seen, _ = _run(program, choice, weights, xla=True)
     for step, schedule in seen:
         check_schedule(step.graph, schedule)
-    _same(plain, ours, bits=False)
+    unordered = any(_adds_in_any_order(step) for step, _ in seen)
+    _same(plain, ours, bits=False, unordered=unordered)
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS)))

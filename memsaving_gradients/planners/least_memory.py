@@ -31,10 +31,12 @@ MOST_CUTS = 1000
 #: Plans to simulate: as many as this many op executions allow, within bounds.
 SIMULATED_STEPS = 400_000
 FEWEST_TRIALS, MOST_TRIALS = 4, 24
-#: On graphs small enough for all of those: kept storages to try to drop, for each of them.
-DROPS = 5
+#: On graphs small enough for all of those: changes of single kept storages to try.
+MOST_MOVES = 100
+#: Simulated peaks within this factor count as equal there: what the allocator makes of them decides.
+ABOUT = 1.01
 #: Steps of the bisection for the place from which residuals are kept.
-BISECTIONS = 7
+FEWEST_BISECTIONS, MOST_BISECTIONS = 2, 7
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -43,29 +45,55 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     cuts = _candidates(segments)
     tables = _tables(segments, cuts)
     trials = min(MOST_TRIALS, max(FEWEST_TRIALS, SIMULATED_STEPS // max(graph.length, 1)))
-    best: Proposal | None = None
-    for path in _paths(tables, trials):
-        trial = propose(graph, limits, segments.kept_by([int(cuts[k]) for k in path]))
-        if best is None or (trial.peak, trial.extra_seconds) < (best.peak, best.extra_seconds):
-            best = trial
-    best = best or propose(graph, limits, segments.kept_by([]))
-    best = _drop_some(graph, limits, best, trials)
-    return _keep_late(graph, limits, segments, best, trials)
-
-
-def _drop_some(graph: TrainingGraph, limits: Limits, best: Proposal, trials: int) -> Proposal:
-    """Drop kept storages one by one, the largest first, where that lowers the peak: the model of the cuts is coarse."""
-    chosen = [
-        storage
-        for storage, why in best.reasons.items()
-        if storage not in limits.keep and why not in ("small", "pinned")
+    thorough = trials == MOST_TRIALS
+    paths = _paths(tables, trials) or [()]
+    tried = [
+        propose(graph, limits, segments.kept_by([int(cuts[k]) for k in path])) for path in paths
     ]
-    chosen.sort(key=lambda storage: (-int(graph.size[storage]), storage))
-    for storage in chosen[: trials * DROPS if trials == MOST_TRIALS else 0]:
-        rest = {other: why for other, why in best.reasons.items() if other != storage}
-        trial = propose(graph, limits, rest)
-        if trial.peak < best.peak:
-            best = trial
+    best = _best(tried, thorough)
+    if thorough:
+        moves = min(MOST_MOVES, SIMULATED_STEPS // max(graph.length, 1))
+        best = _improve(graph, limits, segments, best, moves)
+    return _keep_late(graph, limits, segments, best, thorough)
+
+
+def _best(tried: list[Proposal], thorough: bool) -> Proposal:
+    """The least peak; among peaks about as low, the one for which the allocator needs least."""
+    least = min(trial.peak for trial in tried)
+    if not thorough:
+        return min(tried, key=lambda trial: (trial.peak, trial.extra_seconds))
+    near = [trial for trial in tried if trial.peak <= least * ABOUT]
+    return min(near, key=lambda trial: (trial.allocated, trial.peak, trial.extra_seconds))
+
+
+def _improve(
+    graph: TrainingGraph, limits: Limits, segments: Segments, best: Proposal, trials: int
+) -> Proposal:
+    """Drop kept storages, or keep a neighbor instead, as long as that lowers the peak: the model of cuts is coarse."""
+    places = sorted({*segments.parts.tolist(), *segments.residuals.tolist()})
+    place_of = {storage: k for k, storage in enumerate(places)}
+    tried: set[frozenset[int]] = set()
+    improved = True
+    while improved:
+        improved = False
+        chosen = [s for s in best.reasons if s in place_of and s not in limits.keep]
+        chosen.sort(key=lambda storage: (-int(graph.size[storage]), storage))
+        for storage in chosen:
+            k = place_of[storage]
+            for other in (None, *places[max(k - 1, 0) : k], *places[k + 1 : k + 2]):
+                if storage not in best.reasons:
+                    break
+                rest = {kept: why for kept, why in best.reasons.items() if kept != storage}
+                if other is not None:
+                    rest.setdefault(other, best.reasons[storage])
+                if frozenset(rest) in tried:
+                    continue
+                if len(tried) == trials:
+                    return best
+                tried.add(frozenset(rest))
+                trial = propose(graph, limits, rest)
+                if trial.peak < best.peak:
+                    best, improved = trial, True
     return best
 
 
@@ -87,17 +115,17 @@ def _paths(tables: _Tables, trials: int) -> list[tuple[int, ...]]:
 
 
 def _keep_late(
-    graph: TrainingGraph, limits: Limits, segments: Segments, best: Proposal, trials: int
+    graph: TrainingGraph, limits: Limits, segments: Segments, best: Proposal, thorough: bool
 ) -> Proposal:
     """Keep as many of the residuals made last as do not raise the peak: recomputing those would save nothing."""
     fewest, most = 0, len(segments.residuals)
-    for _ in range(min(trials // 2, BISECTIONS)):
+    for _ in range(MOST_BISECTIONS if thorough else FEWEST_BISECTIONS):
         count = (fewest + most + 1) // 2
         late = segments.residuals[len(segments.residuals) - count :].tolist()
         trial = propose(
             graph, limits, best.reasons | dict.fromkeys(late, "near the loss") | best.reasons
         )
-        if trial.peak <= best.peak:
+        if trial.peak <= best.peak and not (thorough and trial.allocated > best.allocated):
             fewest, best = count, trial
         else:
             most = count - 1

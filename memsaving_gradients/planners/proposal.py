@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memsaving_gradients.schedule import Schedule, recompute_lazily, simulate
+from memsaving_gradients.schedule import Schedule, Simulation, recompute_lazily, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["Limits", "Proposal", "propose"]
@@ -37,16 +37,28 @@ class Proposal:
         The order of execution, clones included.
     reasons
         For each storage that is kept by choice, why: a short phrase. (What cannot be recomputed is kept besides.)
-    peak
-        Simulated transient peak, bytes.
-    extra_seconds
-        Estimated time of the clones.
+    simulation
+        Bytes alive over that schedule, and the time of its clones.
     """
 
     schedule: Schedule
     reasons: dict[int, str]
-    peak: int
-    extra_seconds: float
+    simulation: Simulation
+
+    @property
+    def peak(self) -> int:
+        """Simulated transient peak, bytes."""
+        return self.simulation.peak
+
+    @property
+    def allocated(self) -> int:
+        """The peak in chunks of TensorFlow's allocator, bytes; ten times as dear to know as `peak`."""
+        return self.simulation.allocated_peak
+
+    @property
+    def extra_seconds(self) -> float:
+        """Estimated time of the clones."""
+        return self.simulation.extra_seconds
 
 
 def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> Proposal:
@@ -54,5 +66,4 @@ def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) ->
     kept = dict.fromkeys(limits.keep, limits.why)
     kept |= {storage: why for storage, why in reasons.items() if storage not in kept}
     schedule = recompute_lazily(graph, set(kept), graph.sums)
-    result = simulate(graph, schedule)
-    return Proposal(schedule, kept, result.peak, result.extra_seconds)
+    return Proposal(schedule, kept, simulate(graph, schedule))

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_tools.separators import frontier, frontier_bytes
-from memsaving_gradients.schedule import plain, simulate
+from memsaving_gradients.schedule import recompute_lazily, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["Segments", "measure_segments"]
@@ -264,20 +264,26 @@ def _cuttable(graph: TrainingGraph) -> npt.NDArray[np.bool_]:
 
 
 def _working(graph: TrainingGraph) -> IntArray:
-    """Bytes that plain backward holds beside forward storages, by the forward position that it has come back to."""
+    """Bytes that backward holds beside forward storages, by the forward position that it has come back to."""
     border = graph.first_backward
     residual = graph.residual_readers
-    alive = simulate(graph, plain(graph, graph.sums)).bytes_alive
-    freed = np.zeros(graph.length + 1, np.int64)
-    for storage, (_, last) in residual.items():
-        freed[last + 1] += graph.size[storage]
-    total = int(sum(graph.size[s] for s in residual))
-    beside = alive - (total - np.cumsum(freed[: graph.length]))
+    schedule = recompute_lazily(graph, set(residual), graph.sums)
+    alive = simulate(graph, schedule).bytes_alive
+    total = sum(int(graph.size[s]) for s in residual)
     working = np.zeros(border, np.int64)
     at = border - 1
     storage, producer = graph.storage.tolist(), graph.producer.tolist()
-    for op in range(border, graph.length):
-        made = [producer[storage[v]] for v in graph.reads[op] if storage[v] in residual]
+    last = {}
+    for now, step in enumerate(schedule.steps[border:], border):
+        for value in graph.reads[step.op]:
+            if storage[value] in residual:
+                last[storage[value]] = now
+    freed = np.zeros(graph.length + 1, np.int64)
+    for root, now in last.items():
+        freed[now + 1] += graph.size[root]
+    beside = alive - (total - np.cumsum(freed[: graph.length]))
+    for now, step in enumerate(schedule.steps[border:], border):
+        made = [producer[storage[v]] for v in graph.reads[step.op] if storage[v] in residual]
         at = max(made, default=at)
-        working[at] = max(working[at], beside[op])
+        working[at] = max(working[at], beside[now])
     return working

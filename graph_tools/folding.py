@@ -1,0 +1,53 @@
+"""What grappler's constant folding moves past what: constants travel down a tree of additions or multiplications.
+
+``c * (x * y)`` becomes ``x * (c * y)`` where the product in parentheses has no other reader (``ConstantPushDown`` in
+TensorFlow's ``constant_folding.cc``, 2.16 to 2.21), so that constants meet and are folded. Two consequences matter to
+whoever edits a graph: an op put between two ops of such a tree changes the last bits of the result; and ``c * y`` is
+an op of its own, ready as soon as y is, which may be long before x.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_tools import optypes
+from graph_tools.capture import OpGraph
+
+__all__ = ["takes_constant"]
+
+
+def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
+    """For each op, whether it combines a constant with something: its own, or one that its only reader has.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> from graph_tools import capture
+    >>> with tf.Graph().as_default():
+    ...     x = tf.compat.v1.placeholder(tf.float32, [4])
+    ...     graph = capture([tf.sin(tf.sin(x) * x) * (tf.cos(x) * x * 0.5)])
+    >>> [op.name for op, takes in zip(graph.ops, takes_constant(graph)) if takes]
+    ['mul_1', 'mul_2']
+    """
+    reader: dict[int, int] = {}
+    many: set[int] = set()
+    for i, values in enumerate(ops.inputs):
+        for value in values:
+            maker = int(ops.producer[value])
+            if maker in reader:
+                many.add(maker)
+            reader[maker] = i
+    takes = np.zeros(len(ops.ops), np.bool_)
+    for i in range(len(ops.ops) - 1, -1, -1):
+        kind = ops.ops[i].type
+        if not any(kind in family for family in optypes.FOLDED_TOGETHER):
+            continue
+        after = reader.get(i)
+        takes[i] = ops.reads_constant(i) or (
+            after is not None
+            and i not in many
+            and bool(takes[after])
+            and optypes.fold_together(kind, ops.ops[after].type)
+        )
+    return takes
