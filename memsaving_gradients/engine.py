@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ from graph_tools.errors import GraphError
 from memsaving_gradients import guard, registry
 from memsaving_gradients.errors import NothingSavedWarning
 from memsaving_gradients.options import Options
+from memsaving_gradients.packing import Masks, pack_masks
 from memsaving_gradients.plan import Decision, Plan
 from memsaving_gradients.planners import Limits, Proposal, cheap_ops, least_memory, named
 from memsaving_gradients.rewrite import rewrite
@@ -57,38 +58,17 @@ def save_memory(
     if not flat or len(operations) <= first_backward:
         return list(grads)
     border = _tf.creation_index(operations[first_backward])
-    ends = [y for y in ys if isinstance(y, tf.Tensor) and y.graph is graph]
-    try:
-        step = capture_step(
-            border,
-            ends,
-            flat,
-            batch=options.batch_size,
-            hold_gradients=options.hold_gradients,
-            may_chain=not _tf.tape_is_recording(),
-        )
-    except GraphError as error:
-        _warn(graph, f"the graph cannot be rewritten: {error}")
+    masks = pack_masks(operations, first_backward) if options.checkpoints == "memory" else Masks()
+    found = _planned(graph, border, ys, flat, options, masks)
+    if found is None:
+        masks.rewiring.undo()
         return list(grads)
-    mode = options.checkpoints if isinstance(options.checkpoints, str) else "named"
-    baseline = simulate(step.graph, plain(step.graph))
-    proposal = _plan(step, mode, options)
-    if not proposal.schedule.clones and not proposal.schedule.chained:
-        _warn(graph, _why_nothing(step, mode))
-        return list(grads)
-    if proposal.peak >= baseline.peak:
-        if mode != "named":
-            _warn(graph, _why_nothing(step, mode))
-            return list(grads)
-        _warn(
-            graph,
-            f"the checkpoints named do not lower the simulated peak ({proposal.peak:,} bytes, plain "
-            f"{baseline.peak:,}); checkpoints='memory' finds better ones",
-        )
+    step, baseline, proposal = found
+    guard.remember(graph, masks.rewiring)
     data_gates = _tf_autodiff.compiled_by_xla() if options.xla is None else options.xla
     result = rewrite(step, proposal.schedule, peak=proposal.peak, data_gates=data_gates)
     guard.remember(graph, result.rewiring)
-    registry.record(graph, _describe(step, mode, baseline, proposal, data_gates))
+    registry.record(graph, _describe(step, _mode(options), baseline, proposal, data_gates))
     grads = [_replace(grad, result.replaced) for grad in grads]
     if result.readers_of:
         grads = [
@@ -98,15 +78,60 @@ def save_memory(
     return grads
 
 
-def _plan(step: CapturedStep, mode: str, options: Options) -> Proposal:
+def _planned(
+    graph: tf.Graph,
+    border: int,
+    ys: Sequence[tf.Tensor],
+    grads: Sequence[tf.Tensor],
+    options: Options,
+    masks: Masks,
+) -> tuple[CapturedStep, Simulation, Proposal] | None:
+    """The step, what it takes as it is, and what to make of it; ``None``, after a warning, if that saves nothing."""
+    ends = [y for y in ys if isinstance(y, tf.Tensor) and y.graph is graph]
+    try:
+        step = capture_step(
+            border,
+            ends,
+            grads,
+            batch=options.batch_size,
+            hold_gradients=options.hold_gradients,
+            may_chain=not _tf.tape_is_recording(),
+        )
+    except GraphError as error:
+        _warn(graph, f"the graph cannot be rewritten: {error}")
+        return None
+    mode = _mode(options)
+    baseline = simulate(step.graph, plain(step.graph))
+    proposal = _plan(step, mode, options, masks)
+    works = proposal.schedule.clones or proposal.schedule.chained
+    if not works or (proposal.peak >= baseline.peak and mode != "named"):
+        _warn(graph, _why_nothing(step, mode))
+        return None
+    if proposal.peak >= baseline.peak:
+        _warn(
+            graph,
+            f"the checkpoints named do not lower the simulated peak ({proposal.peak:,} bytes, plain "
+            f"{baseline.peak:,}); checkpoints='memory' finds better ones",
+        )
+    return step, baseline, proposal
+
+
+def _mode(options: Options) -> str:
+    return options.checkpoints if isinstance(options.checkpoints, str) else "named"
+
+
+def _plan(step: CapturedStep, mode: str, options: Options, masks: Masks) -> Proposal:
     if mode in _PLANNERS:
-        return _PLANNERS[mode](step.graph, Limits())
-    keep = frozenset(
+        return _PLANNERS[mode](step.graph, Limits(_storages(step, masks.packed), "mask, in bits"))
+    return named.plan(step.graph, Limits(_storages(step, options.checkpoints or ())))
+
+
+def _storages(step: CapturedStep, tensors: Iterable[tf.Tensor]) -> frozenset[int]:
+    return frozenset(
         int(step.graph.storage[step.source.value(t)])
-        for t in options.checkpoints or ()
+        for t in tensors
         if t.op.name in step.source.position
     )
-    return named.plan(step.graph, Limits(keep=keep))
 
 
 def _components(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.Tensor]:

@@ -26,6 +26,7 @@ Cost: one op creation for each clone, about 0.1 ms. No knowledge of budgets or o
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -45,7 +46,9 @@ EARLY_SHARE = 1 / 512
 #: … and if other ops write this share of the peak before its turn.
 SLACK_SHARE = 1 / 8
 #: Ops of the backward pass that make or read a buffer of at least this share of the peak run one after the other.
-HUGE_SHARE = 1 / 16
+HUGE_SHARE = 1 / 48
+#: Of those that cannot be made to wait, so many of the latest are waited for together.
+MOST_TRIGGERS = 8
 
 _UNORDERED = optypes.MERGES_AT_RUN_TIME | optypes.VIEWS
 
@@ -109,7 +112,7 @@ class _Writer:
     ``window``: backward ops since the last run of clones. ``open_gate``: the gate of the current run, made when its
     first root needs it and given up when the next backward op comes; ``run``: the originals of its clones.
     ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what ``written`` is when it
-    really runs; ``on_time``: ops that run when they are due, as things to wait for. ``last_huge``: the last op of the
+    really runs; ``on_time``: ops that run when they are due, as things to wait for. ``last_huge``: the end of the
     line of those that touch huge buffers. ``unmerged``: clones of ops that the runtime merges with nobody, for they
     have several readers.
     """
@@ -128,9 +131,9 @@ class _Writer:
         self.written = 0
         self.turn: dict[tuple[int, int], int] = {}
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
-        self.last_huge: tf.Operation | None = None
+        self.last_huge: list[tf.Operation] = []
         self.unmerged: list[tf.Operation] = []
-        self.twins = _twins(step)
+        self.twin_of = _twins(step)
         self.readers = np.bincount(
             self.ops.producer[np.array([v for reads in self.ops.inputs for v in reads], np.int64)],
             minlength=self.graph.length,
@@ -215,10 +218,11 @@ class _Writer:
         op = self.result.clones[position] if entry.copy else self.ops.ops[position]
         if max(sizes, default=0) < self.huge or op.type in _UNORDERED:
             return
-        if self.last_huge is not None and not entry.copy:
-            self._hold_back(position, self.last_huge)
+        held = bool(self.last_huge) and not entry.copy
+        held = held and self._hold_back(position, self.last_huge)
         if self._may_trigger(entry):
-            self.last_huge = op
+            # What could not be made to wait takes its place beside those that it should have waited for.
+            self.last_huge = [op] if held else [*self.last_huge[-MOST_TRIGGERS:], op]
 
     def _may_trigger(self, entry: Step) -> bool:
         """Whether a control edge from an execution leaves the kernels that it may be fused into as they are."""
@@ -250,9 +254,10 @@ class _Writer:
         That makes an op of its own, which would run, and hold its result, as soon as the second input is there.
         """
         position, op = entry.op, self.ops.ops[entry.op]
-        if not self.step.takes[position] or position in self.twins:
+        if not self.step.takes[position] or self.ops.reads_constant(position):
             return
-        if self.ops.reads_constant(position):
+        if position in self.twin_of:
+            self._wait_with_twin(position)
             return
         first, second = self.ops.inputs[position]
         turns = [
@@ -326,14 +331,24 @@ class _Writer:
             return
         while len(self.on_time) > 1 and self.on_time[1][0] <= due - self.slack:
             self.on_time.popleft()
-        if self._hold_back(position, self.on_time[0][1]):
+        if self._hold_back(position, [self.on_time[0][1]]):
             self.turn[key] = due
 
-    def _hold_back(self, position: int, trigger: tf.Operation) -> bool:
-        """Let an original wait for ``trigger``, unless that could change which kernels it is fused into."""
+    def _wait_with_twin(self, position: int) -> bool:
+        """Let an op wait for what the earlier op that it equals waits for."""
         op = self.ops.ops[position]
-        if op.type in _UNORDERED or position in self.twins:
+        for k, tensor in enumerate(self.ops.ops[self.twin_of[position]].inputs):
+            if op.inputs[k] is not tensor:
+                self.result.rewiring.point(op, k, tensor)
+        return True
+
+    def _hold_back(self, position: int, triggers: Sequence[tf.Operation]) -> bool:
+        """Let an original wait for ``triggers``, unless that could change which kernels it is fused into."""
+        op = self.ops.ops[position]
+        if op.type in _UNORDERED:
             return False
+        if position in self.twin_of:
+            return self._wait_with_twin(position)
         if op.type == "AddN" and len(op.inputs) > 2:
             # Its kernel begins with the first input whose buffer it can take over.
             return False
@@ -346,7 +361,7 @@ class _Writer:
         index = widest_input(op.inputs, fixed)
         if index is None:
             return False
-        self.result.rewiring.point(op, index, gated(op.inputs[index], [trigger], op.name))
+        self.result.rewiring.point(op, index, gated(op.inputs[index], triggers, op.name))
         return True
 
 
@@ -367,12 +382,15 @@ def _depends_on_data(step: CapturedStep) -> list[bool]:
     return live
 
 
-def _twins(step: CapturedStep) -> set[int]:
-    """Backward ops that another one equals: grappler makes one op of them, unless they wait for different things."""
-    alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+def _twins(step: CapturedStep) -> dict[int, int]:
+    """For each backward op that equals an earlier one, that one: grappler makes one op of them if they stay equal."""
+    first: dict[tuple[str, tuple[int, ...]], int] = {}
+    found = {}
     for op in range(step.graph.first_backward, step.graph.length):
-        alike.setdefault((step.source.ops[op].type, step.source.inputs[op]), []).append(op)
-    return {op for same in alike.values() if len(same) > 1 for op in same}
+        twin = first.setdefault((step.source.ops[op].type, step.source.inputs[op]), op)
+        if twin != op:
+            found[op] = twin
+    return found
 
 
 def _add_up(addends: list[tf.Tensor]) -> tf.Tensor:

@@ -94,52 +94,45 @@ def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int
     Storages whose op must not be copied are kept as well, whether named or not. Backward ops that can be postponed
     run as late as possible, too.
     """
-    storage, source = graph.storage.tolist(), graph.source.tolist()
-    producer, clonable = graph.producer.tolist(), graph.clonable.tolist()
     border, postponable = graph.first_backward, graph.postponable
+    needs, losable = graph.needs, graph.losable
+    storage, producer = graph.storage.tolist(), graph.producer.tolist()
     done: set[int] = set()
-    available: dict[int, bool] = {}
-
-    def is_original(value: int) -> bool:
-        known = available.get(value)
-        if known is None:
-            root = storage[value]
-            known = (
-                source[root]
-                or root in kept
-                or producer[value] >= border
-                or not clonable[producer[value]]
-                or not clonable[producer[root]]
-            )
-            available[value] = known
-        return known
 
     def missing(op: int) -> list[int]:
         """What has to run before ``op``: clones, postponed ops."""
-        makers = (
+        return [
             producer[value]
-            for value in graph.reads[op]
-            if producer[value] in postponable or not is_original(value)
-        )
-        return [maker for maker in makers if maker not in done]
+            for value in needs[op]
+            if producer[value] not in done
+            and (storage[value] not in kept or producer[value] in postponable)
+        ]
+
+    def copies(op: int) -> tuple[int, ...]:
+        if op >= border and all(storage[v] in kept or not losable[v] for v in needs[op]):
+            return ()
+        return tuple(int(losable[v] and storage[v] not in kept) for v in graph.reads[op])
 
     steps = [Step(op) for op in range(border)]
     # Postponed ops that nobody reads are results; they come last.
     in_order = [op for op in range(border, graph.length) if op not in postponable]
     for wanted in (*in_order, *sorted(postponable)):
+        if not needs[wanted] and wanted not in postponable:
+            steps.append(Step(wanted))
+            continue
         stack = [wanted]
         while stack:
             op = stack[-1]
-            first = missing(op) if op not in done else []
+            if op in done:
+                stack.pop()
+                continue
+            first = missing(op)
             if first:
                 stack.extend(reversed(first))
                 continue
             stack.pop()
-            if op not in done:
-                done.add(op)
-                copies = tuple(0 if is_original(value) else 1 for value in graph.reads[op])
-                again = int(op < border)
-                steps.append(Step(op, again, copies if again or any(copies) else ()))
+            done.add(op)
+            steps.append(Step(op, int(op < border), copies(op)))
     return Schedule(tuple(steps), frozenset(chained))
 
 

@@ -61,6 +61,8 @@ class TrainingGraph:
         Values that outlive the step: gradients that are held until all are made.
     sums
         Ops that add many addends and may add them one by one as they come.
+    awaited
+        Ops that others wait for without reading them.
     """
 
     first_backward: int
@@ -79,6 +81,7 @@ class TrainingGraph:
     ends: tuple[int, ...] = ()
     targets: tuple[int, ...] = ()
     sums: frozenset[int] = field(default_factory=frozenset)
+    awaited: frozenset[int] = field(default_factory=frozenset)
 
     @property
     def length(self) -> int:
@@ -101,6 +104,20 @@ class TrainingGraph:
         return found
 
     @cached_property
+    def losable(self) -> list[bool]:
+        """For each value, whether a plan may lose it and have it made again: forward, no source, its ops clonable."""
+        clonable, producer = self.clonable, self.producer
+        early = producer < self.first_backward
+        again = clonable[producer] & clonable[producer[self.storage]]
+        return (early & again & ~self.source[self.storage]).tolist()
+
+    @cached_property
+    def needs(self) -> list[tuple[int, ...]]:
+        """For each op, the values it reads that may not be there when it is their turn: losable or postponed ones."""
+        losable, producer, late = self.losable, self.producer.tolist(), self.postponable
+        return [tuple(v for v in read if losable[v] or producer[v] in late) for read in self.reads]
+
+    @cached_property
     def postponable(self) -> frozenset[int]:
         """Backward ops that make much of almost nothing: gradients of penalties on weights, broadcast scalars.
 
@@ -114,7 +131,7 @@ class TrainingGraph:
             made = sum(size[v] for v in self.writes[op])
             read = {storage[v] for v in self.reads[op]}
             needs = sum(size[s] for s in read if not source[s] and producer[s] not in found)
-            if needs * EXPANSION <= made and op not in added:
+            if needs * EXPANSION <= made and op not in added and op not in self.awaited:
                 found.add(op)
         return frozenset(found)
 

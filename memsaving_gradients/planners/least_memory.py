@@ -52,7 +52,7 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     ]
     best = _best(tried, thorough)
     if thorough:
-        moves = min(MOST_MOVES, SIMULATED_STEPS // max(graph.length, 1))
+        moves = min(MOST_MOVES, SIMULATED_STEPS // (2 * graph.length))
         best = _improve(graph, limits, segments, best, moves)
     return _keep_late(graph, limits, segments, best, thorough)
 

@@ -114,7 +114,7 @@ def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segmen
     producer, clonable = graph.producer.tolist(), graph.clonable.tolist()
     residual = graph.residual_readers
     small = _small(residual, size)
-    needed = _needed(graph, residual, small)
+    needed = _needed(graph, residual, small | set(keep))
 
     parts_of: dict[int, tuple[int, ...]] = {}
     last: dict[int, int] = {}
@@ -185,10 +185,8 @@ def _small(residual: dict[int, tuple[int, int]], size: list[int]) -> set[int]:
     return small
 
 
-def _needed(
-    graph: TrainingGraph, residual: dict[int, tuple[int, int]], small: set[int]
-) -> set[int]:
-    """Storages that recomputing the residuals may read, the residuals included."""
+def _needed(graph: TrainingGraph, residual: dict[int, tuple[int, int]], kept: set[int]) -> set[int]:
+    """Storages that recomputing the residuals may read, the residuals included; what is kept needs nothing."""
     storage, source = graph.storage.tolist(), graph.source.tolist()
     clonable = graph.clonable.tolist()
     needed = set(residual)
@@ -196,7 +194,7 @@ def _needed(
         if not clonable[op]:
             continue
         roots = [storage[v] for v in graph.writes[op]]
-        if any(r in needed and r not in small for r in roots):
+        if any(r in needed and r not in kept for r in roots):
             needed.update(storage[v] for v in graph.reads[op] if not source[storage[v]])
     return needed
 
