@@ -80,5 +80,14 @@ def _plan(step: Step) -> dict[str, Any] | None:
     newest = plans[-1]
     return {
         name: getattr(newest, name)
-        for name in ("mode", "peak", "peak_plain", "extra_time", "clones", "gating")
+        for name in (
+            "mode",
+            "peak",
+            "peak_plain",
+            "allocated",
+            "allocated_plain",
+            "extra_time",
+            "clones",
+            "gating",
+        )
     }

@@ -75,16 +75,19 @@ def figures(case: Case, result: Mapping[str, Any]) -> dict[str, float]:
 def simulation_errors(result: Mapping[str, Any]) -> dict[str, float]:
     """How far the simulated peaks are from the measured ones, as fractions of these.
 
-    Negative: the simulation promised less than was taken.  Under XLA the measured figure is its
-    largest allocation, which the allocator has not rounded.
+    Negative: the simulation promised less than was taken.  Both count the allocator's chunks.
+    Under XLA the measured figure is its largest allocation, which the allocator has not rounded.
     """
     plan = result["ours"]["plan"]
     if plan is None:
         return {}
     errors = {}
-    for side, simulated in (("plain", plan["peak_plain"]), ("ours", plan["peak"])):
-        measured = result[side].get("xla", {}).get("largest") or result[side]["peak"]
-        errors[side] = simulated / measured - 1
+    for side, suffix in (("plain", "_plain"), ("ours", "")):
+        largest = result[side].get("xla", {}).get("largest")
+        if largest:
+            errors[side] = plan["peak" + suffix] / largest - 1
+        else:
+            errors[side] = plan["allocated" + suffix] / result[side]["peak"] - 1
     return errors
 
 

@@ -33,6 +33,7 @@ def save_memory(
     ys: Sequence[tf.Tensor],
     xs: Sequence[Any],
     grads: Sequence[tf.Tensor | tf.IndexedSlices | None],
+    mode: str,
     options: Options,
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Rewire the backward ops of ``graph`` so that they hold less memory.
@@ -45,6 +46,8 @@ def save_memory(
         How many ops the graph had before.
     ys, xs, grads
         What was differentiated, with respect to what, and the result.
+    mode
+        ``"memory"``, ``"speed"``, ``"collection"`` or ``"named"``.
     options
         Which tensors to keep. ``checkpoints`` is a planner's name or a tuple of tensors here.
 
@@ -58,8 +61,8 @@ def save_memory(
     if not flat or len(operations) <= first_backward:
         return list(grads)
     border = _tf.creation_index(operations[first_backward])
-    masks = pack_masks(operations, first_backward) if options.checkpoints == "memory" else Masks()
-    found = _planned(graph, border, ys, flat, options, masks)
+    masks = pack_masks(operations, first_backward) if mode == "memory" else Masks()
+    found = _planned(graph, border, ys, flat, mode, options, masks)
     if found is None:
         masks.rewiring.undo()
         return list(grads)
@@ -68,7 +71,7 @@ def save_memory(
     data_gates = _tf_autodiff.compiled_by_xla() if options.xla is None else options.xla
     result = rewrite(step, proposal.schedule, peak=proposal.peak, data_gates=data_gates)
     guard.remember(graph, result.rewiring)
-    registry.record(graph, _describe(step, _mode(options), baseline, proposal, data_gates))
+    registry.record(graph, _describe(step, mode, baseline, proposal, data_gates))
     grads = [_replace(grad, result.replaced) for grad in grads]
     if result.readers_of:
         grads = [
@@ -83,6 +86,7 @@ def _planned(
     border: int,
     ys: Sequence[tf.Tensor],
     grads: Sequence[tf.Tensor],
+    mode: str,
     options: Options,
     masks: Masks,
 ) -> tuple[CapturedStep, Simulation, Proposal] | None:
@@ -100,11 +104,10 @@ def _planned(
     except GraphError as error:
         _warn(graph, f"the graph cannot be rewritten: {error}")
         return None
-    mode = _mode(options)
     baseline = simulate(step.graph, plain(step.graph))
     proposal = _plan(step, mode, options, masks)
     works = proposal.schedule.clones or proposal.schedule.chained
-    if not works or (proposal.peak >= baseline.peak and mode != "named"):
+    if not works or (proposal.peak >= baseline.peak and mode in _PLANNERS):
         _warn(graph, _why_nothing(step, mode))
         return None
     if proposal.peak >= baseline.peak:
@@ -116,22 +119,16 @@ def _planned(
     return step, baseline, proposal
 
 
-def _mode(options: Options) -> str:
-    return options.checkpoints if isinstance(options.checkpoints, str) else "named"
-
-
 def _plan(step: CapturedStep, mode: str, options: Options, masks: Masks) -> Proposal:
     if mode in _PLANNERS:
-        return _PLANNERS[mode](step.graph, Limits(_storages(step, masks.packed), "mask, in bits"))
-    return named.plan(step.graph, Limits(_storages(step, options.checkpoints or ())))
+        return _PLANNERS[mode](step.graph, _keeping(step, masks.packed, "mask, in bits"))
+    return named.plan(step.graph, _keeping(step, options.checkpoints, "named"))
 
 
-def _storages(step: CapturedStep, tensors: Iterable[tf.Tensor]) -> frozenset[int]:
-    return frozenset(
-        int(step.graph.storage[step.source.value(t)])
-        for t in tensors
-        if t.op.name in step.source.position
-    )
+def _keeping(step: CapturedStep, tensors: Iterable[tf.Tensor], why: str) -> Limits:
+    inside = [t for t in tensors if t.op.name in step.source.position]
+    storages = (int(step.graph.storage[step.source.value(t)]) for t in inside)
+    return Limits(dict.fromkeys(storages, why))
 
 
 def _components(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.Tensor]:
@@ -168,10 +165,13 @@ def _describe(
     step: CapturedStep, mode: str, baseline: Simulation, proposal: Proposal, data_gates: bool
 ) -> Plan:
     graph, source = step.graph, step.source
-    again = {entry.op for entry in proposal.schedule.steps if entry.copy}
+    clones = [entry for entry in proposal.schedule.steps if entry.copy]
+    again = {entry.op for entry in clones}
+    read = {int(graph.storage[v]) for entry in clones for v in graph.reads[entry.op]}
+    kept = {s for s in read & proposal.reasons.keys() if graph.producer[s] not in again}
     largest = float(graph.size.max(initial=0))
     decisions = []
-    for storage in sorted(graph.residual_readers):
+    for storage in sorted(kept | graph.residual_readers.keys()):
         maker = int(graph.producer[storage])
         size = int(graph.size[storage])
         if size * 1024 < largest:

@@ -122,6 +122,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
             )
         # Keras makes a new function after each compile. While it is the same, ours need not be traced again either.
         if self._plain is None or self._plain is not model.train_function:
+            _build_optimizer(model)
             self._watch = registry.Watch()
             self._plain = model.train_function
             self._saving = self._function(model)
@@ -180,6 +181,13 @@ class MemorySavingGradients(keras.callbacks.Callback):
         if options.xla is None and model.jit_compile:
             options = replace(options, xla=True)
         return options
+
+
+def _build_optimizer(model: Any) -> None:
+    """Make the optimizer's variables now: made while the step is traced, they have it traced, and planned, twice."""
+    if model.built and not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
 
 
 def _holds(optimizer: Any) -> bool:

@@ -20,7 +20,7 @@ MOST_LINES = 20
 
 @dataclass(frozen=True)
 class Decision:
-    """The fate of one residual.
+    """The fate of one residual, or of a tensor that is kept to recompute residuals from.
 
     Attributes
     ----------
@@ -61,7 +61,8 @@ class Plan:
     mode
         ``"memory"``, ``"speed"``, ``"collection"`` or ``"named"``.
     decisions
-        One for each residual that is large enough to matter, in order of creation.
+        One for each residual, and each tensor kept to recompute from, that is large enough to matter, in order of
+        creation.
     peak_plain, peak
         Simulated transient peak of plain training and of this plan, bytes.
     extra_time

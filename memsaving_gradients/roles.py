@@ -78,7 +78,7 @@ def capture_step(
         ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),
         targets=tuple(held),
         sums=_sums(ops, border) if may_chain else frozenset(),
-        awaited=frozenset(op for waits in ops.controls for op in waits),
+        waits={i: waits for i, waits in enumerate(ops.controls) if waits},
     )
     return CapturedStep(graph, ops, takes, first_backward)
 

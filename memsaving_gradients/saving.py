@@ -53,10 +53,10 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     first_backward = len(graph.get_operations())
     ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
     starts = tf.nest.flatten(xs)
-    options = _chosen(graph, first_backward, ends, starts, options)
+    mode, options = _chosen(graph, first_backward, ends, starts, options)
     with paused():
         grads = differentiate()
-    flat = save_memory(graph, first_backward, ends, starts, tf.nest.flatten(grads), options)
+    flat = save_memory(graph, first_backward, ends, starts, tf.nest.flatten(grads), mode, options)
     return tf.nest.pack_sequence_as(grads, flat)
 
 
@@ -66,21 +66,22 @@ def _chosen(
     ys: Sequence[tf.Tensor],
     xs: Sequence[Any],
     options: Options,
-) -> Options:
-    """Options with a planner's name or a tuple of tensors as checkpoints."""
+) -> tuple[str, Options]:
+    """What a plan will be called, and options with a planner's name or a tuple of tensors as checkpoints."""
     spec = options.checkpoints
     if spec in ("memory", "speed"):
-        return options
+        return spec, options
     if spec in ("auto", "collection"):
         marks = marks_between(graph, first_backward, ys, xs)
         if marks:
-            return replace(options, checkpoints=tuple(marks))
+            return "collection", replace(options, checkpoints=tuple(marks))
         if spec == "auto":
-            return replace(options, checkpoints="memory")
+            return "memory", replace(options, checkpoints="memory")
         raise ArgumentError(
             "checkpoints",
             spec,
             "no tensor between xs and ys is marked; mark some with memsaving_gradients.checkpoint(tensor) or "
             "tf.compat.v1.add_to_collection('checkpoints', tensor), or use checkpoints='memory'",
         )
-    return replace(options, checkpoints=tuple(resolve(graph, first_backward, spec, ys, xs)))
+    tensors = resolve(graph, first_backward, spec, ys, xs)
+    return "named", replace(options, checkpoints=tuple(tensors))

@@ -101,12 +101,13 @@ def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int
 
     def missing(op: int) -> list[int]:
         """What has to run before ``op``: clones, postponed ops."""
-        return [
+        read = (
             producer[value]
             for value in needs[op]
-            if producer[value] not in done
-            and (storage[value] not in kept or producer[value] in postponable)
-        ]
+            if storage[value] not in kept or producer[value] in postponable
+        )
+        awaited = (maker for maker in graph.waits.get(op, ()) if maker in postponable)
+        return [maker for maker in (*read, *awaited) if maker not in done]
 
     def copies(op: int) -> tuple[int, ...]:
         if op >= border and all(storage[v] in kept or not losable[v] for v in needs[op]):
@@ -117,7 +118,7 @@ def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int
     # Postponed ops that nobody reads are results; they come last.
     in_order = [op for op in range(border, graph.length) if op not in postponable]
     for wanted in (*in_order, *sorted(postponable)):
-        if not needs[wanted] and wanted not in postponable:
+        if not needs[wanted] and wanted not in postponable and wanted not in graph.waits:
             steps.append(Step(wanted))
             continue
         stack = [wanted]

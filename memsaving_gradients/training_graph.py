@@ -7,7 +7,7 @@ is tested on graphs made by hand as well as on captured ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -61,8 +61,8 @@ class TrainingGraph:
         Values that outlive the step: gradients that are held until all are made.
     sums
         Ops that add many addends and may add them one by one as they come.
-    awaited
-        Ops that others wait for without reading them.
+    waits
+        For ops that wait for others without reading them, which ones.
     """
 
     first_backward: int
@@ -81,7 +81,7 @@ class TrainingGraph:
     ends: tuple[int, ...] = ()
     targets: tuple[int, ...] = ()
     sums: frozenset[int] = field(default_factory=frozenset)
-    awaited: frozenset[int] = field(default_factory=frozenset)
+    waits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -131,7 +131,7 @@ class TrainingGraph:
             made = sum(size[v] for v in self.writes[op])
             read = {storage[v] for v in self.reads[op]}
             needs = sum(size[s] for s in read if not source[s] and producer[s] not in found)
-            if needs * EXPANSION <= made and op not in added and op not in self.awaited:
+            if needs * EXPANSION <= made and op not in added:
                 found.add(op)
         return frozenset(found)
 

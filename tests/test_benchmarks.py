@@ -50,7 +50,13 @@ def result(plain: int, ours: int, **more: Any) -> dict[str, Any]:
             "peak": ours,
             "seconds": seconds,
             "warnings": ["nothing was saved"],
-            "plan": {"peak_plain": plain, "peak": ours // 2, "clones": 7},
+            "plan": {
+                "peak_plain": plain,
+                "peak": ours // 2,
+                "allocated_plain": plain,
+                "allocated": ours // 2,
+                "clones": 7,
+            },
         },
         "time": None,
         **more,
@@ -79,6 +85,10 @@ def test_figures_under_xla_and_errors_use_the_largest_allocation() -> None:
     assert (found["XLA's largest"], found["clones"]) == (0.4, 56.0)
     errors = simulation_errors(measured)
     assert errors == pytest.approx({"plain": 0.024, "ours": -0.36})
+
+
+def test_errors_count_chunks_elsewhere() -> None:
+    assert simulation_errors(result(1024, 512)) == pytest.approx({"plain": 0.0, "ours": -0.5})
 
 
 def test_clones_have_a_lower_bar() -> None:

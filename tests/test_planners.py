@@ -386,7 +386,7 @@ def test_plans_are_the_same_twice(planner, name):
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_what_has_to_be_kept_is_kept(planner):
     graph = chain([1] * 30)
-    proposal = PLANNERS[planner](graph, Limits(frozenset({5, 17}), "asked for"))
+    proposal = PLANNERS[planner](graph, Limits({5: "asked for", 17: "asked for"}))
     assert {5, 17} <= set(proposal.reasons)
     again = {s.op for s in proposal.schedule.steps if s.copy}
     assert not again & {int(graph.producer[5]), int(graph.producer[17])}
@@ -464,7 +464,7 @@ def test_cheap_ops_keeps_the_bias_add_in_place_of_the_product():
 
 def test_named_keeps_the_named_and_what_comes_behind():
     graph = chain([1] * 20)
-    proposal = named.plan(graph, Limits(frozenset({10})))
+    proposal = named.plan(graph, Limits({10: "named"}))
     again = sorted({s.op for s in proposal.schedule.steps if s.copy})
     assert again == list(range(1, 10))
 

@@ -21,8 +21,8 @@ __all__ = ["plan"]
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """Keep outputs of expensive forward ops; recompute the rest."""
-    keep = limits.keep | frozenset(_expensive(graph))
-    return least_memory.plan(graph, Limits(keep, "expensive to recompute"))
+    expensive = dict.fromkeys(_expensive(graph), "expensive to recompute")
+    return least_memory.plan(graph, Limits({**expensive, **limits.keep}))
 
 
 def _expensive(graph: TrainingGraph) -> list[int]:

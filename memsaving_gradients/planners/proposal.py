@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memsaving_gradients.schedule import Schedule, Simulation, recompute_lazily, simulate
 from memsaving_gradients.training_graph import TrainingGraph
@@ -18,13 +18,10 @@ class Limits:
     Attributes
     ----------
     keep
-        Storages that must be kept, whatever else is.
-    why
-        The reason to give for those.
+        Storages that must be kept, whatever else is, and for each the reason to give.
     """
 
-    keep: frozenset[int] = frozenset()
-    why: str = "named"
+    keep: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Proposal:
 
 def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> Proposal:
     """The proposal that keeps the storages in ``reasons`` and in ``limits``, and recomputes the rest once."""
-    kept = dict.fromkeys(limits.keep, limits.why)
+    kept = dict(limits.keep)
     kept |= {storage: why for storage, why in reasons.items() if storage not in kept}
     schedule = recompute_lazily(graph, set(kept), graph.sums)
     return Proposal(schedule, kept, simulate(graph, schedule))
