@@ -1,4 +1,4 @@
-"""Which plans were used in which graph. Entries live as long as their graph; there is nothing to reset."""
+"""What is known of each graph: the plans used, what lies idle. Lives as long as the graph; nothing to reset."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from graph_tools import _tf_autodiff
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.plan import Plan
 
-__all__ = ["Watch", "plans", "record", "warned", "watching"]
+__all__ = ["Watch", "idle", "plans", "record", "warned", "watching"]
 
 _plans: weakref.WeakKeyDictionary[tf.Graph, list[tuple[int, Plan]]] = weakref.WeakKeyDictionary()
 _warnings: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
+_idle: weakref.WeakKeyDictionary[tf.Graph, set[int]] = weakref.WeakKeyDictionary()
 _count = 0
 
 
@@ -50,6 +51,14 @@ def record(graph: tf.Graph, plan: Plan) -> None:
     _plans.setdefault(graph, []).append((_count, plan))
     for watch in _watches:
         watch.plans.append(plan)
+
+
+def idle(graph: tf.Graph) -> set[int]:
+    """Creation indices of ops that gradient computations made and no gradient needs; to be added to.
+
+    TensorFlow also builds gradients with respect to constants and the like, and prunes them when the graph runs.
+    """
+    return _idle.setdefault(graph, set())
 
 
 def warned(graph: tf.Graph, message: str) -> bool:

@@ -26,7 +26,7 @@ Cost: one op creation for each clone, about 0.1 ms. No knowledge of budgets or o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -76,7 +76,14 @@ class Rewrite:
     readers_of: dict[tf.Operation, list[tf.Operation]] = field(default_factory=dict)
 
 
-def rewrite(step: CapturedStep, schedule: Schedule, *, peak: int, data_gates: bool) -> Rewrite:
+def rewrite(
+    step: CapturedStep,
+    schedule: Schedule,
+    *,
+    peak: int,
+    data_gates: bool,
+    idle: Collection[int] = (),
+) -> Rewrite:
     """Rewire the graph behind ``step`` so that it follows ``schedule``.
 
     Parameters
@@ -89,8 +96,10 @@ def rewrite(step: CapturedStep, schedule: Schedule, *, peak: int, data_gates: bo
         The simulated peak of the schedule: what is small beside it need not be on time.
     data_gates
         Gate by data edges (XLA) instead of control edges.
+    idle
+        Creation indices of ops that will be pruned when the graph runs.
     """
-    writer = _Writer(step, peak, data_gates)
+    writer = _Writer(step, peak, data_gates, idle)
     with _tf.outside_scopes(step.source.ops[0].graph), _tf.unrecorded():
         for entry in schedule.steps:
             if entry.copy:
@@ -119,9 +128,11 @@ class _Writer:
 
     _originals = repeat(0)
 
-    def __init__(self, step: CapturedStep, peak: int, data_gates: bool) -> None:
+    def __init__(
+        self, step: CapturedStep, peak: int, data_gates: bool, idle: Collection[int]
+    ) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source
-        self.data_gates = data_gates
+        self.data_gates, self.idle = data_gates, idle
         self.result = Rewrite()
         self.window: list[int] = []
         self.open_gate: Gate | None = None
@@ -245,7 +256,8 @@ class _Writer:
         return self.readers[position] + sum(map(self._is_elsewhere, others)) < 2
 
     def _is_elsewhere(self, op: tf.Operation) -> bool:
-        early = _tf.creation_index(op) < self.step.created
+        index = _tf.creation_index(op)
+        early = index < self.step.created and index not in self.idle
         return early and op.name not in self.ops.position
 
     def hold_factor(self, entry: Step) -> None:

@@ -92,7 +92,7 @@ class _Spy:
         self.seen.append((step, schedule))
         return self.rewrite(step, schedule, **kwargs)
 
-    def _plan(self, step, mode, options):
+    def _plan(self, step, mode, options, masks):
         residuals = sorted(step.graph.residual_readers)
         some = {residuals[k % len(residuals)]: "random" for k in self.kept} if residuals else {}
         return propose(step.graph, Limits(), some)
