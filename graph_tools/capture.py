@@ -55,8 +55,8 @@ class OpGraph:
         For each value, whether its buffer lives outside the step: a variable, a fed input, a constant, or
         something that TensorFlow folds into a constant.
     constant
-        For each value, whether it is a constant, or becomes one because grappler and XLA fold what depends on
-        constants alone.
+        For each value, whether it is a constant, or may become one because grappler and XLA fold what depends on
+        constants alone, and on shapes: those that are unknown now may be known when the graph is inlined.
     clonable
         For each op, whether a copy of it gives the same outputs (:func:`graph_tools.optypes.is_clonable`).
     """
@@ -218,6 +218,7 @@ def _describe(ops: list[tf.Operation], cut: set[tf.Operation]) -> OpGraph:
     source: list[bool] = []
     clonable: list[bool] = []
     constant: list[bool] = []
+    folded: list[bool] = []
     place: dict[tf.Operation, int] = {}
     for i, op in enumerate(ops):
         place[op] = i
@@ -230,17 +231,14 @@ def _describe(ops: list[tf.Operation], cut: set[tf.Operation]) -> OpGraph:
         clonable.append(copies)
         first_value.append(len(producer))
         # Stateless random draws with a constant seed are folded like everything else.
-        folds = (
-            kind == "Const"
-            or (copies and all(constant[v] for v in reads) and _is_small(op))
-            or (
-                kind in optypes.SHAPES
-                and bool(reads)
-                and all(t.shape.is_fully_defined() for t in op.inputs)
-            )
-        )
-        is_source = folds or kind in optypes.SOURCES
-        constant.extend(folds for _ in op.outputs)
+        is_shape = kind in optypes.SHAPES and bool(reads)
+        static = is_shape and all(t.shape.is_fully_defined() for t in op.inputs)
+        small = copies and _is_small(op)
+        may_fold = kind == "Const" or is_shape or (small and all(constant[v] for v in reads))
+        is_folded = kind == "Const" or static or (small and all(folded[v] for v in reads))
+        is_source = is_folded or kind in optypes.SOURCES
+        constant.extend(may_fold for _ in op.outputs)
+        folded.extend(is_folded for _ in op.outputs)
         for k, out in enumerate(op.outputs):
             value = len(producer)
             producer.append(i)

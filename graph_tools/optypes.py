@@ -79,12 +79,10 @@ MERGES_AT_RUN_TIME = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"
 #: Ops that grappler's remapper may fuse with the op that alone reads their result, …
 FUSED_WITH_READER = frozenset(
     """Conv2D Conv3D DepthwiseConv2dNative MatMul BatchMatMul BatchMatMulV2 BiasAdd Add AddV2 Pad
-    FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3""".split()
+    FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Sigmoid Softplus Tanh""".split()
 )
 #: … and all ops of such a group, its end included. It is not made if one of them has a control edge.
-FUSED = FUSED_WITH_READER | frozenset(
-    "Relu Relu6 Elu LeakyRelu Tanh Sigmoid Gelu Mish Swish".split()
-)
+FUSED = FUSED_WITH_READER | frozenset("Relu Relu6 Elu LeakyRelu Gelu Mish Swish Mul".split())
 
 #: Grappler moves a constant that one of these adds (or multiplies) past another of the same family that it alone reads:
 #: ``c + (x + y)`` becomes ``x + (c + y)``, where y is the second input unless the first is constant.

@@ -23,7 +23,12 @@ __all__ = ["ControlGate", "DataGate", "Gate", "gated", "widest_input"]
 
 
 class Gate(Protocol):
-    """Holds back the roots of one run."""
+    """Holds back the roots of one run.
+
+    ``held``: what stands for tensors that were held back, by reference.
+    """
+
+    held: dict[object, tf.Tensor]
 
     def hold(self, name: str, inputs: list[tf.Tensor], constant: Sequence[bool]) -> None:
         """Replace one of ``inputs`` by a tensor that comes only when the gate opens; none that is ``constant``."""

@@ -81,7 +81,8 @@ def _fits(mask: tf.Tensor) -> bool:
     known = [n for n in mask.shape.as_list() if n is not None]
     elements = math.prod(known)
     unknown = mask.shape.rank - len(known)
-    return elements % 8 == 0 and (unknown == 1 or (unknown == 0 and elements >= FEWEST_ELEMENTS))
+    large = elements >= FEWEST_ELEMENTS if unknown == 0 else unknown == 1 and elements > 0
+    return large and elements % 8 == 0
 
 
 def _must_be_kept(op: tf.Operation) -> bool:

@@ -15,7 +15,7 @@ How a root is gated is the business of :mod:`memsaving_gradients.gates`.
 Grappler's remapper and oneDNN fuse a product, the addition behind it and an activation where nothing else reads the
 values between, constant folding moves a constant factor past the op before it, and the results have other last bits.
 Originals and clones must be fused alike, or not at all: gates stand in front of ops instead of on them, and an original
-that has lost its backward reader is protected, and nothing is put between two ops that may be merged.
+that has lost its backward reader is given an idle one, and nothing is put between two ops that may be merged.
 
 A sum of many addends becomes a chain of additions in the order in which TensorFlow's kernel adds them (the
 remainder of a division by eight first, then groups of eight), so that it gives the same bits and holds a few addends only.
@@ -123,7 +123,7 @@ class _Writer:
     ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what ``written`` is when it
     really runs; ``on_time``: ops that run when they are due, as things to wait for. ``last_huge``: the end of the
     line of those that touch huge buffers. ``unmerged``: clones of ops that the runtime merges with nobody, for they
-    have several readers.
+    have several readers. ``two_readers``: originals that were given an idle one.
     """
 
     _originals = repeat(0)
@@ -144,6 +144,7 @@ class _Writer:
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
         self.last_huge: list[tf.Operation] = []
         self.unmerged: list[tf.Operation] = []
+        self.two_readers: set[object] = set()
         self.twin_of = _twins(step)
         self.readers = np.bincount(
             self.ops.producer[np.array([v for reads in self.ops.inputs for v in reads], np.int64)],
@@ -167,6 +168,9 @@ class _Writer:
             if self.open_gate is None:
                 self.open_gate = self._new_gate(op)
             self.open_gate.hold(op.name, inputs, self._constant(entry.op))
+        if self.open_gate is not None:
+            # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused, by that.
+            inputs = [self.open_gate.held.get(tensor.ref(), tensor) for tensor in inputs]
         copy = self.result.clones[entry.op] = edit.clone(op, inputs)
         if self.graph.fuses[entry.op] and not self._merges(entry.op):
             self.unmerged.append(copy)
@@ -175,21 +179,31 @@ class _Writer:
             if maker.type in optypes.REFERENCE_VARIABLES:
                 self.result.readers_of.setdefault(maker, []).append(copy)
 
+    def leave_two_readers(self, tensor: tf.Tensor) -> None:
+        """Put an idle reader in the place of the backward op that will read a clone.
+
+        The original had two readers and was not merged with the other; with one it would be, and its clone would not.
+        """
+        if isinstance(self.last_gate, ControlGate) and tensor.ref() not in self.two_readers:
+            self.two_readers.add(tensor.ref())
+            _tf.add_control_inputs(self.last_gate.opens, [gated(tensor, [], tensor.op.name).op])
+
     def finish(self) -> None:
         """Keep clones with a single reader from being merged with it where their originals were not."""
         for copy in self.unmerged:
-            if all(len(out.consumers()) < 2 for out in copy.outputs):
-                _tf.protect(copy)
+            readers = [(op, out) for out in copy.outputs for op in out.consumers()]
+            if len(readers) == 1:
+                ((reader, out),) = readers
+                k = next(k for k, tensor in enumerate(reader.inputs) if tensor is out)
+                self.result.rewiring.point(reader, k, gated(out, [], copy.name))
 
     def pass_backward(self, entry: Step) -> None:
         position, op = entry.op, self.ops.ops[entry.op]
         for k, copy in enumerate(entry.reads):
             if copy:
                 value = self.ops.inputs[position][k]
-                maker = self.ops.ops[int(self.ops.producer[value])]
                 if self.graph.fuses[self.ops.producer[value]]:
-                    # It had two readers and was not merged with the other; with one it would be, its clone would not.
-                    _tf.protect(maker)
+                    self.leave_two_readers(op.inputs[k])
                 self.result.rewiring.point(op, k, self._copy_of(value))
         if not self.data_gates:
             self.hold_factor(entry)
