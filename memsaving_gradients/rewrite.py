@@ -122,7 +122,7 @@ class _Writer:
     first root needs it and given up when the next backward op comes; ``run``: the originals of its clones.
     ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what ``written`` is when it
     really runs; ``on_time``: ops that run when they are due, as things to wait for. ``last_huge``: the end of the
-    line of those that touch huge buffers. ``unmerged``: clones of ops that the runtime merges with nobody, for they
+    line of those that touch huge buffers. ``unmerged``: ops that the runtime merges with nobody, and their clones, for they
     have several readers. ``two_readers``: originals that were given an idle one.
     """
 
@@ -143,7 +143,7 @@ class _Writer:
         self.turn: dict[tuple[int, int], int] = {}
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
         self.last_huge: list[tf.Operation] = []
-        self.unmerged: list[tf.Operation] = []
+        self.unmerged: list[tuple[tf.Operation, tf.Operation]] = []
         self.two_readers: set[object] = set()
         self.twin_of = _twins(step)
         self.readers = np.bincount(
@@ -173,7 +173,7 @@ class _Writer:
             inputs = [self.open_gate.held.get(tensor.ref(), tensor) for tensor in inputs]
         copy = self.result.clones[entry.op] = edit.clone(op, inputs)
         if self.graph.fuses[entry.op] and not self._merges(entry.op):
-            self.unmerged.append(copy)
+            self.unmerged.append((op, copy))
         for value in self.ops.inputs[entry.op]:
             maker = self.ops.ops[int(self.ops.producer[self.ops.storage[value]])]
             if maker.type in optypes.REFERENCE_VARIABLES:
@@ -190,12 +190,12 @@ class _Writer:
 
     def finish(self) -> None:
         """Keep clones with a single reader from being merged with it where their originals were not."""
-        for copy in self.unmerged:
-            readers = [(op, out) for out in copy.outputs for op in out.consumers()]
+        for op, copy in self.unmerged:
+            readers = [(reader, out) for out in copy.outputs for reader in out.consumers()]
             if len(readers) == 1:
                 ((reader, out),) = readers
                 k = next(k for k, tensor in enumerate(reader.inputs) if tensor is out)
-                self.result.rewiring.point(reader, k, gated(out, [], copy.name))
+                self.result.rewiring.point(reader, k, gated(out, [], op.name))
 
     def pass_backward(self, entry: Step) -> None:
         position, op = entry.op, self.ops.ops[entry.op]
