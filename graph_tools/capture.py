@@ -102,6 +102,10 @@ class OpGraph:
         op = int(self.producer[value])
         return self.ops[op].outputs[value - int(self.first_value[op])]
 
+    def constants(self, op: int) -> list[bool]:
+        """For each input of an op, whether it is or may become a constant."""
+        return [bool(self.constant[value]) for value in self.inputs[op]]
+
     def reads_constant(self, op: int) -> bool:
         """Whether an op combines something with a constant number, which folding may move past the op before it."""
         return any(
@@ -232,7 +236,7 @@ def _describe(ops: list[tf.Operation], cut: set[tf.Operation]) -> OpGraph:
         first_value.append(len(producer))
         # Stateless random draws with a constant seed are folded like everything else.
         is_shape = kind in optypes.SHAPES and bool(reads)
-        static = is_shape and all(t.shape.is_fully_defined() for t in op.inputs)
+        static = is_shape and optypes.reads_known_shapes(op)
         small = copies and _is_small(op)
         may_fold = kind == "Const" or is_shape or (small and all(constant[v] for v in reads))
         is_folded = kind == "Const" or static or (small and all(folded[v] for v in reads))

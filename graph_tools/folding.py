@@ -33,6 +33,8 @@ def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
     reader: dict[int, int] = {}
     many: set[int] = set()
     for i, values in enumerate(ops.inputs):
+        if optypes.reads_known_shapes(ops.ops[i]):
+            continue
         for value in values:
             maker = int(ops.producer[value])
             if maker in reader:

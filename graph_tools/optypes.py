@@ -30,6 +30,7 @@ __all__ = [
     "is_clonable",
     "is_random",
     "is_stateful",
+    "reads_known_shapes",
 ]
 
 #: Output i is the buffer of input i (or of input 0): no bytes, no time.
@@ -108,6 +109,12 @@ _NEVER = frozenset("NoOp PyFunc EagerPyFunc PyFuncStateless Assert Print PrintV2
 def fold_together(one: str, other: str) -> bool:
     """Whether ops of these types are of one family of `FOLDED_TOGETHER`."""
     return any(one in family and other in family for family in FOLDED_TOGETHER)
+
+
+def reads_known_shapes(op: tf.Operation) -> bool:
+    """Whether ``op`` needs nothing but shapes that are known already, so that it becomes a constant."""
+    inputs = op.inputs if op.type in SHAPE_READERS else ()
+    return bool(inputs) and all(t.shape.is_fully_defined() for t in inputs)
 
 
 def is_stateful(op: tf.Operation) -> bool:

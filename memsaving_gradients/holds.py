@@ -1,0 +1,202 @@
+"""Making original backward ops run when they are due, not when they could.
+
+The executor runs an op as soon as its inputs are there. A backward op that reads forward values alone is ready during the
+forward pass; where it would hold much memory long before its turn, it waits for an op shortly before it in the schedule. Where
+single buffers are a large part of the peak, the order of the few ops that make and read them decides it: those run strictly
+one after the other. And where folding combines the second factor of a product with a constant of the product's reader, that
+is an op of its own, which waits for the first factor.
+
+To wait is to read one input through an identity with control edges (:func:`memsaving_gradients.gates.gated`). Forward ops are
+left as they are, and so is every edge whose ends may be merged (:mod:`memsaving_gradients.merging`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import repeat
+
+import tensorflow as tf
+
+from graph_tools import optypes
+from graph_tools.edit import Rewiring
+from memsaving_gradients.gates import gated, widest_input
+from memsaving_gradients.merging import Merging
+from memsaving_gradients.roles import CapturedStep
+from memsaving_gradients.schedule import Step
+
+__all__ = ["Holds", "depends_on_data"]
+
+#: An op that is ready too early is held back if it makes at least this share of the peak …
+EARLY_SHARE = 1 / 512
+#: … and if other ops write this share of the peak before its turn.
+SLACK_SHARE = 1 / 8
+#: Ops of the backward pass that make or read a buffer of at least this share of the peak run one after the other.
+HUGE_SHARE = 1 / 48
+#: Of those that cannot be made to wait, so many of the latest are waited for together.
+MOST_TRIGGERS = 8
+
+_UNORDERED = optypes.MERGES_AT_RUN_TIME | optypes.VIEWS
+
+
+class Holds:
+    """The state of one pass over a schedule.
+
+    ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what ``written`` is when it
+    really runs; ``on_time``: ops that run when they are due, as things to wait for; ``last_huge``: the end of the line
+    of those that touch huge buffers.
+    """
+
+    _originals = repeat(0)
+
+    def __init__(self, step: CapturedStep, peak: int, rewiring: Rewiring, merging: Merging) -> None:
+        self.step, self.graph, self.ops = step, step.graph, step.source
+        self.rewiring, self.merging = rewiring, merging
+        self.live = depends_on_data(step)
+        self.written = 0
+        self.turn: dict[tuple[int, int], int] = {}
+        self.on_time: deque[tuple[int, tf.Operation]] = deque()
+        self.last_huge: list[tf.Operation] = []
+        self.slack, self.large = peak * SLACK_SHARE, peak * EARLY_SHARE
+        self.huge = peak * HUGE_SHARE
+
+    def place(self, entry: Step, op: tf.Operation) -> None:
+        """Give ``op``, which runs ``entry``, its place in the order; call for all executions, in order."""
+        if not entry.copy and entry.op >= self.graph.first_backward:
+            self._hold_factor(entry)
+        self._hold_if_early(entry, op)
+        self._line_up(entry, op)
+
+    def _hold_factor(self, entry: Step) -> None:
+        """Let the second input of an op wait for the first where folding combines it with a constant of the op's reader.
+
+        That makes an op of its own, which would run, and hold its result, as soon as the second input is there.
+        """
+        position, op = entry.op, self.ops.ops[entry.op]
+        if not self.step.takes[position] or self.ops.reads_constant(position):
+            return
+        if position in self.merging.twin_of:
+            self._wait_with_twin(position)
+            return
+        first, second = self.ops.inputs[position]
+        turns = [
+            self.turn.get((int(self.ops.producer[value]), copy), 0)
+            for value, copy in zip((first, second), entry.reads or (0, 0), strict=True)
+        ]
+        waits_for = op.inputs[0].op
+        if (
+            turns[1] >= turns[0]
+            or self.graph.size[self.graph.storage[second]] < self.large
+            or self.graph.source[self.graph.storage[second]]
+            or self.ops.producer[first] < self.graph.first_backward
+            or waits_for.type in optypes.MERGED_AT_RUN_TIME
+            or self.merging.merges(int(self.ops.producer[second]))
+        ):
+            return
+        self.rewiring.point(op, 1, gated(op.inputs[1], [waits_for], op.name))
+
+    def _hold_if_early(self, entry: Step, op: tf.Operation) -> None:
+        """Let an original op wait for its turn if it is ready long before and would hold much memory until then.
+
+        ``turn`` of an op is how many bytes the schedule has written when the op is due. An op is on time if one of its
+        inputs was made, on time, not long before. What is not on time runs as soon as its inputs are there: its turn
+        is theirs.
+        """
+        graph, position = self.graph, entry.op
+        due = self.written
+        made = sum(int(graph.size[v]) for v in graph.writes[position])
+        self.written += made
+        ready = max(
+            (
+                self.turn[(int(graph.producer[v]), copy)]
+                for v, copy in zip(
+                    graph.reads[position], entry.reads or self._originals, strict=False
+                )
+            ),
+            default=0,
+        )
+        key = (position, entry.copy)
+        if due - ready <= self.slack:
+            self.turn[key] = due
+            if not entry.copy and self.live[position] and self._may_trigger(entry):
+                self.on_time.append((due, op))
+            return
+        self.turn[key] = ready
+        if entry.copy or position < graph.first_backward:
+            return
+        if made < self.large or not self.on_time:
+            return
+        while len(self.on_time) > 1 and self.on_time[1][0] <= due - self.slack:
+            self.on_time.popleft()
+        if self._hold_back(position, [self.on_time[0][1]]):
+            self.turn[key] = due
+
+    def _line_up(self, entry: Step, op: tf.Operation) -> None:
+        """Order the backward ops that touch huge buffers as the schedule does."""
+        graph, position = self.graph, entry.op
+        if position < graph.first_backward and not entry.copy:
+            return
+        sizes = (
+            int(graph.size[graph.storage[v]])
+            for v in (*graph.reads[position], *graph.writes[position])
+        )
+        if max(sizes, default=0) < self.huge or op.type in _UNORDERED:
+            return
+        held = bool(self.last_huge) and not entry.copy
+        held = held and self._hold_back(position, self.last_huge)
+        if self._may_trigger(entry):
+            # What could not be made to wait takes its place beside those that it should have waited for.
+            self.last_huge = [op] if held else [*self.last_huge[-MOST_TRIGGERS:], op]
+
+    def _may_trigger(self, entry: Step) -> bool:
+        """Whether a control edge from an execution leaves the kernels that it may be fused into as they are."""
+        kind = self.ops.ops[entry.op].type
+        forward = entry.op < self.graph.first_backward
+        return kind not in (optypes.FUSED if forward else optypes.MERGED_AT_RUN_TIME)
+
+    def _wait_with_twin(self, position: int) -> bool:
+        """Let an op wait for what the earlier op that it equals waits for."""
+        op = self.ops.ops[position]
+        for k, tensor in enumerate(self.ops.ops[self.merging.twin_of[position]].inputs):
+            if op.inputs[k] is not tensor:
+                self.rewiring.point(op, k, tensor)
+        return True
+
+    def _hold_back(self, position: int, triggers: Sequence[tf.Operation]) -> bool:
+        """Let an original wait for ``triggers``, unless that could change which kernels it is fused into."""
+        op = self.ops.ops[position]
+        if op.type in _UNORDERED:
+            return False
+        if position in self.merging.twin_of:
+            return self._wait_with_twin(position)
+        if op.type == "AddN" and len(op.inputs) > 2:
+            # Its kernel begins with the first input whose buffer it can take over.
+            return False
+        fixed = [
+            constant or self.merging.merges(int(self.ops.producer[value]))
+            for constant, value in zip(
+                self.ops.constants(position), self.ops.inputs[position], strict=True
+            )
+        ]
+        index = widest_input(op.inputs, fixed)
+        if index is None:
+            return False
+        self.rewiring.point(op, index, gated(op.inputs[index], triggers, op.name))
+        return True
+
+
+def depends_on_data(step: CapturedStep) -> list[bool]:
+    """For each op, whether it waits for something computed in the step; waiting for another is waiting for nothing."""
+    graph = step.graph
+    storage, source, producer = (
+        graph.storage.tolist(),
+        graph.source.tolist(),
+        graph.producer.tolist(),
+    )
+    live: list[bool] = []
+    for op in range(graph.length):
+        if op < graph.first_backward:
+            live.append(any(not source[storage[v]] for v in graph.writes[op]))
+        else:
+            live.append(any(not source[storage[v]] and live[producer[v]] for v in graph.reads[op]))
+    return live
