@@ -95,45 +95,39 @@ def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int
     run as late as possible, too.
     """
     border, postponable = graph.first_backward, graph.postponable
-    needs, losable = graph.needs, graph.losable
-    storage, producer = graph.storage.tolist(), graph.producer.tolist()
+    reads, before = graph.losable_reads, graph.postponed_before
+    producer = graph.producer.tolist()
+    lost = (graph.losable & ~np.isin(graph.storage, list(kept))).tolist()
     done: set[int] = set()
 
     def missing(op: int) -> list[int]:
         """What has to run before ``op``: clones, postponed ops."""
-        read = (
-            producer[value]
-            for value in needs[op]
-            if storage[value] not in kept or producer[value] in postponable
-        )
-        awaited = (maker for maker in graph.waits.get(op, ()) if maker in postponable)
-        return [maker for maker in (*read, *awaited) if maker not in done]
+        makers = [producer[v] for v in reads[op] if lost[v] and producer[v] not in done]
+        return [*makers, *(maker for maker in before.get(op, ()) if maker not in done)]
 
-    def copies(op: int) -> tuple[int, ...]:
-        if op >= border and all(storage[v] in kept or not losable[v] for v in needs[op]):
-            return ()
-        return tuple(int(losable[v] and storage[v] not in kept) for v in graph.reads[op])
+    def run(op: int) -> None:
+        again = op < border
+        if again or op in postponable:
+            done.add(op)
+        copies = any(lost[v] for v in reads[op]) or again
+        steps.append(
+            Step(op, int(again), tuple(int(lost[v]) for v in graph.reads[op]) if copies else ())
+        )
 
     steps = [Step(op) for op in range(border)]
     # Postponed ops that nobody reads are results; they come last.
     in_order = [op for op in range(border, graph.length) if op not in postponable]
     for wanted in (*in_order, *sorted(postponable)):
-        if not needs[wanted] and wanted not in postponable and wanted not in graph.waits:
-            steps.append(Step(wanted))
-            continue
-        stack = [wanted]
+        stack = [wanted] if wanted not in done else []
         while stack:
             op = stack[-1]
-            if op in done:
-                stack.pop()
-                continue
-            first = missing(op)
+            first = missing(op) if op not in done else []
             if first:
                 stack.extend(reversed(first))
                 continue
             stack.pop()
-            done.add(op)
-            steps.append(Step(op, int(op < border), copies(op)))
+            if op not in done:
+                run(op)
     return Schedule(tuple(steps), frozenset(chained))
 
 

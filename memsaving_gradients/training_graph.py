@@ -104,18 +104,28 @@ class TrainingGraph:
         return found
 
     @cached_property
-    def losable(self) -> list[bool]:
+    def losable(self) -> BoolArray:
         """For each value, whether a plan may lose it and have it made again: forward, no source, its ops clonable."""
-        clonable, producer = self.clonable, self.producer
-        early = producer < self.first_backward
-        again = clonable[producer] & clonable[producer[self.storage]]
-        return (early & again & ~self.source[self.storage]).tolist()
+        early = self.producer < self.first_backward
+        again = self.clonable[self.producer] & self.clonable[self.producer[self.storage]]
+        return early & again & ~self.source[self.storage]
 
     @cached_property
-    def needs(self) -> list[tuple[int, ...]]:
-        """For each op, the values it reads that may not be there when it is their turn: losable or postponed ones."""
-        losable, producer, late = self.losable, self.producer.tolist(), self.postponable
-        return [tuple(v for v in read if losable[v] or producer[v] in late) for read in self.reads]
+    def losable_reads(self) -> list[tuple[int, ...]]:
+        """For each op, the losable ones of the values it reads."""
+        losable = self.losable.tolist()
+        return [tuple(v for v in read if losable[v]) for read in self.reads]
+
+    @cached_property
+    def postponed_before(self) -> dict[int, tuple[int, ...]]:
+        """For ops that read or wait for postponable ops, which ones."""
+        late, producer = self.postponable, self.producer.tolist()
+        found = {}
+        for op in range(self.first_backward, self.length):
+            makers = (*(producer[v] for v in self.reads[op]), *self.waits.get(op, ()))
+            if late and not late.isdisjoint(makers):
+                found[op] = tuple(maker for maker in makers if maker in late)
+        return found
 
     @cached_property
     def postponable(self) -> frozenset[int]:

@@ -30,7 +30,7 @@ __all__ = ["plan"]
 MOST_CUTS = 1000
 #: Plans to simulate: as many as this many op executions allow, within bounds.
 SIMULATED_STEPS = 400_000
-FEWEST_TRIALS, MOST_TRIALS = 4, 24
+FEWEST_TRIALS, MOST_TRIALS = 2, 24
 #: On graphs small enough for all of those: changes of single kept storages to try.
 MOST_MOVES = 100
 #: Simulated peaks within this factor count as equal there: what the allocator makes of them decides.
@@ -44,25 +44,26 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     segments = measure_segments(graph, limits.keep)
     cuts = _candidates(segments)
     tables = _tables(segments, cuts)
-    trials = min(MOST_TRIALS, max(FEWEST_TRIALS, SIMULATED_STEPS // max(graph.length, 1)))
-    thorough = trials == MOST_TRIALS
+    thorough = graph.length * MOST_TRIALS <= SIMULATED_STEPS
+    fewer = max(FEWEST_TRIALS, SIMULATED_STEPS // (2 * graph.length + 1))
+    trials = MOST_TRIALS if thorough else fewer
     paths = _paths(tables, trials) or [()]
     tried = [
         propose(graph, limits, segments.kept_by([int(cuts[k]) for k in path])) for path in paths
     ]
     best = _best(tried, thorough)
     if thorough:
-        moves = min(MOST_MOVES, SIMULATED_STEPS // (2 * graph.length))
+        moves = min(MOST_MOVES, SIMULATED_STEPS // (2 * graph.length + 1))
         best = _improve(graph, limits, segments, best, moves)
     return _keep_late(graph, limits, segments, best, thorough)
 
 
 def _best(tried: list[Proposal], thorough: bool) -> Proposal:
-    """The least peak; among peaks about as low, the one for which the allocator needs least."""
+    """The least peak; of those about as low the one that the allocator needs least for, or takes least time."""
     least = min(trial.peak for trial in tried)
-    if not thorough:
-        return min(tried, key=lambda trial: (trial.peak, trial.extra_seconds))
     near = [trial for trial in tried if trial.peak <= least * ABOUT]
+    if not thorough:
+        return min(near, key=lambda trial: (trial.extra_seconds, trial.peak))
     return min(near, key=lambda trial: (trial.allocated, trial.peak, trial.extra_seconds))
 
 
