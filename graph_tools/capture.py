@@ -89,6 +89,17 @@ class OpGraph:
         return dag
 
     @cached_property
+    def readers(self) -> list[list[int]]:
+        """For each op, the ops that read it when the graph runs, once for each read; known shapes are read by nobody."""
+        found: list[list[int]] = [[] for _ in self.ops]
+        producer = self.producer.tolist()
+        for i, values in enumerate(self.inputs):
+            if not optypes.reads_known_shapes(self.ops[i]):
+                for value in values:
+                    found[producer[value]].append(i)
+        return found
+
+    @cached_property
     def position(self) -> dict[str, int]:
         """Position of each op by its name (unique in a TensorFlow graph)."""
         return {op.name: i for i, op in enumerate(self.ops)}

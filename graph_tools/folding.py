@@ -30,26 +30,15 @@ def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
     >>> [op.name for op, takes in zip(graph.ops, takes_constant(graph)) if takes]
     ['mul_1', 'mul_2']
     """
-    reader: dict[int, int] = {}
-    many: set[int] = set()
-    for i, values in enumerate(ops.inputs):
-        if optypes.reads_known_shapes(ops.ops[i]):
-            continue
-        for value in values:
-            maker = int(ops.producer[value])
-            if maker in reader:
-                many.add(maker)
-            reader[maker] = i
     takes = np.zeros(len(ops.ops), np.bool_)
     for i in range(len(ops.ops) - 1, -1, -1):
         kind = ops.ops[i].type
         if not any(kind in family for family in optypes.FOLDED_TOGETHER):
             continue
-        after = reader.get(i)
+        readers = ops.readers[i]
         takes[i] = ops.reads_constant(i) or (
-            after is not None
-            and i not in many
-            and bool(takes[after])
-            and optypes.fold_together(kind, ops.ops[after].type)
+            len(readers) == 1
+            and bool(takes[readers[0]])
+            and optypes.fold_together(kind, ops.ops[readers[0]].type)
         )
     return takes

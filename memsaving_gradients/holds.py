@@ -25,7 +25,7 @@ from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Step
 
-__all__ = ["Holds", "depends_on_data"]
+__all__ = ["Holds"]
 
 #: An op that is ready too early is held back if it makes at least this share of the peak …
 EARLY_SHARE = 1 / 512
@@ -52,7 +52,6 @@ class Holds:
     def __init__(self, step: CapturedStep, peak: int, rewiring: Rewiring, merging: Merging) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source
         self.rewiring, self.merging = rewiring, merging
-        self.live = depends_on_data(step)
         self.written = 0
         self.turn: dict[tuple[int, int], int] = {}
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
@@ -118,7 +117,7 @@ class Holds:
         key = (position, entry.copy)
         if due - ready <= self.slack:
             self.turn[key] = due
-            if not entry.copy and self.live[position] and self._may_trigger(entry):
+            if not entry.copy and self.graph.live[position] and self._may_trigger(entry):
                 self.on_time.append((due, op))
             return
         self.turn[key] = ready
@@ -183,20 +182,3 @@ class Holds:
             return False
         self.rewiring.point(op, index, gated(op.inputs[index], triggers, op.name))
         return True
-
-
-def depends_on_data(step: CapturedStep) -> list[bool]:
-    """For each op, whether it waits for something computed in the step; waiting for another is waiting for nothing."""
-    graph = step.graph
-    storage, source, producer = (
-        graph.storage.tolist(),
-        graph.source.tolist(),
-        graph.producer.tolist(),
-    )
-    live: list[bool] = []
-    for op in range(graph.length):
-        if op < graph.first_backward:
-            live.append(any(not source[storage[v]] for v in graph.writes[op]))
-        else:
-            live.append(any(not source[storage[v]] and live[producer[v]] for v in graph.reads[op]))
-    return live

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf, optypes
+from graph_tools import _tf
 from memsaving_gradients.roles import CapturedStep
 
 __all__ = ["Merging"]
@@ -37,15 +36,6 @@ class Merging:
 
     def __init__(self, step: CapturedStep, idle: Collection[int]) -> None:
         self._step, self._idle = step, idle
-        ops = step.source
-        read = [
-            value
-            for op, values in zip(ops.ops, ops.inputs, strict=True)
-            if not optypes.reads_known_shapes(op)
-            for value in values
-        ]
-        makers = ops.producer[np.array(read, np.int64)]
-        self._readers = np.bincount(makers, minlength=step.graph.length)
         self.twin_of = _twins(step)
 
     def merges(self, position: int) -> bool:
@@ -53,7 +43,7 @@ class Merging:
 
         Backward ops that were not captured lead nowhere and are pruned; forward ones may serve anything.
         """
-        readers = int(self._readers[position])
+        readers = len(self._step.source.readers[position])
         if not self._step.graph.fuses[position] or readers > 1:
             return False
         outputs = self._step.source.ops[position].outputs

@@ -105,12 +105,5 @@ def _pack(mask: tf.Tensor) -> tf.Tensor:
 
 def _unpack(packed: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     bits = tf.bitwise.bitwise_and(packed, tf.constant(_BITS, tf.uint8))
-    return tf.reshape(tf.cast(bits, tf.bool), _shape(mask), name="unpacked")
-
-
-def _shape(mask: tf.Tensor) -> list[int] | tf.Tensor:
-    if mask.shape.is_fully_defined():
-        return mask.shape.as_list()
-    if mask.shape.as_list().count(None) == 1:
-        return [-1 if n is None else n for n in mask.shape.as_list()]
-    return tf.shape(mask)
+    shape = [-1 if n is None else n for n in mask.shape.as_list()]
+    return tf.reshape(tf.cast(bits, tf.bool), shape, name="unpacked")

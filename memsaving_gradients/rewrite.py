@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from graph_tools import _tf, edit, optypes
 from memsaving_gradients.gates import ControlGate, DataGate, Gate, gated
-from memsaving_gradients.holds import Holds, depends_on_data
+from memsaving_gradients.holds import Holds
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Schedule, Step
@@ -93,7 +93,7 @@ def rewrite(
                 writer.pass_backward(entry)
             if writer.holds is not None:
                 writer.holds.place(entry, writer.op_of(entry))
-    writer.finish()
+        writer.finish()
     return writer.result
 
 
@@ -102,8 +102,8 @@ class _Writer:
 
     ``window``: backward ops since the last run of clones. ``open_gate``: the gate of the current run, made when its
     first root needs it and given up when the next backward op comes; ``run``: the originals of its clones.
-    ``unmerged``: ops that the runtime merges with nobody, and their clones, for they
-    have several readers. ``two_readers``: originals that were given an idle one.
+    ``unmerged``: ops that the runtime merges with nobody, for they have several readers, and their clones.
+    ``two_readers``: originals that were given an idle one.
     """
 
     def __init__(
@@ -118,7 +118,6 @@ class _Writer:
         self.open_gate: Gate | None = None
         self.run: set[int] = set()
         self.last_gate: Any = None
-        self.live = self.holds.live if self.holds else depends_on_data(step)
         self.unmerged: list[tuple[tf.Operation, tf.Operation]] = []
         self.two_readers: set[object] = set()
 
@@ -175,7 +174,7 @@ class _Writer:
                     self.leave_two_readers(op.inputs[k])
                 self.result.rewiring.point(op, k, self._copy_of(value))
         self._close_run()
-        if op.type not in optypes.MERGED_AT_RUN_TIME and self.live[position]:
+        if op.type not in optypes.MERGED_AT_RUN_TIME and self.graph.live[position]:
             self.window.append(position)
 
     def chain(self, position: int) -> None:

@@ -117,6 +117,24 @@ class TrainingGraph:
         return [tuple(v for v in read if losable[v]) for read in self.reads]
 
     @cached_property
+    def live(self) -> list[bool]:
+        """For each op, whether it depends on something computed in the step; waiting for another is waiting for nothing."""
+        storage, source, producer = (
+            self.storage.tolist(),
+            self.source.tolist(),
+            self.producer.tolist(),
+        )
+        live: list[bool] = []
+        for op in range(self.length):
+            if op < self.first_backward:
+                live.append(any(not source[storage[v]] for v in self.writes[op]))
+            else:
+                live.append(
+                    any(not source[storage[v]] and live[producer[v]] for v in self.reads[op])
+                )
+        return live
+
+    @cached_property
     def postponed_before(self) -> dict[int, tuple[int, ...]]:
         """For ops that read or wait for postponable ops, which ones."""
         late, producer = self.postponable, self.producer.tolist()

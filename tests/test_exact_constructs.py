@@ -454,3 +454,21 @@ def test_every_gate_waits_for_something_computed_from_the_data(mode):
                     above.add(op)
                     stack += [*op.control_inputs, *(t.op for t in op.inputs)]
             assert fed & above, f"{gate.name} waits only for {sorted(op.name for op in above)}"
+
+
+def test_what_keeps_a_clone_apart_is_out_of_the_callers_scopes():
+    with tf.Graph().as_default() as graph:
+        h = x = v1.placeholder(tf.float32, [64, 32])
+        for _ in range(8):
+            z = tf.nn.bias_add(h, tf.ones([32]))
+            h = tf.tanh(z + tf.sin(z) * 1.5) * tf.stop_gradient(tf.cos(z))
+        first = tf.no_op("first")
+        with tf.control_dependencies([first]):
+            ms.gradients(tf.reduce_sum(h), x, checkpoints="memory")
+        ours = [op for op in graph.get_operations() if _protected(op)]
+        assert ours
+        assert not any(first in op.control_inputs for op in ours)
+
+
+def _protected(op):
+    return "_grappler_do_not_remove" in op.node_def.attr

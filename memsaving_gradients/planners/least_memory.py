@@ -45,16 +45,15 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     cuts = _candidates(segments)
     tables = _tables(segments, cuts)
     thorough = graph.length * MOST_TRIALS <= SIMULATED_STEPS
-    fewer = max(FEWEST_TRIALS, SIMULATED_STEPS // (2 * graph.length + 1))
-    trials = MOST_TRIALS if thorough else fewer
+    affordable = SIMULATED_STEPS // (2 * graph.length + 1)
+    trials = MOST_TRIALS if thorough else max(FEWEST_TRIALS, affordable)
     paths = _paths(tables, trials) or [()]
     tried = [
         propose(graph, limits, segments.kept_by([int(cuts[k]) for k in path])) for path in paths
     ]
     best = _best(tried, thorough)
     if thorough:
-        moves = min(MOST_MOVES, SIMULATED_STEPS // (2 * graph.length + 1))
-        best = _improve(graph, limits, segments, best, moves)
+        best = _improve(graph, limits, segments, best, min(MOST_MOVES, affordable))
     return _keep_late(graph, limits, segments, best, thorough)
 
 
