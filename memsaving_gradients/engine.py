@@ -69,10 +69,9 @@ def save_memory(
     step, baseline, proposal = found
     guard.remember(graph, masks.rewiring)
     data_gates = _tf_autodiff.compiled_by_xla() if options.xla is None else options.xla
-    idle = registry.idle(graph)
     unread = (op for op in operations[first_backward:] if op.name not in step.source.position)
-    idle.update(map(_tf.creation_index, unread))
-    result = rewrite(step, proposal.schedule, peak=proposal.peak, data_gates=data_gates, idle=idle)
+    registry.idle(graph).update(map(_tf.creation_index, unread))
+    result = rewrite(step, proposal.schedule, peak=proposal.peak, data_gates=data_gates)
     guard.remember(graph, result.rewiring)
     registry.record(graph, _describe(step, mode, baseline, proposal, data_gates))
     grads = [_replace(grad, result.replaced) for grad in grads]
@@ -103,6 +102,7 @@ def _planned(
             batch=options.batch_size,
             hold_gradients=options.hold_gradients,
             may_chain=not _tf.tape_is_recording(),
+            idle=registry.idle(graph),
         )
     except GraphError as error:
         _warn(graph, f"the graph cannot be rewritten: {error}")

@@ -8,11 +8,6 @@ Rules of TensorFlow 2.16 to 2.21; what is not known here costs last bits at most
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-import tensorflow as tf
-
-from graph_tools import _tf
 from memsaving_gradients.roles import CapturedStep
 
 __all__ = ["Merging"]
@@ -25,8 +20,6 @@ class Merging:
     ----------
     step
         The captured training step.
-    idle
-        Creation indices of ops that will be pruned when the graph runs.
 
     Attributes
     ----------
@@ -34,27 +27,18 @@ class Merging:
         For each backward op that equals an earlier one, that one.
     """
 
-    def __init__(self, step: CapturedStep, idle: Collection[int]) -> None:
-        self._step, self._idle = step, idle
+    def __init__(self, step: CapturedStep) -> None:
+        self._step = step
         self.twin_of = _twins(step)
 
     def merges(self, position: int) -> bool:
         """Whether an op may be merged with the only one that reads it.
 
-        Backward ops that were not captured lead nowhere and are pruned; forward ones may serve anything.
+        Backward ops that were not captured lead nowhere and are pruned; so may be forward ops that were not.
         """
-        readers = len(self._step.source.readers[position])
-        if not self._step.graph.fuses[position] or readers > 1:
-            return False
-        outputs = self._step.source.ops[position].outputs
         return (
-            readers + sum(self._is_elsewhere(op) for out in outputs for op in out.consumers()) < 2
+            bool(self._step.graph.fuses[position]) and len(self._step.source.readers[position]) < 2
         )
-
-    def _is_elsewhere(self, op: tf.Operation) -> bool:
-        index = _tf.creation_index(op)
-        early = index < self._step.created and index not in self._idle
-        return early and op.name not in self._step.source.position
 
 
 def _twins(step: CapturedStep) -> dict[int, int]:

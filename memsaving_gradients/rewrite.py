@@ -20,7 +20,6 @@ Cost: one op creation for each clone, about 0.1 ms. No knowledge of budgets or o
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +64,6 @@ def rewrite(
     *,
     peak: int,
     data_gates: bool,
-    idle: Collection[int] = (),
 ) -> Rewrite:
     """Rewire the graph behind ``step`` so that it follows ``schedule``.
 
@@ -79,10 +77,8 @@ def rewrite(
         The simulated peak of the schedule: what is small beside it need not be on time.
     data_gates
         Gate by data edges (XLA) instead of control edges.
-    idle
-        Creation indices of ops that will be pruned when the graph runs.
     """
-    writer = _Writer(step, peak, data_gates, idle)
+    writer = _Writer(step, peak, data_gates)
     with _tf.outside_scopes(step.source.ops[0].graph), _tf.unrecorded():
         for entry in schedule.steps:
             if entry.copy:
@@ -106,12 +102,10 @@ class _Writer:
     ``two_readers``: originals that were given an idle one.
     """
 
-    def __init__(
-        self, step: CapturedStep, peak: int, data_gates: bool, idle: Collection[int]
-    ) -> None:
+    def __init__(self, step: CapturedStep, peak: int, data_gates: bool) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source
         self.result = Rewrite()
-        self.merging = Merging(step, idle)
+        self.merging = Merging(step)
         # XLA orders by data alone.
         self.holds = None if data_gates else Holds(step, peak, self.result.rewiring, self.merging)
         self.window: list[int] = []

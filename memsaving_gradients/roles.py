@@ -8,7 +8,7 @@ false residuals. Readers that need only a shape are not readers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,8 +48,12 @@ def capture_step(
     batch: int,
     hold_gradients: bool,
     may_chain: bool,
+    idle: Collection[int] = (),
 ) -> CapturedStep:
-    """Capture what ``ys`` and ``grads`` need; ops created at or after number ``first_backward`` are backward ops."""
+    """Capture what ``ys`` and ``grads`` need; ops created at or after number ``first_backward`` are backward ops.
+
+    ``idle``: creation indices of forward ops that will be pruned when the graph runs.
+    """
     ops = capture([*ys, *grads], late=first_backward)
     early = (i for i, op in enumerate(ops.ops) if _tf.creation_index(op) < first_backward)
     border = max(early, default=-1) + 1
@@ -61,6 +65,7 @@ def capture_step(
     takes = takes_constant(ops)
     expensive = {i for i, op in enumerate(ops.ops) if op.type in optypes.EXPENSIVE}
     sizes = ops.value_bytes(batch)
+    fuses = _fuses(ops, takes)
     graph = TrainingGraph(
         first_backward=border,
         reads=reads,
@@ -69,10 +74,10 @@ def capture_step(
         storage=ops.storage,
         size=sizes,
         source=ops.source,
-        clonable=ops.clonable,
+        clonable=ops.clonable & ~_undecided(ops, fuses, border, first_backward, idle),
         joins=np.array([op.type in optypes.CONCATENATIONS for op in ops.ops], np.bool_),
         forwards=np.array([op.type in optypes.FORWARDING for op in ops.ops], np.bool_),
-        fuses=_fuses(ops, takes),
+        fuses=fuses,
         seconds=costs.op_seconds(ops, batch),
         expensive=np.array([i in expensive for i in range(len(ops.ops))], np.bool_),
         ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),
@@ -92,6 +97,29 @@ def _fuses(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
             if optypes.fold_together(ops.ops[i].type, ops.ops[root].type):
                 fuses[maker] = fuses[root] = True
     return fuses
+
+
+def _undecided(
+    ops: OpGraph, fuses: npt.NDArray[np.bool_], border: int, created: int, idle: Collection[int]
+) -> npt.NDArray[np.bool_]:
+    """Forward ops that must run once, because a clone could be merged where the original is not, or the reverse.
+
+    Forward ops may read a value and lead to no gradient. Whether they will be pruned is not known yet, and with it whether
+    the op that makes the value is merged with the one that reads it here: so the whole group is left alone.
+    """
+    found = np.zeros(len(ops.ops), np.bool_)
+    for i in np.flatnonzero(fuses[:border]).tolist():
+        if len(ops.readers[i]) != 1:
+            continue
+        if found[i] or any(
+            _tf.creation_index(op) < created
+            and op.name not in ops.position
+            and _tf.creation_index(op) not in idle
+            for out in ops.ops[i].outputs
+            for op in out.consumers()
+        ):
+            found[[i, *(reader for reader in ops.readers[i] if reader < border)]] = True
+    return found
 
 
 def _sums(ops: OpGraph, border: int) -> frozenset[int]:

@@ -456,6 +456,27 @@ def test_every_gate_waits_for_something_computed_from_the_data(mode):
             assert fed & above, f"{gate.name} waits only for {sorted(op.name for op in above)}"
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_what_reads_a_value_and_leads_to_no_gradient_may_be_used_or_not(exact, used):
+    """Alone with the constant's reader, the first product is folded with the constant; beside another it is not."""
+    x = tf.constant(np.random.default_rng(11).normal(size=(4, 4)), tf.float32)
+
+    def program(gradients):
+        @tf.function(autograph=False)
+        def step(x):
+            square = x * x
+            beside = tf.tanh(tf.tanh(square))
+            noise = tf.random.stateless_normal(x.shape, seed=[3, 0])
+            grads = gradients(tf.reduce_sum(tf.tanh(square * noise)), x)
+            return grads, beside if used else x
+
+        return step(x)
+
+    ours = program(lambda y, x: ms.gradients(y, x, checkpoints=[]))
+    for a, b in zip(tf.nest.flatten(program(tf.gradients)), tf.nest.flatten(ours), strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
 def test_what_keeps_a_clone_apart_is_out_of_the_callers_scopes():
     with tf.Graph().as_default() as graph:
         h = x = v1.placeholder(tf.float32, [64, 32])
