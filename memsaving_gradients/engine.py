@@ -12,13 +12,14 @@ from graph_tools import _tf, _tf_autodiff
 from graph_tools.errors import GraphError
 from memsaving_gradients import guard, registry
 from memsaving_gradients.errors import NothingSavedWarning
+from memsaving_gradients.executor import as_executed, forward_order
 from memsaving_gradients.options import Options
 from memsaving_gradients.packing import Masks, pack_masks
 from memsaving_gradients.plan import Decision, Plan
 from memsaving_gradients.planners import Limits, Proposal, cheap_ops, least_memory, named
 from memsaving_gradients.rewrite import rewrite
 from memsaving_gradients.roles import CapturedStep, capture_step
-from memsaving_gradients.schedule import Simulation, plain, simulate
+from memsaving_gradients.schedule import plain, simulate
 
 __all__ = ["save_memory"]
 
@@ -66,14 +67,14 @@ def save_memory(
     if found is None:
         masks.rewiring.undo()
         return list(grads)
-    step, baseline, proposal = found
+    step, proposal = found
     guard.remember(graph, masks.rewiring)
     data_gates = _tf_autodiff.compiled_by_xla() if options.xla is None else options.xla
     unread = (op for op in operations[first_backward:] if op.name not in step.source.position)
     registry.idle(graph).update(map(_tf.creation_index, unread))
     result = rewrite(step, proposal.schedule, peak=proposal.peak, data_gates=data_gates)
     guard.remember(graph, result.rewiring)
-    registry.record(graph, _describe(step, mode, baseline, proposal, data_gates))
+    registry.record(graph, _describe(step, mode, proposal, data_gates))
     grads = [_replace(grad, result.replaced) for grad in grads]
     if result.readers_of:
         grads = [
@@ -91,8 +92,8 @@ def _planned(
     mode: str,
     options: Options,
     masks: Masks,
-) -> tuple[CapturedStep, Simulation, Proposal] | None:
-    """The step, what it takes as it is, and what to make of it; ``None``, after a warning, if that saves nothing."""
+) -> tuple[CapturedStep, Proposal] | None:
+    """The step and what to make of it; ``None``, after a warning, if that saves nothing."""
     ends = [y for y in ys if isinstance(y, tf.Tensor) and y.graph is graph]
     try:
         step = capture_step(
@@ -107,19 +108,19 @@ def _planned(
     except GraphError as error:
         _warn(graph, f"the graph cannot be rewritten: {error}")
         return None
-    baseline = simulate(step.graph, plain(step.graph))
+    most = simulate(step.graph, plain(step.graph)).peak
     proposal = _plan(step, mode, options, masks)
     works = proposal.schedule.clones or proposal.schedule.chained
-    if not works or (proposal.peak >= baseline.peak and mode in _PLANNERS):
+    if not works or (proposal.peak >= most and mode in _PLANNERS):
         _warn(graph, _why_nothing(step, mode))
         return None
-    if proposal.peak >= baseline.peak:
+    if proposal.peak >= most:
         _warn(
             graph,
             f"the checkpoints named do not lower the simulated peak ({proposal.peak:,} bytes, plain "
-            f"{baseline.peak:,}); checkpoints='memory' finds better ones",
+            f"{most:,}); checkpoints='memory' finds better ones",
         )
-    return step, baseline, proposal
+    return step, proposal
 
 
 def _plan(step: CapturedStep, mode: str, options: Options, masks: Masks) -> Proposal:
@@ -164,10 +165,13 @@ def _after(
         return tf.identity(grad)
 
 
-def _describe(
-    step: CapturedStep, mode: str, baseline: Simulation, proposal: Proposal, data_gates: bool
-) -> Plan:
+def _describe(step: CapturedStep, mode: str, proposal: Proposal, data_gates: bool) -> Plan:
     graph, source = step.graph, step.source
+    order = forward_order(graph)
+    before, after = (
+        simulate(graph, as_executed(schedule, order))
+        for schedule in (plain(graph), proposal.schedule)
+    )
     clones = [entry for entry in proposal.schedule.steps if entry.copy]
     again = {entry.op for entry in clones}
     read = {int(graph.storage[v]) for entry in clones for v in graph.reads[entry.op]}
@@ -197,14 +201,14 @@ def _describe(
     return Plan(
         mode=mode,
         decisions=tuple(decisions),
-        peak_plain=baseline.peak,
-        peak=proposal.peak,
+        peak_plain=before.peak,
+        peak=after.peak,
         extra_time=proposal.extra_seconds / max(graph.total_seconds, 1e-12),
         clones=proposal.schedule.clones,
         checkpoints=tuple(source.tensor(s).name for s in sorted(checkpoints)),
         gating="data" if data_gates else "control",
-        simulation_plain=baseline,
-        simulation=proposal.simulation,
+        simulation_plain=before,
+        simulation=after,
     )
 
 
