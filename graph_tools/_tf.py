@@ -16,7 +16,7 @@ from tensorflow.python.eager import record
 
 __all__ = [
     "add_control_inputs",
-    "constant_value",
+    "conditional",
     "create_op",
     "creation_index",
     "in_v1_control_flow",
@@ -57,6 +57,26 @@ def create_op(op: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Op
     for theirs, ours in zip(op.outputs, copy.outputs, strict=True):
         ours.set_shape(theirs.shape)
     return copy
+
+
+def conditional(predicate: tf.Tensor, tensor: tf.Tensor, then: Any, otherwise: Any) -> tf.Tensor:
+    """``then(tensor)`` or ``otherwise(tensor)``, which are concrete functions.
+
+    ``tf.cond`` traces its branches anew each time, which takes 10 ms; the raw op takes functions, and leaves it to its
+    caller that the graph knows them (``add_to_graph`` is public but undocumented; 2.16 to 2.21).
+    """
+    for function in (then, otherwise):
+        function.add_to_graph(tensor.graph)
+    (result,) = tf.raw_ops.StatelessIf(
+        cond=predicate,
+        input=[tensor],
+        Tout=[tensor.dtype],
+        then_branch=then,
+        else_branch=otherwise,
+        output_shapes=[tensor.shape],
+    )
+    result.set_shape(tensor.shape)
+    return result
 
 
 def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
@@ -105,11 +125,6 @@ def in_v1_control_flow(op: tf.Operation) -> bool:
             return True
         context = context.outer_context
     return False
-
-
-def constant_value(tensor: tf.Tensor) -> Any:
-    """The value of a tensor that is constant at graph construction time, or ``None``."""
-    return tf.get_static_value(tensor)
 
 
 def user_frames(op: tf.Operation) -> list[tuple[str, int, str]]:

@@ -1,11 +1,10 @@
-"""Copying ops, re-pointing inputs and holding ops back: what rewriting a graph comes down to.
+"""Copying ops and re-pointing inputs: what rewriting a graph comes down to.
 
 ``tf.contrib.graph_editor`` did this in TensorFlow 1 and has no successor. Edits that would change what a later
 differentiation of the graph sees are recorded, so that they can be taken back and made again (`Rewiring`).
 
-Two forms of gate exist. A control edge orders TensorFlow's executor and survives grappler, since an op that waits for
-something differs from one that does not. XLA drops control edges between pure ops and then merges the copy with its
-original: there, a data edge is needed that no compiler can see through (`opaque_zero`, `add_opaque`).
+What has been copied must also be held back, or it runs at once: by control edges for TensorFlow's executor, by
+:mod:`graph_tools.opaque` for XLA.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 from graph_tools import _tf
 
-__all__ = ["CLONE_SUFFIX", "Rewiring", "add_opaque", "can_add_opaque", "clone", "opaque_zero"]
+__all__ = ["CLONE_SUFFIX", "Rewiring", "clone"]
 
 CLONE_SUFFIX = "_recomputed"
 
@@ -52,29 +51,3 @@ def clone(
     if wait_for:
         _tf.add_control_inputs(copy, wait_for)
     return copy
-
-
-def opaque_zero(trigger: tf.Tensor) -> tf.Tensor:
-    """A float32 zero that depends on ``trigger`` in a way that compilers do not see through.
-
-    One element is compared with itself: 0 if equal, NaN otherwise. The cast to bool keeps a NaN in the trigger
-    from spreading (the form that ``tf.recompute_grad`` uses).
-    """
-    element = tf.reduce_max(tf.reshape(trigger, [-1])[:1])
-    truth = tf.cast(element, tf.bool)
-    return tf.where(tf.equal(truth, truth), 0.0, float("nan"))
-
-
-def can_add_opaque(tensor: tf.Tensor) -> bool:
-    """Whether `add_opaque` works on tensors of this dtype."""
-    dtype = tensor.dtype
-    return bool(dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype == tf.bool)
-
-
-def add_opaque(tensor: tf.Tensor, zero: tf.Tensor) -> tf.Tensor:
-    """``tensor``, made to depend on an opaque ``zero`` (−0.0 becomes +0.0)."""
-    if tensor.dtype == tf.bool:
-        return tf.logical_or(tensor, tf.math.is_nan(zero))
-    if tensor.dtype.is_integer:
-        return tensor + tf.cast(tf.math.is_nan(zero), tensor.dtype)
-    return tensor + tf.cast(zero, tensor.dtype)

@@ -4,8 +4,8 @@ For TensorFlow's executor a gate is an identity in front of the root, which wait
 is exempt from grappler. A control edge on the root itself would order as well, but keeps grappler from fusing the root
 into kernels that its original is fused into, and fused kernels give other last bits.
 
-XLA drops control edges and merges equal ops. There the root reads an input through the addition of a zero that
-depends on a gradient computed just before the run (`graph_tools.edit.opaque_zero`).
+XLA drops control edges and merges equal ops. There the root reads an input through an identity that XLA cannot look through,
+and that needs a gradient computed just before the run (:mod:`graph_tools.opaque`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from graph_tools import _tf, edit, optypes
+from graph_tools import _tf, opaque, optypes
 from graph_tools.sizes import tensor_bytes
 
 __all__ = ["ControlGate", "DataGate", "Gate", "gated", "widest_input"]
@@ -84,9 +84,9 @@ class ControlGate:
 
 @dataclass(eq=False)
 class DataGate:
-    """A gate for XLA."""
+    """A gate for XLA. ``shut``: false, once what the gate waits for has run."""
 
-    zero: tf.Tensor | None
+    shut: tf.Tensor | None
     held: dict[object, tf.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -94,23 +94,23 @@ class DataGate:
         cls, triggers: Sequence[tf.Operation], name: str, before: DataGate | None
     ) -> DataGate:
         """A gate that opens when the last of ``triggers`` has run (XLA keeps no closer order for more of them)."""
-        floats = [
+        numbers = [
             out
             for op in triggers
             for out in op.outputs
             if out.dtype.is_floating and out.shape.rank is not None
         ]
-        if not floats:
-            return cls(before.zero if before else None)
+        if not numbers:
+            return cls(before.shut if before else None)
         with tf.name_scope(name + "_gate/"):
-            return cls(edit.opaque_zero(floats[-1]))
+            return cls(opaque.never(numbers[-1]))
 
     def hold(self, name: str, inputs: list[tf.Tensor], constant: Sequence[bool]) -> None:
         """See `Gate.hold`."""
         index = widest_input(inputs, constant)
-        if self.zero is None or index is None or not edit.can_add_opaque(inputs[index]):
+        if self.shut is None or index is None or not opaque.can_pass(inputs[index]):
             return
         key = inputs[index].ref()
         if key not in self.held:
-            self.held[key] = edit.add_opaque(inputs[index], self.zero)
+            self.held[key] = opaque.behind(inputs[index], self.shut)
         inputs[index] = self.held[key]

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from graph_tools.allocator import allocated_peak
 from memsaving_gradients.schedule import Simulation
 
 __all__ = ["Decision", "Plan"]
@@ -100,13 +101,23 @@ class Plan:
 
     @property
     def allocated_plain(self) -> int:
-        """``peak_plain`` as TensorFlow's BFC allocator counts it: in chunks, larger than the buffers in them."""
-        return self.simulation_plain.allocated_peak
+        """``peak_plain`` as TensorFlow's BFC allocator counts it: in chunks, larger than the buffers in them.
+
+        XLA takes one buffer for a whole program.
+        """
+        return self._allocated(self.simulation_plain)
 
     @property
     def allocated(self) -> int:
         """``peak`` as TensorFlow's BFC allocator counts it."""
-        return self.simulation.allocated_peak
+        return self._allocated(self.simulation)
+
+    def _allocated(self, simulation: Simulation) -> int:
+        if self.gating == "control":
+            return simulation.allocated_peak
+        return allocated_peak(
+            np.zeros(1, np.int64), np.ones(1, np.int64), np.array([simulation.peak])
+        )
 
     @property
     def kept(self) -> tuple[Decision, ...]:

@@ -26,6 +26,7 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools import _tf, edit, optypes
+from memsaving_gradients.barriers import Barriers
 from memsaving_gradients.gates import ControlGate, DataGate, Gate, gated
 from memsaving_gradients.holds import Holds
 from memsaving_gradients.merging import Merging
@@ -81,6 +82,8 @@ def rewrite(
     writer = _Writer(step, peak, data_gates)
     with _tf.outside_scopes(step.source.ops[0].graph), _tf.unrecorded():
         for entry in schedule.steps:
+            if writer.barriers is not None and entry.op >= step.graph.first_backward:
+                writer.barriers.pass_backward(entry.op)
             if entry.copy:
                 writer.add_clone(entry)
             elif entry.op in schedule.chained:
@@ -108,6 +111,7 @@ class _Writer:
         self.merging = Merging(step)
         # XLA orders by data alone.
         self.holds = None if data_gates else Holds(step, peak, self.result.rewiring, self.merging)
+        self.barriers = Barriers(step, peak, self.result.rewiring) if data_gates else None
         self.window: list[int] = []
         self.open_gate: Gate | None = None
         self.run: set[int] = set()
@@ -212,6 +216,8 @@ class _Writer:
         self.window = []
         kind: type[DataGate] | type[ControlGate] = ControlGate if self.holds else DataGate
         self.last_gate = kind.after(triggers, root.name, self.last_gate)
+        if self.barriers is not None and self.last_gate.shut is not None:
+            self.barriers.close(self.last_gate.shut)
         return self.last_gate
 
     def _sinks(self) -> list[int]:

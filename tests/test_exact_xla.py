@@ -123,3 +123,55 @@ def test_the_embedded_zero_does_not_spread_what_is_not_a_number():
     expected, ours = compiled(plain, ws)(x), compiled(saving("memory"), ws)(x)
     for a, b in zip(ours, expected, strict=True):
         np.testing.assert_array_equal(np.isnan(a.numpy()), np.isnan(b.numpy()))
+
+
+def test_gradients_of_a_residual_stream_are_computed_once():
+    """XLA fuses the whole sum into each of its readers where nothing stops it: quadratic in the depth."""
+
+    def additions(depth):
+        ws = [tf.Variable(numbers(f"w{i}", 32, 32, scale=0.2)) for i in range(depth)]
+
+        def loss(x):
+            for w in ws:
+                mean, variance = tf.nn.moments(x, [0], keepdims=True)
+                normal = (x - mean) * tf.math.rsqrt(variance + 1e-3)
+                x = x + tf.matmul(tf.nn.relu(normal), w)
+            return tf.reduce_sum(x * x)
+
+        def step(differentiate):
+            @tf.function(jit_compile=True, autograph=False)
+            def step(x):
+                return differentiate(lambda: loss(x), ws)
+
+            return step
+
+        x = tf.constant(numbers("x", 64, 32))
+        ours = step(saving("memory"))
+        assert_near(ours(x), step(plain)(x))
+        return count(ours, x, "add")
+
+    assert additions(48) <= 2.8 * additions(24)
+
+
+def test_second_order():
+    ws, x = weights(), tf.constant(numbers("x", 128, WIDTH))
+
+    def twice(loss, xs, gradients):
+        first = gradients(loss(), xs)
+        return gradients(sum(tf.reduce_sum(g**2) for g in first), xs)
+
+    expected = compiled(lambda loss, xs: twice(loss, xs, tf.gradients), ws)
+    ours = compiled(lambda loss, xs: twice(loss, xs, ms.gradients), ws)
+    assert_near(ours(x), expected(x))
+
+
+def test_what_is_allocated_is_one_buffer():
+    ws, x = weights(), tf.constant(numbers("x", 128, WIDTH))
+    ours = compiled(saving("memory"), ws)
+    ours(x)
+    (plan,) = ms.plans(ours)
+    for peak, allocated in (
+        (plan.peak, plan.allocated),
+        (plan.peak_plain, plan.allocated_plain),
+    ):
+        assert peak <= allocated < 2 * peak + 256

@@ -1,0 +1,77 @@
+"""Identities that a compiler can neither remove nor look through.
+
+XLA knows no control edges, merges equal ops, and fuses elementwise ops into all of their readers, also when that means to
+compute them several times. What must be computed twice, or not before something else, or once for all of its readers, goes
+through a conditional: one branch returns the tensor, the other one something else, and the predicate is false for reasons
+that no compiler proves. The second branch turns the tensor around: of elementwise branches XLA would make a
+selection, which it fuses again. The result is the tensor to the last bit, whatever its dtype.
+
+XLA pays a copy of the tensor; TensorFlow's executor passes the buffer on.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools import _tf
+
+__all__ = ["behind", "can_pass", "never"]
+
+
+def never(trigger: tf.Tensor) -> tf.Tensor:
+    """False, as a boolean scalar that is computed from one element of ``trigger``.
+
+    The bits of the element, squared, would have to leave the rest 2 when divided by 4: no square does.
+
+    Parameters
+    ----------
+    trigger
+        Of any numeric or boolean dtype and any shape; may be empty, infinite or not a number.
+    """
+    element = tf.reshape(trigger, [-1])[:1]
+    if trigger.dtype.is_complex:
+        element = tf.math.real(element)
+    if element.dtype.is_floating:
+        bits = tf.bitcast(tf.cast(element, tf.float32), tf.int32)
+    else:
+        bits = tf.cast(element, tf.int32)
+    bits = tf.reduce_max(bits)
+    return tf.equal(tf.bitwise.bitwise_and(bits * bits, 3), 2)
+
+
+def can_pass(tensor: tf.Tensor) -> bool:
+    """Whether `behind` works on tensors of this dtype."""
+    dtype = tensor.dtype
+    return bool(dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype == tf.bool)
+
+
+def behind(tensor: tf.Tensor, predicate: tf.Tensor) -> tf.Tensor:
+    """``tensor``, available when ``predicate`` (of `never`) is; materialized once for all of its readers.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> @tf.function(jit_compile=True)
+    ... def twice(x, late):
+    ...     return tf.sin(x) + tf.sin(behind(x, never(late)))
+    >>> twice(tf.zeros([2]), tf.ones([3])).numpy()
+    array([0., 0.], dtype=float32)
+    """
+    turned, same = _branches(tensor.dtype, tuple(tensor.shape) if tensor.shape.rank else None)
+    return _tf.conditional(predicate, tensor, turned, same)
+
+
+@lru_cache(maxsize=256)
+def _branches(dtype: tf.DType, shape: tuple[int | None, ...] | None) -> tuple[Any, Any]:
+    spec = tf.TensorSpec(shape, dtype)
+
+    def turned(x: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(tf.reverse(tf.reshape(x, [-1]), [0]), tf.shape(x))
+
+    return tuple(
+        tf.function(branch, autograph=False).get_concrete_function(spec)
+        for branch in (turned, tf.identity)
+    )
