@@ -394,3 +394,18 @@ def random_network(seed: int, n: int) -> TrainingGraph:
         values += range(new, new + made)
     make.op(*values[-3:], size=1)
     return make.graph()
+
+
+def test_tiny_values_are_kept_though_backward_does_not_read_them():
+    make = Maker()
+    at = make.op(make.source(), size=4096)
+    shifts = []
+    for _ in range(20):
+        mean = make.op(at, size=1, residual="output")
+        shifts.append(make.op(mean, size=1, residual="none"))
+        at = make.op(at, shifts[-1], size=4096, residual="output")
+    graph = make.graph()
+    proposal = least_memory.plan(graph)
+    again = {step.op for step in proposal.schedule.steps if step.copy}
+    assert again
+    assert not again & {int(graph.producer[v]) for v in shifts}

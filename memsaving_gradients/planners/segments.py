@@ -33,7 +33,7 @@ IntArray = npt.NDArray[np.int64]
 #: Residuals that together hold no more than this share of all residual bytes are kept without being weighed, …
 SMALL_SHARE = 1e-3
 #: … and so are those below this share of the largest one (statistics of normalizations: reductions, dear to
-#: recompute), as long as they hold no more than this share together.
+#: recompute), as long as they hold no more than this share together; so is what only recomputations read, up to the former.
 TINY, TINY_SHARE = 1 / 1024, 1e-2
 #: A value with more parts than this stands for itself.
 MOST_PARTS = 64
@@ -114,6 +114,7 @@ def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segmen
     producer, clonable = graph.producer.tolist(), graph.clonable.tolist()
     residual = graph.residual_readers
     small = _small(residual, size)
+    small |= _tiny(graph, residual, _needed(graph, residual, small | set(keep)))
     needed = _needed(graph, residual, small | set(keep))
 
     parts_of: dict[int, tuple[int, ...]] = {}
@@ -183,6 +184,21 @@ def _small(residual: dict[int, tuple[int, int]], size: list[int]) -> set[int]:
             break
         small.add(s)
     return small
+
+
+def _tiny(graph: TrainingGraph, residual: dict[int, tuple[int, int]], needed: set[int]) -> set[int]:
+    """Tiny values that no backward op reads but recomputations do: an op each, and a gate, for next to nothing."""
+    total = sum(int(graph.size[s]) for s in residual)
+    limit = TINY * max((int(graph.size[s]) for s in residual), default=0)
+    tiny = [
+        s
+        for s in sorted(needed)
+        if s not in residual
+        and 0 < graph.size[s] <= limit
+        and graph.clonable[graph.producer[s]]
+        and not graph.fuses[graph.producer[s]]
+    ]
+    return set(tiny) if sum(int(graph.size[s]) for s in tiny) <= total * SMALL_SHARE else set()
 
 
 def _needed(graph: TrainingGraph, residual: dict[int, tuple[int, int]], kept: set[int]) -> set[int]:
