@@ -72,7 +72,7 @@ def save_memory(
     data_gates = _tf_autodiff.compiled_by_xla() if options.xla is None else options.xla
     unread = (op for op in operations[first_backward:] if op.name not in step.source.position)
     registry.idle(graph).update(map(_tf.creation_index, unread))
-    result = rewrite(step, proposal.schedule, peak=proposal.peak, data_gates=data_gates)
+    result = rewrite(step, proposal.schedule, proposal.simulation, data_gates=data_gates)
     guard.remember(graph, result.rewiring)
     registry.record(graph, _describe(step, mode, proposal, data_gates))
     grads = [_replace(grad, result.replaced) for grad in grads]

@@ -1,9 +1,9 @@
 """Making original backward ops run when they are due, not when they could.
 
 The executor runs an op as soon as its inputs are there. A backward op that reads forward values alone is ready during the
-forward pass; where it would hold much memory long before its turn, it waits for an op shortly before it in the schedule. Where
-single buffers are a large part of the peak, the order of the few ops that make and read them decides it: those run strictly
-one after the other. And where folding combines the second factor of a product with a constant of the product's reader, that
+forward pass; where it would hold much memory long before its turn, it waits for an op shortly before it in the schedule. Near the
+peak, the order of the ops that make and read large buffers decides how high it is: those run strictly one after the other.
+And where folding combines the second factor of a product with a constant of the product's reader, that
 is an op of its own, which waits for the first factor.
 
 To wait is to read one input through an identity with control edges (:func:`memsaving_gradients.gates.gated`). Forward ops are
@@ -23,7 +23,7 @@ from graph_tools.edit import Rewiring
 from memsaving_gradients.gates import gated, widest_input
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.schedule import Step
+from memsaving_gradients.schedule import Simulation, Step
 
 __all__ = ["Holds"]
 
@@ -31,8 +31,10 @@ __all__ = ["Holds"]
 EARLY_SHARE = 1 / 512
 #: … and if other ops write this share of the peak before its turn.
 SLACK_SHARE = 1 / 8
-#: Ops of the backward pass that make or read a buffer of at least this share of the peak run one after the other.
+#: Ops of the backward pass that make or read a buffer of at least this share of the peak run one after the other, …
 HUGE_SHARE = 1 / 48
+#: … where at least this share of the peak is alive.
+CLOSE_SHARE = 1 / 2
 #: Of those that cannot be made to wait, so many of the latest are waited for together.
 MOST_TRIGGERS = 8
 
@@ -43,28 +45,33 @@ class Holds:
     """The state of one pass over a schedule.
 
     ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what ``written`` is when it
-    really runs; ``on_time``: ops that run when they are due, as things to wait for; ``last_huge``: the end of the line
-    of those that touch huge buffers.
+    really runs; ``on_time``: ops that run when they are due, as things to wait for; ``close``: whether the executions to
+    come are close to the peak; ``last_huge``: the end of the line of those that touch huge buffers there.
     """
 
     _originals = repeat(0)
 
-    def __init__(self, step: CapturedStep, peak: int, rewiring: Rewiring, merging: Merging) -> None:
+    def __init__(
+        self, step: CapturedStep, simulation: Simulation, rewiring: Rewiring, merging: Merging
+    ) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source
         self.rewiring, self.merging = rewiring, merging
         self.written = 0
         self.turn: dict[tuple[int, int], int] = {}
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
         self.last_huge: list[tf.Operation] = []
+        peak = simulation.peak
         self.slack, self.large = peak * SLACK_SHARE, peak * EARLY_SHARE
         self.huge = peak * HUGE_SHARE
+        self.close = iter((simulation.bytes_alive >= peak * CLOSE_SHARE).tolist())
 
     def place(self, entry: Step, op: tf.Operation) -> None:
         """Give ``op``, which runs ``entry``, its place in the order; call for all executions, in order."""
         if not entry.copy and entry.op >= self.graph.first_backward:
             self._hold_factor(entry)
         self._hold_if_early(entry, op)
-        self._line_up(entry, op)
+        if next(self.close):
+            self._line_up(entry, op)
 
     def _hold_factor(self, entry: Step) -> None:
         """Let the second input of an op wait for the first where folding combines it with a constant of the op's reader.
@@ -131,7 +138,7 @@ class Holds:
             self.turn[key] = due
 
     def _line_up(self, entry: Step, op: tf.Operation) -> None:
-        """Order the backward ops that touch huge buffers as the schedule does."""
+        """Order the ops that touch huge buffers as the schedule does."""
         graph, position = self.graph, entry.op
         if position < graph.first_backward and not entry.copy:
             return

@@ -31,7 +31,7 @@ from memsaving_gradients.gates import ControlGate, DataGate, Gate, gated
 from memsaving_gradients.holds import Holds
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.schedule import Schedule, Step
+from memsaving_gradients.schedule import Schedule, Simulation, Step
 
 __all__ = ["Rewrite", "rewrite"]
 
@@ -62,8 +62,8 @@ class Rewrite:
 def rewrite(
     step: CapturedStep,
     schedule: Schedule,
+    simulation: Simulation,
     *,
-    peak: int,
     data_gates: bool,
 ) -> Rewrite:
     """Rewire the graph behind ``step`` so that it follows ``schedule``.
@@ -74,12 +74,12 @@ def rewrite(
         The captured training step; its backward ops are edited in place.
     schedule
         What to run when. Forward ops run as they are; each op has at most one clone.
-    peak
-        The simulated peak of the schedule: what is small beside it need not be on time.
+    simulation
+        Bytes alive over the schedule: what is small beside the peak need not be on time.
     data_gates
         Gate by data edges (XLA) instead of control edges.
     """
-    writer = _Writer(step, peak, data_gates)
+    writer = _Writer(step, simulation, data_gates)
     with _tf.outside_scopes(step.source.ops[0].graph), _tf.unrecorded():
         for entry in schedule.steps:
             if writer.barriers is not None and entry.op >= step.graph.first_backward:
@@ -105,13 +105,17 @@ class _Writer:
     ``two_readers``: originals that were given an idle one.
     """
 
-    def __init__(self, step: CapturedStep, peak: int, data_gates: bool) -> None:
+    def __init__(self, step: CapturedStep, simulation: Simulation, data_gates: bool) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source
         self.result = Rewrite()
         self.merging = Merging(step)
         # XLA orders by data alone.
-        self.holds = None if data_gates else Holds(step, peak, self.result.rewiring, self.merging)
-        self.barriers = Barriers(step, peak, self.result.rewiring) if data_gates else None
+        self.holds: Holds | None = None
+        self.barriers: Barriers | None = None
+        if data_gates:
+            self.barriers = Barriers(step, simulation.peak, self.result.rewiring)
+        else:
+            self.holds = Holds(step, simulation, self.result.rewiring, self.merging)
         self.window: list[int] = []
         self.open_gate: Gate | None = None
         self.run: set[int] = set()

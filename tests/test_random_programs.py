@@ -88,9 +88,9 @@ class _Spy:
     def __exit__(self, *_: object) -> None:
         engine.rewrite, engine._plan = self.rewrite, self.plan
 
-    def _rewrite(self, step, schedule, **kwargs):
+    def _rewrite(self, step, schedule, simulation, **kwargs):
         self.seen.append((step, schedule))
-        return self.rewrite(step, schedule, **kwargs)
+        return self.rewrite(step, schedule, simulation, **kwargs)
 
     def _plan(self, step, mode, options, masks):
         residuals = sorted(step.graph.residual_readers)
