@@ -262,7 +262,8 @@ def table(results: dict[str, dict[str, Any]], settings: Settings) -> Table:
     count = settings.steps * settings.batch
     view = Table(
         title=f"{settings.depth}-layer ResNet, {count} digits, batch {settings.batch}",
-        caption="peak: what a step allocates beyond weights and inputs; the worst step",
+        caption="measured: what the worst step allocates beyond weights and inputs; "
+        "simulated: what its forward and backward ops ask for, without the optimizer's",
     )
     view.add_column("")
     for run in RUNS.values():
