@@ -178,7 +178,7 @@ def _describe(step: CapturedStep, mode: str, proposal: Proposal, data_gates: boo
     kept = {s for s in read & proposal.reasons.keys() if graph.producer[s] not in again}
     largest = float(graph.size.max(initial=0))
     decisions = []
-    for storage in sorted(kept | graph.residual_readers.keys()):
+    for storage in sorted(kept | graph.residuals):
         maker = int(graph.producer[storage])
         size = int(graph.size[storage])
         if size * 1024 < largest:
@@ -231,7 +231,7 @@ def _source(op: tf.Operation) -> str:
 
 def _why_nothing(step: CapturedStep, mode: str) -> str:
     graph = step.graph
-    residual = [s for s in graph.residual_readers if graph.size[s]]
+    residual = [s for s in graph.residuals if graph.size[s]]
     total = sum(int(graph.size[s]) for s in residual)
     if not residual:
         return "the backward pass reads no forward tensor that takes memory"

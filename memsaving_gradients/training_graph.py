@@ -7,7 +7,7 @@ is tested on graphs made by hand as well as on captured ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -89,19 +89,17 @@ class TrainingGraph:
         return len(self.reads)
 
     @cached_property
-    def residual_readers(self) -> dict[int, tuple[int, int]]:
-        """For each residual storage (not a source), its first and its last backward reader."""
-        found: dict[int, tuple[int, int]] = {}
+    def residuals(self) -> KeysView[int]:
+        """Forward storages that backward ops read, sources left out, in the order in which they do."""
+        found: dict[int, None] = {}
         storage, source = self.storage.tolist(), self.source.tolist()
         forward = (self.producer < self.first_backward).tolist()
         for op in range(self.first_backward, self.length):
             for value in self.reads[op]:
                 root = storage[value]
-                if source[root] or not forward[root]:
-                    continue
-                first = found[root][0] if root in found else op
-                found[root] = (first, op)
-        return found
+                if forward[root] and not source[root]:
+                    found[root] = None
+        return found.keys()
 
     @cached_property
     def losable(self) -> BoolArray:

@@ -334,7 +334,7 @@ def _seconds(planner, graph: TrainingGraph) -> float:
 @pytest.mark.parametrize("make", [lambda n: chain([UNIT] * n), lambda n: residual_chain(n // 2)])
 def test_time_grows_about_linearly(planner, make):
     short, long = make(500), make(5000)
-    short.residual_readers, long.residual_readers  # noqa: B018 - not timed
+    short.residuals, long.residuals  # noqa: B018 - not timed
     assert _seconds(PLANNERS[planner], long) <= 25 * _seconds(PLANNERS[planner], short)
 
 

@@ -93,7 +93,7 @@ class _Spy:
         return self.rewrite(step, schedule, simulation, **kwargs)
 
     def _plan(self, step, mode, options, masks):
-        residuals = sorted(step.graph.residual_readers)
+        residuals = sorted(step.graph.residuals)
         some = {residuals[k % len(residuals)]: "random" for k in self.kept} if residuals else {}
         return propose(step.graph, Limits(), some)
 

@@ -112,7 +112,7 @@ def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segmen
     border = graph.first_backward
     storage, source, size = graph.storage.tolist(), graph.source.tolist(), graph.size.tolist()
     producer, clonable = graph.producer.tolist(), graph.clonable.tolist()
-    residual = graph.residual_readers
+    residual = graph.residuals
     small = _small(residual, size)
     small |= _tiny(graph, residual, _needed(graph, residual, small | set(keep)))
     needed = _needed(graph, residual, small | set(keep))
@@ -172,7 +172,7 @@ def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segmen
     )
 
 
-def _small(residual: dict[int, tuple[int, int]], size: list[int]) -> set[int]:
+def _small(residual: Collection[int], size: list[int]) -> set[int]:
     """The smallest residuals, as many as stay below their share of all residual bytes."""
     total = sum(size[s] for s in residual)
     tiny = TINY * max((size[s] for s in residual), default=0)
@@ -186,7 +186,7 @@ def _small(residual: dict[int, tuple[int, int]], size: list[int]) -> set[int]:
     return small
 
 
-def _tiny(graph: TrainingGraph, residual: dict[int, tuple[int, int]], needed: set[int]) -> set[int]:
+def _tiny(graph: TrainingGraph, residual: Collection[int], needed: set[int]) -> set[int]:
     """Tiny values that no backward op reads but recomputations do: an op each, and a gate, for next to nothing."""
     total = sum(int(graph.size[s]) for s in residual)
     limit = TINY * max((int(graph.size[s]) for s in residual), default=0)
@@ -201,7 +201,7 @@ def _tiny(graph: TrainingGraph, residual: dict[int, tuple[int, int]], needed: se
     return set(tiny) if sum(int(graph.size[s]) for s in tiny) <= total * SMALL_SHARE else set()
 
 
-def _needed(graph: TrainingGraph, residual: dict[int, tuple[int, int]], kept: set[int]) -> set[int]:
+def _needed(graph: TrainingGraph, residual: Collection[int], kept: set[int]) -> set[int]:
     """Storages that recomputing the residuals may read, the residuals included; what is kept needs nothing."""
     storage, source = graph.storage.tolist(), graph.source.tolist()
     clonable = graph.clonable.tolist()
@@ -231,7 +231,7 @@ def _pinned(
     graph: TrainingGraph,
     unmade: list[int],
     readers: dict[int, list[int]],
-    residual: dict[int, tuple[int, int]],
+    residual: Collection[int],
     needed: set[int],
 ) -> set[int]:
     """For each storage that cannot be made again, the smallest one to keep in its stead."""
@@ -280,7 +280,7 @@ def _cuttable(graph: TrainingGraph) -> npt.NDArray[np.bool_]:
 def _working(graph: TrainingGraph) -> IntArray:
     """Bytes that backward holds beside forward storages, by the forward position that it has come back to."""
     border = graph.first_backward
-    residual = graph.residual_readers
+    residual = graph.residuals
     schedule = recompute_lazily(graph, set(residual), graph.sums)
     alive = simulate(graph, schedule).bytes_alive
     total = sum(int(graph.size[s]) for s in residual)
