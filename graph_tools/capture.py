@@ -59,6 +59,8 @@ class OpGraph:
         constants alone, and on shapes: those that are unknown now may be known when the graph is inlined.
     clonable
         For each op, whether a copy of it gives the same outputs (:func:`graph_tools.optypes.is_clonable`).
+    optional
+        For each op, whether only what may never be asked for needs it, so that it may be pruned.
     """
 
     ops: tuple[tf.Operation, ...]
@@ -72,6 +74,7 @@ class OpGraph:
     source: npt.NDArray[np.bool_]
     constant: npt.NDArray[np.bool_]
     clonable: npt.NDArray[np.bool_]
+    optional: npt.NDArray[np.bool_]
 
     @cached_property
     def dag(self) -> nx.DiGraph:
@@ -90,11 +93,11 @@ class OpGraph:
 
     @cached_property
     def readers(self) -> list[list[int]]:
-        """For each op, the ops that read it when the graph runs, once for each read; known shapes are read by nobody."""
+        """For each op, the ops that read it whenever the graph runs, once for each read; nobody reads known shapes."""
         found: list[list[int]] = [[] for _ in self.ops]
         producer = self.producer.tolist()
         for i, values in enumerate(self.inputs):
-            if not optypes.reads_known_shapes(self.ops[i]):
+            if not self.optional[i] and not optypes.reads_known_shapes(self.ops[i]):
                 for value in values:
                     found[producer[value]].append(i)
         return found
@@ -133,6 +136,7 @@ def capture(
     targets: Iterable[tf.Tensor | tf.Operation],
     *,
     stop: Iterable[tf.Tensor] = (),
+    besides: Iterable[tf.Tensor] = (),
     late: int | None = None,
 ) -> OpGraph:
     """Capture every op that ``targets`` need, back to ``stop`` or to the sources of the graph.
@@ -144,6 +148,8 @@ def capture(
         already traced).
     stop
         Tensors behind which nothing is captured; their ops are, as ops without inputs.
+    besides
+        Tensors that are captured as well, but may never be asked for (losses: gradients need them seldom).
     late
         Ops created from this number on stand behind all others, but for those that an earlier one needs: the gradient
         of a loop gives new inputs to the loop.
@@ -168,14 +174,18 @@ def capture(
     ends = {t.ref() for t in stop}
     cut = {t.op for t in stop}
     roots = [t if isinstance(t, tf.Operation) else t.op for t in targets]
-    if len({id(op.graph) for op in roots}) > 1:
-        raise GraphError(f"targets are of {len({id(op.graph) for op in roots})} different graphs")
-    ops = _ordered(_ancestors(roots, cut if ends else set()), cut)
+    others = [t.op for t in besides]
+    graphs = {id(op.graph) for op in (*roots, *others)}
+    if len(graphs) > 1:
+        raise GraphError(f"targets are of {len(graphs)} different graphs")
+    asked = _ancestors(roots, cut if ends else set())
+    found = _ancestors([*roots, *others], cut if ends else set()) if others else asked
+    ops = _ordered(found, cut)
     if late is not None:
         early = [op for op in ops if _tf.creation_index(op) < late]
         needed = set(_ancestors(early, cut))
         ops.sort(key=lambda op: op not in needed)
-    return _describe(ops, cut)
+    return _describe(ops, cut, set(asked))
 
 
 def _ancestors(roots: Sequence[tf.Operation], cut: set[tf.Operation]) -> list[tf.Operation]:
@@ -222,7 +232,7 @@ def _ordered(ops: list[tf.Operation], cut: set[tf.Operation]) -> list[tf.Operati
     return order
 
 
-def _describe(ops: list[tf.Operation], cut: set[tf.Operation]) -> OpGraph:
+def _describe(ops: list[tf.Operation], cut: set[tf.Operation], asked: set[tf.Operation]) -> OpGraph:
     inputs: list[tuple[int, ...]] = []
     controls: list[tuple[int, ...]] = []
     producer: list[int] = []
@@ -281,6 +291,7 @@ def _describe(ops: list[tf.Operation], cut: set[tf.Operation]) -> OpGraph:
         source=np.array(source, np.bool_),
         constant=np.array(constant, np.bool_),
         clonable=np.array(clonable, np.bool_),
+        optional=np.array([op not in asked for op in ops], np.bool_),
     )
 
 

@@ -54,7 +54,7 @@ def capture_step(
 
     ``idle``: creation indices of forward ops that will be pruned when the graph runs.
     """
-    ops = capture([*ys, *grads], late=first_backward)
+    ops = capture(grads, besides=ys, late=first_backward)
     early = (i for i, op in enumerate(ops.ops) if _tf.creation_index(op) < first_backward)
     border = max(early, default=-1) + 1
     reads = [
@@ -104,8 +104,9 @@ def _undecided(
 ) -> npt.NDArray[np.bool_]:
     """Forward ops that must run once, because a clone could be merged where the original is not, or the reverse.
 
-    Forward ops may read a value and lead to no gradient. Whether they will be pruned is not known yet, and with it whether
-    the op that makes the value is merged with the one that reads it here: so the whole group is left alone.
+    Forward ops may read a value and lead to no gradient, such as the last ones before a loss that is not asked for. Whether
+    they will be pruned is not known yet, and with it whether the op that makes the value is merged with the one that reads
+    it here: so the whole group is left alone.
     """
     found = np.zeros(len(ops.ops), np.bool_)
     for i in np.flatnonzero(fuses[:border]).tolist():
@@ -113,7 +114,7 @@ def _undecided(
             continue
         if found[i] or any(
             _tf.creation_index(op) < created
-            and op.name not in ops.position
+            and (op.name not in ops.position or ops.optional[ops.position[op.name]])
             and _tf.creation_index(op) not in idle
             for out in ops.ops[i].outputs
             for op in out.consumers()

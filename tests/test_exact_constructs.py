@@ -477,6 +477,35 @@ def test_what_reads_a_value_and_leads_to_no_gradient_may_be_used_or_not(exact, u
         assert a.numpy().tobytes() == b.numpy().tobytes()
 
 
+@pytest.mark.parametrize("returned", [False, True])
+@pytest.mark.parametrize("mode", ["memory", "speed", None])
+@pytest.mark.parametrize(
+    ("body", "depth"),
+    [
+        (lambda h: tf.square(h / 3.0), 1),
+        (lambda h: h + tf.nn.gelu(h + 0.7), 2),
+        (lambda h: h + tf.sqrt(tf.abs(h - 0.3) + 1.0), 3),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+def test_a_loss_that_is_not_asked_for_is_pruned(exact, body, depth, mode, returned):
+    x = tf.constant(np.random.default_rng(0).normal(size=(64, 32)), tf.float32)
+
+    def program(gradients):
+        @tf.function(autograph=False)
+        def step(x):
+            h = x
+            for _ in range(depth):
+                h = body(h)
+            loss = tf.reduce_sum(h)
+            return gradients(loss, [x])[0], loss if returned else x
+
+        return step(x)[0].numpy()
+
+    ours = program(lambda y, xs: ms.gradients(y, xs, checkpoints=mode))
+    assert ours.tobytes() == program(tf.gradients).tobytes()
+
+
 def test_what_keeps_a_clone_apart_is_out_of_the_callers_scopes():
     with tf.Graph().as_default() as graph:
         h = x = v1.placeholder(tf.float32, [64, 32])

@@ -174,6 +174,17 @@ def test_control_inputs_are_captured_and_kept_apart(graph):
     assert nx.is_directed_acyclic_graph(found.dag)
 
 
+def test_what_may_never_be_asked_for_is_optional(graph):
+    x = v1.placeholder(tf.float32, [4])
+    y = tf.tanh(x)
+    z = tf.sin(y)
+    found = capture([y], besides=[z])
+    assert types(found) == ["Placeholder", "Tanh", "Sin"]
+    assert found.optional.tolist() == [False, False, True]
+    assert found.readers == [[1], [], []]
+    assert not capture([z], besides=[y]).optional.any()
+
+
 def test_stop_ends_the_capture(graph):
     x = v1.placeholder(tf.float32, [4])
     y = tf.tanh(tf.exp(x))
