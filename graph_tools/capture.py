@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from graph_tools import _tf, optypes
 from graph_tools.errors import GraphError
-from graph_tools.sizes import tensor_bytes
+from graph_tools.sizes import Bytes, is_guess, tensor_bytes
 
 __all__ = ["OpGraph", "capture"]
 
@@ -275,6 +275,9 @@ def _describe(ops: list[tf.Operation], cut: set[tf.Operation], asked: set[tf.Ope
                 source.append(source[root])
                 continue
             size = tensor_bytes(out)
+            if kind in optypes.SIZED_BY_INPUTS and is_guess(out):
+                known = [Bytes(fixed[storage[v]], rate[storage[v]]) for v in reads]
+                size = max(known, key=sum) if any(map(any, known)) else size
             storage.append(value)
             fixed.append(0 if is_source else size.fixed)
             rate.append(0 if is_source else size.per_example)

@@ -24,6 +24,7 @@ __all__ = [
     "REFERENCE_VARIABLES",
     "SHAPES",
     "SHAPE_READERS",
+    "SIZED_BY_INPUTS",
     "SOURCES",
     "VIEWS",
     "fold_together",
@@ -98,6 +99,9 @@ FORWARDING = frozenset(
     Softmax Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh
     TanhGrad TruncateDiv Xdivy Xlogy ClipByValue""".split()
 )
+
+#: Ops that make no more bytes than the largest of their inputs: where shapes are unknown, that says more than a guess.
+SIZED_BY_INPUTS = FORWARDING | frozenset("Sum Mean Prod Max Min All Any Select SelectV2".split())
 
 _stateful_types: dict[str, bool] = {}
 

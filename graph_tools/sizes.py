@@ -62,3 +62,9 @@ def tensor_bytes(tensor: tf.Tensor) -> Bytes:
         else:
             elements *= dim
     return Bytes(0, item * elements) if unknown else Bytes(item * elements, 0)
+
+
+def is_guess(tensor: tf.Tensor) -> bool:
+    """Whether more than the batch is unknown of the shape of ``tensor``."""
+    rank = tensor.shape.rank
+    return rank is None or (rank > 1 and tensor.shape.as_list().count(None) > 1)

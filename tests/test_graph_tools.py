@@ -185,6 +185,17 @@ def test_what_may_never_be_asked_for_is_optional(graph):
     assert not capture([z], besides=[y]).optional.any()
 
 
+def test_a_reduction_of_unknown_shape_is_no_larger_than_what_it_reduces(graph):
+    x = v1.placeholder(tf.float32, [None, 12, 16])
+    axes = v1.placeholder(tf.int32, [1])
+    total = tf.reduce_sum(tf.tanh(x), axes, keepdims=True)
+    assert total.shape.as_list() == [None, None, None]
+    doubled = tf.exp(total)
+    found = capture([doubled])
+    for tensor in (total, doubled):
+        assert found.bytes_per_example[found.value(tensor)] == 12 * 16 * 4
+
+
 def test_stop_ends_the_capture(graph):
     x = v1.placeholder(tf.float32, [4])
     y = tf.tanh(tf.exp(x))
