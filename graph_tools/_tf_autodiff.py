@@ -15,6 +15,7 @@ from tensorflow.python.eager import backprop
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, gradients_util
+from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_loops
 
 __all__ = [
     "GradientTape",
@@ -25,6 +26,7 @@ __all__ = [
     "passes_gradient",
     "replace_differentiate",
     "tensors_in",
+    "vectorized",
 ]
 
 #: The class behind ``tf.GradientTape``, to be patched in place so that names bound earlier follow.
@@ -63,6 +65,19 @@ def compiled_by_xla() -> bool:
             traced = frame.f_locals.get("self")
             if isinstance(traced, polymorphic_function.Function) and traced._jit_compile:
                 return True
+        frame = frame.f_back
+    return False
+
+
+def vectorized() -> bool:
+    """Whether what is being traced now is the body of a parallel loop (``vectorized_map``), converted afterwards.
+
+    No public trace of it; the private function that calls the body is on the stack (2.16 to 2.21).
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is parallel_loops._pfor_impl.__code__:
+            return True
         frame = frame.f_back
     return False
 

@@ -53,8 +53,13 @@ class Barriers:
                     del self.alive[value]
         for value, tensor in zip(self.graph.writes[position], op.outputs, strict=True):
             large = self.graph.size[self.graph.storage[value]] >= self.least
-            if large and self.left[value] and tensor.dtype.is_floating:
+            if large and self.left[value] and opaque.can_pass(tensor):
                 self.alive[value] = tensor
+
+    def replace(self, value: int, tensor: tf.Tensor) -> None:
+        """Let ``tensor`` stand for a value that was just made."""
+        if value in self.alive:
+            self.alive[value] = tensor
 
     def close(self, predicate: tf.Tensor) -> None:
         """Put all that is alive behind a barrier."""

@@ -61,6 +61,10 @@ def save_memory(
     flat = [t for t in _components(grads) if t.graph is graph]
     if not flat or len(operations) <= first_backward:
         return list(grads)
+    data_gates = _tf_autodiff.compiled_by_xla() if options.xla is None else options.xla
+    if data_gates and _tf_autodiff.vectorized():
+        _warn(graph, "XLA cannot compile the vectorized form of what holds recomputation back")
+        return list(grads)
     border = _tf.creation_index(operations[first_backward])
     masks = pack_masks(operations, first_backward) if mode == "memory" else Masks()
     found = _planned(graph, border, ys, flat, mode, options, masks)
@@ -69,7 +73,6 @@ def save_memory(
         return list(grads)
     step, proposal = found
     guard.remember(graph, masks.rewiring)
-    data_gates = _tf_autodiff.compiled_by_xla() if options.xla is None else options.xla
     unread = (op for op in operations[first_backward:] if op.name not in step.source.position)
     registry.idle(graph).update(map(_tf.creation_index, unread))
     result = rewrite(step, proposal.schedule, proposal.simulation, data_gates=data_gates)

@@ -98,7 +98,7 @@ class DataGate:
             out
             for op in triggers
             for out in op.outputs
-            if out.dtype.is_floating and out.shape.rank is not None
+            if (out.dtype.is_floating or out.dtype.is_complex) and out.shape.rank is not None
         ]
         if not numbers:
             return cls(before.shut if before else None)

@@ -197,6 +197,8 @@ class _Writer:
         for reader, k in readers:
             self.result.rewiring.point(reader, k, total)
         self.result.replaced[op.outputs[0].ref()] = total
+        if self.barriers is not None:
+            self.barriers.replace(self.graph.writes[position][0], total)
         self._close_run()
 
     def op_of(self, entry: Step) -> tf.Operation:

@@ -175,3 +175,64 @@ def test_what_is_allocated_is_one_buffer():
         (plan.peak_plain, plan.allocated_plain),
     ):
         assert peak <= allocated < 2 * peak + 256
+
+
+def test_complex_clones_survive():
+    ws = [tf.constant(numbers(f"w{i}", 32, 32, scale=0.1) + 0.1j, tf.complex64) for i in range(8)]
+
+    def loss(z):
+        for w in ws:
+            z = z + 0.1 * tf.sin(z @ w)
+        return z
+
+    def step(gradients):
+        @tf.function(jit_compile=True, autograph=False)
+        def step(z):
+            y = loss(z)
+            return gradients(y, [z], grad_ys=tf.ones_like(y))
+
+        return step
+
+    z = tf.constant(numbers("z", 64, 32) + 0.3j, tf.complex64)
+    expected, ours = step(tf.gradients), step(ms.gradients)
+    assert_near([tf.abs(g) for g in ours(z)], [tf.abs(g) for g in expected(z)])
+    assert matmuls(ours, z) > matmuls(expected, z)
+
+
+def test_vectorized_gradients_are_plain_with_a_warning():
+    ws, x = weights(), tf.constant(numbers("x", 4, WIDTH))
+
+    def step(gradients):
+        @tf.function(jit_compile=True, autograph=False)
+        def step(x):
+            return tf.vectorized_map(lambda v: gradients(forward(v[None], ws), v)[0], x)
+
+        return step
+
+    with pytest.warns(ms.errors.NothingSavedWarning, match="vectorized"):
+        found = step(ms.gradients)(x)
+    assert_near([found], [step(tf.gradients)(x)])
+
+
+def test_sums_that_were_replaced_stay_replaced():
+    w, x = tf.constant(numbers("w", 32, 32, scale=0.2)), tf.constant(numbers("x", 64, 32))
+
+    def loss(h):
+        for _ in range(3):
+            h = h + tf.tanh(h @ w)
+            h = tf.add_n([tf.sin(h @ (w + 0.1 * k)) for k in range(12)]) * 0.3
+        return tf.reduce_sum(h**2)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def ours(x):
+        return ms.gradients(loss(x), [x])
+
+    @tf.function(jit_compile=True, autograph=False)
+    def expected(x):
+        return tf.gradients(loss(x), [x])
+
+    assert_near(ours(x), expected(x))
+    operations = ours.get_concrete_function(x).graph.get_operations()
+    sums = [op for op in operations if op.type == "AddN" and len(op.inputs) >= 10]
+    replaced = [op for op in sums if not op.outputs[0].consumers()]
+    assert len(replaced) == 3
