@@ -3,7 +3,8 @@
 Planners think in the order of creation. The executor runs what is ready: when an op is done, the cheap ones of those
 that it made ready run next, in the same thread; of the dear ones the last does, unless there were cheap ones, and the others are
 queued, for any thread. An unrolled recurrence therefore multiplies all its inputs by their weights before its second step, and
-holds the products. Backward ops are held where it matters, so that their order is the schedule's.
+holds the products. Backward ops are held where it matters, so that their order is the schedule's. Constants, variables and fed
+inputs are there from the start.
 
 A model of one thread (``executor.cc`` and ``propagator_state.h`` of TensorFlow 2.16 to 2.21), linear in ops and edges.
 """
@@ -32,15 +33,20 @@ def forward_order(graph: TrainingGraph) -> list[int]:
     """The forward ops in the order in which the executor runs them."""
     border, producer = graph.first_backward, graph.producer.tolist()
     dear = (graph.seconds > DEAR_SECONDS).tolist()
+    source = graph.source[graph.storage].tolist()
     missing: list[int] = []
     after: list[list[int]] = [[] for _ in range(border)]
+    there: dict[int, None] = {}
     for op in range(border):
         before = {*(producer[v] for v in graph.reads[op]), *graph.waits.get(op, ())}
+        before -= there.keys()
+        if not before and all(source[v] for v in graph.writes[op]):
+            there[op] = None
         missing.append(len(before))
         for other in before:
             after[other].append(op)
-    order: list[int] = []
-    queued = deque(op for op in range(border) if not missing[op])
+    order = list(there)
+    queued = deque(op for op in range(border) if not missing[op] and op not in there)
     following: deque[int] = deque()
     while following or queued:
         op = (following or queued).popleft()
