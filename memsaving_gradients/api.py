@@ -95,6 +95,8 @@ def gradients(
         )
     _check_types("ys", ys)
     _check_types("xs", xs)
+    if stop_gradients is not None:
+        _check_types("stop_gradients", stop_gradients)
     graph = _graph_of(ys)
     for argument, tensors in (
         ("ys", ys),

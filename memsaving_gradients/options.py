@@ -16,6 +16,9 @@ __all__ = ["MODES", "Options"]
 #: Ways to choose checkpoints automatically.
 MODES = ("auto", "memory", "speed", "collection")
 
+#: Larger batches would overflow the bytes of tensors.
+MOST_EXAMPLES = 10**9
+
 
 @dataclass(frozen=True)
 class Options:
@@ -70,8 +73,13 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
         if self.xla is not None and not isinstance(self.xla, bool):
             raise ArgumentError("xla", self.xla, "give True, False or None (find out)")
         whole = isinstance(self.batch_size, (int, np.integer))
-        if not whole or isinstance(self.batch_size, bool) or self.batch_size < 1:
-            raise ArgumentError("batch_size", self.batch_size, "give a positive number of examples")
+        whole = whole and not isinstance(self.batch_size, bool)
+        if not whole or not 1 <= self.batch_size <= MOST_EXAMPLES:
+            raise ArgumentError(
+                "batch_size",
+                self.batch_size,
+                f"give a number of examples from 1 to {MOST_EXAMPLES:,}",
+            )
 
 
 def _checked(checkpoints: Any) -> str | tuple[Any, ...]:

@@ -207,12 +207,24 @@ CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
         "'auto'",
         "None (find out)",
     ),
-    "batch_size": (lambda n: ms.gradients(n.y, n.x, batch_size=0), "batch_size", "0", "positive"),
+    "batch_size": (lambda n: ms.gradients(n.y, n.x, batch_size=0), "batch_size", "0", "from 1"),
     "batch_size True": (
         lambda n: ms.gradients(n.y, n.x, batch_size=True),
         "batch_size",
         "True",
-        "positive",
+        "from 1",
+    ),
+    "batch_size without end": (
+        lambda n: ms.gradients(n.y, n.x, batch_size=10**30),
+        "batch_size",
+        "10000000000",
+        "from 1",
+    ),
+    "stop_gradients by name": (
+        lambda n: ms.gradients(n.y, n.x, stop_gradients="a"),
+        "stop_gradients",
+        "'a'",
+        "give tensors",
     ),
     "option of patch": (
         lambda n: ms.patch(checkpoint="speed"),
