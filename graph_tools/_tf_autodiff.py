@@ -59,13 +59,11 @@ def compiled_by_xla() -> bool:
         return True
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         return True
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in _callers():
         if frame.f_code.co_filename == polymorphic_function.__file__:
             traced = frame.f_locals.get("self")
             if isinstance(traced, polymorphic_function.Function) and traced._jit_compile:
                 return True
-        frame = frame.f_back
     return False
 
 
@@ -74,12 +72,16 @@ def vectorized() -> bool:
 
     No public trace of it; the private function that calls the body is on the stack (2.16 to 2.21).
     """
+    body = parallel_loops._pfor_impl.__code__
+    return any(frame.f_code is body for frame in _callers())
+
+
+def _callers() -> Iterator[FrameType]:
+    """The frames of the stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is parallel_loops._pfor_impl.__code__:
-            return True
+        yield frame
         frame = frame.f_back
-    return False
 
 
 def passes_gradient(op: tf.Operation) -> bool:

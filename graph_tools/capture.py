@@ -171,21 +171,20 @@ def capture(
     >>> graph.storage[graph.value(y)] == graph.first_value[1]
     np.True_
     """
-    ends = {t.ref() for t in stop}
     cut = {t.op for t in stop}
     roots = [t if isinstance(t, tf.Operation) else t.op for t in targets]
     others = [t.op for t in besides]
     graphs = {id(op.graph) for op in (*roots, *others)}
     if len(graphs) > 1:
         raise GraphError(f"targets are of {len(graphs)} different graphs")
-    asked = _ancestors(roots, cut if ends else set())
-    found = _ancestors([*roots, *others], cut if ends else set()) if others else asked
-    ops = _ordered(found, cut)
+    asked = set(_ancestors(roots, cut))
+    found = asked.union(_ancestors(others, cut | asked))
+    ops = _ordered(sorted(found, key=_tf.creation_index), cut)
     if late is not None:
         early = [op for op in ops if _tf.creation_index(op) < late]
         needed = set(_ancestors(early, cut))
         ops.sort(key=lambda op: op not in needed)
-    return _describe(ops, cut, set(asked))
+    return _describe(ops, cut, asked)
 
 
 def _ancestors(roots: Sequence[tf.Operation], cut: set[tf.Operation]) -> list[tf.Operation]:

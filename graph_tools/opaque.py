@@ -60,7 +60,8 @@ def behind(tensor: tf.Tensor, predicate: tf.Tensor) -> tf.Tensor:
     >>> twice(tf.zeros([2]), tf.ones([3])).numpy()
     array([0., 0.], dtype=float32)
     """
-    turned, same = _branches(tensor.dtype, tuple(tensor.shape) if tensor.shape.rank else None)
+    shape = None if tensor.shape.rank is None else tuple(tensor.shape)
+    turned, same = _branches(tensor.dtype, shape)
     return _tf.conditional(predicate, tensor, turned, same)
 
 

@@ -66,5 +66,4 @@ def tensor_bytes(tensor: tf.Tensor) -> Bytes:
 
 def is_guess(tensor: tf.Tensor) -> bool:
     """Whether more than the batch is unknown of the shape of ``tensor``."""
-    rank = tensor.shape.rank
-    return rank is None or (rank > 1 and tensor.shape.as_list().count(None) > 1)
+    return tensor.shape.rank is None or tensor.shape.as_list().count(None) > 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import opaque, optypes
+from graph_tools import opaque
 from graph_tools.edit import Rewiring
 from memsaving_gradients.roles import CapturedStep
 
@@ -35,19 +35,19 @@ class Barriers:
         # Addends of long sums are as many as they are large; XLA adds them as they come.
         self.left = np.zeros(len(self.ops.producer), np.int64)
         for op in range(self.graph.first_backward, self.graph.length):
-            if op not in self.graph.sums and self.ops.ops[op].type not in optypes.SHAPE_READERS:
-                np.add.at(self.left, list(self.ops.inputs[op]), 1)
+            if op not in self.graph.sums:
+                np.add.at(self.left, list(self.graph.reads[op]), 1)
         self.alive: dict[int, tf.Tensor] = {}
 
     def pass_backward(self, position: int) -> None:
         """Let a backward op read what stands for its inputs; call for all of them, in order."""
         op = self.ops.ops[position]
-        for k, value in enumerate(self.ops.inputs[position]):
+        for k, value in enumerate(self.graph.reads[position]):
             if value not in self.alive:
                 continue
             if self.alive[value] is not op.inputs[k]:
                 self.rewiring.point(op, k, self.alive[value])
-            if position not in self.graph.sums and op.type not in optypes.SHAPE_READERS:
+            if position not in self.graph.sums:
                 self.left[value] -= 1
                 if not self.left[value]:
                     del self.alive[value]

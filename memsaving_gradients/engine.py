@@ -115,7 +115,7 @@ def _planned(
     proposal = _plan(step, mode, options, masks)
     works = proposal.schedule.clones or proposal.schedule.chained
     if not works or (proposal.peak >= most and mode in _PLANNERS):
-        _warn(graph, _why_nothing(step, mode))
+        _warn(graph, _why_nothing(step, mode, most))
         return None
     if proposal.peak >= most:
         _warn(
@@ -232,7 +232,7 @@ def _source(op: tf.Operation) -> str:
     return ""
 
 
-def _why_nothing(step: CapturedStep, mode: str) -> str:
+def _why_nothing(step: CapturedStep, mode: str, peak: int) -> str:
     graph = step.graph
     residual = [s for s in graph.residuals if graph.size[s]]
     total = sum(int(graph.size[s]) for s in residual)
@@ -247,7 +247,7 @@ def _why_nothing(step: CapturedStep, mode: str) -> str:
             f"({', '.join(kinds)}); call such functions and loops in smaller pieces, or inline them"
         )
     return (
-        f"no choice of checkpoints (mode {mode!r}) lowers the simulated peak of {int(simulate(graph, plain(graph)).peak):,} "
+        f"no choice of checkpoints (mode {mode!r}) lowers the simulated peak of {peak:,} "
         "bytes: the graph is too short or one op alone makes the peak"
     )
 

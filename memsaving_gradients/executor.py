@@ -48,6 +48,10 @@ def forward_order(graph: TrainingGraph) -> list[int]:
     order = list(there)
     queued = deque(op for op in range(border) if not missing[op] and op not in there)
     following: deque[int] = deque()
+
+    def dispatch(op: int) -> None:
+        (queued.appendleft if following else following.append)(op)
+
     while following or queued:
         op = (following or queued).popleft()
         order.append(op)
@@ -60,8 +64,8 @@ def forward_order(graph: TrainingGraph) -> list[int]:
                 following.append(reader)
                 continue
             if last is not None:
-                (queued.appendleft if following else following.append)(last)
+                dispatch(last)
             last = reader
         if last is not None:
-            (queued.appendleft if following else following.append)(last)
+            dispatch(last)
     return order

@@ -30,8 +30,8 @@ class Gate(Protocol):
 
     held: dict[object, tf.Tensor]
 
-    def hold(self, name: str, inputs: list[tf.Tensor], constant: Sequence[bool]) -> None:
-        """Replace one of ``inputs`` by a tensor that comes only when the gate opens; none that is ``constant``."""
+    def hold(self, name: str, inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> None:
+        """Hold back one of ``inputs`` until the gate opens; none that is ``constant``."""
 
 
 def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int | None:
@@ -73,13 +73,12 @@ class ControlGate:
         with tf.control_dependencies([*triggers, *([before.opens] if before else [])]):
             return cls(tf.no_op(name=name + "_gate"))
 
-    def hold(self, name: str, inputs: list[tf.Tensor], constant: Sequence[bool]) -> None:
+    def hold(self, name: str, inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> None:
         """See `Gate.hold`."""
         index = widest_input(inputs, constant) or 0
         key = inputs[index].ref()
         if key not in self.held:
             self.held[key] = gated(inputs[index], [self.opens], name)
-        inputs[index] = self.held[key]
 
 
 @dataclass(eq=False)
@@ -105,7 +104,7 @@ class DataGate:
         with tf.name_scope(name + "_gate/"):
             return cls(opaque.never(numbers[-1]))
 
-    def hold(self, name: str, inputs: list[tf.Tensor], constant: Sequence[bool]) -> None:
+    def hold(self, name: str, inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> None:
         """See `Gate.hold`."""
         index = widest_input(inputs, constant)
         if self.shut is None or index is None or not opaque.can_pass(inputs[index]):
@@ -113,4 +112,3 @@ class DataGate:
         key = inputs[index].ref()
         if key not in self.held:
             self.held[key] = opaque.behind(inputs[index], self.shut)
-        inputs[index] = self.held[key]

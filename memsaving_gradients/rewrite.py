@@ -220,9 +220,11 @@ class _Writer:
     def _new_gate(self, root: tf.Operation) -> Gate:
         triggers = [self.ops.ops[i] for i in self._sinks()]
         self.window = []
-        kind: type[DataGate] | type[ControlGate] = ControlGate if self.holds else DataGate
-        self.last_gate = kind.after(triggers, root.name, self.last_gate)
-        if self.barriers is not None and self.last_gate.shut is not None:
+        if self.barriers is None:
+            self.last_gate = ControlGate.after(triggers, root.name, self.last_gate)
+            return self.last_gate
+        self.last_gate = DataGate.after(triggers, root.name, self.last_gate)
+        if self.last_gate.shut is not None:
             self.barriers.close(self.last_gate.shut)
         return self.last_gate
 

@@ -31,13 +31,11 @@ class CapturedStep:
     """A training graph and the TensorFlow graph that it was read from; ops and values have the same numbers.
 
     ``takes``: for each op, whether folding gives it a constant to combine (`graph_tools.folding.takes_constant`).
-    ``created``: forward ops have creation indices below this.
     """
 
     graph: TrainingGraph
     source: OpGraph
     takes: npt.NDArray[np.bool_]
-    created: int
 
 
 def capture_step(
@@ -85,7 +83,7 @@ def capture_step(
         sums=_sums(ops, border) if may_chain else frozenset(),
         waits={i: waits for i, waits in enumerate(ops.controls) if waits},
     )
-    return CapturedStep(graph, ops, takes, first_backward)
+    return CapturedStep(graph, ops, takes)
 
 
 def _fuses(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -108,18 +106,22 @@ def _undecided(
     they will be pruned is not known yet, and with it whether the op that makes the value is merged with the one that reads
     it here: so the whole group is left alone.
     """
+
+    def may_be_pruned(op: tf.Operation) -> bool:
+        index = _tf.creation_index(op)
+        if index >= created or index in idle:
+            return False
+        return op.name not in ops.position or bool(ops.optional[ops.position[op.name]])
+
     found = np.zeros(len(ops.ops), np.bool_)
     for i in np.flatnonzero(fuses[:border]).tolist():
         if len(ops.readers[i]) != 1:
             continue
-        if found[i] or any(
-            _tf.creation_index(op) < created
-            and (op.name not in ops.position or ops.optional[ops.position[op.name]])
-            and _tf.creation_index(op) not in idle
-            for out in ops.ops[i].outputs
-            for op in out.consumers()
-        ):
-            found[[i, *(reader for reader in ops.readers[i] if reader < border)]] = True
+        consumers = (op for out in ops.ops[i].outputs for op in out.consumers())
+        if found[i] or any(map(may_be_pruned, consumers)):
+            (reader,) = ops.readers[i]
+            found[i] = True
+            found[reader] |= reader < border
     return found
 
 
