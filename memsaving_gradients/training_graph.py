@@ -63,6 +63,8 @@ class TrainingGraph:
         Ops that add many addends and may add them one by one as they come.
     waits
         For ops that wait for others without reading them, which ones.
+    workspace
+        For each op, bytes that it takes while it runs, beside its outputs (``None``: none).
     """
 
     first_backward: int
@@ -82,6 +84,7 @@ class TrainingGraph:
     targets: tuple[int, ...] = ()
     sums: frozenset[int] = field(default_factory=frozenset)
     waits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    workspace: IntArray | None = None
 
     @property
     def length(self) -> int:
@@ -160,6 +163,29 @@ class TrainingGraph:
             if needs * EXPANSION <= made and op not in added:
                 found.add(op)
         return frozenset(found)
+
+    @cached_property
+    def order(self) -> list[int]:
+        """All ops in the order in which a plan runs the originals: as they stand, but postponable ones when they are due.
+
+        Postponable ops that nobody reads are results; they come last.
+        """
+        late, before = self.postponable, self.postponed_before
+        order = list(range(self.first_backward))
+        done: set[int] = set()
+        in_order = (op for op in range(self.first_backward, self.length) if op not in late)
+        for wanted in (*in_order, *sorted(late)):
+            stack = [wanted] if wanted not in done else []
+            while stack:
+                first = [maker for maker in before.get(stack[-1], ()) if maker not in done]
+                if first:
+                    stack.extend(reversed(first))
+                    continue
+                op = stack.pop()
+                if op not in done:
+                    done.add(op)
+                    order.append(op)
+        return order
 
     @cached_property
     def forward_seconds(self) -> float:

@@ -5,6 +5,6 @@
 - :mod:`~memsaving_gradients.planners.named`: keep what the user names.
 """
 
-from memsaving_gradients.planners.proposal import Limits, Proposal
+from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal
 
-__all__ = ["Limits", "Proposal"]
+__all__ = ["Interrupted", "Limits", "Proposal"]

@@ -1,14 +1,22 @@
-"""What goes into a planner beside the graph, and what comes out."""
+"""What goes into a planner beside the graph, and what comes out.
+
+A planner never raises because a budget is too small: it returns the plan with the least peak that it knows, and whoever asked
+compares. Bytes are those asked for; what an allocator makes of them is a layer above.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from memsaving_gradients.schedule import Schedule, Simulation, recompute_lazily, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["Limits", "Proposal", "propose"]
+__all__ = ["Interrupted", "Limits", "Proposal", "propose", "proposed"]
+
+
+class Interrupted(Exception):
+    """Raised by a progress hook: planning shall end with the best plan so far."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +27,22 @@ class Limits:
     ----------
     keep
         Storages that must be kept, whatever else is, and for each the reason to give.
+    budget
+        The most bytes of the simulated peak; the least extra time within it is wanted. ``None``: the planner's own aim.
+    accumulate
+        Whether sums of many addends may be added up as the addends come.
+    seconds
+        The most time to plan, about; ``None``: as long as it takes (the same plan in every process).
+    progress
+        Called now and then with the share of the work that is done, 0 to 1, and a word on what is going on. It may raise
+        `Interrupted`: the best plan so far is returned then.
     """
 
     keep: Mapping[int, str] = field(default_factory=dict)
+    budget: int | None = None
+    accumulate: bool = True
+    seconds: float | None = None
+    progress: Callable[[float, str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -36,11 +57,20 @@ class Proposal:
         For each storage that is kept by choice, why: a short phrase. (What cannot be recomputed is kept besides.)
     simulation
         Bytes alive over that schedule, and the time of its clones.
+    lower_bound
+        No schedule that runs the originals in this order within the budget takes less extra time, seconds.
+    optimal
+        Whether this one is proven to take the least.
+    complete
+        Whether the planner came to its end, and was not stopped by a limit on time.
     """
 
     schedule: Schedule
     reasons: dict[int, str]
     simulation: Simulation
+    lower_bound: float = 0.0
+    optimal: bool = False
+    complete: bool = True
 
     @property
     def peak(self) -> int:
@@ -62,5 +92,22 @@ def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) ->
     """The proposal that keeps the storages in ``reasons`` and in ``limits``, and recomputes the rest once."""
     kept = dict(limits.keep)
     kept |= {storage: why for storage, why in reasons.items() if storage not in kept}
-    schedule = recompute_lazily(graph, set(kept), graph.sums)
+    schedule = recompute_lazily(graph, set(kept), graph.sums if limits.accumulate else ())
+    return Proposal(schedule, kept, simulate(graph, schedule))
+
+
+def proposed(graph: TrainingGraph, limits: Limits, schedule: Schedule) -> Proposal:
+    """The proposal of a schedule: what is read by clones and never made again is kept, as a checkpoint."""
+    producer, storage = graph.producer.tolist(), graph.storage.tolist()
+    again = {step.op for step in schedule.steps if step.copy}
+    read = {
+        storage[v]
+        for step in schedule.steps
+        if step.copy
+        for v in graph.reads[step.op]
+        if not graph.source[storage[v]]
+    }
+    kept = dict(limits.keep)
+    numbered = sorted(s for s in read if producer[s] not in again and s not in kept)
+    kept |= {s: f"checkpoint {number}" for number, s in enumerate(numbered, 1)}
     return Proposal(schedule, kept, simulate(graph, schedule))

@@ -1,0 +1,140 @@
+"""Writing schedules in which values are dropped and made again, any number of times.
+
+A recorder runs the originals in order. Values can be dropped at any time; what an op reads and is not there is made
+again just before it, with whatever that needs in turn, from what is there. What was made again stays until it is dropped, too:
+a buffer is freed after its last reader in any case, so that dropping says only who may *not* read a copy any more. Every planner
+that recomputes a value more than once writes its schedule through this.
+
+Linear in the steps recorded and their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from memsaving_gradients.schedule import Schedule, Step
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["Recorder", "without_idle"]
+
+
+class Recorder:
+    """A schedule in the making.
+
+    Attributes
+    ----------
+    steps
+        What was run so far.
+    copy
+        For each value, the copy that is there: 0 for the original, k for that of the k-th clone, -1 for none. What has
+        not been run yet counts as there: originals come in a valid order.
+
+    Examples
+    --------
+    A chain of three ops and one backward op, which reads the result of the second; that of the first is kept.
+
+    >>> import numpy as np
+    >>> from memsaving_gradients.training_graph import TrainingGraph
+    >>> yes, no = np.ones(4, bool), np.zeros(4, bool)
+    >>> graph = TrainingGraph(
+    ...     first_backward=3, reads=[(), (0,), (1,), (1, 2)], writes=[(0,), (1,), (2,), (3,)],
+    ...     producer=np.arange(4), storage=np.arange(4), size=np.ones(4, int), source=no,
+    ...     clonable=np.array([False, True, True, False]), joins=no, forwards=no, fuses=no,
+    ...     seconds=np.ones(4), expensive=no)
+    >>> recorder = Recorder(graph)
+    >>> for op in range(3):
+    ...     recorder.run(op)
+    >>> recorder.drop(1)
+    >>> recorder.run(3)
+    >>> recorder.steps[3:]
+    [Step(op=1, copy=1, reads=(0,)), Step(op=3, copy=0, reads=(1, 0))]
+    """
+
+    def __init__(self, graph: TrainingGraph) -> None:
+        self.graph = graph
+        self.steps: list[Step] = []
+        self.copy = [0] * len(graph.producer)
+        self._clones = [0] * graph.length
+        self._producer: list[int] = graph.producer.tolist()
+        self._losable: list[bool] = graph.losable.tolist()
+        self._views: dict[int, list[int]] = {}
+        for value, root in enumerate(graph.storage.tolist()):
+            if self._losable[value]:
+                self._views.setdefault(root, []).append(value)
+
+    def run(self, op: int) -> None:
+        """Run an original, after making again what it reads and is not there."""
+        self.need(op)
+        self._add(op, 0)
+
+    def again(self, op: int) -> None:
+        """Run one more clone of a forward op, whether or not its results are there; they are then its."""
+        self.need(op)
+        self._clones[op] += 1
+        for value in self.graph.writes[op]:
+            if self._losable[value]:
+                self.copy[value] = self._clones[op]
+        self._add(op, self._clones[op])
+
+    def need(self, op: int) -> None:
+        """Make again what ``op`` reads and is not there."""
+        reads, copy, producer = self.graph.losable_reads, self.copy, self._producer
+        stack = [op]
+        while stack:
+            at = stack[-1]
+            missing = [producer[v] for v in reads[at] if copy[v] < 0]
+            if missing:
+                stack.extend(reversed(missing))
+                continue
+            stack.pop()
+            if at != op and any(copy[v] < 0 for v in self.graph.writes[at]):
+                self._clone_missing(at)
+
+    def drop(self, storage: int) -> None:
+        """Let nobody read what looks at this buffer any more; what cannot be made again stays."""
+        for value in self._views.get(storage, ()):
+            self.copy[value] = -1
+
+    def schedule(self, chained: Iterable[int] = ()) -> Schedule:
+        """What was recorded, without clones that nobody reads."""
+        return without_idle(self.graph, Schedule(tuple(self.steps), frozenset(chained)))
+
+    def _clone_missing(self, op: int) -> None:
+        self._clones[op] += 1
+        for value in self.graph.writes[op]:
+            if self.copy[value] < 0:
+                self.copy[value] = self._clones[op]
+        self._add(op, self._clones[op])
+
+    def _add(self, op: int, copy: int) -> None:
+        reads = tuple(self.copy[v] for v in self.graph.reads[op])
+        self.steps.append(Step(op, copy, reads if copy or any(reads) else ()))
+
+
+def without_idle(graph: TrainingGraph, schedule: Schedule) -> Schedule:
+    """``schedule`` without clones that nobody reads; the copies of what is left are numbered anew, from 1."""
+    needed: set[tuple[int, int]] = set()
+    producer = graph.producer.tolist()
+    left: list[Step] = []
+    for step in reversed(schedule.steps):
+        if step.copy and (step.op, step.copy) not in needed:
+            continue
+        left.append(step)
+        for value, copy in zip(graph.reads[step.op], step.reads, strict=False):
+            if copy:
+                needed.add((producer[value], copy))
+    left.reverse()
+    number: dict[tuple[int, int], int] = {}
+    made: dict[int, int] = {}
+    steps = []
+    for step in left:
+        reads = tuple(
+            number[producer[v], copy] if copy else 0
+            for v, copy in zip(graph.reads[step.op], step.reads, strict=False)
+        )
+        copy = step.copy
+        if copy:
+            copy = number[step.op, copy] = made[step.op] = made.get(step.op, 0) + 1
+        steps.append(Step(step.op, copy, reads))
+    return replace(schedule, steps=tuple(steps))
