@@ -91,6 +91,13 @@ class Recorder:
             if at != op and any(copy[v] < 0 for v in self.graph.writes[at]):
                 self._clone_missing(at)
 
+    def restore(self, storage: int) -> None:
+        """Make a storage again if it is not there."""
+        if self.copy[storage] < 0:
+            op = self._producer[storage]
+            self.need(op)
+            self._clone_missing(op)
+
     def drop(self, storage: int) -> None:
         """Let nobody read what looks at this buffer any more; what cannot be made again stays."""
         for value in self._views.get(storage, ()):

@@ -16,16 +16,16 @@ from memsaving_gradients.planners import least_memory
 from memsaving_gradients.planners.proposal import Limits, Proposal
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["plan"]
+__all__ = ["expensive_storages", "plan"]
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """Keep outputs of expensive forward ops; recompute the rest."""
-    expensive = dict.fromkeys(_expensive(graph), "expensive to recompute")
+    expensive = dict.fromkeys(expensive_storages(graph), "expensive to recompute")
     return least_memory.plan(graph, Limits({**expensive, **limits.keep}))
 
 
-def _expensive(graph: TrainingGraph) -> list[int]:
+def expensive_storages(graph: TrainingGraph) -> list[int]:
     """Storages to keep: outputs of expensive forward ops, or of the cheap op that alone reads them."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
     readers: dict[int, list[int]] = {}

@@ -15,6 +15,7 @@ result is never worse than keeping everything. Deterministic.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ from memsaving_gradients.planners.proposal import Limits, Proposal, propose
 from memsaving_gradients.planners.segments import Segments, measure_segments
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["plan"]
+__all__ = ["kept_sets", "plan"]
 
 #: Candidate cuts beyond this number are thinned out: the table of pairs has the square of it.
 MOST_CUTS = 1000
@@ -55,6 +56,20 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     if thorough:
         best = _improve(graph, limits, segments, best, min(MOST_MOVES, affordable))
     return _keep_late(graph, limits, segments, best, thorough)
+
+
+def kept_sets(graph: TrainingGraph, keep: Collection[int], many: int) -> list[dict[int, str]]:
+    """Up to ``many`` sets of storages to keep, with reasons: for limits on the peak from the least to the plain one."""
+    segments = measure_segments(graph, keep)
+    cuts = _candidates(segments)
+    tables = _tables(segments, cuts)
+    least, most = _limits(tables, 1)[0], float(tables.peak[0, -1])
+    found: dict[tuple[int, ...], None] = {}
+    for k in range(many):
+        path = _shortest(tables, least * (most / max(least, 1.0)) ** (k / many))
+        if path is not None:
+            found[tuple(path)] = None
+    return [segments.kept_by([int(cuts[k]) for k in path]) for path in found]
 
 
 def _best(tried: list[Proposal], thorough: bool) -> Proposal:

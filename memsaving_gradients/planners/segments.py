@@ -26,7 +26,7 @@ from graph_tools.separators import frontier, frontier_bytes
 from memsaving_gradients.schedule import recompute_lazily, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["Segments", "measure_segments"]
+__all__ = ["Segments", "measure_segments", "small_storages"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -110,11 +110,10 @@ class Segments:
 def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segments:
     """Measure the forward half of ``graph``, with the storages in ``keep`` kept; linear in ops and edges."""
     border = graph.first_backward
-    storage, source, size = graph.storage.tolist(), graph.source.tolist(), graph.size.tolist()
+    storage, source = graph.storage.tolist(), graph.source.tolist()
     producer, clonable = graph.producer.tolist(), graph.clonable.tolist()
     residual = graph.residuals
-    small = _small(residual, size)
-    small |= _tiny(graph, residual, _needed(graph, residual, small | set(keep)))
+    small = small_storages(graph, keep)
     needed = _needed(graph, residual, small | set(keep))
 
     parts_of: dict[int, tuple[int, ...]] = {}
@@ -170,6 +169,13 @@ def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segmen
         working=_working(graph),
         cuttable=_cuttable(graph),
     )
+
+
+def small_storages(graph: TrainingGraph, keep: Collection[int] = ()) -> set[int]:
+    """Storages that are kept without being weighed, so small are they together."""
+    residual = graph.residuals
+    small = _small(residual, graph.size.tolist())
+    return small | _tiny(graph, residual, _needed(graph, residual, small | set(keep)))
 
 
 def _small(residual: Collection[int], size: list[int]) -> set[int]:

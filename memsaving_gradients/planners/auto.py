@@ -1,0 +1,146 @@
+"""The fastest plan within a budget that is found on any graph, of any size.
+
+The step is made coarse (:mod:`~memsaving_gradients.planners.coarse`), so that a plan is played through in a millisecond. A search
+(:mod:`~memsaving_gradients.planners.search`) then begins at several places: plain training; the cuts of
+:mod:`~memsaving_gradients.planners.least_memory` for several limits, with and without the outputs of expensive ops. The best of what comes
+down to the budget is improved. The schedule is simulated on the whole graph; as long as that is above the budget, or far below,
+the coarse budget is corrected. Plans of :mod:`~memsaving_gradients.planners.chain` compete where they were asked for more often: in deep
+networks at small budgets, where values are recomputed several times.
+
+Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a lower bound is given with each plan
+(:mod:`~memsaving_gradients.planners.bound`). Cost: `MOST_STEPS` steps played, a few seconds; the same plan in every process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from memsaving_gradients.planners import cheap_ops, least_memory
+from memsaving_gradients.planners.coarse import Coarse, coarsen
+from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
+from memsaving_gradients.planners.retention import Run, run
+from memsaving_gradients.planners.search import Search
+from memsaving_gradients.schedule import Schedule, Step
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["plan"]
+
+#: Steps that are played through while a plan is searched for.
+MOST_STEPS = 2_000_000
+#: The share of them for coming down to the budget, from all places together.
+DESCENT = 0.4
+#: Sets of cuts that are looked at, for each kind of place to begin.
+CUTS = 12
+#: Corrections of the coarse budget, and the slack that is left alone.
+CORRECTIONS, SLACK = 4, 0.005
+
+
+def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
+    """The fastest plan found within ``limits.budget``; the least memory if there is no budget."""
+    if limits.budget is None:
+        return least_memory.plan(graph, limits)
+    chained = graph.sums if limits.accumulate else frozenset()
+    whole = Schedule(tuple(Step(op) for op in graph.order), frozenset(chained))
+    plain = proposed(graph, limits, whole)
+    if plain.peak <= limits.budget:
+        return replace(plain, optimal=True)
+    return _Planning(graph, limits).plan()
+
+
+class _Stopped(Exception):
+    """The time to plan is over, or somebody wants no more."""
+
+
+class _Planning:
+    """One call of `plan`: what is known so far."""
+
+    def __init__(self, graph: TrainingGraph, limits: Limits) -> None:
+        self.graph, self.limits = graph, limits
+        self.budget = int(limits.budget or 0)
+        self.coarse: Coarse = coarsen(graph, limits.keep, accumulate=limits.accumulate)
+        self.found: Proposal | None = None
+        self.runs = 0
+        self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds
+        self.most_runs = max(60, MOST_STEPS // max(1, len(self.coarse.problem.reads)))
+
+    def plan(self) -> Proposal:
+        complete = True
+        try:
+            self._search()
+        except (Interrupted, _Stopped):
+            complete = False
+        if self.found is None or self.found.peak > self.budget:
+            self._note(least_memory.plan(self.graph, replace(self.limits, budget=None)))
+        assert self.found is not None
+        return replace(self.found, complete=complete)
+
+    def _search(self) -> None:
+        starts = list(self._starts())
+        budget = self.budget
+        best: tuple[list[int], Run] | None = None
+        each = max(20, int(self.most_runs * DESCENT) // (len(starts) + 1))
+        for decisions in starts:
+            search = Search(self.coarse.problem, budget, tick=self._tick)
+            came_to = search.descend(decisions, each)
+            came_to = search.keep_again(*came_to, range(len(decisions)))
+            if best is None or _worth(came_to[1], budget) < _worth(best[1], budget):
+                best = came_to
+                if came_to[1].peak <= budget:
+                    self._note(self._proposal(came_to[0]))
+        assert best is not None
+        for correction in range(CORRECTIONS):
+            search = Search(self.coarse.problem, budget, tick=self._tick)
+            decisions, result = search.descend(best[0], each)
+            decisions, result = search.improve(
+                decisions, result, (self.most_runs - self.runs) // (2 if correction < 2 else 4)
+            )
+            trial = self._proposal(decisions)
+            self._note(trial)
+            best = decisions, result
+            off = trial.peak - result.peak
+            wanted = self.budget - off
+            if trial.peak <= self.budget and abs(wanted - budget) <= SLACK * self.budget:
+                break
+            budget = min(wanted, budget - 1) if trial.peak > self.budget else wanted
+
+    def _starts(self) -> Iterator[list[int]]:
+        """Decisions to begin with: plain; of each kind of cuts the fastest that fits and the next smaller one that does not."""
+        graph, coarse = self.graph, self.coarse
+        yield coarse.problem.plain()
+        keep = set(self.limits.keep)
+        expensive = keep | set(cheap_ops.expensive_storages(graph))
+        for kept in (keep, expensive) if expensive - keep else (keep,):
+            sets = [coarse.decisions(s) for s in least_memory.kept_sets(graph, kept, CUTS)]
+            played = [(run(coarse.problem, d), d) for d in sets]
+            fitting = [
+                (r.extra_seconds, k) for k, (r, _) in enumerate(played) if r.peak <= self.budget
+            ]
+            others = [(r.peak, k) for k, (r, _) in enumerate(played) if r.peak > self.budget]
+            lowest = [(r.peak, k) for k, (r, _) in enumerate(played)]
+            for k in dict.fromkeys(min(c)[1] for c in (fitting, others, lowest) if c):
+                yield played[k][1]
+
+    def _proposal(self, decisions: list[int]) -> Proposal:
+        return proposed(self.graph, self.limits, self.coarse.schedule(decisions))
+
+    def _note(self, trial: Proposal) -> None:
+        """Remember the best: within the budget the fastest, else the lowest."""
+        if self.found is None or self._rank(trial) < self._rank(self.found):
+            self.found = trial
+
+    def _rank(self, trial: Proposal) -> tuple[float, float, float]:
+        over = max(0, trial.peak - self.budget)
+        return (over, trial.extra_seconds, trial.peak)
+
+    def _tick(self) -> None:
+        self.runs += 1
+        if self.ends is not None and time.monotonic() > self.ends:
+            raise _Stopped
+        if self.limits.progress is not None and self.runs % 32 == 1:
+            self.limits.progress(min(self.runs / self.most_runs, 0.99), "searching")
+
+
+def _worth(result: Run, budget: int) -> tuple[float, float]:
+    return result.excess(budget), result.extra_seconds

@@ -1,0 +1,310 @@
+"""From a training graph to a retention problem, and from its decisions to a schedule.
+
+A captured step has thousands of ops, and a plan decides on a few hundred buffers. *Decided* are forward storages that take memory and
+that backward ops, or several forward ops, read; and those that cannot be made again. What lies between them (single-reader
+temporaries: the inside of a normalization, the sum under an activation) belongs to the recipe of the decided storage that it leads to;
+keeping it instead would also take apart kernels that the runtime fuses. Tiny storages are always kept.
+
+Forward ops are joined up to the next one that makes a decided storage; backward ops until the next one that reads another decided
+storage. Of everything else an event knows the most bytes alive while it runs. A decision is thus played through in a few hundred
+steps; bytes are never counted too low by more than the in-place writes differ, and the caller simulates the schedule on the whole graph
+in any case. Linear in ops and edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_tools.liveness import timeline
+from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, STRICT, Problem
+from memsaving_gradients.planners.segments import small_storages
+from memsaving_gradients.recorder import Recorder
+from memsaving_gradients.schedule import Schedule, Step, simulate
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["Coarse", "coarsen"]
+
+
+@dataclass(frozen=True, eq=False)
+class Coarse:
+    """A retention problem and the training graph behind it.
+
+    Attributes
+    ----------
+    problem
+        The problem; value k of it is ``storages[k]``.
+    storages
+        The decided storages.
+    stretches
+        For each event, its ops, in order; all together they are ``graph.order``.
+    passing
+        For each event, the storages that nobody decides on and that no op behind it reads.
+    """
+
+    graph: TrainingGraph
+    problem: Problem
+    storages: tuple[int, ...]
+    stretches: tuple[tuple[int, ...], ...]
+    passing: tuple[tuple[int, ...], ...]
+    undecided: frozenset[int]
+    chained: frozenset[int]
+
+    def decisions(self, kept: Collection[int]) -> list[int]:
+        """Keep the given storages, and drop all others between their last forward and their first backward use."""
+        problem, border = self.problem, self._border
+        what = problem.plain()
+        for value, storage in enumerate(self.storages):
+            if problem.recipe[value] < 0:
+                continue
+            first = problem.first_gap[value]
+            uses = problem.uses[value]
+            for k, begin in enumerate(uses):
+                end = uses[k + 1] if k + 1 < len(uses) else len(problem.reads)
+                if begin < border <= end:
+                    what[first + k] = KEPT if storage in kept else DROPPED
+        return what
+
+    @property
+    def _border(self) -> int:
+        """The first event of the backward pass."""
+        return next(
+            (k for k, ops in enumerate(self.stretches) if ops[0] >= self.graph.first_backward),
+            len(self.stretches),
+        )
+
+    def schedule(self, decisions: Sequence[int]) -> Schedule:
+        """The schedule of the whole graph that follows ``decisions``."""
+        graph, problem = self.graph, self.problem
+        recorder = Recorder(graph)
+        storage = graph.storage.tolist()
+        number = {s: k for k, s in enumerate(self.storages)}
+        gap_of = problem.first_gap[:-1].copy()
+        returns: dict[int, list[int]] = {}
+        for gap, what in enumerate(decisions):
+            if what >= EARLY:
+                returns.setdefault(what - EARLY, []).append(problem.owner[gap])
+        for event, ops in enumerate(self.stretches):
+            done = len(recorder.steps)
+            for value in returns.get(event, ()):
+                recorder.restore(self.storages[value])
+            # All that the event reads comes back before it begins.
+            for value in problem.reads[event]:
+                recorder.restore(self.storages[value])
+            for op in ops:
+                recorder.run(op)
+            for value in problem.reads[event]:
+                gap_of[value] += 1
+            for op, copy, _ in recorder.steps[done:]:
+                if not copy:
+                    continue
+                for made in graph.writes[op]:
+                    root = storage[made]
+                    if root in self.undecided or (
+                        root in number and decisions[gap_of[number[root]]] == STRICT
+                    ):
+                        recorder.drop(root)
+            for value in (*problem.reads[event], *problem.writes[event]):
+                if decisions[gap_of[value]] and problem.recipe[value] >= 0:
+                    recorder.drop(self.storages[value])
+            for root in self.passing[event]:
+                recorder.drop(root)
+        return recorder.schedule(self.chained)
+
+
+def coarsen(graph: TrainingGraph, keep: Collection[int] = (), *, accumulate: bool = True) -> Coarse:
+    """The retention problem of ``graph``, with the storages in ``keep`` kept."""
+    chained = frozenset(graph.sums if accumulate else ())
+    small = small_storages(graph, keep)
+    decided = _decided(graph, small, keep)
+    number = {s: k for k, s in enumerate(decided)}
+    stretches = _stretches(graph, number)
+    reads, writes = [], []
+    storage = graph.storage.tolist()
+    for ops in stretches:
+        made = dict.fromkeys(number[v] for op in ops for v in graph.writes[op] if v in number)
+        read = dict.fromkeys(
+            number[storage[v]] for op in ops for v in graph.reads[op] if storage[v] in number
+        )
+        reads.append(tuple(k for k in read if k not in made))
+        writes.append(tuple(made))
+    during, between = _beside(graph, chained, number, stretches)
+    undecided = {
+        s for s in set(graph.storage[graph.losable].tolist()) if s not in number and s not in small
+    }
+    recipes = _Recipes(graph, number, undecided, keep)
+    problem = Problem(
+        reads=reads,
+        writes=writes,
+        size=graph.size[list(decided)].tolist(),
+        recipe=recipes.of,
+        inputs=recipes.inputs,
+        outputs=recipes.outputs,
+        seconds=recipes.seconds,
+        scratch=recipes.scratch,
+        during=during,
+        between=between,
+    )
+    return Coarse(
+        graph=graph,
+        problem=problem,
+        storages=tuple(decided),
+        stretches=tuple(map(tuple, stretches)),
+        passing=tuple(map(tuple, _passing(graph, stretches, undecided))),
+        undecided=frozenset(undecided),
+        chained=chained,
+    )
+
+
+def _decided(graph: TrainingGraph, small: Collection[int], keep: Collection[int]) -> list[int]:
+    """Storages to decide on, in order of creation."""
+    storage, source, size = graph.storage.tolist(), graph.source.tolist(), graph.size.tolist()
+    losable = graph.losable.tolist()
+    readers = [0] * len(storage)
+    for op in range(graph.first_backward):
+        for root in {storage[v] for v in graph.reads[op]}:
+            # A part of a concatenation is as good as two readers: keeping parts keeps every concatenation of them.
+            readers[root] += 2 if graph.joins[op] else 1
+    residual = graph.residuals
+    found = []
+    for op in range(graph.first_backward):
+        for value in graph.writes[op]:
+            if storage[value] != value or source[value] or not size[value] or value in small:
+                continue
+            if value in residual or readers[value] > 1 or not losable[value] or value in keep:
+                found.append(value)
+    return found
+
+
+def _stretches(graph: TrainingGraph, number: dict[int, int]) -> list[list[int]]:
+    """The ops of each event."""
+    storage = graph.storage.tolist()
+    stretches: list[list[int]] = [[]]
+    read: set[int] = set()
+    for op in graph.order:
+        if op < graph.first_backward:
+            stretches[-1].append(op)
+            if any(v in number for v in graph.writes[op]):
+                stretches.append([])
+            continue
+        roots = {storage[v] for v in graph.reads[op] if storage[v] in number}
+        first = not stretches[-1] or stretches[-1][0] < graph.first_backward
+        if stretches[-1] and (first or not roots <= read):
+            stretches.append([])
+            read = set()
+        read |= roots
+        stretches[-1].append(op)
+    return [ops for ops in stretches if ops]
+
+
+def _passing(
+    graph: TrainingGraph, stretches: list[list[int]], undecided: Collection[int]
+) -> list[list[int]]:
+    storage = graph.storage.tolist()
+    last: dict[int, int] = {}
+    for event, ops in enumerate(stretches):
+        for op in ops:
+            for value in (*graph.reads[op], *graph.writes[op]):
+                if storage[value] in undecided:
+                    last[storage[value]] = event
+    passing: list[list[int]] = [[] for _ in stretches]
+    for root, event in last.items():
+        passing[event].append(root)
+    return passing
+
+
+class _Recipes:
+    """How decided storages are made again from decided storages."""
+
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        number: dict[int, int],
+        undecided: Collection[int],
+        keep: Collection[int],
+    ) -> None:
+        self.graph, self.number, self.undecided = graph, number, undecided
+        self.of = [-1] * len(number)
+        self.inputs: list[tuple[int, ...]] = []
+        self.outputs: list[tuple[int, ...]] = []
+        self.seconds: list[float] = []
+        self.scratch: list[int] = []
+        self._storage, self._size = graph.storage.tolist(), graph.size.tolist()
+        losable, producer = graph.losable.tolist(), graph.producer.tolist()
+        recipe_of: dict[int, int] = {}
+        for root, value in number.items():
+            op = producer[root]
+            if not losable[root] or root in keep:
+                continue
+            if op not in recipe_of:
+                recipe_of[op] = self._add(op, producer)
+            self.of[value] = recipe_of[op]
+
+    def _add(self, wanted: int, producer: list[int]) -> int:
+        graph, number, storage = self.graph, self.number, self._storage
+        found, stack = {wanted}, [wanted]
+        inputs: set[int] = set()
+        while stack:
+            for value in graph.reads[stack.pop()]:
+                root, maker = storage[value], producer[value]
+                if root in number:
+                    inputs.add(number[root])
+                elif root in self.undecided and maker not in found:
+                    found.add(maker)
+                    stack.append(maker)
+        ops = sorted(found)
+        outputs = tuple(number[v] for v in graph.writes[wanted] if v in number)
+        self.inputs.append(tuple(sorted(inputs.difference(outputs))))
+        self.outputs.append(outputs)
+        self.seconds.append(float(graph.seconds[ops].sum()))
+        made = sum(self._size[v] for v in graph.writes[wanted] if v in number)
+        self.scratch.append(self._scratch(ops, made))
+        return len(self.inputs) - 1
+
+    def _scratch(self, ops: list[int], wanted: int) -> int:
+        """The most bytes that running ``ops`` takes beside ``wanted`` bytes of results."""
+        graph, storage, size = self.graph, self._storage, self._size
+        last = {storage[v]: op for op in ops for v in graph.reads[op]}
+        alive, most = 0, 0
+        mine: set[int] = set()
+        for op in ops:
+            made = sum(size[v] for v in graph.writes[op])
+            dying = {
+                r for r in (storage[v] for v in graph.reads[op]) if r in mine and last[r] == op
+            }
+            freed = sum(size[r] for r in dying)
+            work = int(graph.workspace[op]) if graph.workspace is not None else 0
+            in_place = graph.forwards[op] and any(size[r] == made for r in dying)
+            most = max(most, alive + work + (0 if in_place else made))
+            alive += made - freed
+            mine.update(graph.writes[op])
+        return max(0, most - wanted)
+
+
+def _beside(
+    graph: TrainingGraph,
+    chained: frozenset[int],
+    number: dict[int, int],
+    stretches: list[list[int]],
+) -> tuple[list[int], list[int]]:
+    """Bytes of what is not decided, in plain training: the most during each event, and what there is just before it."""
+    whole = Schedule(tuple(Step(op) for op in graph.order), chained)
+    simulation = simulate(graph, whole)
+    born, dies, size = simulation.buffers
+    owner = [
+        value
+        for op in graph.order
+        for value in graph.writes[op]
+        if graph.size[value] or op in chained
+    ]
+    other = np.array([value not in number for value in owner], np.bool_)
+    decided = timeline(born[~other], dies[~other], size[~other], graph.length)
+    during = simulation.bytes_alive - decided
+    # What was born before a step and is alive in it was there just before it.
+    waiting = other & (dies > born)
+    before = timeline(born[waiting] + 1, dies[waiting], size[waiting], graph.length)
+    ends = np.cumsum([len(ops) for ops in stretches])
+    begins = np.concatenate([[0], ends[:-1]])
+    return np.maximum.reduceat(during, begins).tolist(), before[begins].tolist()

@@ -1,0 +1,346 @@
+"""Decisions with the least extra time under a budget, by local search.
+
+From any decisions: while there are bytes above the budget, take the values that lie idle at the worst step, and drop the one that costs
+least time for the bytes it takes off, counted exactly for the most promising few. It is the rule that DTR (Kirisame et al. 2021,
+arXiv 2006.09616) applies while a network runs; here the future is known, so that what a value costs includes what its inputs cost
+by then, a value may come back early, when its inputs are still there, and inputs may be held for it. Far from the budget many are
+dropped at once. Then improve: take decisions back in one stretch of the step, drop others for them, and stay with what takes less
+time (large neighborhood search, Shaw 1998). Deterministic: the same numbers every time.
+
+No guarantee but that a result whose peak is within the budget is one; on the public instances of up to 100 ops it comes to the
+optimum in seconds. What it costs is a number of runs (:func:`memsaving_gradients.planners.retention.run`), which is given.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator
+
+import numpy as np
+
+from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, STRICT, Problem, Run, run
+
+__all__ = ["Search"]
+
+#: Changes that are played through at each step of the descent, of either kind.
+PROMISING = 5
+#: Where the peak is this many times the budget, one in so many of the promising changes is made at once.
+FAR, SHARE = 1.1, 8
+#: Events above the budget that are looked at when nothing helps at the worst one.
+MOST_EVENTS = 6
+#: Gaps that are kept again at once when a stretch is planned anew: one of these numbers.
+TAKEN_BACK = (1, 1, 2, 2, 3, 4, 6)
+#: How much the rates are shaken then, and to which power excess is weighed.
+NOISE, POWER = (0.0, 0.3, 0.8), (1, 1, 3)
+#: What has no room is given up in batches of at least one in so many of what is dropped.
+MOST_BATCHES = 400
+#: A stretch is planned anew in at most this many runs.
+MOST_RUNS = 400
+
+Change = list[tuple[int, int]]
+
+
+class Search:
+    """A search for decisions of one problem under one budget.
+
+    ``runs`` counts what it has cost; ``tick`` is called before each run, and may raise to end the search.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        budget: int,
+        *,
+        tick: Callable[[], None] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.problem, self.budget = problem, budget
+        self.runs = 0
+        self._tick = tick
+        self._random = random.Random(seed)
+        self._begin = [begin for _, begin, _ in problem.gaps]
+        self._end = [end for _, _, end in problem.gaps]
+        self._events = len(problem.reads)
+        # Among changes that cost nothing the one that frees most is best.
+        self._least = min((s for s in problem.seconds if s > 0), default=1.0) * 1e-3
+
+    def play(self, decisions: list[int]) -> Run:
+        """`run`, counted."""
+        self.runs += 1
+        if self._tick is not None:
+            self._tick()
+        return run(self.problem, decisions)
+
+    def descend(
+        self,
+        decisions: list[int],
+        most: int,
+        *,
+        fixed: Collection[int] = (),
+        limit: float = float("inf"),
+        noise: float = 0.0,
+        power: int = 1,
+    ) -> tuple[list[int], Run]:
+        """Change decisions until the budget holds.
+
+        Parameters
+        ----------
+        decisions
+            Where to begin.
+        most
+            Give up after so many runs.
+        fixed
+            Gaps that stay as they are.
+        limit
+            Give up when it takes more extra time than this, seconds.
+        noise
+            Standard deviation of the logarithm by which rates are shaken.
+        power
+            Bytes above the budget are weighed by this power.
+
+        Returns
+        -------
+        tuple
+            The decisions and what comes of them; above the budget if nothing helped.
+        """
+        decisions = decisions.copy()
+        now = self.play(decisions)
+        end = self.runs + most
+        while now.peak > FAR * self.budget and self.runs < end:
+            changes, _ = self._changes(now, decisions, fixed, int(np.argmax(now.bytes_alive)))
+            bold = _changed(decisions, *changes[: 1 + len(changes) // SHARE])
+            trial = self.play(bold)
+            if trial.excess(self.budget, power) >= now.excess(self.budget, power):
+                break
+            decisions, now = bold, trial
+        excess = now.excess(self.budget, power)
+        while excess and self.runs < end and now.extra_seconds < limit:
+            best: tuple[float, Change, Run, float] | None = None
+            for batch in self._batches(now, decisions, fixed):
+                for change in batch:
+                    trial = self.play(_changed(decisions, change))
+                    left = trial.excess(self.budget, power)
+                    if left >= excess:
+                        continue
+                    slower = trial.extra_seconds - now.extra_seconds
+                    rate = (slower + self._least) / (excess - left)
+                    if noise:
+                        rate *= self._random.lognormvariate(0, noise)
+                    if best is None or rate < best[0]:
+                        best = (rate, change, trial, left)
+                if best is not None:
+                    break
+            if best is None:
+                break
+            _, change, now, excess = best
+            decisions = _changed(decisions, change)
+        return decisions, now
+
+    def improve(self, decisions: list[int], found: Run, most: int) -> tuple[list[int], Run]:
+        """Plan one stretch after the other anew, for ``most`` runs; the best decisions met."""
+        end = self.runs + most
+        best, best_run = self.keep_again(decisions, found, self._dropped(decisions))
+        worth = self._worth(best_run)
+        while self.runs < end:
+            dropped = self._dropped(best)
+            if not dropped:
+                break
+            chosen = self._stretch(dropped)
+            trial, result = self.descend(
+                _changed(best, [(gap, KEPT) for gap in chosen]),
+                min(MOST_RUNS, end - self.runs),
+                fixed=frozenset(chosen) if self._random.random() < 0.4 else (),
+                limit=float("inf") if worth[0] else best_run.extra_seconds,
+                noise=self._random.choice(NOISE),
+                power=self._random.choice(POWER),
+            )
+            if self._worth(result) > worth:
+                continue
+            if self._worth(result) < worth:
+                near = {g for g, (a, b) in enumerate(zip(best, trial, strict=True)) if a != b}
+                trial, result = self.keep_again(trial, result, sorted(near))
+            best, best_run, worth = trial, result, self._worth(result)
+        return best, best_run
+
+    def keep_again(
+        self, decisions: list[int], found: Run, gaps: Collection[int]
+    ) -> tuple[list[int], Run]:
+        """Keep again, of ``gaps``, what the budget has room for: what takes most time for its bytes first.
+
+        Many at once as long as that fits: few runs where there is much room.
+        """
+        if found.peak > self.budget:
+            return decisions, found
+        left = [gap for gap in gaps if decisions[gap] and self._end[gap] < self._events]
+        left.sort(key=lambda gap: (-self._seconds_a_byte(gap), gap))
+        at, many = 0, max(1, len(left) // 4)
+        while at < len(left):
+            batch = left[at : at + many]
+            trial = _changed(decisions, [(gap, KEPT) for gap in batch])
+            result = self.play(trial)
+            if result.peak <= self.budget and result.extra_seconds <= found.extra_seconds:
+                decisions, found = trial, result
+                at += len(batch)
+                many *= 2
+            elif len(batch) == 1 or many <= len(left) // MOST_BATCHES:
+                at += len(batch)
+            else:
+                many = max(1, len(batch) // 2)
+        return decisions, found
+
+    def _worth(self, result: Run) -> tuple[float, float]:
+        return result.excess(self.budget), result.extra_seconds
+
+    def _seconds_a_byte(self, gap: int) -> float:
+        value = self.problem.owner[gap]
+        return self.problem.seconds[self.problem.recipe[value]] / max(self.problem.size[value], 1)
+
+    def _dropped(self, decisions: list[int]) -> list[int]:
+        """Gaps with an end in which a value is dropped."""
+        return [gap for gap, what in enumerate(decisions) if what and self._end[gap] < self._events]
+
+    def _stretch(self, dropped: list[int]) -> list[int]:
+        """A few dropped gaps: any, or some that end close to each other."""
+        count = min(self._random.choice(TAKEN_BACK), len(dropped))
+        center = self._random.choice(dropped)
+        if self._random.random() < 0.3:
+            return self._random.sample(dropped, count)
+        near = sorted(dropped, key=lambda gap: (abs(self._end[gap] - self._end[center]), gap))
+        pool = [gap for gap in near[: 2 * count + 1] if gap != center]
+        return [center, *self._random.sample(pool, min(count - 1, len(pool)))]
+
+    def _batches(
+        self, now: Run, decisions: list[int], fixed: Collection[int]
+    ) -> Iterator[list[Change]]:
+        """Changes to play through: the most promising at the worst step, all others there, those at other steps."""
+        over = np.flatnonzero(now.bytes_alive > self.budget)
+        order = over[np.argsort(-now.bytes_alive[over], kind="stable")].tolist()
+        seen: set[int] = set()
+        for step in order:
+            if now.event[step] in seen:
+                continue
+            seen.add(now.event[step])
+            drops, undone = self._changes(now, decisions, fixed, step)
+            yield drops[:PROMISING] + undone[:PROMISING]
+            if len(seen) == 1:
+                yield drops[PROMISING:] + undone[PROMISING:]
+            if len(seen) == MOST_EVENTS:
+                return
+
+    def _changes(
+        self, now: Run, decisions: list[int], fixed: Collection[int], step: int
+    ) -> tuple[list[Change], list[Change]]:
+        """What may lower the bytes at ``step``: dropping what is idle there; not making again there. Best first."""
+        problem, event = self.problem, now.event[step]
+        over = max(int(now.bytes_alive[step]) - self.budget, 1)
+        busy = {*problem.reads[event], *problem.writes[event]}
+        back: dict[int, int] = {}
+        for born, gap in zip(now.born, now.gap, strict=True):
+            back.setdefault(gap, now.event[born])
+        drops: list[tuple[float, int, Change]] = []
+        undone: list[tuple[float, int, Change]] = []
+        alive = np.flatnonzero((np.array(now.born) <= step) & (np.array(now.last) >= step))
+        for k in alive.tolist():
+            value = now.value[k]
+            size = problem.size[value]
+            if problem.recipe[value] < 0 or value in busy or not size:
+                continue
+            gap = self._gap_at(value, event)
+            if gap in fixed:
+                continue
+            if decisions[gap] == KEPT:
+                drops += self._drops(value, gap, event, decisions, back, over)
+            elif decisions[gap] == DROPPED and now.gap[k] == gap:
+                cost = self._again(value, self._end[gap], decisions, back)
+                drops.append(((cost + self._least) / min(size, over), gap, [(gap, STRICT)]))
+        for k, gap in enumerate(now.gap):
+            again = now.event[now.born[k]] == event and self._begin[gap] != event
+            if not again or not decisions[gap] or gap in fixed:
+                continue
+            for r in self._early(now.value[k], gap, self._begin[gap], decisions):
+                if decisions[gap] != EARLY + r:
+                    undone.append((0.0, gap, [(gap, EARLY + r)]))
+            seconds = problem.seconds[problem.recipe[now.value[k]]]
+            undone.append((-seconds, gap, [(gap, KEPT)]))
+        return [change for *_, change in sorted(drops)], [change for *_, change in sorted(undone)]
+
+    def _drops(
+        self,
+        value: int,
+        gap: int,
+        event: int,
+        decisions: list[int],
+        back: dict[int, int],
+        over: int,
+    ) -> list[tuple[float, int, Change]]:
+        """Ways to drop a kept value at ``event``, with about the seconds that a byte costs."""
+        problem, end = self.problem, self._end[gap]
+        size = problem.size[value]
+        if end == self._events:
+            return [(self._least / min(size, over), gap, [(gap, DROPPED)])]
+        ways = [(end, DROPPED)]
+        ways += [(r, EARLY + r) for r in self._early(value, gap, event, decisions)]
+        drops = []
+        for r, what in ways:
+            missing = self._missing(value, r, decisions, back)
+            own = problem.seconds[problem.recipe[value]] + self._least
+            more = sum(self._again(v, r, decisions, back) for v, _ in missing)
+            drops.append(((own + more) / min(size, over), gap, [(gap, what)]))
+            left = size - sum(problem.size[v] for v, _ in missing)
+            if missing and left > 0:
+                held = [(g, KEPT) for _, g in missing]
+                drops.append((own / min(left, over), gap, [(gap, what), *held]))
+        return drops
+
+    def _gap_at(self, value: int, event: int) -> int:
+        """The gap of ``value`` in which ``event`` lies; the one that ends with it, if it is a use."""
+        uses = self.problem.uses[value]
+        return self.problem.first_gap[value] + bisect_right(uses, event - 1) - 1
+
+    def _early(self, value: int, gap: int, after: int, decisions: list[int]) -> list[int]:
+        """The last events in a gap, behind ``after``, at which inputs are there that will not be at its end."""
+        problem, end = self.problem, self._end[gap]
+        if end == self._events:
+            return []
+        found = set()
+        for v in problem.inputs[problem.recipe[value]]:
+            uses = problem.uses[v]
+            k = bisect_right(uses, end - 1) - 1
+            if k >= 0 and uses[k] > after and decisions[problem.first_gap[v] + k]:
+                found.add(uses[k])
+        return sorted(found)[-2:]
+
+    def _missing(
+        self, value: int, event: int, decisions: list[int], back: dict[int, int]
+    ) -> list[tuple[int, int]]:
+        """The inputs of a value that are not there at ``event``, with the gaps in which they are dropped."""
+        found = []
+        for v in self.problem.inputs[self.problem.recipe[value]]:
+            gap = self._gap_at(v, event)
+            there = self._end[gap] == event or back.get(gap, event + 1) <= event
+            if decisions[gap] and not there:
+                found.append((v, gap))
+        return found
+
+    def _again(self, value: int, event: int, decisions: list[int], back: dict[int, int]) -> float:
+        """About how long it takes to make ``value`` again for ``event``, with what it needs."""
+        if event == self._events:
+            return 0.0
+        cost, seen, stack = 0.0, {value}, [value]
+        while stack:
+            value = stack.pop()
+            cost += self.problem.seconds[self.problem.recipe[value]]
+            for v, _ in self._missing(value, event, decisions, back):
+                if v not in seen:
+                    seen.add(v)
+                    stack.append(v)
+        return cost
+
+
+def _changed(decisions: list[int], *changes: Change) -> list[int]:
+    changed = decisions.copy()
+    for change in changes:
+        for gap, what in change:
+            changed[gap] = what
+    return changed
