@@ -142,6 +142,8 @@ def without_idle(graph: TrainingGraph, schedule: Schedule) -> Schedule:
         )
         copy = step.copy
         if copy:
-            copy = number[step.op, copy] = made[step.op] = made.get(step.op, 0) + 1
+            made[step.op] = made.get(step.op, 0) + 1
+            number[step.op, copy] = made[step.op]
+            copy = made[step.op]
         steps.append(Step(step.op, copy, reads))
     return replace(schedule, steps=tuple(steps))

@@ -36,6 +36,9 @@ class Limits:
     progress
         Called now and then with the share of the work that is done, 0 to 1, and a word on what is going on. It may raise
         `Interrupted`: the best plan so far is returned then.
+    mirror
+        For storages, how many times they may be made again: 0 keeps one, more than 1 makes it again recursively
+        (:mod:`memsaving_gradients.planners.mirror`). Planners that cannot follow counts ignore them.
     """
 
     keep: Mapping[int, str] = field(default_factory=dict)
@@ -43,6 +46,7 @@ class Limits:
     accumulate: bool = True
     seconds: float | None = None
     progress: Callable[[float, str], None] | None = None
+    mirror: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,184 @@
+"""Mirror counts: for each storage, how many times it may be made again (Chen, Xu, Zhang and Guestrin 2016, Algorithm 2).
+
+A count m(v) per storage stands for a schedule (arXiv 1604.06174):
+
+- m(v) = 0: v stays.
+- m(v) = 1: v is dropped after the forward pass and made again once, when backward first reads it.
+- m(v) > 1: v is made again up to m(v) times, and dropped in between. The copies of v have levels 1 to m(v). The copy of
+  level k reads the copy of level min(k, m(u)) of each input u (level 0 is the original), and backward reads level m(v).
+
+Low levels are made in passing, on the way to something with a lower count: a value of count 1 in the middle of values of
+count 2 is a checkpoint of the recomputation, as a value of count 0 is one of the forward pass. Every copy runs as late as
+possible, and one that nothing needs does not run at all, so counts are upper limits. With all counts 0 the schedule is
+plain training; with counts 0 and 1 only it is `memsaving_gradients.schedule.recompute_lazily`.
+
+`sectioned` chooses counts by the paper's recursion g(n) = k + g(n/(k+1)): k cuts divide the line of forward positions, and
+each part is divided in turn. The values at the cuts get the count of their part, the parts themselves one more,
+except for the last one, which backward reaches first. So m(v) is how many times one has to turn away from the last part to
+come to v. A chain of n equal ops needs about k·log(n)/log(k+1) units and runs ops again n/2·log₂(n) times (k = 1).
+
+Linear in the steps of the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.planners.proposal import Limits, Proposal, proposed
+from memsaving_gradients.planners.segments import TINY, measure_segments
+from memsaving_gradients.recorder import without_idle
+from memsaving_gradients.schedule import Schedule, Step
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["mirrored", "recursive", "sectioned"]
+
+#: Larger counts mean nothing: a recursion on this many levels halves a line of more ops than there can be.
+MOST_LEVELS = 64
+
+
+def mirrored(graph: TrainingGraph, limits: Limits, mirror: Mapping[int, int]) -> Proposal:
+    """The schedule of mirror counts: storage → count; what is not named stays.
+
+    What ``limits`` keeps and what cannot be made again stays whatever its count is.
+
+    Raises
+    ------
+    ArgumentError
+        A count is no whole number from 0 to `MOST_LEVELS`.
+
+    Examples
+    --------
+    Three ops in a row and the backward ops of the second and the third, which read what those have read:
+
+    >>> import numpy as np
+    >>> from memsaving_gradients.training_graph import TrainingGraph
+    >>> early, no = np.array([True] * 3 + [False] * 2), np.zeros(5, bool)
+    >>> graph = TrainingGraph(
+    ...     first_backward=3, reads=[(), (0,), (1,), (2, 1), (3, 0)], writes=[(k,) for k in range(5)],
+    ...     producer=np.arange(5), storage=np.arange(5), size=np.ones(5, int), source=no, clonable=early,
+    ...     joins=no, forwards=no, fuses=no, seconds=np.ones(5), expensive=no)
+    >>> for step in mirrored(graph, Limits(), {0: 2, 1: 1}).schedule.steps[3:]:
+    ...     print(*step)
+    0 1 ()
+    1 1 (1,)
+    3 0 (0, 1)
+    0 2 ()
+    4 0 (0, 2)
+    """
+    for storage, count in mirror.items():
+        whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
+        if not whole or not 0 <= count <= MOST_LEVELS:
+            raise ArgumentError(
+                "mirror",
+                {storage: count},
+                f"the mirror count of a tensor is how many times it may be made again: a whole number "
+                f"from 0 (keep it) to {MOST_LEVELS}",
+            )
+    counts = {s: int(count) for s, count in mirror.items() if s not in limits.keep}
+    return proposed(
+        graph, limits, _schedule(graph, counts, graph.sums if limits.accumulate else frozenset())
+    )
+
+
+def _schedule(graph: TrainingGraph, counts: Mapping[int, int], chained: frozenset[int]) -> Schedule:
+    """Algorithm 2, each copy as late as possible."""
+    border, postponable = graph.first_backward, graph.postponable
+    producer, losable = graph.producer.tolist(), graph.losable.tolist()
+    before, reads = graph.postponed_before, graph.losable_reads
+    level = [
+        counts.get(root, 0) if may else 0
+        for root, may in zip(graph.storage.tolist(), losable, strict=True)
+    ]
+    done: set[tuple[int, int]] = set()
+
+    def missing(op: int, copy: int) -> list[tuple[int, int]]:
+        """What has to run before this copy of ``op``: copies, postponed ops."""
+        most = copy if op < border else MOST_LEVELS
+        wanted = ((producer[v], min(most, level[v])) for v in reads[op] if level[v])
+        late = ((maker, 0) for maker in before.get(op, ()))
+        return [node for node in (*wanted, *late) if node not in done]
+
+    def run(op: int, copy: int) -> None:
+        if copy or op in postponable:
+            done.add((op, copy))
+        most = copy if op < border else MOST_LEVELS
+        copies = tuple(min(most, level[v]) for v in graph.reads[op])
+        steps.append(Step(op, copy, copies if copy or any(copies) else ()))
+
+    steps = [Step(op) for op in range(border)]
+    # Postponed ops that nobody reads are results; they come last.
+    in_order = [op for op in range(border, graph.length) if op not in postponable]
+    for wanted in (*in_order, *sorted(postponable)):
+        stack = [(wanted, 0)] if (wanted, 0) not in done else []
+        while stack:
+            node = stack[-1]
+            first = missing(*node) if node not in done else []
+            if first:
+                stack.extend(reversed(first))
+                continue
+            stack.pop()
+            if node not in done:
+                run(*node)
+    return without_idle(graph, Schedule(tuple(steps), chained))
+
+
+def recursive(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> Proposal:
+    """The least memory that recursion gives: cuts within cuts, ``k`` at a time; counts in ``limits`` go before."""
+    return mirrored(graph, limits, {**sectioned(graph, limits, k), **limits.mirror})
+
+
+def sectioned(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> dict[int, int]:
+    """Mirror counts by the recursion g(n) = k + g(n/(k+1)), for every storage that can be made again."""
+    segments = measure_segments(graph, limits.keep)
+    width, held = segments.frontier_bytes(), segments.held
+    counts: dict[int, int] = {}
+    at_cut: dict[int, int] = {}
+    turns = np.zeros(segments.length, np.int64)
+    cuts = np.flatnonzero(segments.cuttable & (np.diff(held, prepend=0) > 0))
+    # Parts to divide: first and last position (both included), turns away from the last part, cuts in it.
+    todo = [(0, segments.length - 1, 0, 0, len(cuts))]
+    while todo:
+        first, last, count, low, high = todo.pop()
+        before = held[first - 1] if first else 0
+        # A cut behind the last residual of a part divides nothing.
+        high = low + int(np.searchsorted(held[cuts[low:high]], held[last]))
+        chosen = _between(cuts[low:high], held, width, int(before), int(held[last]), k)
+        if not chosen:
+            turns[first : last + 1] = count
+            continue
+        for cut in chosen:
+            for storage in segments.frontier(cut):
+                at_cut[storage] = min(count, at_cut.get(storage, count))
+        bounds = [first, *(cut + 1 for cut in chosen), last + 1]
+        for number in range(len(chosen) + 1):
+            a, b = bounds[number], bounds[number + 1] - 1
+            inner = int(np.searchsorted(cuts, a)), int(np.searchsorted(cuts, b))
+            todo.append((a, b, count + (number < len(chosen)), *inner))
+    # Statistics stay; so would a share of equal values, if all that is small together were left out.
+    largest = int(graph.size.max(initial=0))
+    fixed = segments.pinned | {s for s in segments.small if TINY * largest >= graph.size[s]}
+    for root in np.unique(graph.storage[graph.losable]).tolist():
+        if root not in fixed:
+            counts[root] = at_cut.get(root, int(turns[graph.producer[root]]))
+    return counts
+
+
+def _between(
+    cuts: np.ndarray, held: np.ndarray, width: np.ndarray, low: int, high: int, k: int
+) -> list[int]:
+    """Up to ``k`` of ``cuts`` that divide the bytes from ``low`` to ``high`` evenly; the narrowest near each place."""
+    if not len(cuts):
+        return []
+    chosen = []
+    filled = held[cuts]
+    reach = (high - low) / (4 * (k + 1))
+    for number in range(1, k + 1):
+        place = low + (high - low) * number / (k + 1)
+        a, b = np.searchsorted(filled, [place - reach, place + reach])
+        near = np.arange(a, max(b, a + 1)).clip(max=len(cuts) - 1)
+        order = np.lexsort((np.abs(filled[near] - place), width[cuts[near]]))
+        chosen.append(int(cuts[near[order[0]]]))
+    return sorted(set(chosen))
