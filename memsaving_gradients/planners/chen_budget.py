@@ -11,7 +11,8 @@ on the narrow ones only, those where fewer bytes cross than just before and just
 outputs. The last segment, which is kept and not recomputed, counts in y.
 
 Every plan is simulated. Without a budget those for b around √(xy) are tried, and the one with the least peak is returned, as in the
-paper's appendix. With a budget, b goes from 0 to everything, the walk may stop early, plans that recompute recursively
+paper's appendix. With a budget, b goes from 0 to everything, the walk may stop early, results of expensive ops may be kept behind
+some place ("to keep time consuming operations when possible"), plans that recompute recursively
 (:mod:`~memsaving_gradients.planners.mirror`) are tried too, and the one with the least extra time that fits is returned. What is
 tried depends on the graph alone, so a larger budget never costs more time. Never optimal but by luck: the baseline that other
 planners have to beat. O(n) for each plan tried; `SIMULATED_STEPS` bounds their number.
@@ -21,15 +22,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients.planners.mirror import mirrored, sectioned
-from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, propose
+from memsaving_gradients.planners.cheap_ops import expensive_storages
+from memsaving_gradients.planners.mirror import checked, scheduled, sectioned
+from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.segments import Segments, measure_segments
+from memsaving_gradients.schedule import recompute_lazily, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["Division", "divide", "plan"]
@@ -41,12 +44,16 @@ SIMULATED_STEPS = 2_000_000
 FEWEST_TRIALS, MOST_TRIALS = 12, 120
 #: Values of b around √(xy) for each kind of places; the paper has 6, from 1/√2 to √2 times √(xy).
 GRID, SPREAD = 8, 2.0
-#: With a budget: the walk stops after so many of this many parts of the bytes, and the rest is kept.
-STOPS = 8
+#: With a budget: behind these parts of the bytes the walk stops, and the rest is kept, or what is expensive of it, …
+STOPS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.825, 0.9, 0.95)
+#: … for b from √(xy) to this many times as much.
+WIDEST = 16.0
 #: How often √(xy) is worked out anew.
 ROUNDS = 3
+#: Sums of the same seconds in another order may differ by this share.
+ROUNDING = 1e-9
 #: Cuts at a time of the recursive plans.
-SECTIONS = (1, 2, 4)
+SECTIONS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -104,11 +111,12 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
 
     ``limits.mirror`` goes before what the algorithm decides.
     """
+    checked(limits.mirror)
     trials = max(FEWEST_TRIALS, min(MOST_TRIALS, SIMULATED_STEPS // (2 * graph.length + 1)))
     begin = time.perf_counter()
     best: Proposal | None = None
     complete = True
-    for number, make in enumerate(_trials(graph, limits, trials)):
+    for number, reasons in enumerate(_trials(graph, limits, trials)):
         if best is not None and limits.seconds is not None:
             complete = time.perf_counter() - begin < limits.seconds
         try:
@@ -118,59 +126,98 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
             complete = False
         if best is not None and not complete:
             break
-        trial = make()
-        if best is None or _key(trial, limits.budget) < _key(best, limits.budget):
+        trial = _tried(graph, limits, reasons, best)
+        if trial is not None and (best is None or _key(trial, limits) < _key(best, limits)):
             best = trial
     assert best is not None, "keeping everything is always tried"
     met = limits.budget is not None and best.peak <= limits.budget
     return replace(best, complete=complete, optimal=met and not best.schedule.clones)
 
 
-def _key(trial: Proposal, budget: int | None) -> tuple[float, ...]:
+def _key(trial: Proposal, limits: Limits) -> tuple[float, ...]:
     """Smaller is better."""
-    if budget is None:
+    if limits.budget is None:
         return (trial.peak, trial.extra_seconds)
-    if trial.peak <= budget:
+    if trial.peak <= limits.budget:
         return (0, trial.extra_seconds, trial.peak)
     return (1, trial.peak, trial.extra_seconds)
 
 
-def _trials(graph: TrainingGraph, limits: Limits, most: int) -> Iterator[Callable[[], Proposal]]:
-    """Plans to try, each one made when it is called for; which ones does not depend on the budget's size."""
+def _tried(
+    graph: TrainingGraph, limits: Limits, what: _Trial, best: Proposal | None
+) -> Proposal | None:
+    """The proposal of a trial; ``None`` if it is known not to be better without being simulated."""
+    chained = graph.sums if limits.accumulate else frozenset[int]()
+    if what.counts is None:
+        kept = {**what.reasons, **limits.keep}
+        schedule = recompute_lazily(graph, set(kept), chained)
+    else:
+        schedule = scheduled(graph, {**what.counts, **dict.fromkeys(limits.keep, 0)}, chained)
+    if best is not None and limits.budget is not None and best.peak <= limits.budget:
+        extra = sum(graph.seconds[[step.op for step in schedule.steps if step.copy]])
+        if extra > best.extra_seconds * (1 + ROUNDING):
+            return None
+    if what.counts is None:
+        return Proposal(schedule, kept, simulate(graph, schedule))
+    return proposed(graph, limits, schedule)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Storages to keep with reasons, all else being made again once; or mirror counts of all storages."""
+
+    reasons: dict[int, str]
+    counts: dict[int, int] | None = None
+
+
+def _trials(graph: TrainingGraph, limits: Limits, most: int) -> Iterator[_Trial]:
+    """Plans to try; which ones does not depend on the budget's size."""
     segments = measure_segments(graph, limits.keep)
-    yield lambda: _with_mirror(graph, limits, dict.fromkeys(graph.residuals, "kept"))
-    for cuts in _divisions(segments, most, wide=limits.budget is not None):
-        reasons = segments.kept_by(list(cuts))
-        yield lambda reasons=reasons: _with_mirror(graph, limits, reasons)  # type: ignore[misc]
+    once = dict.fromkeys(np.unique(graph.storage[graph.losable]).tolist(), 1)
+
+    def keeping(reasons: dict[int, str]) -> _Trial:
+        if not limits.mirror:
+            return _Trial(reasons)
+        return _Trial({}, {**once, **dict.fromkeys(reasons, 0), **limits.mirror})
+
+    yield keeping(dict.fromkeys(graph.residuals, "kept"))
+    dear = np.array(expensive_storages(graph), np.int64)
+    for cuts, behind in _choices(segments, most, wide=limits.budget is not None):
+        late = dear[graph.producer[dear] > behind].tolist()
+        yield keeping(segments.kept_by(list(cuts)) | dict.fromkeys(late, "expensive to recompute"))
     if limits.budget is not None:
         for k in SECTIONS:
-            counts = {**sectioned(graph, limits, k), **limits.mirror}
-            yield lambda counts=counts: mirrored(graph, limits, counts)  # type: ignore[misc]
+            yield _Trial({}, {**sectioned(graph, limits, k), **limits.mirror})
 
 
-def _divisions(segments: Segments, most: int, *, wide: bool) -> list[tuple[int, ...]]:
-    """Up to ``most`` choices of cuts: for b around √(xy); from b = 0 to everything as well if ``wide``."""
+def _choices(segments: Segments, most: int, *, wide: bool) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Up to ``most`` choices of cuts, and of the position behind which what is expensive is kept.
+
+    For b around √(xy); from b = 0 to everything, and with walks that stop early, if ``wide``.
+    """
     held, width = segments.held, segments.frontier_bytes()
-    found: dict[tuple[int, ...], None] = {}
+    end = segments.length
+    found: dict[tuple[tuple[int, ...], int], None] = {}
     kinds = _places(segments, width)
     balanced = [_balance(held, width, places) for places in kinds]
     for factor in (1.0, *np.geomspace(1 / SPREAD, SPREAD, GRID)):
         for places, b in zip(kinds, balanced, strict=True):
-            found[divide(held, width, places, b * float(factor)).cuts] = None
-    found[divide(held, width, kinds[0], 0.0).cuts] = None
+            found[divide(held, width, places, b * float(factor)).cuts, end] = None
+    found[divide(held, width, kinds[0], 0.0).cuts, end] = None
     if wide and len(held) and held[-1]:
         made = np.diff(held, prepend=0)
-        lengths = range(1, STOPS)
-        each = max(1, (most - len(found)) // (len(kinds) * STOPS))
+        smallest = float(made[made > 0].min())
         for places in kinds:
-            for b in np.geomspace(made[made > 0].min(), held[-1], each * STOPS // 2):
-                found[divide(held, width, places, float(b)).cuts] = None
-            for b in np.geomspace(balanced[0] / SPREAD, balanced[0] * SPREAD, max(1, each // 2)):
-                cuts = divide(held, width, places, float(b)).cuts
-                ends = [held[-1] * k // STOPS for k in lengths]
-                for count in np.searchsorted(held[list(cuts)], ends):
-                    found[cuts[:count]] = None
-    return list(found)[:most]
+            for b in np.geomspace(smallest, held[-1], max(2, most // 6)):
+                found[divide(held, width, places, float(b)).cuts, end] = None
+        stops = np.searchsorted(held, (np.array(STOPS) * held[-1]).astype(np.int64)).tolist()
+        least = max(balanced[0], smallest)
+        for b in np.geomspace(least, WIDEST * least, max(1, most // (3 * len(STOPS)))):
+            cuts = divide(held, width, kinds[0], float(b)).cuts
+            for stop in stops:
+                found[cuts[: int(np.searchsorted(cuts, stop))], end] = None
+                found[cuts, stop - 1] = None
+    yield from list(found)[:most]
 
 
 def _balance(held: IntArray, width: IntArray, places: IntArray) -> float:
@@ -190,12 +237,3 @@ def _places(segments: Segments, width: IntArray) -> list[IntArray]:
     before, after = np.append(endless, around[:-1]), np.append(around[1:], endless)
     narrow = fit[(around <= before) & (around <= after)]
     return [narrow] if len(narrow) == len(fit) else [narrow, fit]
-
-
-def _with_mirror(graph: TrainingGraph, limits: Limits, reasons: dict[int, str]) -> Proposal:
-    """Keep ``reasons`` and recompute the rest once, but for what mirror counts say."""
-    if not limits.mirror:
-        return propose(graph, limits, reasons)
-    counts = dict.fromkeys(np.unique(graph.storage[graph.losable]).tolist(), 1)
-    counts |= dict.fromkeys(reasons, 0)
-    return mirrored(graph, limits, {**counts, **limits.mirror})

@@ -33,7 +33,7 @@ from memsaving_gradients.recorder import without_idle
 from memsaving_gradients.schedule import Schedule, Step
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["mirrored", "recursive", "sectioned"]
+__all__ = ["checked", "mirrored", "recursive", "scheduled", "sectioned"]
 
 #: Larger counts mean nothing: a recursion on this many levels halves a line of more ops than there can be.
 MOST_LEVELS = 64
@@ -68,6 +68,15 @@ def mirrored(graph: TrainingGraph, limits: Limits, mirror: Mapping[int, int]) ->
     0 2 ()
     4 0 (0, 2)
     """
+    checked(mirror)
+    counts = {**mirror, **dict.fromkeys(limits.keep, 0)}
+    return proposed(
+        graph, limits, scheduled(graph, counts, graph.sums if limits.accumulate else frozenset())
+    )
+
+
+def checked(mirror: Mapping[int, int]) -> None:
+    """Raise an `ArgumentError` if these cannot be mirror counts."""
     for storage, count in mirror.items():
         whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
         if not whole or not 0 <= count <= MOST_LEVELS:
@@ -77,19 +86,15 @@ def mirrored(graph: TrainingGraph, limits: Limits, mirror: Mapping[int, int]) ->
                 f"the mirror count of a tensor is how many times it may be made again: a whole number "
                 f"from 0 (keep it) to {MOST_LEVELS}",
             )
-    counts = {s: int(count) for s, count in mirror.items() if s not in limits.keep}
-    return proposed(
-        graph, limits, _schedule(graph, counts, graph.sums if limits.accumulate else frozenset())
-    )
 
 
-def _schedule(graph: TrainingGraph, counts: Mapping[int, int], chained: frozenset[int]) -> Schedule:
-    """Algorithm 2, each copy as late as possible."""
+def scheduled(graph: TrainingGraph, counts: Mapping[int, int], chained: frozenset[int]) -> Schedule:
+    """Algorithm 2 for these counts, each copy as late as possible."""
     border, postponable = graph.first_backward, graph.postponable
     producer, losable = graph.producer.tolist(), graph.losable.tolist()
     before, reads = graph.postponed_before, graph.losable_reads
     level = [
-        counts.get(root, 0) if may else 0
+        int(counts.get(root, 0)) if may else 0
         for root, may in zip(graph.storage.tolist(), losable, strict=True)
     ]
     done: set[tuple[int, int]] = set()
