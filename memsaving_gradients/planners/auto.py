@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memsaving_gradients.planners import cheap_ops, least_memory
+from memsaving_gradients.planners.bound import least_extra_seconds
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.retention import Run, run
@@ -33,6 +34,8 @@ MOST_STEPS = 2_000_000
 DESCENT = 0.4
 #: Sets of cuts that are looked at, for each kind of place to begin.
 CUTS = 12
+#: A plan this close to the lower bound is optimal: sums of times differ in their last bits.
+EQUAL = 1e-9
 #: Corrections of the coarse budget, and the slack that is left alone.
 CORRECTIONS, SLACK = 4, 0.005
 
@@ -61,6 +64,7 @@ class _Planning:
         self.budget = int(limits.budget or 0)
         self.coarse: Coarse = coarsen(graph, limits.keep, accumulate=limits.accumulate)
         self.found: Proposal | None = None
+        self.bound = least_extra_seconds(graph, self.budget, accumulate=limits.accumulate)
         self.runs = 0
         self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds
         self.most_runs = max(60, MOST_STEPS // max(1, len(self.coarse.problem.reads)))
@@ -74,7 +78,12 @@ class _Planning:
         if self.found is None or self.found.peak > self.budget:
             self._note(least_memory.plan(self.graph, replace(self.limits, budget=None)))
         assert self.found is not None
-        return replace(self.found, complete=complete)
+        return replace(
+            self.found,
+            lower_bound=self.bound,
+            optimal=self.found.extra_seconds <= self.bound * (1 + EQUAL),
+            complete=complete,
+        )
 
     def _search(self) -> None:
         starts = list(self._starts())
@@ -94,7 +103,10 @@ class _Planning:
             search = Search(self.coarse.problem, budget, tick=self._tick)
             decisions, result = search.descend(best[0], each)
             decisions, result = search.improve(
-                decisions, result, (self.most_runs - self.runs) // (2 if correction < 2 else 4)
+                decisions,
+                result,
+                (self.most_runs - self.runs) // (2 if correction < 2 else 4),
+                self.bound * (1 + EQUAL),
             )
             trial = self._proposal(decisions)
             self._note(trial)

@@ -35,6 +35,8 @@ TAKEN_BACK = (1, 1, 2, 2, 3, 4, 6)
 NOISE, POWER = (0.0, 0.3, 0.8), (1, 1, 3)
 #: What has no room is given up in batches of at least one in so many of what is dropped.
 MOST_BATCHES = 400
+#: As many stretches in a row are planned anew in vain.
+PATIENCE = 400
 #: A stretch is planned anew in at most this many runs.
 MOST_RUNS = 400
 
@@ -137,12 +139,19 @@ class Search:
             decisions = _changed(decisions, change)
         return decisions, now
 
-    def improve(self, decisions: list[int], found: Run, most: int) -> tuple[list[int], Run]:
-        """Plan one stretch after the other anew, for ``most`` runs; the best decisions met."""
+    def improve(
+        self, decisions: list[int], found: Run, most: int, enough: float = 0.0
+    ) -> tuple[list[int], Run]:
+        """Plan one stretch after the other anew; the best decisions met.
+
+        Ends after ``most`` runs, at ``enough`` extra seconds within the budget, or after `PATIENCE` stretches in vain.
+        """
         end = self.runs + most
         best, best_run = self.keep_again(decisions, found, self._dropped(decisions))
         worth = self._worth(best_run)
-        while self.runs < end:
+        vain = 0
+        while self.runs < end and vain < PATIENCE and worth > (0.0, enough):
+            vain += 1
             dropped = self._dropped(best)
             if not dropped:
                 break
@@ -158,6 +167,7 @@ class Search:
             if self._worth(result) > worth:
                 continue
             if self._worth(result) < worth:
+                vain = 0
                 near = {g for g, (a, b) in enumerate(zip(best, trial, strict=True)) if a != b}
                 trial, result = self.keep_again(trial, result, sorted(near))
             best, best_run, worth = trial, result, self._worth(result)
