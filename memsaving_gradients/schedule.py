@@ -27,7 +27,7 @@ class Step(NamedTuple):
     """One execution of an op.
 
     ``copy`` is 0 for the original and k for its k-th clone; ``reads`` gives, for each value that the op reads,
-    which copy of it (empty: the originals).
+    which copy of it, by the number of the execution of the op that made it (empty: the originals).
     """
 
     op: int
@@ -69,7 +69,7 @@ class Simulation:
     extra_seconds
         Estimated time of the clones.
     buffers
-        First step, last step and bytes of every buffer.
+        First step, last step and bytes of every buffer, scratch space included.
     """
 
     bytes_alive: npt.NDArray[np.int64]
@@ -136,7 +136,7 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
     storage, size = graph.storage.tolist(), graph.size.tolist()
     forwards, seconds = graph.forwards.tolist(), graph.seconds.tolist()
     many = len(storage)
-    # A buffer is the storage of a value, of the original or of a clone: storage + copy * many.
+    # The buffer of each copy of each value: value + copy * many. Views have the one of the input that they look at.
     buffer: dict[int, int] = {}
     born: list[int] = []
     dies: list[int] = []
@@ -144,10 +144,10 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
     passed_on: list[tuple[int, int]] = []
     extra = 0.0
     for now, (op, copy, copies) in enumerate(schedule.steps):
+        reads = graph.reads[op]
         read = []
-        for k, value in enumerate(graph.reads[op]):
-            root = storage[value]
-            at = buffer.get(root + copies[k] * many if copies else root)
+        for k, value in enumerate(reads):
+            at = buffer.get(value + copies[k] * many if copies else value)
             if at is not None:
                 dies[at] = now
                 read.append(at)
@@ -171,8 +171,15 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
                 born.append(now)
                 dies.append(now)
                 sizes.append(size[value])
+            elif (root := storage[value]) != value:
+                for k, seen in enumerate(reads):
+                    if storage[seen] == root:
+                        at = buffer.get(seen + copies[k] * many if copies else seen)
+                        if at is not None:
+                            buffer[value + copy * many] = at
+                        break
     for value in graph.targets:
-        at = buffer.get(storage[value])
+        at = buffer.get(value)
         if at is not None:
             dies[at] = len(schedule.steps) - 1
     taken = -1
@@ -181,6 +188,12 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
         if dies[at] == now and taken != now and born[at] < now:
             dies[at] = now - 1
             taken = now
+    if graph.workspace is not None:
+        scratch = graph.workspace[[step.op for step in schedule.steps]]
+        during = np.flatnonzero(scratch).tolist()
+        born += during
+        dies += during
+        sizes += scratch[during].tolist()
     lives = (np.array(born, np.int64), np.array(dies, np.int64), np.array(sizes, np.int64))
     alive = timeline(*lives, len(schedule.steps))
     return Simulation(alive, int(alive.max(initial=0)), extra, lives)

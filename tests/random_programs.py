@@ -1,10 +1,8 @@
-"""Random TensorFlow programs as plain data, and an independent reading of schedules.
+"""Random TensorFlow programs as plain data.
 
 A program is a list of instructions, each a tuple of small integers, that a stack of tensors interprets: whatever the
 integers are, the program is valid, so Hypothesis can shrink it to the shortest one that fails. Every tensor of the
 stack is a matrix of `ROWS` rows in float32.
-
-`check_schedule` and `naive_peak` read a schedule in the most obvious way and share no code with the library.
 """
 
 from __future__ import annotations
@@ -313,65 +311,3 @@ def between(xs: list[object], losses: list[tf.Tensor], tensors: list[tf.Tensor])
         and t.ref() not in ends
         and t.ref() not in begins
     ]
-
-
-def check_schedule(graph, schedule) -> None:
-    """Every original once, the forward ones in order; what is read was made; what is cloned may be, and is once."""
-    made: set[tuple[int, int]] = set()
-    originals: list[int] = []
-    cloned: set[int] = set()
-    for step in schedule.steps:
-        reads = graph.reads[step.op]
-        copies = step.reads or (0,) * len(reads)
-        assert len(copies) == len(reads), f"{step} reads {len(reads)} values"
-        for value, copy in zip(reads, copies, strict=True):
-            assert (value, copy) in made, f"{step} reads copy {copy} of {value} before it is made"
-        if step.copy:
-            assert step.copy == 1, f"{step}: more than one clone"
-            assert step.op not in cloned, f"{step} is cloned twice"
-            assert step.op < graph.first_backward, f"{step}: a backward op is cloned"
-            assert graph.clonable[step.op], f"{step} must not be cloned"
-            cloned.add(step.op)
-        else:
-            originals.append(step.op)
-        made.update((value, step.copy) for value in graph.writes[step.op])
-    assert sorted(originals) == list(range(graph.length)), "originals do not run once each"
-    border = graph.first_backward
-    assert originals[:border] == list(range(border)), "forward ops do not run in order"
-    assert set(schedule.chained) <= set(graph.sums)
-
-
-def naive_peak(graph, schedule) -> int:
-    """The peak by following each buffer; nothing is written in place, no sum is chained."""
-    buffer_of: dict[tuple[int, int], int] = {}
-    size: list[int] = []
-    born: list[int] = []
-    last: list[int] = []
-    for now, step in enumerate(schedule.steps):
-        copies = step.reads or (0,) * len(graph.reads[step.op])
-        read = [buffer_of[v, c] for v, c in zip(graph.reads[step.op], copies, strict=True)]
-        for buffer in read:
-            last[buffer] = now
-        for value in graph.writes[step.op]:
-            if graph.storage[value] == value:
-                buffer_of[value, step.copy] = len(size)
-                size.append(int(graph.size[value]))
-                born.append(now)
-                last.append(now)
-                continue
-            # A view: the buffer of that input which has the same storage.
-            (same,) = {
-                b
-                for b, v in zip(read, graph.reads[step.op], strict=True)
-                if graph.storage[v] == graph.storage[value]
-            }
-            buffer_of[value, step.copy] = same
-    for value in graph.targets:
-        last[buffer_of[value, 0]] = len(schedule.steps) - 1
-    return max(
-        (
-            sum(s for s, b, e in zip(size, born, last, strict=True) if b <= now <= e)
-            for now in range(len(schedule.steps))
-        ),
-        default=0,
-    )

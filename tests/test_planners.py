@@ -12,6 +12,7 @@ import pytest
 from memsaving_gradients.planners import Limits, cheap_ops, least_memory, named
 from memsaving_gradients.schedule import plain, recompute_lazily, simulate
 from memsaving_gradients.training_graph import TrainingGraph
+from tests.checker import check_schedule, naive_peak
 from tests.graphs import (
     GRAPHS,
     UNIT,
@@ -23,7 +24,6 @@ from tests.graphs import (
     u_shape,
     with_draws,
 )
-from tests.random_programs import check_schedule, naive_peak
 
 PLANNERS = {"memory": least_memory.plan, "speed": cheap_ops.plan, "named": named.plan}
 

@@ -22,15 +22,14 @@ from memsaving_gradients import engine
 from memsaving_gradients.planners import Limits
 from memsaving_gradients.planners.proposal import propose
 from memsaving_gradients.schedule import simulate
+from tests.checker import check_schedule, naive_peak
 from tests.random_programs import (
     KINDS,
     Program,
     Weights,
     between,
     build,
-    check_schedule,
     inputs,
-    naive_peak,
     programs,
 )
 

@@ -1,0 +1,103 @@
+"""An independent reading of schedules: what is valid, how many bytes are alive, how long it takes.
+
+Everything is done in the most obvious way, one execution after the other, and shares no code with the library: each
+execution makes a buffer for each value that is no view, a view points at the buffer of what it looks at, and a buffer is
+alive from the execution that makes it to the last one that reads it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+__all__ = ["Checked", "check_schedule", "naive_peak"]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What an interpretation of a schedule found.
+
+    ``peak``: bytes, where nothing is written in place and no sum is chained: at least what the library simulates.
+    ``extra_seconds``: time of the clones.
+    """
+
+    peak: int
+    extra_seconds: float
+
+
+def check_schedule(graph, schedule, *, forward_first: bool = True) -> Checked:
+    """Assert that ``schedule`` is valid for ``graph``.
+
+    Every original runs once, after what it reads and waits for; with ``forward_first`` the forward ones run first, in the
+    order of the graph, as TensorFlow leaves them. Copies are made of forward ops that may run again, and are
+    numbered 1, 2, … in the order in which they are made. Every copy that is read was made by an earlier execution.
+    """
+    made: set[tuple[int, int]] = set()
+    ran: set[int] = set()
+    copies_of: Counter[int] = Counter()
+    for now, step in enumerate(schedule.steps):
+        values = graph.reads[step.op]
+        copies = step.reads or (0,) * len(values)
+        assert len(copies) == len(values), f"step {now}, {step}: reads {len(values)} values"
+        for value, copy in zip(values, copies, strict=True):
+            assert (value, copy) in made, f"step {now}, {step}: copy {copy} of {value} is not made"
+        if step.copy:
+            assert step.op < graph.first_backward, f"step {now}, {step}: copies a backward op"
+            assert graph.clonable[step.op], f"step {now}, {step}: must not be copied"
+            copies_of[step.op] += 1
+            assert step.copy == copies_of[step.op], f"step {now}, {step}: numbered out of order"
+            assert step.op in ran, f"step {now}, {step}: copied before the original ran"
+        else:
+            assert step.op not in ran, f"step {now}, {step}: an original runs twice"
+            late = [op for op in graph.waits.get(step.op, ()) if op not in ran]
+            assert not late, f"step {now}, {step}: does not wait for {late}"
+            if forward_first and step.op < graph.first_backward:
+                assert now == step.op, f"step {now}, {step}: a forward op is not in its place"
+            ran.add(step.op)
+        made.update((value, step.copy) for value in graph.writes[step.op])
+    assert ran == set(range(graph.length)), "not every original runs"
+    assert set(schedule.chained) <= set(graph.sums)
+    extra = sum(float(graph.seconds[step.op]) for step in schedule.steps if step.copy)
+    return Checked(naive_peak(graph, schedule), extra)
+
+
+def naive_peak(graph, schedule) -> int:
+    """The peak of ``schedule`` in bytes by following each buffer, nothing written in place, no sum chained."""
+    buffer_of: dict[tuple[int, int], int] = {}
+    size: list[int] = []
+    born: list[int] = []
+    last: list[int] = []
+
+    def make(bytes_: int, now: int) -> int:
+        size.append(bytes_)
+        born.append(now)
+        last.append(now)
+        return len(size) - 1
+
+    for now, step in enumerate(schedule.steps):
+        values = graph.reads[step.op]
+        copies = step.reads or (0,) * len(values)
+        read = [buffer_of[value, copy] for value, copy in zip(values, copies, strict=True)]
+        for buffer in read:
+            last[buffer] = now
+        if graph.workspace is not None:
+            make(int(graph.workspace[step.op]), now)
+        for value in graph.writes[step.op]:
+            root = graph.storage[value]
+            if root == value:
+                buffer_of[value, step.copy] = make(int(graph.size[value]), now)
+                continue
+            # A view: the buffer of the first input that lies in the same storage.
+            looks_at = [b for b, v in zip(read, values, strict=True) if graph.storage[v] == root]
+            buffer_of[value, step.copy] = looks_at[0]
+    for value in graph.targets:
+        last[buffer_of[value, 0]] = len(schedule.steps) - 1
+    change = [0] * (len(schedule.steps) + 1)
+    for bytes_, first, end in zip(size, born, last, strict=True):
+        change[first] += bytes_
+        change[end + 1] -= bytes_
+    peak = alive = 0
+    for bytes_ in change:
+        alive += bytes_
+        peak = max(peak, alive)
+    return peak

@@ -1,0 +1,132 @@
+"""Schedules in which ops are recomputed several times."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection
+
+from memsaving_gradients.schedule import Schedule, Step
+
+#: Copies after which nothing more is forgotten: programs in which everything is take exponentially many.
+MOST_COPIES = 150
+
+
+def forgetful(
+    graph,
+    seed: int,
+    *,
+    forget: float = 0.5,
+    older: float = 0.1,
+    alone: Collection[int] = (),
+    chained: bool = False,
+) -> Schedule:
+    """A random schedule: what is read is forgotten with probability ``forget``, and made again when it is read next.
+
+    ``older``: how often an earlier copy is read instead of the newest. ``alone``: ops that are merged with the only one that reads
+    them, so that every copy of the one belongs to one copy of the other. ``chained``: whether long sums are.
+    """
+    draw = random.Random(seed)
+    border, losable = graph.first_backward, graph.losable.tolist()
+    producer = graph.producer.tolist()
+    count: Counter[int] = Counter()
+    # The copy that is there, of each op that was not forgotten.
+    have = {
+        op: 0
+        for op in range(border)
+        if op not in alone
+        and (not any(losable[v] for v in graph.writes[op]) or draw.random() > forget)
+    }
+    steps = [Step(op) for op in range(border)]
+
+    def run(wanted: int) -> None:
+        # Each frame: an op, which copies it reads (as far as that is known).
+        stack: list[tuple[int, list[int]]] = [(wanted, [])]
+        while stack:
+            op, copies = stack[-1]
+            reads = graph.reads[op]
+            if len(copies) < len(reads):
+                value = reads[len(copies)]
+                maker = producer[value]
+                same = [c for v, c in zip(reads, copies, strict=False) if producer[v] == maker]
+                if maker >= border or not losable[value]:
+                    copies.append(0)
+                elif same:
+                    copies.append(same[0])
+                elif maker in alone:
+                    if op >= border and draw.random() > forget:
+                        copies.append(0)
+                    else:
+                        stack.append((maker, []))
+                elif maker not in have:
+                    stack.append((maker, []))
+                else:
+                    old = draw.random() < older
+                    copies.append(draw.randint(0, count[maker]) if old else have[maker])
+                    if draw.random() < forget and sum(count.values()) < MOST_COPIES:
+                        del have[maker]
+                continue
+            stack.pop()
+            copy = 0
+            if op < border:
+                count[op] += 1
+                copy = count[op]
+                if op in alone:
+                    # Whoever asked for it is next, and has it for itself.
+                    stack[-1][1].append(copy)
+                else:
+                    have[op] = copy
+            steps.append(Step(op, copy, tuple(copies) if copy or any(copies) else ()))
+
+    for op in range(border, graph.length):
+        run(op)
+    return Schedule(tuple(steps), frozenset(graph.sums if chained else ()))
+
+
+def halving(graph) -> Schedule:
+    """The recursive schedule of a chain: keep the middle, finish the second half, then do the first one likewise.
+
+    About log2 n of n values are alive at a time, and each is made about log2 n times.
+    """
+    border, losable = graph.first_backward, graph.losable.tolist()
+    line = [op for op in range(border) if any(losable[v] for v in graph.writes[op])]
+    place = {op: k for k, op in enumerate(line)}
+    count: Counter[int] = Counter()
+    steps = [Step(op) for op in range(border)]
+
+    def middles(first: int, last: int) -> set[int]:
+        """What is kept on the way from ``first``, which is there, to ``last``."""
+        kept = {last}
+        while last - first > 1:
+            first = (first + last) // 2
+            kept.add(first)
+        return kept
+
+    # For each value of the chain that is there: the number of its copy. The input is always there.
+    there = dict.fromkeys(middles(-1, len(line) - 1), 0)
+
+    def make(wanted: int) -> None:
+        before = max((k for k in there if k < wanted), default=-1)
+        kept = middles(before, wanted)
+        copy = there.get(before, 0)
+        for k in range(before + 1, wanted + 1):
+            op = line[k]
+            count[op] += 1
+            reads = tuple(
+                copy if place.get(int(graph.producer[v])) == k - 1 else 0 for v in graph.reads[op]
+            )
+            steps.append(Step(op, count[op], reads))
+            copy = count[op]
+            if k in kept:
+                there[k] = copy
+
+    for op in range(border, graph.length):
+        wanted = [place.get(int(graph.producer[v])) for v in graph.reads[op]]
+        read = [k for k in wanted if k is not None]
+        for k in read:
+            if k not in there:
+                make(k)
+        steps.append(Step(op, 0, tuple(0 if k is None else there[k] for k in wanted)))
+        for k in [k for k in there if read and k > min(read)]:
+            del there[k]
+    return Schedule(tuple(steps))
