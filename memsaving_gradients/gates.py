@@ -99,10 +99,12 @@ class DataGate:
             for out in op.outputs
             if (out.dtype.is_floating or out.dtype.is_complex) and out.shape.rank is not None
         ]
-        if not numbers:
-            return cls(before.shut if before else None)
+        source = numbers[-1] if numbers else before.shut if before else None
+        if source is None:
+            return cls(None)
         with tf.name_scope(name + "_gate/"):
-            return cls(opaque.never(numbers[-1]))
+            # A predicate of its own in any case: equal clones behind the same one would be merged.
+            return cls(opaque.never(source))
 
     def hold(self, name: str, inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> None:
         """See `Gate.hold`."""

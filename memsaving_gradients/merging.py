@@ -9,6 +9,7 @@ Rules of TensorFlow 2.16 to 2.21; what is not known here costs last bits at most
 from __future__ import annotations
 
 from memsaving_gradients.roles import CapturedStep
+from memsaving_gradients.schedule import Step
 
 __all__ = ["Merging"]
 
@@ -24,12 +25,16 @@ class Merging:
     Attributes
     ----------
     twin_of
-        For each backward op that equals an earlier one, that one.
+        For each backward op that equals an earlier one, that one. Ops that read different copies are equal no longer.
     """
 
     def __init__(self, step: CapturedStep) -> None:
         self._step = step
         self.twin_of = _twins(step)
+        self._family = {
+            op: self.twin_of.get(op, op) for op in (*self.twin_of, *self.twin_of.values())
+        }
+        self._first: dict[int, dict[tuple[int, ...], int]] = {}
 
     def merges(self, position: int) -> bool:
         """Whether an op may be merged with the only one that reads it.
@@ -39,6 +44,23 @@ class Merging:
         return (
             bool(self._step.graph.fuses[position]) and len(self._step.source.readers[position]) < 2
         )
+
+    def pass_backward(self, entry: Step) -> list[int]:
+        """Note which copies a backward op reads; call for all of them, in order.
+
+        Returns the ops that equaled each other as built and do so no longer: they were one op with the readers of all.
+        """
+        family = self._family.get(entry.op)
+        if family is None:
+            return []
+        copies = entry.reads if any(entry.reads) else ()
+        firsts = self._first.setdefault(family, {})
+        first = firsts.setdefault(copies, entry.op)
+        if first != entry.op:
+            self.twin_of[entry.op] = first
+            return []
+        self.twin_of.pop(entry.op, None)
+        return list(firsts.values()) if len(firsts) == 2 else [entry.op] if len(firsts) > 2 else []
 
 
 def _twins(step: CapturedStep) -> dict[int, int]:

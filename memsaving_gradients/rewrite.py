@@ -5,12 +5,17 @@ nothing. Clones come in runs: those that the schedule puts between two backward 
 every backward op before it in the schedule that nothing else waits for; only the *roots* of the run (clones that read no
 other clone of it) need the gate, and each gate waits for the one before it.
 
+An op may have several clones. What they read tells them apart: two clones in one run would be merged, so the second
+one begins a run of its own, which waits for the clones before it; a clone that reads clones of an earlier run, or what
+was kept, is a root of its run and reads through its gate (:mod:`memsaving_gradients.runs`).
+
 How a root is gated is the business of :mod:`memsaving_gradients.gates`; originals that could run too early are that of
 :mod:`memsaving_gradients.holds`. Forward ops are left as they are.
 
 Originals and clones must be merged with others alike, or not at all, or last bits differ (:mod:`memsaving_gradients.merging`):
 gates stand in front of ops instead of on them, an original that has lost its backward reader is given an idle one, and
-a clone that would be merged, while its original is not, is kept apart from its reader.
+a clone that would be merged, while its original is not, is kept apart from its reader. An op and the only one that reads it are
+merged in every copy, if each copy of the one is read by one copy of the other: schedules see to that.
 
 A sum of many addends becomes a chain of additions in the order in which TensorFlow's kernel adds them (the
 remainder of a division by eight first, then groups of eight), so that it gives the same bits and holds a few addends only.
@@ -31,6 +36,7 @@ from memsaving_gradients.gates import ControlGate, DataGate, Gate, gated
 from memsaving_gradients.holds import Holds
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
+from memsaving_gradients.runs import Runs
 from memsaving_gradients.schedule import Schedule, Simulation, Step
 
 __all__ = ["Rewrite", "rewrite"]
@@ -45,7 +51,7 @@ class Rewrite:
     rewiring
         The edges that were re-pointed.
     clones
-        The clones, by the position of their original.
+        The clones, by the position of their original and their number.
     replaced
         Tensors that others now stand for, by reference: the results of sums that became chains.
     readers_of
@@ -54,7 +60,7 @@ class Rewrite:
     """
 
     rewiring: edit.Rewiring = field(default_factory=edit.Rewiring)
-    clones: dict[int, tf.Operation] = field(default_factory=dict)
+    clones: dict[tuple[int, int], tf.Operation] = field(default_factory=dict)
     replaced: dict[object, tf.Tensor] = field(default_factory=dict)
     readers_of: dict[tf.Operation, list[tf.Operation]] = field(default_factory=dict)
 
@@ -73,7 +79,7 @@ def rewrite(
     step
         The captured training step; its backward ops are edited in place.
     schedule
-        What to run when. Forward ops run as they are; each op has at most one clone.
+        What to run when. Forward ops run first, as they are.
     simulation
         Bytes alive over the schedule: what is small beside the peak need not be on time.
     data_gates
@@ -99,10 +105,9 @@ def rewrite(
 class _Writer:
     """The state of one pass over a schedule.
 
-    ``window``: backward ops since the last run of clones. ``open_gate``: the gate of the current run, made when its
-    first root needs it and given up when the next backward op comes; ``run``: the originals of its clones.
-    ``unmerged``: ops that the runtime merges with nobody, for they have several readers, and their clones.
-    ``two_readers``: originals that were given an idle one.
+    ``window``: backward ops since the last run of clones; ``runs``: the clones, and what waits for what among them.
+    ``gate``: that of the current run; ``gates``: that of each clone. ``unmerged``: ops that the runtime merges with nobody,
+    for they have several readers, and what stands for them. ``two_readers``: originals that were given an idle one.
     """
 
     def __init__(self, step: CapturedStep, simulation: Simulation, data_gates: bool) -> None:
@@ -117,34 +122,45 @@ class _Writer:
         else:
             self.holds = Holds(step, simulation, self.result.rewiring, self.merging)
         self.window: list[int] = []
-        self.open_gate: Gate | None = None
-        self.run: set[int] = set()
-        self.last_gate: Any = None
+        self.runs = Runs(step.graph, self.merging, simulation.peak)
+        self.gate: Any = None
+        self.gates: dict[tuple[int, int], Gate] = {}
         self.unmerged: list[tuple[tf.Operation, tf.Operation]] = []
         self.two_readers: set[object] = set()
 
     def add_clone(self, entry: Step) -> None:
-        op = self.ops.ops[entry.op]
+        op, key = self.ops.ops[entry.op], (entry.op, entry.copy)
+        values = self.ops.inputs[entry.op]
+        copies = entry.reads or (0,) * len(values)
         inputs = [
-            self._copy_of(value) if copy else op.inputs[k]
-            for k, (value, copy) in enumerate(
-                zip(self.ops.inputs[entry.op], entry.reads or (0,) * len(op.inputs), strict=True)
-            )
+            self._copy_of(value, copy) if copy else op.inputs[k]
+            for k, (value, copy) in enumerate(zip(values, copies, strict=True))
         ]
-        makers = (int(self.ops.producer[v]) for v in self.ops.inputs[entry.op])
-        inside = any(c and m in self.run for m, c in zip(makers, entry.reads, strict=False))
-        self.run.add(entry.op)
-        if not inside:
-            if self.open_gate is None:
-                self.open_gate = self._new_gate(op)
-            self.open_gate.hold(op.name, inputs, self.ops.constants(entry.op))
-        if self.open_gate is not None:
-            # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused, by that.
-            inputs = [self.open_gate.held.get(tensor.ref(), tensor) for tensor in inputs]
-        copy = self.result.clones[entry.op] = edit.clone(op, inputs)
+        reads = [
+            (int(self.ops.producer[v]), copy)
+            for v, copy in zip(values, copies, strict=True)
+            if copy
+        ]
+        # Nothing may come between an op and the one that it is merged with.
+        tied = next((maker for maker in reads if self.merging.merges(maker[0])), None)
+        if tied is not None:
+            gate = self.gates[tied]
+        else:
+            if not self.runs.open:
+                self._open_gate(op)
+            elif self.runs.must_part(key, reads, in_order=self.barriers is None):
+                self._part_run(op)
+            gate = self.gate
+            if not self.runs.inside(reads):
+                gate.hold(op.name, inputs, self.ops.constants(entry.op))
+        # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused, by that.
+        inputs = [gate.held.get(tensor.ref(), tensor) for tensor in inputs]
+        copy = self.result.clones[key] = edit.clone(op, inputs)
+        self.gates[key] = gate
+        self.runs.add(key, reads, here=gate is self.gate)
         if self.graph.fuses[entry.op] and not self.merging.merges(entry.op):
             self.unmerged.append((op, copy))
-        for value in self.ops.inputs[entry.op]:
+        for value in values:
             maker = self.ops.ops[int(self.ops.producer[self.ops.storage[value]])]
             if maker.type in optypes.REFERENCE_VARIABLES:
                 self.result.readers_of.setdefault(maker, []).append(copy)
@@ -154,18 +170,19 @@ class _Writer:
 
         The original had two readers and was not merged with the other; with one it would be, and its clone would not.
         """
-        if isinstance(self.last_gate, ControlGate) and tensor.ref() not in self.two_readers:
+        if isinstance(self.gate, ControlGate) and tensor.ref() not in self.two_readers:
             self.two_readers.add(tensor.ref())
-            _tf.add_control_inputs(self.last_gate.opens, [gated(tensor, [], tensor.op.name).op])
+            _tf.add_control_inputs(self.gate.opens, [gated(tensor, [], tensor.op.name).op])
 
     def finish(self) -> None:
-        """Keep clones with a single reader from being merged with it where their originals were not."""
+        """Keep ops with a single reader from being merged with it where those that they stand for were not."""
         for op, copy in self.unmerged:
             readers = [(reader, out) for out in copy.outputs for reader in out.consumers()]
-            if len(readers) == 1:
-                ((reader, out),) = readers
-                k = next(k for k, tensor in enumerate(reader.inputs) if tensor is out)
-                self.result.rewiring.point(reader, k, gated(out, [], op.name))
+            # The readers of an op as built may lead nowhere, and be pruned.
+            if len(readers) == 1 or copy is op:
+                for reader, out in readers:
+                    k = next(k for k, tensor in enumerate(reader.inputs) if tensor is out)
+                    self.result.rewiring.point(reader, k, gated(out, [], op.name))
 
     def pass_backward(self, entry: Step) -> None:
         position, op = entry.op, self.ops.ops[entry.op]
@@ -174,8 +191,11 @@ class _Writer:
                 value = self.ops.inputs[position][k]
                 if self.graph.fuses[self.ops.producer[value]]:
                     self.leave_two_readers(op.inputs[k])
-                self.result.rewiring.point(op, k, self._copy_of(value))
-        self._close_run()
+                self.result.rewiring.point(op, k, self._copy_of(value, copy))
+        for parted in self.merging.pass_backward(entry):
+            if self.graph.fuses[parted] and len(self.ops.readers[parted]) < 2:
+                self.unmerged.append((self.ops.ops[parted], self.ops.ops[parted]))
+        self.runs.close()
         if op.type not in optypes.MERGED_AT_RUN_TIME and self.graph.live[position]:
             self.window.append(position)
 
@@ -199,39 +219,56 @@ class _Writer:
         self.result.replaced[op.outputs[0].ref()] = total
         if self.barriers is not None:
             self.barriers.replace(self.graph.writes[position][0], total)
-        self._close_run()
+        self.runs.close()
 
     def op_of(self, entry: Step) -> tf.Operation:
         """The op that runs ``entry``: a clone, an original, the end of a chain."""
         if entry.copy:
-            return self.result.clones[entry.op]
+            return self.result.clones[entry.op, entry.copy]
         op = self.ops.ops[entry.op]
         replaced = self.result.replaced.get(op.outputs[0].ref()) if op.outputs else None
         return op if replaced is None else replaced.op
 
-    def _close_run(self) -> None:
-        self.open_gate = None
-        self.run.clear()
-
-    def _copy_of(self, value: int) -> tf.Tensor:
+    def _copy_of(self, value: int, copy: int) -> tf.Tensor:
         op = int(self.ops.producer[value])
-        return self.result.clones[op].outputs[value - int(self.ops.first_value[op])]
+        return self.result.clones[op, copy].outputs[value - int(self.ops.first_value[op])]
 
-    def _new_gate(self, root: tf.Operation) -> Gate:
+    def _open_gate(self, root: tf.Operation) -> None:
+        """Begin a run behind the backward ops of the window."""
         triggers = [self.ops.ops[i] for i in self._sinks()]
         self.window = []
+        if not triggers:
+            self._part_run(root)
+            return
         if self.barriers is None:
-            self.last_gate = ControlGate.after(triggers, root.name, self.last_gate)
-            return self.last_gate
-        self.last_gate = DataGate.after(triggers, root.name, self.last_gate)
-        if self.last_gate.shut is not None:
-            self.barriers.close(self.last_gate.shut)
-        return self.last_gate
+            self.gate = ControlGate.after(triggers, root.name, self.gate)
+        else:
+            self.gate = DataGate.after(triggers, root.name, self.gate)
+            if self.gate.shut is not None:
+                self.barriers.close(self.gate.shut)
+        self.runs.begin()
+
+    def _part_run(self, root: tf.Operation) -> None:
+        """Begin a run behind the clones of the current one."""
+        sinks = self.runs.sinks()
+        clones = [self.result.clones[key] for key in sinks]
+        if self.barriers is None:
+            # A control edge would keep a clone from being fused as its original is; the reader of a result does not.
+            triggers = [
+                gated(copy.outputs[0], [], self.ops.ops[op].name).op
+                if copy.type in optypes.FUSED
+                else copy
+                for (op, _), copy in zip(sinks, clones, strict=True)
+            ]
+            self.gate = ControlGate.after(triggers, root.name, self.gate)
+        else:
+            self.gate = DataGate.after(clones, root.name, self.gate)
+        self.runs.begin()
 
     def _sinks(self) -> list[int]:
         """Backward ops of the window whose results no other op of it reads; at first, the ends of forward as well."""
         read = {int(self.ops.producer[v]) for i in self.window for v in self.ops.inputs[i]}
-        ends = list(self.graph.ends) if self.last_gate is None else []
+        ends = list(self.graph.ends) if self.gate is None else []
         return ends + [i for i in self.window if i not in read]
 
 

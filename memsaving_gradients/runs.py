@@ -1,0 +1,86 @@
+"""Which clones begin a run, and which ones it waits for.
+
+A run is what waits behind one gate. Most clones of it need no gate of their own, for they read a clone of the run. It has to
+be parted where the same op comes a second time: both clones would read the same, and be one op to the runtime. And it is
+parted where that keeps memory low: the executor runs whatever is ready, so that the second of two branches, which the schedule
+begins when the first is done, would begin, and hold its results, at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from memsaving_gradients.holds import EARLY_SHARE, SLACK_SHARE
+from memsaving_gradients.merging import Merging
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["Runs"]
+
+#: So many of the latest clones of a run are waited for where it is parted.
+MOST_TRIGGERS = 8
+
+Key = tuple[int, int]
+
+
+class Runs:
+    """The clones of the current run, each an op and the number of its copy.
+
+    ``open``: whether the run goes on. ``written``: bytes that all clones have written so far; ``turn``: for each clone of the run,
+    what ``written`` is when it really runs, as in :mod:`memsaving_gradients.holds`; ``begun``: what it was when the run
+    began; ``ops``: the ops of the run; ``unread``: clones of it that no other one reads.
+    """
+
+    def __init__(self, graph: TrainingGraph, merging: Merging, peak: int) -> None:
+        self.graph, self.merging = graph, merging
+        self.slack, self.large = peak * SLACK_SHARE, peak * EARLY_SHARE
+        self.open = False
+        self.written = self.begun = 0
+        self.turn: dict[Key, int] = {}
+        self.ops: set[int] = set()
+        self.unread: dict[Key, None] = {}
+
+    def begin(self) -> None:
+        """A new gate is there."""
+        self.open = True
+        self.begun = self.written
+        self.turn.clear()
+        self.ops.clear()
+        self.unread.clear()
+
+    def close(self) -> None:
+        """A backward op comes: the next clone begins a run."""
+        self.open = False
+
+    def inside(self, reads: Collection[Key]) -> bool:
+        """Whether a clone that reads these ones waits because one of them does."""
+        return any(key in self.turn for key in reads)
+
+    def must_part(self, clone: Key, reads: Collection[Key], *, in_order: bool) -> bool:
+        """Whether ``clone`` has to wait for the clones of the run; ``in_order``: if it could run too early."""
+        if clone[0] in self.ops:
+            return True
+        return in_order and self._is_early(reads) and self._bytes(clone) >= self.large
+
+    def add(self, clone: Key, reads: Collection[Key], *, here: bool) -> None:
+        """``clone`` is there; ``here``: behind the gate of this run."""
+        turn = self._ready(reads) if self._is_early(reads) else None
+        self.written += self._bytes(clone)
+        for key in reads:
+            self.unread.pop(key, None)
+        if here:
+            self.turn[clone] = self.written if turn is None else turn
+            self.ops.add(clone[0])
+            self.unread[clone] = None
+
+    def sinks(self) -> list[Key]:
+        """The latest clones of the run that others can wait for, without changing what they are merged with."""
+        return [key for key in self.unread if not self.merging.merges(key[0])][-MOST_TRIGGERS:]
+
+    def _ready(self, reads: Collection[Key]) -> int:
+        return max((self.turn.get(key, self.begun) for key in reads), default=self.begun)
+
+    def _is_early(self, reads: Collection[Key]) -> bool:
+        return self.written - self._ready(reads) > self.slack
+
+    def _bytes(self, clone: Key) -> int:
+        return sum(int(self.graph.size[value]) for value in self.graph.writes[clone[0]])
