@@ -7,7 +7,7 @@ says why there is no public one. Seen in TensorFlow 2.16 to 2.21.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from tensorflow.python.eager import record
 __all__ = [
     "add_control_inputs",
     "conditional",
+    "create_in",
     "create_op",
     "creation_index",
     "in_v1_control_flow",
@@ -57,6 +58,24 @@ def create_op(op: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Op
     for theirs, ours in zip(op.outputs, copy.outputs, strict=True):
         ours.set_shape(theirs.shape)
     return copy
+
+
+def create_in(
+    graph: tf.Graph,
+    kind: str,
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.DType],
+    attributes: Mapping[str, Any],
+    definition: Any,
+) -> tf.Operation:
+    """Make an op of type ``kind`` in ``graph``, with its attributes as protos.
+
+    ``tf.raw_ops`` takes attributes as Python values, which `Operation.node_def` does not give back, and converts inputs;
+    ``_create_op_internal`` as in `create_op` (2.16 to 2.21).
+    """
+    return graph._create_op_internal(
+        kind, list(inputs), list(outputs), attrs=dict(attributes), op_def=definition
+    )
 
 
 def conditional(predicate: tf.Tensor, tensor: tf.Tensor, then: Any, otherwise: Any) -> tf.Tensor:

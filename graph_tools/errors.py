@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["GraphError", "GraphToolsError"]
+__all__ = ["CacheWarning", "GraphError", "GraphToolsError"]
 
 
 class GraphToolsError(Exception):
@@ -14,3 +14,7 @@ class GraphToolsError(Exception):
 
 class GraphError(GraphToolsError, ValueError):
     """A graph cannot be captured, ordered or edited in the way that was asked for."""
+
+
+class CacheWarning(UserWarning):
+    """Measured costs cannot be read from disk, or not be kept there; results do not depend on it."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import _tf, costs, optypes
+from graph_tools import _tf, optypes, profiling
 from graph_tools.capture import OpGraph, capture
 from graph_tools.folding import takes_constant
 from memsaving_gradients.training_graph import TrainingGraph
@@ -47,10 +47,14 @@ def capture_step(
     hold_gradients: bool,
     may_chain: bool,
     idle: Collection[int] = (),
+    profile: bool = False,
+    progress: profiling.Progress | None = None,
 ) -> CapturedStep:
     """Capture what ``ys`` and ``grads`` need; ops created at or after number ``first_backward`` are backward ops.
 
-    ``idle``: creation indices of forward ops that will be pruned when the graph runs.
+    ``idle``: creation indices of forward ops that will be pruned when the graph runs. ``profile``: whether costs are
+    measured on this device instead of estimated; ``progress`` is called with how many kernels are measured and how many
+    there are.
     """
     ops = capture(grads, besides=ys, late=first_backward)
     early = (i for i, op in enumerate(ops.ops) if _tf.creation_index(op) < first_backward)
@@ -64,6 +68,10 @@ def capture_step(
     expensive = {i for i, op in enumerate(ops.ops) if op.type in optypes.EXPENSIVE}
     sizes = ops.value_bytes(batch)
     fuses = _fuses(ops, takes)
+    if profile:
+        costs = profiling.measured(ops, batch, progress=progress)
+    else:
+        costs = profiling.estimated(ops, batch)
     graph = TrainingGraph(
         first_backward=border,
         reads=reads,
@@ -76,12 +84,13 @@ def capture_step(
         joins=np.array([op.type in optypes.CONCATENATIONS for op in ops.ops], np.bool_),
         forwards=np.array([op.type in optypes.FORWARDING for op in ops.ops], np.bool_),
         fuses=fuses,
-        seconds=costs.op_seconds(ops, batch),
+        seconds=costs.seconds,
         expensive=np.array([i in expensive for i in range(len(ops.ops))], np.bool_),
         ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),
         targets=tuple(held),
         sums=_sums(ops, border) if may_chain else frozenset(),
         waits={i: waits for i, waits in enumerate(ops.controls) if waits},
+        workspace=costs.workspace,
     )
     return CapturedStep(graph, ops, takes)
 

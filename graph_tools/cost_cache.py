@@ -1,0 +1,139 @@
+"""Measured costs of kernels, kept on disk from one process to the next.
+
+One JSON file for each TensorFlow version and device, in the user's cache folder or in the one that the environment
+variable ``MEMSAVING_GRADIENTS_CACHE`` names. Files are replaced as a whole, after merging in what other processes have
+written in the meantime: a reader never sees half a file, and of two processes that write in the same instant, one
+measures again later. A file that cannot be read is worth no error: there is a warning, and it is measured anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import tensorflow as tf
+
+from graph_tools.errors import CacheWarning
+from graph_tools.kernels import Measured
+
+__all__ = ["CostCache", "describe", "folder"]
+
+ENVIRONMENT = "MEMSAVING_GRADIENTS_CACHE"
+#: What figures mean; another number makes old files void.
+FORMAT = 1
+
+Entries = dict[str, Measured | None]
+
+
+def folder() -> Path:
+    """Where files are kept."""
+    given = os.environ.get(ENVIRONMENT)
+    return Path(given or platformdirs.user_cache_dir("memsaving_gradients"))
+
+
+def describe(device: str) -> str:
+    """What decides the speed of ``device`` (``"CPU:0"``): its model, its threads, and which kernels it has."""
+    if "GPU" in device.upper():
+        index = int(device.rpartition(":")[2])
+        details = tf.config.experimental.get_device_details(
+            tf.config.list_physical_devices("GPU")[index]
+        )
+        name, capability = details.get("device_name"), details.get("compute_capability")
+        return f"GPU {name} {capability}"
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
+    kernels = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "default")
+    return f"CPU {_processor()}, {threads} threads, oneDNN {kernels}"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    import platform
+
+    return platform.processor() or platform.machine()
+
+
+class CostCache:
+    """The costs that are known for one device; ``None`` stands for a kernel that cannot be measured.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> os.environ["MEMSAVING_GRADIENTS_CACHE"] = tempfile.mkdtemp()
+    >>> cache = CostCache("CPU of an example")
+    >>> cache.entries["MatMul …"] = Measured(0.001, 64)
+    >>> cache.write()
+    >>> CostCache("CPU of an example").entries
+    {'MatMul …': Measured(seconds=0.001, workspace=64)}
+    """
+
+    def __init__(self, device: str) -> None:
+        self.header = {"format": FORMAT, "tensorflow": tf.__version__, "device": device}
+        stem = re.sub(r"[^A-Za-z0-9.]+", "-", f"costs-{tf.__version__}-{device}")[:80]
+        digest = hashlib.sha256(json.dumps(self.header, sort_keys=True).encode()).hexdigest()
+        self.path = folder() / f"{stem}-{digest[:12]}.json"
+        self.entries: Entries = self._read()
+
+    def write(self) -> None:
+        """Put the entries on disk, beside those that others have put there; a warning if that fails."""
+        merged = {**self._read(), **self.entries}
+        content = {
+            **self.header,
+            "kernels": {key: merged[key] and list(merged[key]) for key in sorted(merged)},
+        }
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump(content, file, indent=0, ensure_ascii=False)
+                os.replace(name, self.path)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError as error:
+            _warn(
+                f"measured costs cannot be kept in {self.path} ({error}); set {ENVIRONMENT} to a folder "
+                "that can be written to, or they are measured again in each process"
+            )
+
+    def _read(self) -> Entries:
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            return _entries(content, self.header)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            _warn(f"{self.path} holds no measured costs ({error!r}) and is written anew")
+            return {}
+
+
+def _entries(content: Any, header: Mapping[str, Any]) -> Entries:
+    for name, expected in header.items():
+        if content[name] != expected:
+            raise ValueError(f"{name} is {content[name]!r} instead of {expected!r}")
+    found: Entries = {}
+    for key, cost in content["kernels"].items():
+        if cost is None:
+            found[key] = None
+            continue
+        seconds, workspace = float(cost[0]), int(cost[1])
+        if not 0 <= seconds < float("inf") or workspace < 0:
+            raise ValueError(f"{key!r} costs {cost}")
+        found[key] = Measured(seconds, workspace)
+    return found
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, CacheWarning, stacklevel=4)

@@ -1,0 +1,246 @@
+"""One kernel by itself: how long it runs on this device, and what it allocates beside its outputs.
+
+A few copies of an op, one after the other, make a graph of their own that reads fed inputs; grappler is off, because it
+would merge them. TensorFlow's step statistics then give the time of each copy from the start of its kernel to the end, free
+of dispatch and of what other processes take between the copies, and the allocator's account of each: its workspace is
+the most that was allocated at a time less what it leaves behind. Median of all copies of several runs.
+
+Times are those of a kernel that has the device to itself. In a step, the executor runs kernels side by side; each is
+slower then, by about as much as they overlap, so that the sum over the step is nearer to its duration than the sum of
+the times inside of the step would be.
+
+Reading the clock and keeping accounts takes some microseconds, and kernels on a GPU only start in the time that step
+statistics show. For short kernels and GPUs, the time is the slope of the duration of a run over the number of copies,
+each duration the least of several.
+
+Values of floating point inputs are drawn from [0.1, 1), which no elementwise function minds; those of integer inputs are
+the op's own where they are known before the step (axes, sizes, paddings), else zeros, which are valid indices.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from graph_tools import _tf
+
+__all__ = ["Input", "Kernel", "Measured", "default_device", "dispatch_seconds", "measure"]
+
+#: Copies of an op in one run; those of an op that takes longer than some seconds.
+COPIES = 6
+FEW = 2
+LONG = 0.05
+#: Times of single copies that a median is made of, and the seconds after which it is made of fewer.
+SAMPLES = 18
+ENOUGH_SECONDS = 0.15
+#: Seconds below which the slope over the number of copies is taken, and the most copies for that.
+SHORT = 2e-4
+QUEUED = 32
+
+Feed = dict[tf.Tensor, npt.NDArray[Any]]
+
+
+class Measured(NamedTuple):
+    """Seconds of one run of a kernel, and bytes that it allocates beside its outputs while it runs."""
+
+    seconds: float
+    workspace: int
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of a kernel: its dtype, its shape, and its value where that decides what the kernel does."""
+
+    dtype: tf.DType
+    shape: tuple[int, ...]
+    value: npt.NDArray[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What decides the time of an op.
+
+    Attributes
+    ----------
+    kind, attributes, definition
+        Op type, attributes (protos) and op definition.
+    inputs, outputs
+        Inputs in order; dtypes and shapes (``None`` if unknown) of the outputs.
+    """
+
+    kind: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[tuple[tf.DType, tuple[int, ...] | None], ...]
+    attributes: Mapping[str, Any] = field(repr=False)
+    definition: Any = field(repr=False)
+
+
+def default_device() -> str:
+    """The device that TensorFlow places ops on: the first GPU, or the CPU."""
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
+def measure(kernel: Kernel, device: str) -> Measured | None:
+    """Run ``kernel`` on ``device``; ``None`` if that fails: it rejects its inputs, or makes something else of them.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> with tf.Graph().as_default():
+    ...     op = tf.matmul(tf.ones([64, 64]), tf.ones([64, 64])).op
+    >>> square = Input(tf.float32, (64, 64))
+    >>> kernel = Kernel("MatMul", (square, square), ((tf.float32, (64, 64)),), op.node_def.attr, op.op_def)
+    >>> 0 < measure(kernel, "CPU:0").seconds < 1
+    True
+    """
+    try:
+        graph, ops, feed = _copies(kernel, device)
+        with _session(graph) as session:
+            found = _by_statistics(session, ops, feed)
+            if not _fits(kernel, _statistics(session, ops[0], feed), ops[0].name):
+                return None
+            if found.seconds < SHORT or "GPU" in device.upper():
+                return found._replace(seconds=_by_slope(session, ops, feed))
+            return found
+    except (tf.errors.OpError, ValueError, TypeError):
+        return None
+
+
+def dispatch_seconds(device: str) -> float:
+    """What the executor takes for an op beside its kernel: per op, in a long sequence of additions of numbers."""
+    length = 2000
+    with tf.Graph().as_default() as graph, tf.device(device):
+        x = total = tf.compat.v1.placeholder(tf.float32, [])
+        for _ in range(length):
+            total = tf.raw_ops.AddV2(x=total, y=x)
+        with _session(graph) as session:
+            feed = {x: 1.0}
+            whole, nothing = _fastest(session, total, feed), _fastest(session, x, feed)
+    return max(whole - nothing, 0.0) / length
+
+
+def _fastest(session: tf.compat.v1.Session, fetch: Any, feed: Feed, runs: int = 5) -> float:
+    session.run(fetch, feed)
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        session.run(fetch, feed)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _by_statistics(
+    session: tf.compat.v1.Session, ops: Sequence[tf.Operation], feed: Feed
+) -> Measured:
+    start = time.perf_counter()
+    session.run(ops[0], feed)  # warm-up: oneDNN prepares its kernels
+    many = FEW if time.perf_counter() - start > LONG else COPIES
+    names = {op.name for op in ops[:many]}
+    seconds: list[float] = []
+    workspace = 0
+    start = time.perf_counter()
+    while len(seconds) < SAMPLES and time.perf_counter() - start < ENOUGH_SECONDS:
+        for stats in _statistics(session, ops[many - 1], feed):
+            if stats.node_name in names:
+                seconds.append((stats.op_end_rel_nanos - stats.op_start_rel_nanos) / 1e9)
+                workspace = max(workspace, _workspace(stats))
+    return Measured(statistics.median(seconds), workspace)
+
+
+def _by_slope(session: tf.compat.v1.Session, ops: Sequence[tf.Operation], feed: Feed) -> float:
+    one = _fastest(session, ops[0], feed)
+    many = FEW if one > LONG else len(ops)
+    return max(_fastest(session, ops[many - 1], feed) - one, 0.0) / (many - 1)
+
+
+def _copies(kernel: Kernel, device: str) -> tuple[tf.Graph, list[tf.Operation], Feed]:
+    graph = tf.Graph()
+    feed: Feed = {}
+    with graph.as_default(), tf.device(device):
+        tensors = []
+        for given in kernel.inputs:
+            if given.value is not None:
+                tensors.append(tf.constant(given.value, given.dtype))
+                continue
+            tensors.append(tf.compat.v1.placeholder(given.dtype, given.shape))
+            feed[tensors[-1]] = _numbers(given)
+        if kernel.kind == "MaxPoolGrad":
+            # Beside its forward op, oneDNN's layout pass gives it another kernel, which is thirty times faster.
+            tensors[1] = _pooled(tensors[0], kernel.attributes)
+        ops: list[tf.Operation] = []
+        for _ in range(QUEUED):
+            with tf.control_dependencies(ops[-1:]):
+                ops.append(
+                    _tf.create_in(
+                        graph,
+                        kernel.kind,
+                        tensors,
+                        [dtype for dtype, _ in kernel.outputs],
+                        kernel.attributes,
+                        kernel.definition,
+                    )
+                )
+    return graph, ops, feed
+
+
+def _pooled(x: tf.Tensor, attributes: Mapping[str, Any]) -> tf.Tensor:
+    return tf.raw_ops.MaxPool(
+        input=x,
+        ksize=list(attributes["ksize"].list.i),
+        strides=list(attributes["strides"].list.i),
+        padding=attributes["padding"].s.decode(),
+        explicit_paddings=list(attributes["explicit_paddings"].list.i),
+        data_format=attributes["data_format"].s.decode(),
+    )
+
+
+def _numbers(given: Input) -> npt.NDArray[Any]:
+    dtype = given.dtype.as_numpy_dtype
+    if not (given.dtype.is_floating or given.dtype.is_complex):
+        return np.zeros(given.shape, dtype)
+    block = np.random.default_rng(0).uniform(0.1, 1.0, min(math.prod(given.shape), 1 << 16))
+    return np.resize(block.astype(dtype), given.shape)
+
+
+def _session(graph: tf.Graph) -> tf.compat.v1.Session:
+    config = tf.compat.v1.ConfigProto(
+        allow_soft_placement=True,
+        intra_op_parallelism_threads=tf.config.threading.get_intra_op_parallelism_threads(),
+        inter_op_parallelism_threads=tf.config.threading.get_inter_op_parallelism_threads(),
+    )
+    config.gpu_options.allow_growth = True
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = -1  # it merges equal ops as well
+    return tf.compat.v1.Session(graph=graph, config=config)
+
+
+def _statistics(session: tf.compat.v1.Session, fetch: Any, feed: Feed) -> list[Any]:
+    found = tf.compat.v1.RunMetadata()
+    options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.SOFTWARE_TRACE)
+    session.run(fetch, feed, options=options, run_metadata=found)
+    return [stats for device in found.step_stats.dev_stats for stats in device.node_stats]
+
+
+def _fits(kernel: Kernel, statistics: Sequence[Any], name: str) -> bool:
+    """Whether outputs have the shapes that they are known to have in the step."""
+    (stats,) = (stats for stats in statistics if stats.node_name == name)
+    for output in stats.output:
+        # Layout passes add outputs of their own.
+        if output.slot < len(kernel.outputs):
+            made = tuple(dim.size for dim in output.tensor_description.shape.dim)
+            expected = kernel.outputs[output.slot][1]
+            if expected is not None and expected != made:
+                return False
+    return True
+
+
+def _workspace(stats: Any) -> int:
+    return int(sum(max(used.peak_bytes - used.live_bytes, 0) for used in stats.memory))
