@@ -90,7 +90,7 @@ class CostCache:
         merged = {**self._read(), **self.entries}
         content = {
             **self.header,
-            "kernels": {key: merged[key] and list(merged[key]) for key in sorted(merged)},
+            "kernels": {key: merged[key] for key in sorted(merged)},
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,9 +112,9 @@ class CostCache:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             return _entries(content, self.header)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             _warn(f"{self.path} holds no measured costs ({error!r}) and is written anew")
             return {}
 

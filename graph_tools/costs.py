@@ -1,8 +1,13 @@
-"""Estimated time of an op: a roofline of its floating point operations and of the bytes that it moves.
+"""Estimated time of an op: a roofline (Williams et al. 2009) of its floating point operations and the bytes it moves.
 
-A static estimate is enough to compare plans for one graph; absolute seconds are not to be believed. Multiply-adds of
-convolutions and matrix products come from shapes alone: twice the output elements times the elements of one filter
-(or the contracted length).
+An op takes as long as its multiplications or its memory traffic need, whichever is longer, and a constant for being
+started. Multiply-adds of convolutions and matrix products follow from shapes: twice the output elements times the
+elements of one filter, or the contracted length; an Einsum takes one for each combination of its labels. All other ops move
+bytes: reductions, transcendental functions and transpositions take as long as twice as many, normalizations that
+read their input several times as many more. Loops and function calls are opaque: so many passes over what goes in and out.
+
+Static estimates are good enough to compare plans for one graph; absolute seconds are not to be believed
+(:mod:`graph_tools.profiling` measures them). Cost: 5 µs an op.
 """
 
 from __future__ import annotations
@@ -15,12 +20,16 @@ import tensorflow as tf
 
 from graph_tools import optypes
 from graph_tools.capture import OpGraph
+from graph_tools.sizes import tensor_bytes
 
-__all__ = ["BYTES_PER_SECOND", "FLOPS_PER_SECOND", "op_flops", "op_seconds"]
+__all__ = ["BYTES_PER_SECOND", "FLOPS_PER_SECOND", "START_SECONDS", "op_flops", "op_seconds"]
 
-#: A modest CPU core pair: the ratio of the two matters, not the figures.
-FLOPS_PER_SECOND = 1e11
-BYTES_PER_SECOND = 1e10
+#: Two cores of a server, from memory rather than from caches. The ratio of the two figures matters: it is 10 floating point
+#: operations in the time of a byte here, 5 as long as tensors fit into caches, 10 to 80 on GPUs.
+FLOPS_PER_SECOND = 2e11
+BYTES_PER_SECOND = 2e10
+#: What the executor needs to start an op.
+START_SECONDS = 2e-6
 
 _PRODUCTS = {
     "MatMul": "transpose_a",
@@ -41,6 +50,94 @@ _CONVOLUTIONS: dict[str, tuple[int | None, int | None]] = {
     "Conv3DBackpropFilterV2": (2, None),
     "DepthwiseConv2dNativeBackpropFilter": (2, None),
 }
+# For each recurrent kernel: the input with the sequence, those with weights, and products per weight and row.
+_RECURRENT: dict[str, tuple[int, tuple[int, ...], int]] = {
+    "BlockLSTM": (1, (4,), 1),
+    "BlockLSTMV2": (1, (4,), 1),
+    "BlockLSTMGrad": (1, (4,), 2),
+    "BlockLSTMGradV2": (1, (4,), 2),
+    "LSTMBlockCell": (0, (3,), 1),
+    "LSTMBlockCellGrad": (0, (3,), 2),
+    "GRUBlockCell": (0, (2, 3), 1),
+    "GRUBlockCellGrad": (0, (2, 3), 2),
+    "CudnnRNN": (0, (3,), 1),
+    "CudnnRNNV2": (0, (3,), 1),
+    "CudnnRNNV3": (0, (3,), 1),
+    "CudnnRNNBackprop": (0, (3,), 2),
+    "CudnnRNNBackpropV2": (0, (3,), 2),
+    "CudnnRNNBackpropV3": (0, (3,), 2),
+}
+# For each kind that works on square matrices: operations per element and row.
+_MATRICES = {
+    "Cholesky": 1 / 3,
+    "CholeskyGrad": 2.0,
+    "LogMatrixDeterminant": 2 / 3,
+    "MatrixDeterminant": 2 / 3,
+    "MatrixInverse": 2.0,
+    "MatrixSolve": 8 / 3,
+    "MatrixTriangularSolve": 1.0,
+    "Qr": 4.0,
+    "SelfAdjointEigV2": 9.0,
+    "Svd": 20.0,
+    "Eig": 25.0,
+}
+_FOURIER = frozenset(
+    "FFT FFT2D FFT3D IFFT IFFT2D IFFT3D RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D".split()
+)
+_POOLING = frozenset(
+    """MaxPool MaxPool3D AvgPool AvgPool3D MaxPoolGrad MaxPool3DGrad AvgPoolGrad AvgPool3DGrad
+    MaxPoolWithArgmax""".split()
+)
+
+_COUNTED = (
+    _PRODUCTS.keys()
+    | _CONVOLUTIONS.keys()
+    | _RECURRENT.keys()
+    | _MATRICES.keys()
+    | _FOURIER
+    | {"Einsum"}
+)
+
+# Of kinds that reach less than others of the full speed: which part.
+_EFFICIENCY = {
+    **dict.fromkeys((k for k in _CONVOLUTIONS if "Depthwise" in k), 1 / 8),
+    **dict.fromkeys(_MATRICES, 1 / 10),
+    **dict.fromkeys(_FOURIER, 1 / 10),
+}
+
+# How often the bytes that a kind reads and writes count; kinds that are not named, once.
+_PASSES: dict[str, float] = {
+    **dict.fromkeys(
+        "Sum Mean Prod Max Min All Any ArgMax ArgMin EuclideanNorm Tile BroadcastTo".split(), 2
+    ),
+    **dict.fromkeys(
+        """Acos Acosh Asin Asinh Atan Atan2 Atanh Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Lgamma Log Log1p
+        LogSoftmax Mish Pow Selu Sigmoid Sin Sinh Softmax SoftmaxCrossEntropyWithLogits Softplus Softsign
+        SparseSoftmaxCrossEntropyWithLogits Swish Tan Tanh Xlogy Zeta""".split(),
+        2,
+    ),
+    **dict.fromkeys(
+        "Transpose ConjugateTranspose Gather GatherV2 GatherNd ScatterNd ReverseV2".split(), 2
+    ),
+    **dict.fromkeys(
+        """UnsortedSegmentSum SegmentSum TensorScatterAdd TensorScatterUpdate Cumsum Cumprod LRN
+        StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomNormal StatelessRandomNormalV2 RandomUniform
+        RandomStandardNormal""".split(),
+        4,
+    ),
+    **dict.fromkeys("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3".split(), 2),
+    **dict.fromkeys("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3".split(), 2),
+    **dict.fromkeys("MaxPool MaxPool3D AvgPool AvgPool3D MaxPoolGrad MaxPool3DGrad".split(), 1.5),
+    **dict.fromkeys("TopKV2 Unique UniqueV2 CTCLoss CTCLossV2 Dilation2D".split(), 20),
+    **dict.fromkeys(
+        """While StatelessWhile If StatelessIf Case StatelessCase PartitionedCall StatefulPartitionedCall
+        XlaCallModule""".split(),
+        20,
+    ),
+}
+
+# They write, or say something of shapes, and read no buffer.
+_READ_NOTHING = optypes.SHAPE_READERS | {"Fill", "BroadcastGradientArgs"}
 
 
 def _elements(tensor: tf.Tensor, batch: int) -> float:
@@ -50,7 +147,7 @@ def _elements(tensor: tf.Tensor, batch: int) -> float:
 
 
 def op_flops(op: tf.Operation, batch: int) -> float:
-    """Floating point operations of ``op`` at a batch of ``batch`` examples.
+    """Floating point operations of ``op`` at a batch of ``batch`` examples; one an element if nothing better is known.
 
     Examples
     --------
@@ -68,9 +165,7 @@ def op_flops(op: tf.Operation, batch: int) -> float:
         inner = first[-2 if op.get_attr(_PRODUCTS[kind]) else -1]
         return 2.0 * out * (batch if inner is None else inner)
     if kind == "Einsum":
-        # rows × inner and inner × columns make rows × columns: the geometric mean of all three.
-        first_size, last_size = _elements(op.inputs[0], batch), _elements(op.inputs[-1], batch)
-        return 2.0 * math.sqrt(first_size * last_size * out)
+        return _einsum(op, batch)
     if kind in _CONVOLUTIONS:
         met, held = _CONVOLUTIONS[kind]
         window = (op.outputs[0] if held is None else op.inputs[held]).shape
@@ -78,18 +173,64 @@ def op_flops(op: tf.Operation, batch: int) -> float:
             # The filter of a depthwise convolution is applied to one channel, others to all.
             per = math.prod(window.as_list()[: 2 if "Depthwise" in kind else -1])
             return 2.0 * (out if met is None else _elements(op.inputs[met], batch)) * per
-    return out * (10.0 if kind in optypes.EXPENSIVE else 1.0)
+    if kind in _RECURRENT:
+        sequence, weights, products = _RECURRENT[kind]
+        x = op.inputs[sequence]
+        width = x.shape[-1] if x.shape.rank else None
+        rows = _elements(x, batch) / (width or 1)
+        return 2.0 * products * rows * sum(_elements(op.inputs[w], batch) for w in weights)
+    if kind in _MATRICES and (first := op.inputs[0].shape).rank is not None:
+        rows = first[-1] if first.rank else 1
+        return _MATRICES[kind] * _elements(op.inputs[0], batch) * (batch if rows is None else rows)
+    if kind in _FOURIER:
+        points = max(out, _elements(op.inputs[0], batch))
+        return 5.0 * points * math.log2(points + 1.0)
+    if kind in _POOLING:
+        largest = max(out, *(_elements(t, batch) for t in op.inputs)) if "Grad" in kind else out
+        strides = math.prod(op.get_attr("strides")) if "Grad" in kind else 1
+        return largest * math.prod(op.get_attr("ksize")) / strides
+    return out
+
+
+def _einsum(op: tf.Operation, batch: int) -> float:
+    """One multiply-add for each combination of labels; what an ellipsis stands for is one label."""
+    terms = op.get_attr("equation").decode().replace(" ", "").partition("->")[0].split(",")
+    sizes: dict[str, float] = {}
+    for term, tensor in zip(terms, op.inputs, strict=True):
+        if tensor.shape.rank is None:
+            return _elements(op.outputs[0], batch)
+        dims = [float(batch if dim is None else dim) for dim in tensor.shape]
+        before, dots, after = term.partition("...")
+        end = len(dims) - len(after)
+        named = [*zip(before, dims, strict=False), *zip(after, dims[end:], strict=True)]
+        if dots:
+            named.append(("...", math.prod(dims[len(before) : end])))
+        for label, size in named:
+            sizes[label] = max(size, sizes.get(label, 1.0))
+    return (2.0 if len(terms) > 1 else 1.0) * math.prod(sizes.values())
 
 
 def op_seconds(graph: OpGraph, batch: int) -> npt.NDArray[np.float64]:
-    """Estimated seconds of every op of ``graph``; views and sources take none."""
-    sizes = graph.value_bytes(batch)[graph.storage]
-    bounds = [*graph.first_value.tolist(), len(sizes)]
+    """Estimated seconds of every op of ``graph``; views, sources and what is folded into constants take none."""
+    sizes = graph.value_bytes(batch)
+    for value in np.flatnonzero(graph.source).tolist():
+        if graph.storage[value] == value:  # has no bytes in the step, but is read
+            sizes[value] = tensor_bytes(graph.tensor(value)).at(batch)
+    read = sizes[graph.storage].tolist()
+    source = graph.source.tolist()
+    bounds = [*graph.first_value.tolist(), len(read)]
     seconds = np.zeros(len(graph.ops))
     for i, op in enumerate(graph.ops):
-        if op.type in optypes.VIEWS or op.type in optypes.SOURCES or not op.outputs:
+        kind = op.type
+        outputs = range(bounds[i], bounds[i + 1])
+        if kind in optypes.VIEWS or kind in optypes.SOURCES or all(source[v] for v in outputs):
             continue
-        moved = sizes[bounds[i] : bounds[i + 1]].sum() + sum(sizes[v] for v in graph.inputs[i])
-        flops = op_flops(op, batch) if op.type in optypes.EXPENSIVE else 0.0
-        seconds[i] = flops / FLOPS_PER_SECOND + float(moved) / BYTES_PER_SECOND
+        moved = sum(read[v] for v in outputs)
+        if kind not in _READ_NOTHING:
+            moved += sum(read[v] for v in graph.inputs[i])
+        traffic = moved * _PASSES.get(kind, 1.0) / BYTES_PER_SECOND
+        if kind in _COUNTED:
+            speed = FLOPS_PER_SECOND * _EFFICIENCY.get(kind, 1.0)
+            traffic = max(traffic, op_flops(op, batch) / speed)
+        seconds[i] = START_SECONDS + traffic
     return seconds

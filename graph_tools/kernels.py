@@ -3,7 +3,8 @@
 A few copies of an op, one after the other, make a graph of their own that reads fed inputs; grappler is off, because it
 would merge them. TensorFlow's step statistics then give the time of each copy from the start of its kernel to the end, free
 of dispatch and of what other processes take between the copies, and the allocator's account of each: its workspace is
-the most that was allocated at a time less what it leaves behind. Median of all copies of several runs.
+the most that was allocated at a time less what it leaves behind. The least of all copies of several runs counts: other
+processes only ever add.
 
 Times are those of a kernel that has the device to itself. In a step, the executor runs kernels side by side; each is
 slower then, by about as much as they overlap, so that the sum over the step is nearer to its duration than the sum of
@@ -20,7 +21,6 @@ the op's own where they are known before the step (axes, sizes, paddings), else 
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ __all__ = ["Input", "Kernel", "Measured", "default_device", "dispatch_seconds", 
 COPIES = 6
 FEW = 2
 LONG = 0.05
-#: Times of single copies that a median is made of, and the seconds after which it is made of fewer.
+#: Times of single copies that one is chosen from, and the seconds after which it is chosen from fewer.
 SAMPLES = 18
 ENOUGH_SECONDS = 0.15
 #: Seconds below which the slope over the number of copies is taken, and the most copies for that.
@@ -122,7 +122,7 @@ def dispatch_seconds(device: str) -> float:
         for _ in range(length):
             total = tf.raw_ops.AddV2(x=total, y=x)
         with _session(graph) as session:
-            feed = {x: 1.0}
+            feed: Feed = {x: np.ones([], np.float32)}
             whole, nothing = _fastest(session, total, feed), _fastest(session, x, feed)
     return max(whole - nothing, 0.0) / length
 
@@ -152,7 +152,7 @@ def _by_statistics(
             if stats.node_name in names:
                 seconds.append((stats.op_end_rel_nanos - stats.op_start_rel_nanos) / 1e9)
                 workspace = max(workspace, _workspace(stats))
-    return Measured(statistics.median(seconds), workspace)
+    return Measured(min(seconds), workspace)
 
 
 def _by_slope(session: tf.compat.v1.Session, ops: Sequence[tf.Operation], feed: Feed) -> float:

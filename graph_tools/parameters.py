@@ -57,7 +57,7 @@ def parameters(graph: OpGraph, batch: int) -> dict[int, Array]:
             if op.outputs and all(map(_is_parameter, op.outputs)):
                 found = _copied(graph, i, batch, tensors, made)
                 tensors.update(enumerate(found, int(graph.first_value[i])))
-    return _values(scratch, tensors)
+    return _values(scratch, tensors) if tensors else {}
 
 
 def _is_parameter(tensor: tf.Tensor) -> bool:
@@ -76,7 +76,9 @@ def _copied(
         if any(shape is None for shape in shapes):
             return []
         dtype = op.outputs[0].dtype
-        values = [_about(op.type, shape, dtype.as_numpy_dtype) for shape in shapes if shape is not None]
+        values = [
+            _about(op.type, shape, dtype.as_numpy_dtype) for shape in shapes if shape is not None
+        ]
         return [_constant(value, made) for value in values]
     if op.type == "Const":
         value = tf.get_static_value(op.outputs[0])
@@ -86,7 +88,9 @@ def _copied(
         return []
     node = op.node_def
     attributes = {k: v for k, v in node.attr.items() if not k.startswith("_")}
-    texts = tuple((k, v.SerializeToString(deterministic=True)) for k, v in sorted(attributes.items()))
+    texts = tuple(
+        (k, v.SerializeToString(deterministic=True)) for k, v in sorted(attributes.items())
+    )
     key = (op.type, texts, tuple(t.name for t in reads if t is not None))
     if key not in made:
         dtypes = [t.dtype for t in op.outputs]

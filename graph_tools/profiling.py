@@ -64,7 +64,8 @@ def estimated(graph: OpGraph, batch: int) -> Costs:
     >>> import tensorflow as tf
     >>> from graph_tools import capture
     >>> with tf.Graph().as_default():
-    ...     small, large = tf.ones([8, 8]), tf.ones([512, 512])
+    ...     small = tf.compat.v1.placeholder(tf.float32, [8, 8])
+    ...     large = tf.compat.v1.placeholder(tf.float32, [512, 512])
     ...     graph = capture([small @ small, large @ large])
     >>> products = [op.type == "MatMul" for op in graph.ops]
     >>> first, second = estimated(graph, batch=1).seconds[products]

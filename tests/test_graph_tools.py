@@ -1,4 +1,4 @@
-"""The ground floor: capture, sizes, separators, liveness, op knowledge, edits, gates, costs."""
+"""The ground floor: capture, sizes, separators, liveness, op knowledge, edits, gates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from graph_tools import (
     _tf,
     articulation_points,
     capture,
-    costs,
     edit,
     frontier,
     frontier_bytes,
@@ -636,89 +635,3 @@ def test_rewiring_is_undone_and_made_again(graph):
     feed = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
     with v1.Session() as session:
         np.testing.assert_allclose(session.run(y, {x: feed}), np.tan(feed) ** 2, rtol=1e-5)
-
-
-# Costs -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("ta", "tb"), [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize(("m", "k", "n"), [(8, 16, 4), (1, 1, 1), (3, 5, 7), (128, 64, 1)])
-def test_flops_of_matrix_products_are_exact(graph, m, k, n, ta, tb):
-    a = v1.placeholder(tf.float32, [k, m] if ta else [m, k])
-    b = v1.placeholder(tf.float32, [n, k] if tb else [k, n])
-    assert costs.op_flops(tf.matmul(a, b, ta, tb).op, 1) == pytest.approx(2 * m * k * n, rel=1e-12)
-
-
-def test_flops_of_batched_products_are_exact(graph):
-    a = v1.placeholder(tf.float32, [None, 3, 8, 16])
-    b = v1.placeholder(tf.float32, [None, 3, 16, 4])
-    assert costs.op_flops(tf.matmul(a, b).op, 5) == pytest.approx(5 * 3 * 2 * 8 * 16 * 4, rel=1e-12)
-    product = tf.einsum(
-        "abc,cd->abd", v1.placeholder(tf.float32, [2, 3, 4]), v1.placeholder(tf.float32, [4, 5])
-    )
-    einsum = next(op for op in capture([product]).ops if op.type in ("Einsum", "MatMul"))
-    assert costs.op_flops(einsum, 1) == pytest.approx(2 * 2 * 3 * 4 * 5, rel=1e-12)
-
-
-def test_flops_of_a_product_with_a_broadcast_batch_are_exact(graph):
-    a = v1.placeholder(tf.float32, [6, 8, 16])
-    b = v1.placeholder(tf.float32, [16, 4])
-    assert costs.op_flops(tf.raw_ops.BatchMatMulV2(x=a, y=b).op, 1) == pytest.approx(
-        6 * 2 * 8 * 16 * 4, rel=1e-12
-    )
-
-
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize("stride", [1, 2])
-def test_flops_of_convolutions_and_their_gradients_are_exact(graph, stride, padding):
-    x = v1.placeholder(tf.float32, [None, 9, 11, 3])
-    w = v1.placeholder(tf.float32, [3, 2, 3, 5])
-    y = tf.nn.conv2d(x, w, stride, padding)
-    batch = 7
-    out = batch * int(np.prod(y.shape[1:]))
-    expected = 2 * out * 3 * 2 * 3
-    assert costs.op_flops(y.op, batch) == expected
-    for grad in tf.gradients(y, [x, w]):
-        assert "Backprop" in grad.op.type
-        assert costs.op_flops(grad.op, batch) == expected, grad.op.type
-
-
-def test_flops_of_depthwise_convolutions_and_their_gradients_are_exact(graph):
-    x = v1.placeholder(tf.float32, [4, 8, 8, 3])
-    w = v1.placeholder(tf.float32, [3, 3, 3, 2])
-    y = tf.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "SAME")
-    expected = 2 * 4 * 8 * 8 * 6 * 9
-    assert costs.op_flops(y.op, 1) == expected
-    for grad in tf.gradients(y, [x, w]):
-        assert costs.op_flops(grad.op, 1) == expected, grad.op.type
-
-
-def test_flops_of_three_dimensional_convolutions_and_their_gradients_are_exact(graph):
-    x = v1.placeholder(tf.float32, [2, 4, 6, 6, 3])
-    w = v1.placeholder(tf.float32, [2, 3, 3, 3, 5])
-    y = tf.nn.conv3d(x, w, [1, 1, 1, 1, 1], "SAME")
-    expected = 2 * (2 * 4 * 6 * 6 * 5) * (2 * 3 * 3 * 3)
-    assert costs.op_flops(y.op, 1) == expected
-    for grad in tf.gradients(y, [x, w]):
-        assert costs.op_flops(grad.op, 1) == expected, grad.op.type
-
-
-def test_views_and_sources_take_no_time(graph):
-    x = v1.placeholder(tf.float32, [128, 128])
-    y = tf.matmul(tf.reshape(tf.tanh(x), [128, 128]), tf.identity(x))
-    found = capture([y])
-    seconds = dict(zip(types(found), costs.op_seconds(found, 1), strict=True))
-    assert (
-        seconds["Placeholder"] == seconds["Reshape"] == seconds["Identity"] == seconds["Const"] == 0
-    )
-    assert 0 < seconds["Tanh"] < seconds["MatMul"]
-
-
-def test_time_grows_with_the_batch(graph):
-    x = v1.placeholder(tf.float32, [None, 128])
-    found = capture([tf.tanh(tf.matmul(x, v1.placeholder(tf.float32, [128, 128])))])
-    assert costs.op_seconds(found, 64).sum() > 2 * costs.op_seconds(found, 8).sum()
-
-
-def test_an_op_without_outputs_costs_nothing(graph):
-    assert costs.op_flops(tf.no_op(), 1) == 0.0

@@ -1,0 +1,335 @@
+"""Measured costs: kernels by themselves, what tells them apart, and what is kept on disk."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from graph_tools import capture, cost_cache, kernels, profiling
+from graph_tools.cost_cache import CostCache
+from graph_tools.errors import CacheWarning
+from graph_tools.kernels import Measured
+from graph_tools.parameters import parameters
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(cost_cache.ENVIRONMENT, str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Kernels are not run, but counted; each takes as many microseconds as there were before it."""
+    calls = []
+
+    def measure(kernel, device):
+        calls.append(kernel)
+        return Measured(len(calls) * 1e-6, 10 * len(calls))
+
+    monkeypatch.setattr(kernels, "measure", measure)
+    return calls
+
+
+def place(*shape, dtype=tf.float32):
+    return v1.placeholder(dtype, shape)
+
+
+def layers(*widths, batch=None):
+    """A chain of matrix products and activations."""
+    with tf.Graph().as_default():
+        x = place(batch, widths[0])
+        for a, b in itertools.pairwise(widths):
+            x = tf.tanh(tf.matmul(x, place(a, b)))
+        return capture([x])
+
+
+def of_type(graph, kind):
+    return [i for i, op in enumerate(graph.ops) if op.type == kind]
+
+
+# What is measured --------------------------------------------------------------------------------------------------
+
+
+def test_a_larger_product_takes_longer():
+    graph = layers(64, 512, 512, batch=256)
+    small, large = profiling.measured(graph, 1).seconds[of_type(graph, "MatMul")]
+    assert 0 < 2 * small < large < 10
+
+
+def test_equal_kernels_are_measured_once(counted):
+    graph = layers(*[128] * 20)
+    costs = profiling.measured(graph, 32)
+    assert sorted(kernel.kind for kernel in counted) == ["MatMul", "Tanh"]
+    assert len(set(costs.seconds[of_type(graph, "MatMul")])) == 1
+    assert len(set(costs.workspace[of_type(graph, "Tanh")])) == 1
+
+
+def test_shapes_dtypes_and_attributes_tell_kernels_apart(counted):
+    with tf.Graph().as_default():
+        a, b, c = place(64, 64), place(64, 32), place(64, 64, dtype=tf.float64)
+        graph = capture(
+            [a @ a, tf.matmul(a, a, transpose_a=True), a @ b, c @ c, tf.matmul(a, a, name="again")]
+        )
+    profiling.measured(graph, 1)
+    assert len(counted) == 4
+
+
+def test_parameters_tell_kernels_apart_and_data_do_not(counted):
+    with tf.Graph().as_default():
+        x = place(64, 64)
+        graph = capture(
+            [tf.reduce_sum(x, 0), tf.reduce_sum(x, 1), x * tf.fill([64, 64], 2.0), x * x]
+        )
+    profiling.measured(graph, 1)
+    assert sorted(kernel.kind for kernel in counted) == ["Mul", "Sum", "Sum"]
+
+
+def test_the_batch_is_put_in(counted):
+    graph = layers(256, 256)
+    profiling.measured(graph, 7)
+    (product,) = (kernel for kernel in counted if kernel.kind == "MatMul")
+    assert product.inputs[0].shape == (7, 256) and product.outputs == ((tf.float32, (7, 256)),)
+    profiling.measured(graph, 8)
+    assert len(counted) == 4
+
+
+def test_what_cannot_run_alone_is_estimated(counted):
+    with tf.Graph().as_default():
+        x = place(256, 256)
+        unknown = place(None, None)
+        y = tf.random.uniform([256, 256]) * (x @ x) + tf.tanh(unknown)
+        variable = tf.Variable(tf.zeros([256, 256]))
+        graph = capture([y, tf.gather(variable, [1, 2])])
+    costs = profiling.measured(graph, 4)
+    kinds = {kernel.kind for kernel in counted}
+    assert "MatMul" in kinds and kinds.isdisjoint({"RandomUniform", "Tanh", "ResourceGather"})
+    for kind in ("RandomUniform", "Tanh", "ResourceGather"):
+        (op,) = of_type(graph, kind)
+        assert costs.seconds[op] > 0 and costs.workspace[op] == 0
+    for kind in ("Placeholder", "Const", "VarHandleOp"):
+        assert not costs.seconds[of_type(graph, kind)].any()
+
+
+def test_what_is_estimated_is_scaled_by_what_was_measured(counted):
+    with tf.Graph().as_default():
+        x = place(512, 512)
+        graph = capture([tf.tanh(x) * tf.tanh(place(None, None))])
+    static = profiling.estimated(graph, 4).seconds
+    found = profiling.measured(graph, 4).seconds
+    known, unknown = of_type(graph, "Tanh")
+    assert found[known] in (1e-6, 2e-6)
+    assert found[unknown] < static[unknown]
+
+
+def test_a_kernel_that_fails_is_estimated_and_not_tried_again():
+    with tf.Graph().as_default():
+        sizes = tf.cast(place(4), tf.int32)  # only known in the step
+        grad = tf.raw_ops.Conv2DBackpropInput(
+            input_sizes=sizes,
+            filter=place(3, 3, 8, 8),
+            out_backprop=place(2, 16, 16, 8),
+            strides=[1, 1, 1, 1],
+            padding="SAME",
+        )
+        grad.set_shape([2, 16, 16, 8])
+        graph = capture([grad])
+    (op,) = of_type(graph, "Conv2DBackpropInput")
+    assert profiling.measured(graph, 1).seconds[op] > 0
+    (entry,) = (
+        v for k, v in CostCache(cost_cache.describe("CPU:0")).entries.items() if "Conv" in k
+    )
+    assert entry is None
+
+
+def test_gradients_of_convolutions_and_pooling_run_alone():
+    with tf.Graph().as_default():
+        x, w = place(None, 32, 32, 16), place(3, 3, 16, 16)
+        y = tf.nn.max_pool2d(tf.nn.conv2d(x, w, 1, "SAME"), 2, 2, "SAME")
+        graph = capture(tf.gradients(y, [x, w]))
+    profiling.measured(graph, 2)
+    entries = CostCache(cost_cache.describe("CPU:0")).entries
+    for kind in ("Conv2D(", "Conv2DBackpropInput(", "Conv2DBackpropFilter(", "MaxPoolGrad("):
+        (entry,) = (entry for key, entry in entries.items() if key.startswith(kind))
+        assert entry is not None, kind
+
+
+def test_workspace_is_what_a_kernel_allocates_beside_its_outputs():
+    # A convolution over three dimensions is a matrix product of patches, which are gathered first.
+    with tf.Graph().as_default():
+        x, w = place(2, 8, 16, 16, 8), place(3, 3, 3, 8, 8)
+        y = tf.nn.conv3d(x, w, [1, 1, 1, 1, 1], "SAME")
+        top = tf.math.top_k(place(64, 1024), 8).values
+        graph = capture([*tf.gradients(y, [x, w]), top, tf.tanh(place(1000))])
+    costs = profiling.measured(graph, 1)
+    assert (costs.workspace >= 0).all()
+    assert (costs.workspace < 1 << 30).all()
+    assert not costs.workspace[of_type(graph, "Tanh")].any()
+
+
+def test_profiling_works_while_a_function_is_traced():
+    @tf.function
+    def f(x):
+        y = tf.tanh(x @ x)
+        found.append(profiling.measured(capture([y]), 1).seconds.sum())
+        return y
+
+    found = []
+    f(tf.ones([256, 256]))
+    assert found[0] > 0
+
+
+# Parameters --------------------------------------------------------------------------------------------------------
+
+
+def test_integers_that_shapes_decide_are_known():
+    with tf.Graph().as_default():
+        x, other = place(None, 3, 5), place(None, 7)
+        shapes = tf.raw_ops.ShapeN(input=[x, other], out_type=tf.int32)
+        last = shapes[1][1:] * 2
+        turned = tf.raw_ops.InvertPermutation(x=tf.constant([2, 0, 1]))
+        data = tf.cast(place(2), tf.int32)
+        graph = capture([last, turned, tf.size(x), tf.rank(x), data + shapes[0][:2]])
+    found = parameters(graph, 4)
+    assert found[graph.value(shapes[0])].tolist() == [4, 3, 5]
+    assert found[graph.value(last)].tolist() == [14]
+    assert found[graph.value(turned)].tolist() == [1, 2, 0]
+    assert graph.value(data) not in found
+
+
+# The cache ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_time_nothing_is_measured(counted):
+    graph = layers(256, 128, 64)
+    first = profiling.measured(graph, 16)
+    many = len(counted)
+    second = profiling.measured(graph, 16)
+    assert many == len(counted) > 0
+    np.testing.assert_array_equal(first.seconds, second.seconds)
+    np.testing.assert_array_equal(first.workspace, second.workspace)
+
+
+@pytest.mark.parametrize("what", ["version", "device"])
+def test_another_version_or_device_is_measured_anew(counted, monkeypatch, folder, what):
+    graph = layers(256, 128)
+    profiling.measured(graph, 16)
+    many = len(counted)
+    if what == "version":
+        monkeypatch.setattr(tf, "__version__", "9.9.9")
+    else:
+        monkeypatch.setattr(profiling, "describe", lambda device: "a faster one")
+    profiling.measured(graph, 16)
+    assert len(counted) == 2 * many
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"format": 0}',
+        "\0",
+        '{"kernels": {"a": [1]}}',
+        '{"kernels": {"a": [-1, 0]}}',
+        '{"kernels": {"a": [NaN, 0]}}',
+        '{"kernels": []}',
+    ],
+)
+def test_a_file_that_cannot_be_read_is_written_anew(counted, content):
+    graph = layers(256, 128)
+    profiling.measured(graph, 16)
+    many = len(counted)
+    cache = CostCache(cost_cache.describe("CPU:0"))
+    if "kernels" in content:
+        content = json.dumps({**cache.header, **json.loads(content)})
+    cache.path.write_text(content, encoding="utf-8")
+    with pytest.warns(CacheWarning, match="written anew"):
+        profiling.measured(graph, 16)
+    assert len(counted) == 2 * many
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        profiling.measured(graph, 16)
+    assert len(counted) == 2 * many
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_once(counted, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cost_cache.ENVIRONMENT, str(tmp_path / "file"))
+    with pytest.warns(CacheWarning, match=cost_cache.ENVIRONMENT):
+        costs = profiling.measured(layers(256, 128), 16)
+    assert costs.seconds.sum() > 0
+
+
+def test_writers_keep_what_others_wrote():
+    one, other = CostCache("a device"), CostCache("a device")
+    one.entries["a"] = Measured(1.0, 0)
+    other.entries["b"] = None
+    one.write()
+    other.write()
+    assert CostCache("a device").entries == {"a": Measured(1.0, 0), "b": None}
+
+
+def test_many_writers_never_leave_half_a_file(folder):
+    def work(number):
+        for k in range(10):
+            cache = CostCache("a device")  # a warning, an error here, if it reads half a file
+            cache.entries[f"{number} {k}" + "x" * 10_000] = Measured(float(k), number)
+            cache.write()
+
+    failures = []
+    monitor = threading.excepthook
+    threading.excepthook = failures.append
+    try:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        threading.excepthook = monitor
+    assert not failures
+    assert [path.suffix for path in folder.iterdir()] == [".json"]
+
+
+# Limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_most_expensive_kernels_come_first_and_the_time_is_limited(counted):
+    graph = layers(16, 256, 1024, 1024, batch=512)
+    profiling.measured(graph, 1, limit=0.0)
+    assert not counted
+    profiling.measured(graph, 1)
+    sizes = [kernel.inputs[1].shape for kernel in counted if kernel.kind == "MatMul"]
+    assert sizes[:2] == [(1024, 1024), (256, 1024)]
+
+
+def test_progress_is_told_and_may_stop(counted):
+    graph = layers(16, 256, 1024, batch=512)
+    told = []
+    profiling.measured(graph, 1, progress=lambda done, total: told.append((done, total)))
+    many = len(counted)
+    assert told == [(k, many) for k in range(many + 1)]
+
+    def interrupt(done, total):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    counted.clear()
+    graph = layers(32, 512, 2048, batch=512)
+    with pytest.raises(KeyboardInterrupt):
+        profiling.measured(graph, 1, progress=interrupt)
+    assert len(counted) == 1
+    entries = CostCache(cost_cache.describe("CPU:0")).entries
+    assert any("512,2048" in key for key in entries)  # kept, though it was stopped
