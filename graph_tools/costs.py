@@ -28,7 +28,8 @@ __all__ = ["BYTES_PER_SECOND", "FLOPS_PER_SECOND", "START_SECONDS", "op_flops", 
 #: operations in the time of a byte here, 5 as long as tensors fit into caches, 10 to 80 on GPUs.
 FLOPS_PER_SECOND = 2e11
 BYTES_PER_SECOND = 2e10
-#: What the executor needs to start an op.
+#: What the executor needs to start an op: 1.4 µs an op of an unrolled LSTM and of a small Transformer with one thread, more
+#: with several.
 START_SECONDS = 2e-6
 
 _PRODUCTS = {
