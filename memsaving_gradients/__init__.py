@@ -18,6 +18,7 @@ from memsaving_gradients.marks import checkpoint as checkpoint
 from memsaving_gradients.patching import patch as patch
 from memsaving_gradients.patching import patched as patched
 from memsaving_gradients.patching import unpatch as unpatch
+from memsaving_gradients.plan import Comparison as Comparison
 from memsaving_gradients.plan import Decision as Decision
 from memsaving_gradients.plan import Plan as Plan
 from memsaving_gradients.registry import plans as plans
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from memsaving_gradients import keras as keras
 
 __all__ = [
+    "Comparison",
     "Decision",
     "Plan",
     "checkpoint",

@@ -33,7 +33,15 @@ def gradients(
     checkpoints: Any = "auto",
     hold_gradients: bool = False,
     xla: bool | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
+    budget: int | float | str | None = None,
+    planner: Any = "auto",
+    max_slowdown: float | None = None,
+    accumulate: bool = True,
+    profile: bool = False,
+    plan: Any = None,
+    progress: Any = None,
+    planning_seconds: float | None = None,
 ) -> list[Any]:
     """Gradients of the sum of ``ys`` with respect to each of ``xs``, recomputing what was not kept.
 
@@ -59,7 +67,34 @@ def gradients(
     xla
         Whether the graph is compiled by XLA; found out if not given.
     batch_size
-        Stands in for an unknown batch dimension when bytes are estimated.
+        Stands in for an unknown batch dimension when bytes are estimated: 32 if not given. A budget in bytes must be told.
+    budget
+        The most memory of a step's transient peak (activations, temporaries and gradients; not variables, optimizer slots
+        and inputs), in the chunks of TensorFlow's allocator: the plan that fits at the least extra time is wanted. An
+        int is bytes; a string has a unit (``"2GiB"``, ``"800 MB"``); a float in (0, 1] is a fraction of what plain training
+        takes. Where plain training fits, gradients are plain (a `PlanNote` says so once). Marked tensors are kept besides.
+    planner
+        Who looks for the plan: ``"auto"``, ``"chain"``, ``"chen"``, ``"memory"``, ``"speed"``, or a function of a
+        ``TrainingGraph`` and ``Limits`` that returns a ``Proposal`` (`memsaving_gradients.planners`).
+    max_slowdown
+        The other way to ask: the least memory with which a step takes at most this many times the estimated time of a plain
+        one (1.2: 20 % more). Excludes ``budget``.
+    accumulate
+        Whether sums of ten addends or more (gradients of tied weights, of unrolled recurrences) are added up as the addends
+        come instead of holding all of them. The order is that of TensorFlow's own kernel, so that the bits are the same
+        except where that begins with another addend, whose buffer it takes over.
+    profile
+        Whether times of ops are measured on this device, once for each kind of op and shape, instead of estimated.
+    plan
+        A `Plan`, the path of a saved one (`Plan.save`), or a list of them: applied without planning. One of them must have
+        been made for the same graph.
+    progress
+        ``None``: a bar on standard error where that is a terminal and planning takes more than a second. ``False``: none.
+        A function is called with a share from 0 to 1 and a phrase; it may raise `memsaving_gradients.planners.Interrupted`,
+        which ends planning with the best plan so far. So does Ctrl-C, if a plan that fits is at hand.
+    planning_seconds
+        The most time to plan, about; the best plan so far is used then, with a `PlanningStoppedWarning`. Without it the
+        same graph gives the same plan in every process.
 
     Returns
     -------
@@ -72,6 +107,10 @@ def gradients(
         Outside of a graph.
     ArgumentError
         For arguments that cannot be used; the graph is left as it was.
+    BudgetError
+        If no plan fits; it names the least budget that works, in bytes and as a fraction.
+    PlanError
+        If ``plan`` cannot be read, or was made for another graph.
 
     Examples
     --------
@@ -85,8 +124,35 @@ def gradients(
     ...     return ms.gradients(y, x)
     >>> slope(tf.zeros([1000]))[0][0].numpy()
     np.float32(1.0)
+
+    Half of the memory of plain training, at the least extra time:
+
+    >>> @tf.function
+    ... def slope_in_half(x):
+    ...     y = x
+    ...     for _ in range(32):
+    ...         y = tf.sin(y)
+    ...     return ms.gradients(y, x, budget=0.5, planner="memory")
+    >>> slope_in_half(tf.zeros([1000]))[0][0].numpy()
+    np.float32(1.0)
+    >>> plan = ms.plans(slope_in_half)[-1]
+    >>> plan.allocated <= plan.budget == plan.allocated_plain // 2
+    True
     """
-    options = Options(checkpoints, hold_gradients, xla, batch_size)
+    options = Options(
+        checkpoints=checkpoints,
+        hold_gradients=hold_gradients,
+        xla=xla,
+        batch_size=batch_size,
+        budget=budget,
+        planner=planner,
+        max_slowdown=max_slowdown,
+        accumulate=accumulate,
+        profile=profile,
+        plan=plan,
+        progress=progress,
+        planning_seconds=planning_seconds,
+    )
     _check_name(name)
     if tf.executing_eagerly():
         raise EagerExecutionError(

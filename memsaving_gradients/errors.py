@@ -8,10 +8,14 @@ from graph_tools.errors import GraphToolsError
 
 __all__ = [
     "ArgumentError",
+    "BudgetError",
     "EagerExecutionError",
     "MemorySavingError",
     "NothingSavedWarning",
     "PatchError",
+    "PlanError",
+    "PlanNote",
+    "PlanningStoppedWarning",
     "SelectionError",
 ]
 
@@ -49,6 +53,31 @@ class SelectionError(ArgumentError):
     """A checkpoint names nothing, or nothing that can be a checkpoint."""
 
 
+class BudgetError(ArgumentError):
+    """No plan that was found fits a budget.
+
+    Attributes
+    ----------
+    budget
+        The budget, bytes.
+    least
+        The least budget that a plan was found for, bytes.
+    fraction
+        The same as a fraction of the simulated peak of plain training, rounded up: to be given as it stands.
+    """
+
+    def __init__(
+        self, argument: str, value: Any, problem: str, budget: int, least: int, fraction: float
+    ) -> None:
+        super().__init__(argument, value, problem)
+        self.args = (argument, value, problem, budget, least, fraction)
+        self.budget, self.least, self.fraction = budget, least, fraction
+
+
+class PlanError(ArgumentError):
+    """A saved plan cannot be read, or was made for another graph."""
+
+
 class EagerExecutionError(MemorySavingError, RuntimeError):
     """Gradients were asked for outside of a graph, where nothing can be rewired."""
 
@@ -59,6 +88,14 @@ class PatchError(MemorySavingError, RuntimeError):
 
 class NothingSavedWarning(UserWarning):
     """Plain gradients were returned, or a plan was used that lowers no peak."""
+
+
+class PlanningStoppedWarning(UserWarning):
+    """Planning was interrupted or ran out of time; the best plan so far is used."""
+
+
+class PlanNote(UserWarning):
+    """Nothing is wrong, but worth knowing: plain training meets the budget, and nothing is recomputed."""
 
 
 def _show(value: Any) -> str:

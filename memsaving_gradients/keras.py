@@ -7,8 +7,9 @@ training, also an error in another callback, the model is left with its own func
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +20,12 @@ from memsaving_gradients import marks, patching, registry
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
 from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
+from memsaving_gradients.units import parse_bytes
 
-__all__ = ["Checkpoint", "MemorySavingGradients"]
+__all__ = ["RESERVE", "Checkpoint", "MemorySavingGradients"]
+
+#: Of a device's memory, the share that is not planned with: inputs, metrics, libraries, holes between chunks.
+RESERVE = 1 / 20
 
 
 @keras.saving.register_keras_serializable(package="memsaving_gradients")
@@ -49,9 +54,17 @@ class MemorySavingGradients(keras.callbacks.Callback):
         Whether the step is compiled by XLA; ``None`` reads it off the model.
     batch_size
         Stands in for an unknown batch dimension when bytes are estimated; ``None`` takes what Keras tells
-        callbacks, else 32.
+        callbacks, else 32 (a budget in bytes must know it).
     verbose
         1 prints each plan when it is made.
+    budget
+        As for `memsaving_gradients.gradients`: bytes, a string with a unit, or a fraction of what plain training takes.
+    device_memory
+        The memory of the device (``"16GiB"``, bytes): the budget is what the model's variables, the optimizer's and a reserve
+        of `RESERVE` (a twentieth: inputs, metrics, libraries, holes between chunks) leave of it.
+    **options
+        ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, as
+        for `memsaving_gradients.gradients`.
 
     Raises
     ------
@@ -61,6 +74,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
         When training begins, if the model was compiled with ``run_eagerly=True``.
     SelectionError
         During the first step, if checkpoints name nothing that can be one.
+    BudgetError
+        During the first step, if no plan fits; it names the least budget that works.
 
     Examples
     --------
@@ -83,6 +98,10 @@ class MemorySavingGradients(keras.callbacks.Callback):
         xla: bool | None = None,
         batch_size: int | None = None,
         verbose: int = 0,
+        *,
+        budget: int | float | str | None = None,
+        device_memory: int | str | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         if keras.backend.backend() != "tensorflow":
@@ -94,11 +113,26 @@ class MemorySavingGradients(keras.callbacks.Callback):
             )
         self._reads_hold = hold_gradients is None
         self._reads_batch = batch_size is None
-        self._asked = Options(
-            checkpoints,
-            False if hold_gradients is None else hold_gradients,
-            xla,
-            32 if batch_size is None else batch_size,
+        self._device_memory = device_memory
+        if device_memory is not None:
+            whole = parse_bytes(device_memory, "device_memory")
+            if budget is not None:
+                raise ArgumentError(
+                    "device_memory",
+                    device_memory,
+                    f"excludes budget={budget!r}, which would follow from it; leave one out",
+                )
+            # Stands for the budget until the variables are known, so that what excludes a budget excludes this.
+            budget = whole
+        self._asked = Options.of(
+            {
+                "checkpoints": checkpoints,
+                "hold_gradients": False if hold_gradients is None else hold_gradients,
+                "xla": xla,
+                "batch_size": batch_size,
+                "budget": budget,
+                **options,
+            }
         )
         self._verbose = verbose
         self._watch = registry.Watch()
@@ -177,7 +211,9 @@ class MemorySavingGradients(keras.callbacks.Callback):
         if self._reads_hold:
             options = replace(options, hold_gradients=_holds(model.optimizer))
         if self._reads_batch:
-            options = replace(options, batch_size=(self.params or {}).get("batch_size") or 32)
+            options = replace(options, batch_size=(self.params or {}).get("batch_size") or None)
+        if self._device_memory is not None:
+            options = replace(options, budget=_left_of(self._device_memory, model))
         if options.xla is None and model.jit_compile:
             options = replace(options, xla=True)
         return options
@@ -188,6 +224,39 @@ def _build_optimizer(model: Any) -> None:
     if model.built and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
+
+
+def _left_of(device_memory: int | str, model: Any) -> int:
+    """The bytes that variables, slots and the reserve leave of a device's memory."""
+    whole = parse_bytes(device_memory, "device_memory")
+    if not model.built:
+        raise ArgumentError(
+            "device_memory",
+            device_memory,
+            "the variables of a model that was not built are not known; call model.build(input_shape) before fit, or give "
+            "budget=",
+        )
+    weights, slots = _bytes_of(model.variables), _bytes_of(model.optimizer.variables)
+    reserve = int(whole * RESERVE)
+    left = whole - weights - slots - reserve
+    if left <= 0:
+        raise ArgumentError(
+            "device_memory",
+            device_memory,
+            f"the model's variables take {weights:,} bytes, the optimizer's {slots:,}, and {reserve:,} are kept in reserve: "
+            "nothing is left for training; take a larger device, a smaller model or an optimizer with fewer slots",
+        )
+    return left
+
+
+def _bytes_of(variables: Iterable[Any]) -> int:
+    """Bytes of Keras variables, each counted once."""
+    found = {id(v): v for v in variables}
+    return sum(
+        math.prod(v.shape) * tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size
+        for v in found.values()
+        if v.dtype != "string"
+    )
 
 
 def _holds(optimizer: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -10,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.plan import Plan
+from memsaving_gradients.planners import PLANNERS
+from memsaving_gradients.units import parse_budget
 
 __all__ = ["MODES", "Options"]
 
@@ -18,6 +23,8 @@ MODES = ("auto", "memory", "speed", "collection")
 
 #: Larger batches would overflow the bytes of tensors.
 MOST_EXAMPLES = 10**9
+#: Stands in for an unknown batch dimension where nobody said how large it is.
+USUAL_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,23 @@ class Options:
     xla
         Whether the graph is compiled by XLA; ``None`` finds out from the function being traced.
     batch_size
-        Stands in for an unknown batch dimension when bytes are estimated.
+        Stands in for an unknown batch dimension when bytes are estimated; ``None``: 32, but a budget in bytes must know.
+    budget
+        The most bytes of a step's transient peak: an int, a string with a unit, or a float, a fraction of the plain peak.
+    planner
+        Who plans: one of `memsaving_gradients.planners.PLANNERS`, or a function of a training graph and limits.
+    max_slowdown
+        The least memory is wanted with which a step takes at most this many times the plain step's estimated time.
+    accumulate
+        Whether sums of many addends are added up as the addends come.
+    profile
+        Whether times of ops are measured on this device instead of estimated.
+    plan
+        Plans to apply instead of planning; a tuple, once checked.
+    progress
+        Who is told how far planning is: ``None`` (a bar in a terminal), ``False`` (nobody), or a function.
+    planning_seconds
+        The most time to plan; ``None``: as long as it takes.
 
     Examples
     --------
@@ -51,7 +74,15 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
     checkpoints: Any = "auto"
     hold_gradients: bool = False
     xla: bool | None = None
-    batch_size: int = 32
+    batch_size: int | None = None
+    budget: Any = None
+    planner: Any = "auto"
+    max_slowdown: float | None = None
+    accumulate: bool = True
+    profile: bool = False
+    plan: Any = ()
+    progress: Any = None
+    planning_seconds: float | None = None
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Options:
@@ -61,25 +92,146 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]!r}? " if close else ""
+                if name == "device_memory":
+                    hint = "only the Keras callback knows the variables; give budget= here. "
                 raise ArgumentError(
                     name, value, f"no such option; {hint}Options are {_listed(known)}"
                 )
         return cls(**keywords)
 
+    @property
+    def limit(self) -> int | float | None:
+        """The budget as bytes (int) or as a fraction of the plain peak (float)."""
+        return None if self.budget is None else parse_budget(self.budget)
+
+    @property
+    def searches(self) -> bool:
+        """Whether a planner chooses what to keep, under limits of the user's."""
+        return (
+            self.budget is not None
+            or self.max_slowdown is not None
+            or not (isinstance(self.planner, str) and self.planner == "auto")
+        )
+
+    @property
+    def batch(self) -> int:
+        """The batch size to plan for."""
+        return USUAL_BATCH if self.batch_size is None else int(self.batch_size)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoints", _checked(self.checkpoints))
-        if not isinstance(self.hold_gradients, bool):
-            raise ArgumentError("hold_gradients", self.hold_gradients, "give True or False")
+        object.__setattr__(self, "plan", _loaded(self.plan))
+        for name in ("hold_gradients", "accumulate", "profile"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(name, getattr(self, name), "give True or False")
         if self.xla is not None and not isinstance(self.xla, bool):
             raise ArgumentError("xla", self.xla, "give True, False or None (find out)")
         whole = isinstance(self.batch_size, (int, np.integer))
         whole = whole and not isinstance(self.batch_size, bool)
-        if not whole or not 1 <= self.batch_size <= MOST_EXAMPLES:
+        if self.batch_size is not None and not (whole and 1 <= self.batch_size <= MOST_EXAMPLES):
             raise ArgumentError(
                 "batch_size",
                 self.batch_size,
                 f"give a number of examples from 1 to {MOST_EXAMPLES:,}",
             )
+        if self.budget is not None:
+            parse_budget(self.budget)
+        _check_planner(self.planner)
+        if self.max_slowdown is not None and not _number(self.max_slowdown, least=1.0):
+            raise ArgumentError(
+                "max_slowdown",
+                self.max_slowdown,
+                "give a factor from 1.0 on: 1.2 lets a step take 20 % more time than plain training",
+            )
+        if self.planning_seconds is not None and not (
+            _number(self.planning_seconds) and self.planning_seconds > 0
+        ):
+            raise ArgumentError(
+                "planning_seconds", self.planning_seconds, "give a positive number of seconds"
+            )
+        if self.progress not in (None, False) and not callable(self.progress):
+            raise ArgumentError(
+                "progress",
+                self.progress,
+                "give None (a bar in a terminal), False (nothing) or a function of (share, what)",
+            )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """What excludes what."""
+        if self.budget is not None and self.max_slowdown is not None:
+            raise ArgumentError(
+                "max_slowdown",
+                self.max_slowdown,
+                f"excludes budget={self.budget!r}: a budget asks for the fastest plan that fits, max_slowdown for the "
+                "least memory; leave one out",
+            )
+        asked = {
+            name: value
+            for name, value, default in (
+                ("budget", self.budget, None),
+                ("max_slowdown", self.max_slowdown, None),
+                ("planner", self.planner, "auto"),
+            )
+            if value is not default and value != default
+        }
+        if self.plan:
+            if not _is_auto(self.checkpoints):
+                asked["checkpoints"] = self.checkpoints
+            for name, value in asked.items():
+                raise ArgumentError(
+                    name, value, "excludes plan=, which says all; leave one of them out"
+                )
+        if asked and not _is_auto(self.checkpoints):
+            name, value = next(iter(asked.items()))
+            same = self.checkpoints in PLANNERS if isinstance(self.checkpoints, str) else False
+            hint = f"; to plan as that mode does, use planner={self.checkpoints!r}" if same else ""
+            raise ArgumentError(
+                name,
+                value,
+                f"excludes checkpoints={self.checkpoints!r}: here a planner chooses what to keep (marked tensors are kept "
+                f"besides); leave one of them out{hint}",
+            )
+
+
+def _is_auto(checkpoints: Any) -> bool:
+    return isinstance(checkpoints, str) and checkpoints == "auto"
+
+
+def _number(value: Any, least: float = -math.inf) -> bool:
+    real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return real and math.isfinite(value) and value >= least
+
+
+def _check_planner(planner: Any) -> None:
+    if callable(planner) or (isinstance(planner, str) and planner in PLANNERS):
+        return
+    hint = ""
+    if isinstance(planner, str):
+        close = difflib.get_close_matches(planner, PLANNERS, n=1)
+        hint = f"unknown planner; {f'did you mean {close[0]!r}? ' if close else ''}"
+    raise ArgumentError(
+        "planner",
+        planner,
+        f"{hint}Planners are {_listed(PLANNERS)}, or a function of (TrainingGraph, Limits) that returns a Proposal",
+    )
+
+
+def _loaded(plan: Any) -> tuple[Plan, ...]:
+    """One plan or several, each as such or as the path of a file."""
+    if plan is None or plan == ():
+        return ()
+    single = isinstance(plan, (str, bytes, os.PathLike, Plan))
+    if not single and not isinstance(plan, (list, tuple)):
+        raise ArgumentError("plan", plan, "give a Plan, the path of a saved one, or a list of them")
+    found = []
+    for item in (plan,) if single else plan:
+        if not isinstance(item, (str, os.PathLike, Plan)):
+            raise ArgumentError(
+                "plan", item, "give a Plan, the path of a saved one, or a list of them"
+            )
+        found.append(item if isinstance(item, Plan) else Plan.load(item))
+    return tuple(found)
 
 
 def _checked(checkpoints: Any) -> str | tuple[Any, ...]:

@@ -67,7 +67,9 @@ def patch(**options: Any) -> None:
     Parameters
     ----------
     **options
-        ``checkpoints``, ``hold_gradients``, ``xla``, ``batch_size`` as for `memsaving_gradients.gradients`.
+        ``checkpoints``, ``budget``, ``planner``, ``max_slowdown``, ``hold_gradients``, ``accumulate``, ``xla``,
+        ``batch_size``, ``profile``, ``plan``, ``progress``, ``planning_seconds`` as for `memsaving_gradients.gradients`. A
+        budget holds for each gradient computation by itself.
 
     Raises
     ------
@@ -198,7 +200,10 @@ def ends_in(graph: tf.Graph, ys: Any) -> list[tf.Tensor]:
 
 
 def _shown(patch: _InForce) -> str:
-    return f"checkpoints={patch.options.checkpoints!r}"
+    options = patch.options
+    if options.budget is not None:
+        return f"budget={options.budget!r}"
+    return f"checkpoints={options.checkpoints!r}"
 
 
 def _push(patch: _InForce) -> None:

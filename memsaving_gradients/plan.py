@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.allocator import allocated_peak
-from memsaving_gradients.schedule import Simulation
+from memsaving_gradients import planfile
+from memsaving_gradients.budgets import chunk_bytes
+from memsaving_gradients.errors import PlanError
+from memsaving_gradients.fingerprint import Fingerprint
+from memsaving_gradients.schedule import Schedule, Simulation
+from memsaving_gradients.units import format_bytes
 
-__all__ = ["Decision", "Plan"]
+__all__ = ["Comparison", "Decision", "Plan"]
 
 Fate = Literal["keep", "recompute", "offload", "encode"]
 
@@ -60,12 +67,13 @@ class Plan:
     Attributes
     ----------
     mode
-        ``"memory"``, ``"speed"``, ``"collection"`` or ``"named"``.
+        What was asked for: ``"memory"``, ``"speed"``, ``"collection"``, ``"named"``; ``"budget"``, ``"slowdown"``
+        (`max_slowdown`), ``"planner"`` (a planner without limits).
     decisions
         One for each residual, and each tensor kept to recompute from, that is large enough to matter, in order of
         creation.
     peak_plain, peak
-        Simulated transient peak of plain training and of this plan, bytes.
+        Simulated transient peak of plain training and of this plan, bytes asked for.
     extra_time
         Estimated time of the recomputation, as a fraction of the plain step's.
     clones
@@ -74,8 +82,30 @@ class Plan:
         Tensors kept to recompute from, in order of creation (a subset of what stays).
     gating
         ``"control"`` or ``"data"`` (XLA).
+    planner
+        Who planned.
+    budget
+        The most bytes in chunks that were allowed; ``None``: no limit.
+    planned_for
+        The bytes asked for, fewer than the budget, that the planner was given as its limit.
+    lower_bound
+        No plan within ``planned_for`` takes less extra time, as a fraction of the plain step's.
+    optimal
+        Whether this one is proven to take the least.
+    complete
+        Whether planning came to its end, and was not interrupted or out of time.
+    packed
+        Whether masks were packed in bits.
+    schedule
+        What runs when.
+    reasons
+        For storages (numbers of values) that stay by choice, why.
+    fingerprint
+        The graph that the plan is for.
     simulation_plain, simulation
-        The simulations behind these figures: bytes alive at every op, lives of all buffers.
+        The simulations behind these figures: bytes alive at every op, lives of all buffers. Not saved in files.
+    chunks
+        `allocated_plain` and `allocated`, of a plan that was read from a file.
     """
 
     mode: str
@@ -86,18 +116,58 @@ class Plan:
     clones: int
     checkpoints: tuple[str, ...]
     gating: str
-    simulation_plain: Simulation = field(repr=False, compare=False)
-    simulation: Simulation = field(repr=False, compare=False)
+    planner: str = ""
+    budget: int | None = None
+    planned_for: int | None = None
+    lower_bound: float = 0.0
+    optimal: bool = False
+    complete: bool = True
+    packed: bool = False
+    schedule: Schedule | None = field(default=None, repr=False, compare=False)
+    reasons: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
+    fingerprint: Fingerprint | None = field(default=None, repr=False)
+    simulation_plain: Simulation | None = field(default=None, repr=False, compare=False)
+    simulation: Simulation | None = field(default=None, repr=False, compare=False)
+    chunks: tuple[int, int] | None = field(default=None, repr=False, compare=False)
 
-    @property
-    def timeline_plain(self) -> npt.NDArray[np.int64]:
-        """Simulated bytes alive at every op of plain training."""
-        return self.simulation_plain.bytes_alive
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan that `save` wrote.
 
-    @property
-    def timeline(self) -> npt.NDArray[np.int64]:
-        """Simulated bytes alive at every op with this plan, clones included."""
-        return self.simulation.bytes_alive
+        Raises
+        ------
+        PlanError
+            If the file cannot be read, is damaged or is no plan.
+        """
+        return planfile.load(path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a JSON file, to be applied to the same graph in another process: ``gradients(..., plan=path)``.
+
+        Timelines and simulations are not saved; they come back when the plan is applied.
+
+        Examples
+        --------
+        >>> import tempfile, tensorflow as tf
+        >>> import memsaving_gradients as ms
+        >>> def step(**options):
+        ...     with tf.Graph().as_default() as graph:
+        ...         x = y = tf.compat.v1.placeholder(tf.float32, [1024])
+        ...         for _ in range(16):
+        ...             y = tf.tanh(y)
+        ...         ms.gradients(y, x, **options)
+        ...     return ms.plans(graph)[-1]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     step(checkpoints="memory").save(folder + "/plan.json")
+        ...     again = step(plan=folder + "/plan.json")
+        >>> again == step(checkpoints="memory")
+        True
+        """
+        planfile.save(self, path)
+
+    def compare(self, other: Plan) -> Comparison:
+        """This plan beside another one; prints as a table."""
+        return Comparison(self, other)
 
     @property
     def allocated_plain(self) -> int:
@@ -105,19 +175,36 @@ class Plan:
 
         XLA takes one buffer for a whole program.
         """
-        return self._allocated(self.simulation_plain)
+        if self.chunks is not None:
+            return self.chunks[0]
+        return chunk_bytes(_simulated(self, self.simulation_plain), self.gating)
 
     @property
     def allocated(self) -> int:
         """``peak`` as TensorFlow's BFC allocator counts it."""
-        return self._allocated(self.simulation)
+        if self.chunks is not None:
+            return self.chunks[1]
+        return chunk_bytes(_simulated(self, self.simulation), self.gating)
 
-    def _allocated(self, simulation: Simulation) -> int:
-        if self.gating == "control":
-            return simulation.allocated_peak
-        return allocated_peak(
-            np.zeros(1, np.int64), np.ones(1, np.int64), np.array([simulation.peak])
-        )
+    @property
+    def slack(self) -> int | None:
+        """Bytes of the budget that are left, or ``None`` without a budget."""
+        return None if self.budget is None else self.budget - self.allocated
+
+    @property
+    def gap(self) -> float:
+        """How much more extra time than the lower bound the plan takes at most, as a fraction of the plain step's time."""
+        return max(0.0, self.extra_time - self.lower_bound)
+
+    @property
+    def timeline_plain(self) -> npt.NDArray[np.int64]:
+        """Simulated bytes alive at every op of plain training."""
+        return _simulated(self, self.simulation_plain).bytes_alive
+
+    @property
+    def timeline(self) -> npt.NDArray[np.int64]:
+        """Simulated bytes alive at every op with this plan, clones included."""
+        return _simulated(self, self.simulation).bytes_alive
 
     @property
     def kept(self) -> tuple[Decision, ...]:
@@ -135,6 +222,7 @@ class Plan:
             f"plan {self.mode!r}: simulated peak {self.peak:,} bytes, plain {self.peak_plain:,} "
             f"({self.peak / max(self.peak_plain, 1):.0%}), extra time about {self.extra_time:.0%}, "
             f"{self.clones:,} ops run again",
+            *self._limits(),
             f"kept {len(kept)} residuals of {sum(d.bytes for d in kept):,} bytes, "
             f"recomputed {len(again)} of {sum(d.bytes for d in again):,}",
             f"{'bytes':>14}  {'fate':<9}  {'tensor':<48}  {'reason':<22}  source",
@@ -149,6 +237,114 @@ class Plan:
                 f"{'':>14}  … and {len(largest) - MOST_LINES} smaller ones (plan.decisions)"
             )
         return "\n".join(lines)
+
+    def _limits(self) -> list[str]:
+        """What is to say of a budget and of the planner's certainty."""
+        if self.budget is None and self.planned_for is None and self.complete:
+            return []
+        said = []
+        if self.budget is not None and self.slack is not None:
+            kept = f"{self.slack:,} left" if self.slack >= 0 else f"NOT KEPT, {-self.slack:,} over"
+            said.append(
+                f"budget {self.budget:,} bytes ({format_bytes(self.budget)}): {self.allocated:,} in the allocator's chunks, {kept}"
+            )
+        if self.optimal:
+            said.append(f"planner {self.planner!r}: proven to take the least time")
+        elif self.extra_time:
+            said.append(
+                f"planner {self.planner!r}: at most {self.gap:.1%} of a step above the least extra time ({self.lower_bound:.1%})"
+            )
+        if not self.complete:
+            said.append("planning was stopped before its end")
+        return ["; ".join(said)] if said else []
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two plans side by side.
+
+    Attributes
+    ----------
+    first, second
+        The plans.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> import memsaving_gradients as ms
+    >>> with tf.Graph().as_default() as graph:
+    ...     x = y = tf.compat.v1.placeholder(tf.float32, [1024])
+    ...     for _ in range(16):
+    ...         y = tf.tanh(y)
+    ...     for mode in ("memory", ["Tanh_7"]):
+    ...         grads = ms.gradients(y, x, checkpoints=mode)
+    >>> several, one = ms.plans(graph)
+    >>> print(several.compare(one))
+                                  memory           named
+    peak                          28,672          40,960
+    allocated ...
+    """
+
+    first: Plan
+    second: Plan
+
+    @property
+    def changed(self) -> tuple[tuple[Decision | None, Decision | None], ...]:
+        """The decisions on tensors that the plans treat differently, largest tensors first."""
+        mine = {d.tensor: d for d in self.first.decisions}
+        its = {d.tensor: d for d in self.second.decisions}
+        pairs = [(mine.get(name), its.get(name)) for name in dict.fromkeys([*mine, *its])]
+        other = [(a, b) for a, b in pairs if (a and a.fate) != (b and b.fate)]
+        return tuple(sorted(other, key=lambda ab: -max(d.bytes for d in ab if d is not None)))
+
+    @property
+    def same_graph(self) -> bool:
+        """Whether both are for the same graph."""
+        a, b = self.first.fingerprint, self.second.fingerprint
+        return a is not None and b is not None and a.digest == b.digest
+
+    @property
+    def rows(self) -> tuple[tuple[str, str, str], ...]:
+        """The lines of the table: what, of the first plan, of the second."""
+
+        def of(plan: Plan) -> dict[str, Any]:
+            fates: Counter[str] = Counter()
+            for decision in plan.decisions:
+                fates[decision.fate] += decision.bytes
+            return {
+                "peak": f"{plan.peak:,}",
+                "allocated": f"{plan.allocated:,}",
+                "budget": "" if plan.budget is None else f"{plan.budget:,}",
+                "extra time": f"{plan.extra_time:.1%}",
+                "its lower bound": f"{plan.lower_bound:.1%}",
+                "ops run again": f"{plan.clones:,}",
+                "bytes kept": f"{fates['keep']:,}",
+                "bytes recomputed": f"{fates['recompute']:,}",
+            }
+
+        one, two = of(self.first), of(self.second)
+        rows = [(what, one[what], two[what]) for what in one]
+        rows.append(("tensors that change", "", f"{len(self.changed):,}"))
+        return tuple(rows)
+
+    def __str__(self) -> str:
+        heads = [plan.planner or plan.mode for plan in (self.first, self.second)]
+        lines = [f"{'':<20}{heads[0]:>16}{heads[1]:>16}"]
+        lines += [f"{what:<20}{a:>16}{b:>16}" for what, a, b in self.rows]
+        if not self.same_graph:
+            lines.append("the plans are for different graphs")
+        return "\n".join(lines)
+
+
+def _simulated(plan: Plan, simulation: Simulation | None) -> Simulation:
+    if simulation is None:
+        raise PlanError(
+            "plan",
+            plan.planner or plan.mode,
+            "was read from a file, which has no timelines; apply it (gradients(..., plan=...)) and ask "
+            "memsaving_gradients.plans for the one that was used",
+        )
+    return simulation
 
 
 def _shorten(text: str, width: int) -> str:

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -54,12 +53,12 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     first_backward = len(graph.get_operations())
     ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
     starts = tf.nest.flatten(xs)
-    mode, options = _chosen(graph, first_backward, ends, starts, options)
+    mode, kept = _chosen(graph, first_backward, ends, starts, options)
     with paused():
         grads = differentiate()
     with _uncollected():
         flat = save_memory(
-            graph, first_backward, ends, starts, tf.nest.flatten(grads), mode, options
+            graph, first_backward, ends, starts, tf.nest.flatten(grads), mode, kept, options
         )
     return tf.nest.pack_sequence_as(grads, flat)
 
@@ -85,22 +84,27 @@ def _chosen(
     ys: Sequence[tf.Tensor],
     xs: Sequence[Any],
     options: Options,
-) -> tuple[str, Options]:
-    """What a plan will be called, and options with a planner's name or a tuple of tensors as checkpoints."""
+) -> tuple[str, list[tf.Tensor]]:
+    """What a plan will be called, and the tensors that are to be kept whatever else is."""
     spec = options.checkpoints
+    if options.plan:
+        return "saved", []
+    if options.searches:
+        mode = "budget" if options.budget is not None else "slowdown"
+        mode = mode if mode == "budget" or options.max_slowdown is not None else "planner"
+        return mode, marks_between(graph, first_backward, ys, xs)
     if spec in ("memory", "speed"):
-        return spec, options
+        return spec, []
     if spec in ("auto", "collection"):
         marks = marks_between(graph, first_backward, ys, xs)
         if marks:
-            return "collection", replace(options, checkpoints=tuple(marks))
+            return "collection", marks
         if spec == "auto":
-            return "memory", replace(options, checkpoints="memory")
+            return "memory", []
         raise ArgumentError(
             "checkpoints",
             spec,
             "no tensor between xs and ys is marked; mark some with memsaving_gradients.checkpoint(tensor) or "
             "tf.compat.v1.add_to_collection('checkpoints', tensor), or use checkpoints='memory'",
         )
-    tensors = resolve(graph, first_backward, spec, ys, xs)
-    return "named", replace(options, checkpoints=tuple(tensors))
+    return "named", resolve(graph, first_backward, spec, ys, xs)

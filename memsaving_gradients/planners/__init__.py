@@ -7,6 +7,39 @@
 - :mod:`~memsaving_gradients.planners.named`: keep what the user names.
 """
 
-from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal
+from __future__ import annotations
 
-__all__ = ["Interrupted", "Limits", "Proposal"]
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["PLANNERS", "Interrupted", "Limits", "Planner", "Proposal", "find_planner"]
+
+Planner = Callable[[TrainingGraph, Limits], Proposal]
+
+#: What ``planner=`` may name, and the module that plans.
+PLANNERS = {
+    "auto": "auto",
+    "chain": "chain",
+    "chen": "chen",
+    "memory": "least_memory",
+    "speed": "cheap_ops",
+}
+
+
+def find_planner(planner: Any) -> tuple[str, Planner]:
+    """The name of a planner and its function; modules are imported when they are asked for.
+
+    Examples
+    --------
+    >>> name, plan = find_planner("memory")
+    >>> name, plan.__module__
+    ('memory', 'memsaving_gradients.planners.least_memory')
+    """
+    if callable(planner):
+        return getattr(planner, "__name__", type(planner).__name__), planner
+    module = importlib.import_module(f"{__name__}.{PLANNERS[planner]}")
+    return planner, module.plan

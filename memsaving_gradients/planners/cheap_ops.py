@@ -12,6 +12,8 @@ fuse them stay fused.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memsaving_gradients.planners import least_memory
 from memsaving_gradients.planners.proposal import Limits, Proposal
 from memsaving_gradients.training_graph import TrainingGraph
@@ -22,7 +24,7 @@ __all__ = ["expensive_storages", "plan"]
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """Keep outputs of expensive forward ops; recompute the rest."""
     expensive = dict.fromkeys(expensive_storages(graph), "expensive to recompute")
-    return least_memory.plan(graph, Limits({**expensive, **limits.keep}))
+    return least_memory.plan(graph, replace(limits, keep={**expensive, **limits.keep}))
 
 
 def expensive_storages(graph: TrainingGraph) -> list[int]:

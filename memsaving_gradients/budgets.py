@@ -1,0 +1,357 @@
+"""From what a user asked for to a proposal: the fastest plan that fits a budget, or the least memory within a slowdown.
+
+A budget is a promise on the bytes that TensorFlow's allocator has in chunks, with the forward ops in the order in which its
+executor runs them. Planners know neither: they count bytes asked for, in the order of creation. So a planner is asked for a plan
+within fewer bytes, what comes out is simulated as it will run, and the bytes to ask for are corrected by the ratio of what was
+wanted and what came out. Of all plans that fit, the one with the least extra time is taken. Any planner can be searched with in
+this way, and one that ignores budgets is simply tried.
+
+If nothing fits, planners are asked for the least they can do, and for a little more (holes between chunks make the
+least peak not always the least need). These last attempts do not depend on the budget, so that the least budget an error
+names works when it is asked for.
+
+Deterministic, unless a time limit is set. Cost: at most `MOST_ROUNDS` and `FLOORS` plans, fewer on large graphs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from graph_tools.allocator import allocated_peak
+from memsaving_gradients.errors import ArgumentError, BudgetError
+from memsaving_gradients.executor import as_executed, forward_order
+from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
+from memsaving_gradients.schedule import Schedule, Simulation, plain, simulate
+from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.units import format_bytes
+from memsaving_gradients.validity import problem_of
+
+__all__ = ["Found", "Meter", "Search", "chunk_bytes"]
+
+#: Plans to ask for while one is sought that fits, …
+MOST_ROUNDS = 6
+#: … on graphs of more ops than this so many.
+MANY_OPS, FEW_ROUNDS = 30_000, 3
+#: A plan that needs at least this share of the budget uses it well enough.
+CLOSE = 0.97
+#: What is asked for last, as multiples of the least peak; on large graphs only the first.
+FLOORS = (1.0, 1.04, 1.1)
+
+
+def chunk_bytes(simulation: Simulation, gating: str) -> int:
+    """A simulated peak as TensorFlow's allocator counts it: in chunks, larger than the buffers in them.
+
+    XLA (``gating="data"``) takes one buffer for a whole program.
+    """
+    return _one_chunk(simulation.peak) if gating == "data" else simulation.allocated_peak
+
+
+def _one_chunk(size: int) -> int:
+    return allocated_peak(np.zeros(1, np.int64), np.ones(1, np.int64), np.array([size]))
+
+
+class Meter:
+    """What schedules of one training graph need when they run.
+
+    Parameters
+    ----------
+    graph
+        The training graph.
+    gating
+        ``"control"``, or ``"data"`` under XLA.
+    """
+
+    def __init__(self, graph: TrainingGraph, gating: str) -> None:
+        self.graph, self.gating = graph, gating
+        self.order = forward_order(graph)
+        self._moved = self.order != list(range(len(self.order)))
+
+    def run(self, schedule: Schedule) -> Simulation:
+        """The simulation of a schedule as the executor runs it."""
+        return simulate(self.graph, as_executed(schedule, self.order))
+
+    def need(self, proposal: Proposal) -> int:
+        """The bytes in chunks that a proposal needs, whether the executor reorders the forward pass or not."""
+        need = chunk_bytes(self.run(proposal.schedule), self.gating)
+        if self._moved:
+            need = max(need, chunk_bytes(proposal.simulation, self.gating))
+        return need
+
+    @cached_property
+    def plain(self) -> Proposal:
+        """Plain training."""
+        schedule = plain(self.graph)
+        return Proposal(schedule, {}, simulate(self.graph, schedule), optimal=True)
+
+    @cached_property
+    def plain_need(self) -> int:
+        """The bytes in chunks that plain training needs."""
+        return self.need(self.plain)
+
+    def most_to_ask(self, budget: int) -> int:
+        """The most bytes to ask a planner for, such that the chunks can fit ``budget``."""
+        if self.gating != "data":
+            return budget
+        low, high = 0, budget
+        while low < high:
+            middle = (low + high + 1) // 2
+            if _one_chunk(middle) <= budget:
+                low = middle
+            else:
+                high = middle - 1
+        return max(low, 1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan that does what was asked for.
+
+    Attributes
+    ----------
+    proposal
+        The plan.
+    need
+        The bytes in chunks that it needs.
+    asked
+        The bytes asked for within which it was planned; its lower bound holds for these. ``None``: no limit.
+    stopped
+        Why planning ended early, or an empty string.
+    """
+
+    proposal: Proposal
+    need: int
+    asked: int | None
+    stopped: str = ""
+
+
+@dataclass(eq=False)
+class Search:
+    """A search for a plan, with one planner on one graph.
+
+    Attributes
+    ----------
+    meter
+        What schedules of the graph need.
+    planner
+        Asked again and again.
+    keep, accumulate, progress
+        As in `Limits`.
+    seconds
+        The most time for all plans together; ``None``: no limit.
+    """
+
+    meter: Meter
+    planner: Planner
+    keep: Mapping[int, str] = field(default_factory=dict)
+    accumulate: bool = True
+    seconds: float | None = None
+    progress: Callable[[float, str], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+        self._stopped = ""
+        self._by_key: KeyboardInterrupt | None = None
+        self._tried: list[Found] = []
+        large = self.meter.graph.length > MANY_OPS
+        self._rounds = FEW_ROUNDS if large else MOST_ROUNDS
+        self._floors = FLOORS[:1] if large else FLOORS
+
+    def free(self) -> Found:
+        """What the planner aims at by itself, with no limit on bytes."""
+        found = self._attempt(None)
+        if found is None:
+            self._raise_if_by_key()
+            found = Found(self.meter.plain, self.meter.plain_need, None)
+        return self._with_end(found)
+
+    def within(self, budget: int, plain_need: int, value: object) -> Found:
+        """The fastest plan that needs at most ``budget`` bytes in chunks.
+
+        Parameters
+        ----------
+        budget
+            Bytes.
+        plain_need
+            What plain training needs, bytes; `BudgetError` names fractions of it.
+        value
+            The budget as the user wrote it.
+
+        Raises
+        ------
+        BudgetError
+            If no plan was found that fits.
+        """
+        self._close_in(budget)
+        floors: list[Found] = []
+        if not self._fitting(budget) and self._stopped != "interrupted":
+            floors = self._reach_floor()
+        fits = self._fitting(budget)
+        if not fits:
+            self._raise_if_by_key()
+            raise _too_small(budget, plain_need, value, floors or self._tried, self._stopped)
+        return self._with_end(min(fits, key=_by_time))
+
+    def within_time(self, seconds: float) -> Found | None:
+        """The plan that needs the fewest bytes in chunks among those whose clones take at most ``seconds``."""
+        least = self._attempt(1, self._rounds)
+        if least is not None and least.proposal.extra_seconds > seconds:
+            low, high = least.proposal.peak, self.meter.plain.peak
+            for number in range(self._rounds):
+                middle = (low + high) // 2
+                if self._stopped or middle <= low:
+                    break
+                found = self._attempt(middle, self._rounds - number)
+                if found is None:
+                    break
+                if found.proposal.extra_seconds <= seconds:
+                    high = max(low, min(middle, found.proposal.peak))
+                else:
+                    low = middle
+        fits = [found for found in self._tried if found.proposal.extra_seconds <= seconds]
+        if not fits:
+            self._raise_if_by_key()
+            return None
+        return self._with_end(min(fits, key=lambda found: (found.need, *_by_time(found))))
+
+    def _close_in(self, budget: int) -> None:
+        """Ask for plans until one fits and uses most of the budget."""
+        meter = self.meter
+        most = meter.most_to_ask(budget)
+        chunks = max(chunk_bytes(meter.plain.simulation, meter.gating), 1)
+        asked = most
+        if meter.gating != "data":
+            asked = min(most, max(1, budget * meter.plain.peak // chunks))
+        # `low` was asked for and fitted; `high` was and did not, or is too much.
+        low, high = 0, most + 1
+        for number in range(self._rounds):
+            known = len(self._tried)
+            found = self._attempt(asked, self._rounds - number)
+            if found is None or self._stopped:
+                return
+            if found.need <= budget:
+                low = asked
+                if not found.proposal.extra_seconds or found.need >= CLOSE * budget:
+                    return
+            else:
+                high = asked
+                if found.proposal.peak > asked:
+                    # The planner's least: to ask for less gives nothing else.
+                    return
+            if known and found.proposal.schedule == self._tried[known - 1].proposal.schedule:
+                return
+            asked = int(asked * (budget / max(found.need, 1)))
+            if not low < asked < high:
+                asked = (low + high) // 2
+            if high - low <= max(1, (1 - CLOSE) * high / 2) or asked == low:
+                return
+
+    def _reach_floor(self) -> list[Found]:
+        """The least that the planner can do: the same attempts whatever the budget is."""
+        floors: list[Found] = []
+        for number, factor in enumerate(self._floors):
+            if floors and self._stopped:
+                break
+            asked = int(floors[0].proposal.peak * factor) if number else 1
+            found = self._attempt(asked, len(self._floors) - number)
+            if found is None:
+                break
+            floors.append(found)
+        return floors
+
+    def _attempt(self, asked: int | None, left: int = 1) -> Found | None:
+        """Ask for a plan; ``left``: at most so many attempts are to come, this one included."""
+        remaining = None
+        if self.seconds is not None:
+            remaining = max(0.0, self._began + self.seconds - time.monotonic())
+            if not remaining and self._tried:
+                self._stopped = self._stopped or "out of time"
+        limits = Limits(
+            keep=self.keep,
+            budget=asked,
+            accumulate=self.accumulate,
+            seconds=remaining,
+            progress=None if self.progress is None else self._telling(left),
+        )
+        try:
+            proposal = self.planner(self.meter.graph, limits)
+        except Interrupted:
+            self._stopped = "interrupted"
+            return None
+        except KeyboardInterrupt as stop:
+            self._stopped, self._by_key = "interrupted", stop
+            return None
+        self._check(proposal)
+        if not proposal.complete:
+            self._stopped = self._stopped or "out of time"
+        found = Found(proposal, self.meter.need(proposal), asked)
+        self._tried.append(found)
+        return found
+
+    def _telling(self, left: int) -> Callable[[float, str], None]:
+        """A hook for one of several attempts, which shows one growing share."""
+        done = 1 - left / (self._rounds + 1)
+        tell = self.progress
+        assert tell is not None
+
+        def hook(share: float, what: str) -> None:
+            try:
+                tell(done + min(max(share, 0.0), 1.0) / (self._rounds + 1), what)
+            except Interrupted:
+                self._stopped = "interrupted"
+                raise
+
+        return hook
+
+    def _check(self, proposal: object) -> None:
+        if not isinstance(proposal, Proposal):
+            raise ArgumentError(
+                "planner", self.planner, f"returned a {type(proposal).__name__}; return a Proposal"
+            )
+        problem = problem_of(self.meter.graph, proposal.schedule)
+        if problem:
+            raise ArgumentError("planner", self.planner, f"returned no valid schedule: {problem}")
+
+    def _fitting(self, budget: int) -> list[Found]:
+        return [found for found in self._tried if found.need <= budget]
+
+    def _with_end(self, found: Found) -> Found:
+        if self._stopped:
+            proposal = replace(found.proposal, complete=False, optimal=False)
+            return replace(found, proposal=proposal, stopped=self._stopped)
+        return found
+
+    def _raise_if_by_key(self) -> None:
+        if self._by_key is not None:
+            raise self._by_key
+
+
+def _by_time(found: Found) -> tuple[float, int]:
+    return found.proposal.extra_seconds, found.need
+
+
+def _too_small(
+    budget: int, plain_need: int, value: object, tried: list[Found], stopped: str
+) -> BudgetError:
+    least = min([plain_need, *(found.need for found in tried)])
+    fraction = min(1.0, math.ceil(least / plain_need * 10_000) / 10_000)
+    while fraction < 1 and int(fraction * plain_need) < least:
+        fraction = min(1.0, round(fraction + 0.0001, 4))
+    asked = "" if value == budget else f" ({budget:,} bytes)"
+    because = "no plan that fits was found"
+    if stopped:
+        because = f"planning was {'interrupted' if stopped == 'interrupted' else 'stopped, out of time'}, and no plan so far fits"
+    return BudgetError(
+        "budget",
+        value,
+        f"{because}{asked}; the least budget that works is {least:,} bytes ({format_bytes(least)}), "
+        f"{fraction:g} of the {plain_need:,} bytes of plain training; give that, or a smaller batch",
+        budget,
+        least,
+        fraction,
+    )

@@ -1,0 +1,148 @@
+"""From a schedule to a `Plan`: the fate of each residual, in the words of the user's program."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from graph_tools import _tf
+from memsaving_gradients.budgets import Found
+from memsaving_gradients.executor import as_executed, forward_order
+from memsaving_gradients.fingerprint import fingerprint
+from memsaving_gradients.plan import Decision, Plan
+from memsaving_gradients.planners import Proposal
+from memsaving_gradients.roles import CapturedStep
+from memsaving_gradients.schedule import Simulation, plain, simulate
+
+__all__ = ["describe", "why_nothing"]
+
+_OWN = tuple(__file__.rsplit("/", 1)[:1])
+
+
+def describe(
+    step: CapturedStep,
+    found: Found,
+    *,
+    mode: str,
+    planner: str,
+    batch: int,
+    data_gates: bool,
+    packed: bool,
+    budget: int | None = None,
+    before: Simulation | None = None,
+    plain_seconds: float | None = None,
+) -> Plan:
+    """What was done to ``step``.
+
+    Parameters
+    ----------
+    step
+        The captured training step.
+    found
+        The proposal that was followed.
+    mode, planner, budget
+        What was asked for.
+    batch
+        The batch size that was planned for.
+    data_gates
+        Whether gating is for XLA.
+    packed
+        Whether masks were packed before the step was captured.
+    before, plain_seconds
+        The simulation of plain training as the executor runs it and the time of a step, where these are not of ``step``:
+        before masks were packed.
+    """
+    graph, proposal = step.graph, found.proposal
+    order = forward_order(graph)
+    if before is None:
+        before = simulate(graph, as_executed(plain(graph), order))
+    after = simulate(graph, as_executed(proposal.schedule, order))
+    seconds = graph.total_seconds if plain_seconds is None else plain_seconds
+    seconds = max(seconds, 1e-12)
+    more = graph.total_seconds - seconds if plain_seconds is not None else 0.0
+    by_choice = ("checkpoint", "named", "marked")
+    checkpoints = [s for s, why in proposal.reasons.items() if why.startswith(by_choice)]
+    return Plan(
+        mode=mode,
+        decisions=tuple(_decisions(step, proposal)),
+        peak_plain=before.peak,
+        peak=after.peak,
+        extra_time=(proposal.extra_seconds + more) / seconds,
+        clones=proposal.schedule.clones,
+        checkpoints=tuple(step.source.tensor(s).name for s in sorted(checkpoints)),
+        gating="data" if data_gates else "control",
+        planner=planner,
+        budget=budget,
+        planned_for=found.asked,
+        lower_bound=proposal.lower_bound / seconds,
+        optimal=proposal.optimal,
+        complete=proposal.complete,
+        packed=packed,
+        schedule=proposal.schedule,
+        reasons=proposal.reasons,
+        fingerprint=fingerprint(step, batch),
+        simulation_plain=before,
+        simulation=after,
+    )
+
+
+def _decisions(step: CapturedStep, proposal: Proposal) -> list[Decision]:
+    graph, source = step.graph, step.source
+    clones = [entry for entry in proposal.schedule.steps if entry.copy]
+    again = {entry.op for entry in clones}
+    read = {int(graph.storage[v]) for entry in clones for v in graph.reads[entry.op]}
+    kept = {s for s in read & proposal.reasons.keys() if graph.producer[s] not in again}
+    largest = float(graph.size.max(initial=0))
+    decisions = []
+    for storage in sorted(kept | graph.residuals):
+        maker = int(graph.producer[storage])
+        size = int(graph.size[storage])
+        if size * 1024 < largest:
+            continue
+        lost = maker in again
+        tensor = source.tensor(storage)
+        decisions.append(
+            Decision(
+                tensor=tensor.name,
+                bytes=size,
+                fate="recompute" if lost else "keep",
+                reason="recomputed from checkpoints" if lost else _reason(step, proposal, storage),
+                op_type=tensor.op.type,
+                source=_source(tensor.op),
+            )
+        )
+    return decisions
+
+
+def _reason(step: CapturedStep, proposal: Proposal, storage: int) -> str:
+    if not step.graph.clonable[step.graph.producer[storage]]:
+        return "cannot be recomputed"
+    return proposal.reasons.get(storage, "read before it would be lost")
+
+
+def _source(op: tf.Operation) -> str:
+    """The innermost frame of the user's program that made ``op``."""
+    for file, line, _ in reversed(_tf.user_frames(op)):
+        if "/site-packages/" not in file and not file.startswith(_OWN) and not file.startswith("<"):
+            return f"{file}:{line}"
+    return ""
+
+
+def why_nothing(step: CapturedStep, mode: str, peak: int) -> str:
+    """Why no plan lowers the simulated peak of ``peak`` bytes."""
+    graph = step.graph
+    residual = [s for s in graph.residuals if graph.size[s]]
+    total = sum(int(graph.size[s]) for s in residual)
+    if not residual:
+        return "the backward pass reads no forward tensor that takes memory"
+    fixed = [s for s in residual if not graph.clonable[graph.producer[s]]]
+    held = sum(int(graph.size[s]) for s in fixed)
+    if 2 * held > total:
+        kinds = sorted({step.source.ops[int(graph.producer[s])].type for s in fixed})
+        return (
+            f"{held:,} of {total:,} bytes that backward reads are made by ops that must not run twice "
+            f"({', '.join(kinds)}); call such functions and loops in smaller pieces, or inline them"
+        )
+    return (
+        f"no choice of checkpoints (mode {mode!r}) lowers the simulated peak of {peak:,} "
+        "bytes: the graph is too short or one op alone makes the peak"
+    )

@@ -1,0 +1,182 @@
+"""Plans in files: JSON with a version, a checksum, and the fingerprint of the graph that the plan is for.
+
+A schedule is written as a list of entries: ``[first, last]`` for originals that run one after the other and read originals, and
+``[op, copy, [copies read]]`` for any other execution. Types and checksums of ops are numbers into a table and numbers, so that
+the file of a step of a hundred thousand ops takes a few megabytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memsaving_gradients.errors import PlanError
+from memsaving_gradients.fingerprint import Fingerprint
+from memsaving_gradients.schedule import Schedule, Step
+
+if TYPE_CHECKING:
+    from memsaving_gradients.plan import Plan
+
+__all__ = ["load", "packed_steps", "save", "unpacked_steps"]
+
+FORMAT = "memsaving_gradients plan"
+VERSION = 1
+
+#: Fields of a plan that are written as they are.
+_PLAIN = (
+    "mode planner budget planned_for peak_plain peak extra_time lower_bound optimal complete clones gating packed"
+).split()
+
+
+def save(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write ``plan`` to a file; an older one is replaced only when the new one is complete."""
+    body = _body(plan)
+    text = json.dumps(
+        {"format": FORMAT, "version": VERSION, "checksum": _checksum(body), "plan": body},
+        separators=(",", ":"),
+    )
+    target = Path(path)
+    partial = target.with_name(target.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(target)
+
+
+def load(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan.
+
+    Raises
+    ------
+    PlanError
+        If there is no such file, or it is no plan, or damaged, or of a later version.
+    """
+    shown = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError("plan", shown, f"cannot be read: {error}") from error
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(
+            "plan", shown, f"is damaged or no plan: {error}; save it again with Plan.save(path)"
+        ) from error
+    if not isinstance(whole, dict) or whole.get("format") != FORMAT:
+        raise PlanError("plan", shown, "is not a plan; give a file written by Plan.save(path)")
+    if whole.get("version") != VERSION:
+        raise PlanError(
+            "plan",
+            shown,
+            f"has version {whole.get('version')!r}, this is memsaving_gradients' version {VERSION} of the format; plan "
+            "again, or install the version that wrote it",
+        )
+    body: Any = whole.get("plan")
+    if whole.get("checksum") != _checksum(body):
+        raise PlanError(
+            "plan", shown, "is damaged: its checksum is wrong; save it again with Plan.save(path)"
+        )
+    try:
+        return _plan(dict(body))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise PlanError(
+            "plan", shown, f"is damaged: {error!r}; save it again with Plan.save(path)"
+        ) from error
+
+
+def _checksum(body: Any) -> str:
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _body(plan: Plan) -> dict[str, Any]:
+    mark = plan.fingerprint
+    if mark is None or plan.schedule is None:
+        raise PlanError("plan", plan, "was not made for a graph and cannot be saved")
+    kinds = {kind: k for k, kind in enumerate(dict.fromkeys(mark.types))}
+    return {
+        **{name: getattr(plan, name) for name in _PLAIN},
+        "chunks": [plan.allocated_plain, plan.allocated],
+        "checkpoints": list(plan.checkpoints),
+        "decisions": [
+            [d.tensor, d.bytes, d.fate, d.reason, d.op_type, d.source] for d in plan.decisions
+        ],
+        "reasons": [[storage, why] for storage, why in plan.reasons.items()],
+        "steps": list(packed_steps(plan.schedule.steps)),
+        "chained": sorted(plan.schedule.chained),
+        "graph": {
+            "digest": mark.digest,
+            "first_backward": mark.first_backward,
+            "batch": mark.batch,
+            "kinds": list(kinds),
+            "types": [kinds[kind] for kind in mark.types],
+            "ops": list(mark.ops),
+        },
+    }
+
+
+def _plan(body: dict[str, Any]) -> Plan:
+    from memsaving_gradients.plan import Decision, Plan
+
+    graph = body["graph"]
+    return Plan(
+        **{name: body[name] for name in _PLAIN},
+        chunks=(int(body["chunks"][0]), int(body["chunks"][1])),
+        checkpoints=tuple(body["checkpoints"]),
+        decisions=tuple(Decision(*fields) for fields in body["decisions"]),
+        reasons={int(storage): str(why) for storage, why in body["reasons"]},
+        schedule=Schedule(
+            tuple(unpacked_steps(body["steps"])), frozenset(int(op) for op in body["chained"])
+        ),
+        fingerprint=Fingerprint(
+            digest=graph["digest"],
+            first_backward=int(graph["first_backward"]),
+            batch=int(graph["batch"]),
+            types=tuple(graph["kinds"][k] for k in graph["types"]),
+            ops=tuple(graph["ops"]),
+        ),
+    )
+
+
+def packed_steps(steps: Iterable[Step]) -> Iterator[list[Any]]:
+    """Executions as entries of a file.
+
+    Examples
+    --------
+    >>> steps = [Step(0), Step(1), Step(2), Step(1, 1, (0,)), Step(3, 0, (1, 0))]
+    >>> list(packed_steps(steps))
+    [[0, 2], [1, 1, [0]], [3, 0, [1, 0]]]
+    """
+    run: list[int] = []
+    for op, copy, reads in steps:
+        usual = not copy and not any(reads)
+        if run and not (usual and op == run[1] + 1):
+            yield run
+            run = []
+        if not usual:
+            yield [op, copy, list(reads)]
+        elif run:
+            run[1] = op
+        else:
+            run = [op, op]
+    if run:
+        yield run
+
+
+def unpacked_steps(entries: Iterable[list[Any]]) -> Iterator[Step]:
+    """Executions from entries of a file.
+
+    Examples
+    --------
+    >>> list(unpacked_steps([[0, 1], [1, 1, [0]]]))
+    [Step(op=0, copy=0, reads=()), Step(op=1, copy=0, reads=()), Step(op=1, copy=1, reads=(0,))]
+    """
+    for entry in entries:
+        if len(entry) == 2:
+            first, last = entry
+            yield from (Step(op) for op in range(first, last + 1))
+        else:
+            op, copy, reads = entry
+            yield Step(int(op), int(copy), tuple(int(k) for k in reads))

@@ -1,0 +1,371 @@
+"""From gradients that TensorFlow built to a plan for them, in one of three ways: by a mode, within limits, or as a saved plan says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools import _tf
+from graph_tools.errors import GraphError
+from memsaving_gradients import registry
+from memsaving_gradients.budgets import Found, Meter, Search
+from memsaving_gradients.describe import describe, why_nothing
+from memsaving_gradients.errors import (
+    NothingSavedWarning,
+    PlanError,
+    PlanningStoppedWarning,
+    PlanNote,
+)
+from memsaving_gradients.fingerprint import fingerprint
+from memsaving_gradients.options import Options
+from memsaving_gradients.packing import Masks, pack_masks
+from memsaving_gradients.plan import Plan
+from memsaving_gradients.planners import (
+    Limits,
+    Proposal,
+    cheap_ops,
+    find_planner,
+    least_memory,
+    named,
+)
+from memsaving_gradients.progress import showing
+from memsaving_gradients.roles import CapturedStep, capture_step
+from memsaving_gradients.schedule import plain, simulate
+from memsaving_gradients.units import format_bytes
+from memsaving_gradients.unknowns import check_known
+from memsaving_gradients.validity import problem_of
+
+__all__ = ["Outcome", "Site", "by_limits", "by_mode", "by_saved_plan", "warn_nothing_saved"]
+
+_BY_MODE = {"memory": least_memory.plan, "speed": cheap_ops.plan}
+#: Modes in which what is plain is the graph before masks were packed.
+LIMITED = ("budget", "slowdown", "planner")
+
+
+@dataclass(eq=False)
+class Site:
+    """One gradient computation that was just built.
+
+    Attributes
+    ----------
+    graph
+        The graph it was built in.
+    first_backward
+        How many ops the graph had before.
+    ys, grads
+        What is differentiated, and the results (tensors).
+    kept
+        Tensors that are to be kept: named, or marked.
+    options
+        What the user asked for.
+    data_gates
+        Whether the graph is compiled by XLA.
+    masks
+        What was packed so far.
+    """
+
+    graph: tf.Graph
+    first_backward: int
+    ys: Sequence[tf.Tensor]
+    grads: Sequence[tf.Tensor]
+    kept: Sequence[tf.Tensor]
+    options: Options
+    data_gates: bool
+    masks: Masks = field(default_factory=Masks)
+
+    def __post_init__(self) -> None:
+        self.operations = self.graph.get_operations()
+
+    @property
+    def gating(self) -> str:
+        """``"data"`` or ``"control"``."""
+        return "data" if self.data_gates else "control"
+
+    def capture(self) -> CapturedStep:
+        """The training step as it stands."""
+        options = self.options
+        more: dict[str, Any] = {"profile": True} if options.profile else {}
+        return capture_step(
+            _tf.creation_index(self.operations[self.first_backward]),
+            [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph],
+            self.grads,
+            batch=options.batch,
+            hold_gradients=options.hold_gradients,
+            may_chain=options.accumulate and not _tf.tape_is_recording(),
+            idle=registry.idle(self.graph),
+            **more,
+        )
+
+    def pack(self) -> bool:
+        """Pack masks that must be kept; whether there were any."""
+        self.masks = pack_masks(self.operations, self.first_backward)
+        return bool(self.masks.packed)
+
+    def unpack(self) -> None:
+        """Undo `pack`."""
+        self.masks.rewiring.undo()
+        self.masks = Masks()
+        self._forget(len(self.operations))
+
+    def abandon(self) -> None:
+        """Leave the graph as it was: what was built for these gradients stands there, and nobody reads it."""
+        self.unpack()
+        self._forget(self.first_backward)
+
+    def _forget(self, first: int) -> None:
+        built = self.graph.get_operations()[first:]
+        registry.idle(self.graph).update(map(_tf.creation_index, built))
+
+    def keep(self, step: CapturedStep, why: str) -> dict[int, str]:
+        """The storages to keep, and why."""
+        kept = _storages(step, self.kept, why)
+        return kept | _storages(step, self.masks.packed, "mask, in bits")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What to make of a gradient computation.
+
+    ``plain``: nothing; it does what was asked for as it is.
+    """
+
+    step: CapturedStep
+    proposal: Proposal
+    plan: Plan
+    plain: bool = False
+
+
+def by_mode(site: Site, mode: str) -> Outcome | None:
+    """What a mode or named checkpoints come to; ``None``, after a warning, if that saves nothing."""
+    options = site.options
+    if mode == "memory":
+        site.pack()
+    step = _captured(site)
+    if step is None:
+        return None
+    most = simulate(step.graph, plain(step.graph)).peak
+    with showing(options.progress) as hook:
+        limits = Limits(
+            keep=site.keep(step, "named"),
+            accumulate=options.accumulate,
+            seconds=options.planning_seconds,
+            progress=hook,
+        )
+        proposal = _BY_MODE.get(mode, named.plan)(step.graph, limits)
+    works = proposal.schedule.clones or proposal.schedule.chained
+    if not works or (proposal.peak >= most and mode in _BY_MODE):
+        warn_nothing_saved(site.graph, why_nothing(step, mode, most))
+        return None
+    if proposal.peak >= most:
+        warn_nothing_saved(
+            site.graph,
+            f"the checkpoints named do not lower the simulated peak ({proposal.peak:,} bytes, plain "
+            f"{most:,}); checkpoints='memory' finds better ones",
+        )
+    found = Found(proposal, proposal.peak, None)
+    return Outcome(step, proposal, _described(site, step, found, mode, mode))
+
+
+def by_limits(site: Site, mode: str) -> Outcome | None:
+    """The fastest plan within a budget, or the one of least memory within a slowdown, or what a planner does by itself.
+
+    ``None``, after a warning, if no plan within the slowdown saves anything, or the planner's does not.
+    """
+    options = site.options
+    step = _captured(site)
+    if step is None:
+        return None
+    meter = Meter(step.graph, site.gating)
+    unpacked, plain_need = meter, meter.plain_need
+    name, planner = find_planner(options.planner)
+    budget = _budget(site, step, meter)
+    if budget is not None and budget >= plain_need:
+        _note_ample(site.graph, budget, plain_need)
+        found = Found(meter.plain, plain_need, None)
+        plan = _described(site, step, found, mode, name, budget=budget)
+        return Outcome(step, found.proposal, plan, plain=True)
+    if site.pack():
+        step = site.capture()
+        meter = Meter(step.graph, site.gating)
+    with showing(options.progress) as hook:
+        search = Search(
+            meter,
+            planner,
+            keep=site.keep(step, "marked"),
+            accumulate=options.accumulate,
+            seconds=options.planning_seconds,
+            progress=hook,
+        )
+        sought: Found | None
+        if budget is not None:
+            sought = search.within(budget, plain_need, options.budget)
+        elif options.max_slowdown is not None:
+            allowed = options.max_slowdown * unpacked.graph.total_seconds
+            sought = search.within_time(allowed - step.graph.total_seconds)
+        else:
+            sought = search.free()
+    if sought is None or sought.need >= plain_need:
+        where = (
+            f"within max_slowdown={options.max_slowdown}"
+            if options.max_slowdown
+            else f"of planner {name!r}"
+        )
+        warn_nothing_saved(
+            site.graph,
+            f"no plan {where} needs less than the {plain_need:,} bytes of plain training",
+        )
+        return None
+    plan = _described(site, step, sought, mode, name, budget=budget, unpacked=unpacked)
+    if sought.stopped:
+        _warn_stopped(plan, sought.stopped)
+    return Outcome(step, sought.proposal, plan)
+
+
+def by_saved_plan(site: Site) -> Outcome:
+    """The one of the saved plans that was made for this graph; an error that names the difference if none was.
+
+    Raises
+    ------
+    PlanError
+        If no plan fits to the graph.
+    """
+    plans: tuple[Plan, ...] = site.options.plan
+    step = site.capture()
+    unpacked = Meter(step.graph, site.gating)
+    difference = None
+    for packed in (False, True):
+        candidates = [plan for plan in plans if plan.packed == packed]
+        if not candidates:
+            continue
+        if packed and site.pack():
+            step = site.capture()
+        mark = fingerprint(step, site.options.batch)
+        for plan in candidates:
+            different = "it has no fingerprint"
+            if plan.fingerprint is not None:
+                names = [op.name for op in step.source.ops]
+                different = plan.fingerprint.difference(mark, names) or ""
+            if not different:
+                return _applied(site, step, plan, unpacked)
+            difference = difference or different
+    shown = plans[0].planner or plans[0].mode
+    raise PlanError(
+        "plan",
+        shown if len(plans) == 1 else [plan.planner or plan.mode for plan in plans],
+        f"was made for another graph: {difference}; plan anew, with the options that the plan was made with",
+    )
+
+
+def _applied(site: Site, step: CapturedStep, plan: Plan, unpacked: Meter) -> Outcome:
+    schedule = plan.schedule
+    problem = "it has no schedule" if schedule is None else problem_of(step.graph, schedule)
+    if schedule is None or problem:
+        raise PlanError(
+            "plan", plan.planner or plan.mode, f"cannot be applied here: {problem}; plan anew"
+        )
+    seconds = unpacked.graph.total_seconds
+    proposal = Proposal(
+        schedule,
+        dict(plan.reasons),
+        simulate(step.graph, schedule),
+        plan.lower_bound * seconds,
+        plan.optimal,
+        plan.complete,
+    )
+    found = Found(proposal, 0, plan.planned_for)
+    described = _described(
+        site,
+        step,
+        found,
+        plan.mode,
+        plan.planner,
+        budget=plan.budget,
+        unpacked=unpacked if plan.mode in LIMITED else None,
+    )
+    untouched = schedule == plain(step.graph) and not plan.packed
+    return Outcome(step, proposal, described, plain=untouched)
+
+
+def _described(
+    site: Site,
+    step: CapturedStep,
+    found: Found,
+    mode: str,
+    planner: str,
+    *,
+    budget: int | None = None,
+    unpacked: Meter | None = None,
+) -> Plan:
+    """``unpacked``: the graph before masks were packed, which is what is plain."""
+    packed = bool(site.masks.packed)
+    before = unpacked if packed and unpacked is not None else None
+    return describe(
+        step,
+        found,
+        mode=mode,
+        planner=planner,
+        batch=site.options.batch,
+        data_gates=site.data_gates,
+        packed=packed,
+        budget=budget,
+        before=None if before is None else before.run(before.plain.schedule),
+        plain_seconds=None if before is None else before.graph.total_seconds,
+    )
+
+
+def _captured(site: Site) -> CapturedStep | None:
+    try:
+        return site.capture()
+    except GraphError as error:
+        limited = ", and no budget is kept" if site.options.searches else ""
+        warn_nothing_saved(site.graph, f"the graph cannot be rewritten{limited}: {error}")
+        return None
+
+
+def _budget(site: Site, step: CapturedStep, meter: Meter) -> int | None:
+    """The budget in bytes of chunks."""
+    limit = site.options.limit
+    if isinstance(limit, float):
+        return max(1, int(limit * meter.plain_need))
+    if limit is not None:
+        check_known(step, meter.plain.peak, site.options.batch_size)
+    return limit
+
+
+def _storages(step: CapturedStep, tensors: Iterable[tf.Tensor], why: str) -> dict[int, str]:
+    inside = [t for t in tensors if t.op.name in step.source.position]
+    return dict.fromkeys((int(step.graph.storage[step.source.value(t)]) for t in inside), why)
+
+
+def warn_nothing_saved(graph: tf.Graph, why: str) -> None:
+    """Say, once for each graph, why gradients are TensorFlow's own."""
+    if registry.warned(graph, why):
+        return
+    warnings.warn(
+        f"gradients are plain TensorFlow gradients and save no memory: {why}.",
+        NothingSavedWarning,
+        stacklevel=6,
+    )
+
+
+def _note_ample(graph: tf.Graph, budget: int, plain_need: int) -> None:
+    note = (
+        f"plain training needs {plain_need:,} bytes ({format_bytes(plain_need)}) and meets the budget of {budget:,}: "
+        "gradients are plain, nothing is recomputed"
+    )
+    if not registry.warned(graph, note):
+        warnings.warn(note + ".", PlanNote, stacklevel=6)
+
+
+def _warn_stopped(plan: Plan, why: str) -> None:
+    how = "interrupted" if why == "interrupted" else "stopped, out of time"
+    warnings.warn(
+        f"planning was {how}; the best plan so far is used: extra time about {plan.extra_time:.1%}, at most "
+        f"{plan.gap:.1%} of a step above the least ({plan.lower_bound:.1%}).",
+        PlanningStoppedWarning,
+        stacklevel=6,
+    )

@@ -1,0 +1,79 @@
+"""Refusing budgets in bytes where bytes are guesses.
+
+Sizes are *fixed + per example × batch*; without a batch size, or with a second unknown dimension or an unknown rank, they are
+guessed. Modes can live with that, since guesses steer choices only; a promise in bytes cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from graph_tools.sizes import is_guess, tensor_bytes
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.roles import CapturedStep
+
+__all__ = ["check_known"]
+
+#: Guesses of less than this share of the plain peak do not matter.
+SHARE_THAT_MATTERS = 0.01
+
+
+def check_known(step: CapturedStep, plain_peak: int, batch_size: int | None) -> None:
+    """Raise if the bytes of a tensor that matters are unknown.
+
+    Parameters
+    ----------
+    step
+        The captured training step.
+    plain_peak
+        Simulated transient peak of plain training, bytes.
+    batch_size
+        What the user gave.
+
+    Raises
+    ------
+    ArgumentError
+        It names the tensor, and the way out.
+    """
+    source, size = step.source, step.graph.size
+    matters = size >= SHARE_THAT_MATTERS * plain_peak
+    unknown = np.flatnonzero(matters & (source.bytes_per_example > 0)).tolist()
+    for value in unknown:
+        tensor = source.tensor(value)
+        # Gradients are known where what they are gradients of is.
+        if is_guess(tensor) and source.bytes_per_example[value] == tensor_bytes(tensor).per_example:
+            tensor = _first(step, is_guess) or tensor
+            raise ArgumentError(
+                "budget",
+                tensor.name,
+                f"the bytes of this tensor, of shape {tensor.shape}, are not known, and a budget in bytes needs them; give "
+                "its shape (input_signature, tf.ensure_shape; batch_size= stands for one unknown dimension only), or "
+                "give the budget as a fraction of the plain peak, such as budget=0.5",
+            )
+    if unknown and batch_size is None:
+        tensor = _first(step, _lacks_batch) or source.tensor(unknown[0])
+        raise ArgumentError(
+            "batch_size",
+            batch_size,
+            f"a budget in bytes needs the batch size, and tensor {tensor.name!r} has shape {tensor.shape}; give "
+            "batch_size=, the number of examples of a step, or give the budget as a fraction of the plain peak, such as "
+            "budget=0.5",
+        )
+
+
+def _lacks_batch(tensor: tf.Tensor) -> bool:
+    return tensor_bytes(tensor).per_example > 0
+
+
+def _first(step: CapturedStep, wanted: Callable[[tf.Tensor], bool]) -> tf.Tensor | None:
+    """Where the unknown comes from: the first forward tensor that is like that, fed ones included."""
+    for op in step.source.ops[: step.graph.first_backward]:
+        for tensor in op.outputs:
+            if tensor.dtype.base_dtype not in (tf.resource, tf.variant, tf.string) and wanted(
+                tensor
+            ):
+                return tensor
+    return None

@@ -1,0 +1,59 @@
+"""Whether a schedule can run: what is read was made, every original runs once, forward first, nothing is run again that must not be.
+
+For schedules from outside: of a user's planner, of a file. Linear in executions and their inputs.
+"""
+
+from __future__ import annotations
+
+from memsaving_gradients.schedule import Schedule
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["problem_of"]
+
+
+def problem_of(graph: TrainingGraph, schedule: Schedule) -> str | None:
+    """What is wrong with ``schedule``, or ``None``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memsaving_gradients.schedule import Step
+    >>> no = np.zeros(2, bool)
+    >>> graph = TrainingGraph(
+    ...     first_backward=1, reads=[(), (0,)], writes=[(0,), (1,)], producer=np.arange(2),
+    ...     storage=np.arange(2), size=np.ones(2, int), source=no, clonable=no, joins=no,
+    ...     forwards=no, fuses=no, seconds=np.ones(2), expensive=no)
+    >>> problem_of(graph, Schedule((Step(0), Step(1))))
+    >>> problem_of(graph, Schedule((Step(0), Step(0, 1), Step(1))))
+    'op 0 must not run twice'
+    """
+    forward, length = graph.first_backward, graph.length
+    clonable, producer = graph.clonable.tolist(), graph.producer.tolist()
+    copies: dict[int, int] = {}
+    for place, (op, copy, reads) in enumerate(schedule.steps):
+        if not 0 <= op < length:
+            return f"there is no op {op}"
+        if place < forward and (op != place or copy):
+            return "the forward ops do not come first, in their order"
+        if copy:
+            if op >= forward:
+                return f"op {op} is a backward op and cannot run twice"
+            if not clonable[op]:
+                return f"op {op} must not run twice"
+            if copy != copies.get(op, -1) + 1:
+                return f"copy {copy} of op {op} is out of turn"
+        elif op in copies:
+            return f"op {op} runs twice as the original"
+        if reads and len(reads) != len(graph.reads[op]):
+            return f"op {op} reads {len(graph.reads[op])} values, not {len(reads)}"
+        for value, which in zip(graph.reads[op], reads or (0,) * len(graph.reads[op]), strict=True):
+            if not 0 <= which <= copies.get(producer[value], -1):
+                return f"op {op} reads what op {producer[value]} has not made"
+        copies[op] = copy
+    if len(copies) < length:
+        missing = next(op for op in range(length) if op not in copies)
+        return f"op {missing} never runs"
+    for op in schedule.chained:
+        if op not in graph.sums:
+            return f"op {op} is no sum that may be added up as its addends come"
+    return None
