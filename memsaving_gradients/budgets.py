@@ -227,28 +227,29 @@ class Search:
         asked = most
         if meter.gating != "data":
             asked = min(most, max(1, budget * meter.plain.peak // chunks))
-        # `low` was asked for and fitted; `high` was and did not, or is too much.
+        # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too much.
         low, high = 0, most + 1
         for number in range(self._rounds):
-            known = len(self._tried)
             found = self._attempt(asked, self._rounds - number)
             if found is None or self._stopped:
                 return
             if found.need <= budget:
                 low = asked
-                if not found.proposal.extra_seconds or found.need >= CLOSE * budget:
+                known = any(
+                    found.proposal.schedule == old.proposal.schedule for old in self._tried[:-1]
+                )
+                if not found.proposal.extra_seconds or known or found.need >= CLOSE * budget:
                     return
-            else:
-                high = asked
-                if found.proposal.peak > asked:
-                    # The planner's least: to ask for less gives nothing else.
-                    return
-            if known and found.proposal.schedule == self._tried[known - 1].proposal.schedule:
+            elif found.proposal.peak > asked:
+                # The planner's least: to ask for less gives nothing else.
                 return
+            else:
+                # Within its own peak it would come again.
+                high = min(asked, found.proposal.peak)
             asked = int(asked * (budget / max(found.need, 1)))
             if not low < asked < high:
-                asked = (low + high) // 2
-            if high - low <= max(1, (1 - CLOSE) * high / 2) or asked == low:
+                asked = (low + high) // 2 if low else high - 1
+            if not low < asked < high:
                 return
 
     def _reach_floor(self) -> list[Found]:

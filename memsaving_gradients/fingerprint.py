@@ -54,13 +54,22 @@ class Fingerprint:
         """
         if self.digest == other.digest:
             return None
+        both = list(zip(self.ops, other.ops, strict=False))
+        k = next((k for k, (mine, its) in enumerate(both) if mine != its), len(both))
+        first = ""
+        if k < len(both) and self.types[k] != other.types[k]:
+            first = f"op {k} is a {self.types[k]} in the plan and a {other.types[k]} ({names[k]!r}) here"
+        elif k < len(both):
+            first = (
+                f"op {k}, the {other.types[k]} {names[k]!r}, has other inputs or another shape here"
+            )
         if len(self.ops) != len(other.ops):
-            return f"the plan is for {len(self.ops):,} ops, {self.first_backward:,} of them forward; this graph has {len(other.ops):,} and {other.first_backward:,}"
-        for k, (mine, its) in enumerate(zip(self.ops, other.ops, strict=True)):
-            if mine != its:
-                if self.types[k] != other.types[k]:
-                    return f"op {k} is a {self.types[k]} in the plan and a {other.types[k]} ({names[k]!r}) here"
-                return f"op {k}, the {other.types[k]} {names[k]!r}, has other inputs or another shape here"
+            return (
+                f"the plan is for {len(self.ops):,} ops, {self.first_backward:,} of them forward; this graph has "
+                f"{len(other.ops):,} and {other.first_backward:,}{'; ' if first else ''}{first}"
+            )
+        if first:
+            return first
         if self.batch != other.batch:
             return f"the plan was made for batch_size={self.batch}, and this is batch_size={other.batch}"
         return "the bytes of some buffers differ"

@@ -281,8 +281,9 @@ class Comparison:
     >>> several, one = ms.plans(graph)
     >>> print(several.compare(one))
                                   memory           named
-    peak                          28,672          40,960
-    allocated ...
+    peak                          24,576          36,864
+    allocated                     24,576          36,864
+    ...
     """
 
     first: Plan

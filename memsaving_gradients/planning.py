@@ -31,6 +31,7 @@ from memsaving_gradients.planners import (
     find_planner,
     least_memory,
     named,
+    planner_name,
 )
 from memsaving_gradients.progress import showing
 from memsaving_gradients.roles import CapturedStep, capture_step
@@ -181,7 +182,7 @@ def by_limits(site: Site, mode: str) -> Outcome | None:
         return None
     meter = Meter(step.graph, site.gating)
     unpacked, plain_need = meter, meter.plain_need
-    name, planner = find_planner(options.planner)
+    name = planner_name(options.planner)
     budget = _budget(site, step, meter)
     if budget is not None and budget >= plain_need:
         _note_ample(site.graph, budget, plain_need)
@@ -194,7 +195,7 @@ def by_limits(site: Site, mode: str) -> Outcome | None:
     with showing(options.progress) as hook:
         search = Search(
             meter,
-            planner,
+            find_planner(options.planner),
             keep=site.keep(step, "marked"),
             accumulate=options.accumulate,
             seconds=options.planning_seconds,

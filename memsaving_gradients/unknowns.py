@@ -45,7 +45,7 @@ def check_known(step: CapturedStep, plain_peak: int, batch_size: int | None) -> 
         tensor = source.tensor(value)
         # Gradients are known where what they are gradients of is.
         if is_guess(tensor) and source.bytes_per_example[value] == tensor_bytes(tensor).per_example:
-            tensor = _first(step, is_guess) or tensor
+            tensor = _first(step, is_guess, tensor)
             raise ArgumentError(
                 "budget",
                 tensor.name,
@@ -54,7 +54,7 @@ def check_known(step: CapturedStep, plain_peak: int, batch_size: int | None) -> 
                 "give the budget as a fraction of the plain peak, such as budget=0.5",
             )
     if unknown and batch_size is None:
-        tensor = _first(step, _lacks_batch) or source.tensor(unknown[0])
+        tensor = _first(step, _lacks_batch, source.tensor(unknown[0]))
         raise ArgumentError(
             "batch_size",
             batch_size,
@@ -68,12 +68,13 @@ def _lacks_batch(tensor: tf.Tensor) -> bool:
     return tensor_bytes(tensor).per_example > 0
 
 
-def _first(step: CapturedStep, wanted: Callable[[tf.Tensor], bool]) -> tf.Tensor | None:
+def _first(
+    step: CapturedStep, wanted: Callable[[tf.Tensor], bool], otherwise: tf.Tensor
+) -> tf.Tensor:
     """Where the unknown comes from: the first forward tensor that is like that, fed ones included."""
     for op in step.source.ops[: step.graph.first_backward]:
         for tensor in op.outputs:
-            if tensor.dtype.base_dtype not in (tf.resource, tf.variant, tf.string) and wanted(
-                tensor
-            ):
+            counted = tensor.dtype.base_dtype not in (tf.resource, tf.variant, tf.string)
+            if counted and wanted(tensor):
                 return tensor
-    return None
+    return otherwise

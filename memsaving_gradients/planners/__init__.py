@@ -16,7 +16,15 @@ from typing import Any
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["PLANNERS", "Interrupted", "Limits", "Planner", "Proposal", "find_planner"]
+__all__ = [
+    "PLANNERS",
+    "Interrupted",
+    "Limits",
+    "Planner",
+    "Proposal",
+    "find_planner",
+    "planner_name",
+]
 
 Planner = Callable[[TrainingGraph, Limits], Proposal]
 
@@ -30,16 +38,28 @@ PLANNERS = {
 }
 
 
-def find_planner(planner: Any) -> tuple[str, Planner]:
-    """The name of a planner and its function; modules are imported when they are asked for.
+def planner_name(planner: Any) -> str:
+    """What to call a planner, which is a name or a function.
 
     Examples
     --------
-    >>> name, plan = find_planner("memory")
-    >>> name, plan.__module__
-    ('memory', 'memsaving_gradients.planners.least_memory')
+    >>> planner_name("memory"), planner_name(print)
+    ('memory', 'print')
+    """
+    if isinstance(planner, str):
+        return planner
+    return getattr(planner, "__name__", type(planner).__name__)
+
+
+def find_planner(planner: Any) -> Planner:
+    """The function behind a name, whose module is imported when it is asked for; a function is itself.
+
+    Examples
+    --------
+    >>> find_planner("memory").__module__
+    'memsaving_gradients.planners.least_memory'
     """
     if callable(planner):
-        return getattr(planner, "__name__", type(planner).__name__), planner
+        return planner
     module = importlib.import_module(f"{__name__}.{PLANNERS[planner]}")
-    return planner, module.plan
+    return module.plan

@@ -1,0 +1,153 @@
+"""Budgets in the Keras callback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+from tests.greedy import greedy
+
+MemorySavingGradients = ms.keras.MemorySavingGradients
+errors = ms.errors
+
+ROWS, WIDTH = 128, 64
+
+
+def model(optimizer: Any = None) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(12)]
+    found = keras.Sequential([keras.Input([WIDTH]), *layers])
+    found.compile(optimizer or keras.optimizers.Adam(0.001), "mse", jit_compile=False)
+    return found
+
+
+def fit(
+    trained: keras.Model, callback: Any = None, data: Any = None, **options: Any
+) -> list[float]:
+    x = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("f")
+    given = {"x": data} if data is not None else {"x": x, "y": x, "batch_size": 64}
+    callbacks = [] if callback is None else [callback]
+    return trained.fit(
+        **given, epochs=1, verbose=0, shuffle=False, callbacks=callbacks, **options
+    ).history["loss"]
+
+
+def saving(**options: Any) -> Any:
+    return MemorySavingGradients(**{"planner": greedy, **options})
+
+
+def dataset() -> tf.data.Dataset:
+    x = np.zeros([ROWS, WIDTH], "f")
+    return tf.data.Dataset.from_tensor_slices((x, x)).batch(64)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("budget", [0.6, "420 kB"])
+def test_budget_is_kept_and_training_is_the_same(budget: Any) -> None:
+    callback = saving(budget=budget)
+    assert fit(model(), callback) == fit(model())
+    (plan,) = callback.plans
+    assert plan.mode == "budget"
+    assert plan.clones
+    assert plan.budget is not None
+    assert plan.allocated <= plan.budget < plan.allocated_plain
+
+
+def test_least_budget_is_named_and_works() -> None:
+    trained = model()
+    with pytest.raises(errors.BudgetError) as caught:
+        fit(trained, saving(budget="10 kB"))
+    callback = saving(budget=caught.value.least)
+    fit(trained, callback)
+    assert callback.plans[-1].allocated <= caught.value.least
+
+
+def test_error_leaves_the_model_as_it_was() -> None:
+    trained = model()
+    fit(trained)
+    before = trained.train_function
+    with pytest.raises(errors.BudgetError):
+        fit(trained, saving(budget="10 kB"))
+    assert trained.train_function is before
+    fit(trained)
+
+
+def test_max_slowdown() -> None:
+    callback = saving(max_slowdown=1.2)
+    fit(model(), callback)
+    (plan,) = callback.plans
+    assert 0 < plan.extra_time <= 0.2
+    assert plan.allocated < plan.allocated_plain
+
+
+def test_device_memory() -> None:
+    trained = model()
+    weights = sum(int(np.prod(v.shape)) * 4 for v in trained.weights)
+    # Adam has two slots for each weight, and a handful of numbers.
+    callback = saving(device_memory=4_000_000)
+    assert weights * 3 < 4_000_000
+    with pytest.warns(errors.PlanNote):
+        fit(trained, callback)
+    budget = callback.plans[-1].budget
+    assert budget is not None
+    assert abs(4_000_000 * 19 // 20 - 3 * weights - budget) < 500
+    tight = 3 * weights + 420_000
+    callback = saving(device_memory=tight * 20 // 19)
+    fit(trained, callback)
+    plan = callback.plans[-1]
+    assert plan.budget is not None
+    assert abs(plan.budget - 420_000) < 500
+    assert plan.clones
+
+
+def test_device_memory_for_another_optimizer() -> None:
+    budgets = []
+    for optimizer in (keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)):
+        callback = saving(device_memory="8 MB")
+        with pytest.warns(errors.PlanNote):
+            fit(model(optimizer), callback)
+        budgets.append(callback.plans[-1].budget)
+    assert budgets[0] - budgets[1] > 8 * 12 * WIDTH * WIDTH
+
+
+def test_device_that_is_too_small() -> None:
+    with pytest.raises(errors.ArgumentError, match="nothing is left for training") as caught:
+        fit(model(), saving(device_memory="100 kB"))
+    assert caught.value.argument == "device_memory"
+    assert "variables take" in str(caught.value)
+
+
+def test_unknown_batch_is_asked_for() -> None:
+    with pytest.raises(errors.ArgumentError, match="give batch_size=") as caught:
+        fit(model(), saving(budget="420 kB"), dataset())
+    assert caught.value.argument == "batch_size"
+    callback = saving(budget="420 kB", batch_size=64)
+    fit(model(), callback, dataset())
+    assert callback.plans[-1].clones
+    callback = saving(budget=0.6)
+    fit(model(), callback, dataset())
+    assert callback.plans[-1].clones
+
+
+def test_gradients_that_are_held_count() -> None:
+    peaks = []
+    for clip in (None, 1.0):
+        callback = saving(budget=0.8)
+        fit(model(keras.optimizers.SGD(0.1, global_clipnorm=clip)), callback)
+        peaks.append(callback.plans[-1].peak_plain)
+    assert peaks[0] < peaks[1]
+
+
+def test_saved_plan(tmp_path: Path) -> None:
+    callback = saving(budget=0.6)
+    fit(model(), callback)
+    callback.plans[-1].save(tmp_path / "plan.json")
+    again = MemorySavingGradients(plan=tmp_path / "plan.json")
+    fit(model(), again)
+    assert again.plans == callback.plans

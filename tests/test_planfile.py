@@ -1,0 +1,221 @@
+"""Plans in files: written in one process, applied in another, refused for another graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memsaving_gradients as ms
+from graph_tools.measure import in_fresh_process
+from memsaving_gradients.planfile import packed_steps, unpacked_steps
+from memsaving_gradients.schedule import Step
+from tests.greedy import greedy
+
+v1 = tf.compat.v1
+errors = ms.errors
+
+
+def build(
+    *,
+    layers: int = 16,
+    width: int = 2048,
+    kind: str = "tanh",
+    dropout: bool = False,
+    **options: Any,
+) -> tuple[tf.Graph, ms.Plan]:
+    """A chain with gradients, and their plan."""
+    with tf.Graph().as_default() as graph:
+        batch = options.pop("batch", 8)
+        x = y = v1.placeholder(tf.float32, [batch, width])
+        for k in range(layers):
+            y = tf.tanh(y) if k != 5 else getattr(tf.math, kind)(y)
+            if dropout:
+                y = tf.nn.dropout(y, 0.5, seed=k)
+        with tf.name_scope(options.pop("scope", "here")):
+            ms.gradients(y, x, **options)
+    return graph, ms.plans(graph)[-1]
+
+
+def edges(graph: tf.Graph) -> dict[str, list[str]]:
+    return {
+        op.name: [t.name for t in op.inputs] + [c.name for c in op.control_inputs]
+        for op in graph.get_operations()
+    }
+
+
+def apply_in_this_process(path: str, dropout: bool) -> dict[str, Any]:
+    """For a process of its own."""
+    graph, plan = build(plan=path, dropout=dropout)
+    return {"edges": edges(graph), "peak": plan.peak, "allocated": plan.allocated, "str": str(plan)}
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_applied_in_another_process(tmp_path: Path, dropout: bool) -> None:
+    path = str(tmp_path / "plan.json")
+    graph, plan = build(budget=0.5, planner=greedy, dropout=dropout)
+    plan.save(path)
+    result = in_fresh_process(
+        "tests.test_planfile:apply_in_this_process", {"path": path, "dropout": dropout}
+    )
+    assert plan.clones
+    assert plan.packed == dropout
+    assert result["edges"] == edges(graph)
+    assert (result["peak"], result["allocated"]) == (plan.peak, plan.allocated)
+    assert result["str"] == str(plan)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checkpoints": "memory"},
+        {"checkpoints": "speed"},
+        {"checkpoints": ["Tanh_4", "Tanh_9"]},
+        {"budget": 0.5, "planner": greedy},
+        {"max_slowdown": 1.3, "planner": greedy},
+        {"budget": 0.5, "planner": greedy, "xla": True},
+    ],
+    ids=str,
+)
+def test_the_same_after_a_file(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = tmp_path / "plan.json"
+    graph, plan = build(**options)
+    plan.save(path)
+    loaded = ms.Plan.load(path)
+    assert loaded == plan
+    assert loaded.fingerprint == plan.fingerprint
+    assert str(loaded) == str(plan)
+    assert (loaded.allocated, loaded.allocated_plain) == (plan.allocated, plan.allocated_plain)
+    again, used = build(plan=loaded, xla=options.get("xla"))
+    assert used == plan
+    assert edges(again) == edges(graph)
+    assert used.timeline.tolist() == plan.timeline.tolist()
+
+
+def test_plan_with_no_clones(tmp_path: Path) -> None:
+    with pytest.warns(errors.PlanNote):
+        _, plan = build(budget="1GiB")
+    plan.save(tmp_path / "plan.json")
+    graph, used = build(plan=tmp_path / "plan.json")
+    assert used.clones == 0
+    assert not [name for name in edges(graph) if "recomputed" in name]
+
+
+def test_loaded_plan_has_no_timeline(tmp_path: Path) -> None:
+    _, plan = build(checkpoints="memory")
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(errors.PlanError, match="which has no timelines; apply it"):
+        _ = ms.Plan.load(tmp_path / "plan.json").timeline
+
+
+def test_names_do_not_matter() -> None:
+    _, plan = build(checkpoints="memory")
+    _, used = build(plan=plan, scope="there")
+    assert used.peak == plan.peak
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"layers": 17}, "the plan is for 36 ops, 17 of them forward; this graph has 38 and 18"),
+        ({"kind": "sin"}, "op 6 is a Tanh in the plan and a Sin ('Sin') here"),
+        ({"width": 4096}, "op 0, the Placeholder 'Placeholder', has other inputs or another shape"),
+        ({"dropout": True}, "the plan is for 36 ops"),
+    ],
+    ids=str,
+)
+def test_plan_for_another_graph_is_refused(other: dict[str, Any], says: str) -> None:
+    _, plan = build(checkpoints="memory")
+    with pytest.raises(errors.PlanError) as caught:
+        build(plan=plan, **other)
+    assert says in str(caught.value)
+
+
+def test_plan_for_another_batch_is_refused() -> None:
+    _, plan = build(checkpoints="memory", batch=None, batch_size=16)
+    with pytest.raises(errors.PlanError, match="batch_size=16, and this is batch_size=32"):
+        build(plan=plan, batch=None)
+    _, used = build(plan=plan, batch=None, batch_size=16)
+    assert used == plan
+
+
+def test_refusal_leaves_the_graph_usable() -> None:
+    _, plan = build(checkpoints="memory")
+    with tf.Graph().as_default() as graph:
+        x = y = v1.placeholder(tf.float32, [4096])
+        for _ in range(16):
+            y = tf.sin(y)
+        with pytest.raises(errors.PlanError):
+            ms.gradients(y, x, plan=plan)
+        assert not ms.plans(graph)
+        ms.gradients(y, x, checkpoints="memory")
+    assert ms.plans(graph)[-1].clones
+
+
+def test_wrong_schedule_is_refused() -> None:
+    _, plan = build(checkpoints="memory")
+    assert plan.schedule is not None
+    steps = tuple(step for step in plan.schedule.steps if not step.copy)
+    wrong = replace(plan, schedule=replace(plan.schedule, steps=steps))
+    with pytest.raises(errors.PlanError, match="cannot be applied here: op .* has not made"):
+        build(plan=wrong)
+
+
+def test_one_of_several() -> None:
+    _, small = build(checkpoints="memory")
+    _, large = build(checkpoints="memory", layers=20)
+    with ms.patched(plan=[small, large]):
+        for layers, expected in ((20, large), (16, small)):
+            with tf.Graph().as_default() as graph:
+                x = y = v1.placeholder(tf.float32, [8, 2048])
+                for _ in range(layers):
+                    y = tf.tanh(y)
+                tf.gradients(y, x)
+            assert ms.plans(graph)[-1].peak == expected.peak
+
+
+@pytest.mark.parametrize(
+    "options", [{"budget": 0.5}, {"checkpoints": "memory"}, {"planner": "memory"}], ids=str
+)
+def test_plan_excludes_other_wishes(options: dict[str, Any]) -> None:
+    _, plan = build(checkpoints="memory")
+    with pytest.raises(errors.ArgumentError, match="excludes plan="):
+        build(plan=plan, **options)
+
+
+def test_compare() -> None:
+    _, tight = build(budget=0.5, planner=greedy)
+    _, loose = build(budget=0.8, planner=greedy)
+    comparison = tight.compare(loose)
+    assert comparison.same_graph
+    assert comparison.changed
+    assert all(a is None or b is None or a.fate != b.fate for a, b in comparison.changed)
+    rows = {what: (a, b) for what, a, b in comparison.rows}
+    assert rows["peak"] == (f"{tight.peak:,}", f"{loose.peak:,}")
+    assert rows["tensors that change"][1] == str(len(comparison.changed))
+    assert str(comparison).count("\n") == len(comparison.rows)
+    assert not loose.compare(loose).changed
+    _, other = build(checkpoints="memory", layers=20)
+    assert "different graphs" in str(tight.compare(other))
+
+
+steps_strategy = st.lists(
+    st.builds(Step, st.integers(0, 30), st.integers(0, 3), st.lists(st.integers(0, 2)).map(tuple))
+)
+
+
+@given(steps_strategy)
+def test_steps_in_a_file(steps: list[Step]) -> None:
+    expected = [Step(op, copy, reads if copy or any(reads) else ()) for op, copy, reads in steps]
+    assert list(unpacked_steps(packed_steps(steps))) == expected
+
+
+def test_file_of_a_long_chain_is_small(tmp_path: Path) -> None:
+    _, plan = build(layers=400, width=64, checkpoints="memory")
+    plan.save(tmp_path / "plan.json")
+    assert (tmp_path / "plan.json").stat().st_size < 400 * 200
