@@ -1,7 +1,8 @@
 """Refusing budgets in bytes where bytes are guesses.
 
 Sizes are *fixed + per example × batch*; without a batch size, or with a second unknown dimension or an unknown rank, they are
-guessed. Modes can live with that, since guesses steer choices only; a promise in bytes cannot.
+guessed. Modes can live with that, since guesses steer choices only; a promise in bytes cannot. Looked at are forward tensors:
+gradients are as large as what they are gradients of, and nobody can give them a shape.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from graph_tools import optypes
 from graph_tools.sizes import is_guess, tensor_bytes
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.roles import CapturedStep
@@ -39,13 +41,13 @@ def check_known(step: CapturedStep, plain_peak: int, batch_size: int | None) -> 
         It names the tensor, and the way out.
     """
     source, size = step.source, step.graph.size
-    matters = size >= SHARE_THAT_MATTERS * plain_peak
-    unknown = np.flatnonzero(matters & (source.bytes_per_example > 0)).tolist()
+    matters = (size >= SHARE_THAT_MATTERS * plain_peak) & (source.bytes_per_example > 0)
+    forward = source.producer < step.graph.first_backward
+    unknown = np.flatnonzero(matters & forward).tolist()
+    guessed = _guessed(step) if unknown else set()
     for value in unknown:
-        tensor = source.tensor(value)
-        # Gradients are known where what they are gradients of is.
-        if is_guess(tensor) and source.bytes_per_example[value] == tensor_bytes(tensor).per_example:
-            tensor = _first(step, is_guess, tensor)
+        if value in guessed:
+            tensor = _first(step, is_guess, source.tensor(value))
             raise ArgumentError(
                 "budget",
                 tensor.name,
@@ -62,6 +64,24 @@ def check_known(step: CapturedStep, plain_peak: int, batch_size: int | None) -> 
             "batch_size=, the number of examples of a step, or give the budget as a fraction of the plain peak, such as "
             "budget=0.5",
         )
+
+
+def _guessed(step: CapturedStep) -> set[int]:
+    """The forward values whose bytes are a guess, and were not found from the values that they are computed from."""
+    source, size = step.source, step.graph.size.tolist()
+    storage = source.storage.tolist()
+    found: set[int] = set()
+    for position, op in enumerate(source.ops[: step.graph.first_backward]):
+        read = [storage[v] for v in source.inputs[position]]
+        largest = max(read, key=lambda root: size[root], default=None)
+        for tensor in op.outputs:
+            value = source.value(tensor)
+            if storage[value] != value or not is_guess(tensor):
+                continue
+            by_inputs = op.type in optypes.SIZED_BY_INPUTS and largest is not None
+            if not (by_inputs and size[largest]) or largest in found:
+                found.add(value)
+    return found
 
 
 def _lacks_batch(tensor: tf.Tensor) -> bool:
