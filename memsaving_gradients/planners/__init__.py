@@ -32,7 +32,7 @@ Planner = Callable[[TrainingGraph, Limits], Proposal]
 PLANNERS = {
     "auto": "auto",
     "chain": "chain",
-    "chen": "chen",
+    "chen": "chen_budget",
     "memory": "least_memory",
     "speed": "cheap_ops",
 }
