@@ -64,9 +64,7 @@ def least_seconds(graph: TrainingGraph, budget: int) -> float:
                 continue
             made = sum(sizes[v] for v in graph.writes[op])
             if held + made + waiting[position] <= budget:
-                following.append(
-                    (seconds + float(graph.seconds[op]), position, [*there, *missing])
-                )
+                following.append((seconds + float(graph.seconds[op]), position, [*there, *missing]))
         for cost, at, values in following:
             number += 1
             heapq.heappush(queue, (cost, number, at, sorted(values)))
