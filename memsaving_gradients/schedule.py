@@ -9,7 +9,7 @@ are freed at their last use, views cost nothing, and an elementwise op writes in
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -76,6 +76,7 @@ class Simulation:
     peak: int
     extra_seconds: float
     buffers: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    owner: list[int] = field(default_factory=list)
 
     @cached_property
     def allocated_peak(self) -> int:
@@ -141,6 +142,7 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
     born: list[int] = []
     dies: list[int] = []
     sizes: list[int] = []
+    owner: list[int] = []
     passed_on: list[tuple[int, int]] = []
     extra = 0.0
     for now, (op, copy, copies) in enumerate(schedule.steps):
@@ -162,6 +164,7 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
             born.append(min((born[at] for at in read), default=now))
             dies.append(now)
             sizes.append(size[total])
+            owner.append(total)
             continue
         for value in graph.writes[op]:
             if size[value]:
@@ -171,6 +174,7 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
                 born.append(now)
                 dies.append(now)
                 sizes.append(size[value])
+                owner.append(value)
             elif (root := storage[value]) != value:
                 for k, seen in enumerate(reads):
                     if storage[seen] == root:
@@ -196,4 +200,4 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
         sizes += scratch[during].tolist()
     lives = (np.array(born, np.int64), np.array(dies, np.int64), np.array(sizes, np.int64))
     alive = timeline(*lives, len(schedule.steps))
-    return Simulation(alive, int(alive.max(initial=0)), extra, lives)
+    return Simulation(alive, int(alive.max(initial=0)), extra, lives, owner)

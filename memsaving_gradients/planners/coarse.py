@@ -2,7 +2,7 @@
 
 A captured step has thousands of ops, and a plan decides on a few hundred buffers. *Decided* are forward storages that take memory and
 that backward ops, or several forward ops, read; and those that cannot be made again. What lies between them (single-reader
-temporaries: the inside of a normalization, the sum under an activation) belongs to the recipe of the decided storage that it leads to;
+temporaries: the inside of a normalization, the sum under an activation; only in small graphs they are decided on, too) belongs to the recipe of the decided storage that it leads to;
 keeping it instead would also take apart kernels that the runtime fuses. Tiny storages are always kept.
 
 Forward ops are joined up to the next one that makes a decided storage; backward ops until the next one that reads another decided
@@ -17,15 +17,29 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from graph_tools.liveness import timeline
-from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, STRICT, Problem
+from memsaving_gradients.planners.retention import (
+    DROPPED,
+    KEPT,
+    LATE,
+    STRICT,
+    Problem,
+    appointments,
+)
 from memsaving_gradients.planners.segments import small_storages
 from memsaving_gradients.recorder import Recorder
 from memsaving_gradients.schedule import Schedule, Step, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 
+IntArray = npt.NDArray[np.int64]
+
 __all__ = ["Coarse", "coarsen"]
+
+
+#: In graphs of no more storages, all are decided on that are not inside of a fused kernel.
+FEW = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +96,11 @@ class Coarse:
         storage = graph.storage.tolist()
         number = {s: k for k, s in enumerate(self.storages)}
         gap_of = problem.first_gap[:-1].copy()
-        returns: dict[int, list[int]] = {}
-        for gap, what in enumerate(decisions):
-            if what >= EARLY:
-                returns.setdefault(what - EARLY, []).append(problem.owner[gap])
+        returns, leaves = appointments(problem, decisions)
         for event, ops in enumerate(self.stretches):
             done = len(recorder.steps)
-            for value in returns.get(event, ()):
-                recorder.restore(self.storages[value])
+            for gap in returns.get(event, ()):
+                recorder.restore(self.storages[problem.owner[gap]])
             # All that the event reads comes back before it begins.
             for value in problem.reads[event]:
                 recorder.restore(self.storages[value])
@@ -107,8 +118,11 @@ class Coarse:
                     ):
                         recorder.drop(root)
             for value in (*problem.reads[event], *problem.writes[event]):
-                if decisions[gap_of[value]] and problem.recipe[value] >= 0:
+                what = decisions[gap_of[value]]
+                if what and problem.recipe[value] >= 0 and (what < LATE or what % 2):
                     recorder.drop(self.storages[value])
+            for gap in leaves.get(event, ()):
+                recorder.drop(self.storages[problem.owner[gap]])
             for root in self.passing[event]:
                 recorder.drop(root)
         return recorder.schedule(self.chained)
@@ -120,7 +134,8 @@ def coarsen(graph: TrainingGraph, keep: Collection[int] = (), *, accumulate: boo
     small = small_storages(graph, keep)
     decided = _decided(graph, small, keep)
     number = {s: k for k, s in enumerate(decided)}
-    stretches = _stretches(graph, number)
+    beside, waiting = _beside(graph, chained, number)
+    stretches = _stretches(graph, number, beside)
     reads, writes = [], []
     storage = graph.storage.tolist()
     for ops in stretches:
@@ -130,7 +145,8 @@ def coarsen(graph: TrainingGraph, keep: Collection[int] = (), *, accumulate: boo
         )
         reads.append(tuple(k for k in read if k not in made))
         writes.append(tuple(made))
-    during, between = _beside(graph, chained, number, stretches)
+    ends = np.cumsum([len(ops) for ops in stretches])
+    begins = np.concatenate([[0], ends[:-1]])
     undecided = {
         s for s in set(graph.storage[graph.losable].tolist()) if s not in number and s not in small
     }
@@ -144,8 +160,8 @@ def coarsen(graph: TrainingGraph, keep: Collection[int] = (), *, accumulate: boo
         outputs=recipes.outputs,
         seconds=recipes.seconds,
         scratch=recipes.scratch,
-        during=during,
-        between=between,
+        during=np.maximum.reduceat(beside, begins).tolist(),
+        between=waiting[begins].tolist(),
     )
     return Coarse(
         graph=graph,
@@ -168,22 +184,29 @@ def _decided(graph: TrainingGraph, small: Collection[int], keep: Collection[int]
             # A part of a concatenation is as good as two readers: keeping parts keeps every concatenation of them.
             readers[root] += 2 if graph.joins[op] else 1
     residual = graph.residuals
-    found = []
+    found, others = [], []
     for op in range(graph.first_backward):
         for value in graph.writes[op]:
             if storage[value] != value or source[value] or not size[value] or value in small:
                 continue
             if value in residual or readers[value] > 1 or not losable[value] or value in keep:
                 found.append(value)
-    return found
+            elif not graph.fuses[op]:
+                others.append(value)
+    return sorted([*found, *others]) if len(found) + len(others) <= FEW else found
 
 
-def _stretches(graph: TrainingGraph, number: dict[int, int]) -> list[list[int]]:
-    """The ops of each event."""
+def _stretches(graph: TrainingGraph, number: dict[int, int], beside: IntArray) -> list[list[int]]:
+    """The ops of each event.
+
+    Forward: up to one that makes a decided storage. Backward: a new one begins with every op that reads other decided storages than the
+    last one that read any, and where more than in this event so far is alive ``beside`` (so that what was read has died by then).
+    """
     storage = graph.storage.tolist()
     stretches: list[list[int]] = [[]]
     read: set[int] = set()
-    for op in graph.order:
+    most = 0
+    for place, op in enumerate(graph.order):
         if op < graph.first_backward:
             stretches[-1].append(op)
             if any(v in number for v in graph.writes[op]):
@@ -191,10 +214,10 @@ def _stretches(graph: TrainingGraph, number: dict[int, int]) -> list[list[int]]:
             continue
         roots = {storage[v] for v in graph.reads[op] if storage[v] in number}
         first = not stretches[-1] or stretches[-1][0] < graph.first_backward
-        if stretches[-1] and (first or not roots <= read):
+        if first or (roots != read if roots else read and beside[place] > most):
             stretches.append([])
-            read = set()
-        read |= roots
+            read, most = roots, 0
+        most = max(most, int(beside[place]))
         stretches[-1].append(op)
     return [ops for ops in stretches if ops]
 
@@ -284,27 +307,16 @@ class _Recipes:
 
 
 def _beside(
-    graph: TrainingGraph,
-    chained: frozenset[int],
-    number: dict[int, int],
-    stretches: list[list[int]],
-) -> tuple[list[int], list[int]]:
-    """Bytes of what is not decided, in plain training: the most during each event, and what there is just before it."""
+    graph: TrainingGraph, chained: frozenset[int], number: dict[int, int]
+) -> tuple[IntArray, IntArray]:
+    """Bytes of what is not decided, in plain training: during each op of the order, and just before it."""
     whole = Schedule(tuple(Step(op) for op in graph.order), chained)
     simulation = simulate(graph, whole)
     born, dies, size = simulation.buffers
-    owner = [
-        value
-        for op in graph.order
-        for value in graph.writes[op]
-        if graph.size[value] or op in chained
-    ]
-    other = np.array([value not in number for value in owner], np.bool_)
-    decided = timeline(born[~other], dies[~other], size[~other], graph.length)
-    during = simulation.bytes_alive - decided
+    decided = np.zeros(len(born), np.bool_)
+    decided[: len(simulation.owner)] = np.isin(simulation.owner, list(number))
+    lives = timeline(born[decided], dies[decided], size[decided], graph.length)
     # What was born before a step and is alive in it was there just before it.
-    waiting = other & (dies > born)
+    waiting = ~decided & (dies > born)
     before = timeline(born[waiting] + 1, dies[waiting], size[waiting], graph.length)
-    ends = np.cumsum([len(ops) for ops in stretches])
-    begins = np.concatenate([[0], ends[:-1]])
-    return np.maximum.reduceat(during, begins).tolist(), before[begins].tolist()
+    return simulation.bytes_alive - lives, before

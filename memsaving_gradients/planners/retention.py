@@ -6,7 +6,9 @@ that makes it and those that read it; between two of them lies a *gap*, and behi
 - kept: it is there for the next use, and for whatever is made again in between;
 - dropped: it is freed after its last reader; whoever needs it makes it again, from what is there, recursively, and from
   then on it is there until the next use;
-- dropped strictly: likewise, but what was made again for somebody else is freed again at once.
+- dropped strictly: likewise, but what was made again for somebody else is freed again at once;
+- dropped, and made again early, at an event in the gap, when what it is made of is still there;
+- dropped late: kept until an event in the gap, at which something is made of it, and dropped from then on.
 
 All schedules of Chen et al. 2016 and every other plan that recomputes a value at most once a gap are such decisions, and the retention
 intervals of Moccasin (Bartan et al. 2023, arXiv 2304.14463) are. An event stands for one op, or for a stretch of ops of which only the
@@ -25,9 +27,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DROPPED", "EARLY", "KEPT", "STRICT", "Problem", "Run", "run"]
+__all__ = ["DROPPED", "EARLY", "KEPT", "LATE", "STRICT", "Problem", "Run", "appointments", "run"]
 
-KEPT, DROPPED, STRICT, EARLY = 0, 1, 2, 3
+#: Decisions on a gap; ``EARLY + 2 * event`` and ``LATE + 2 * event`` stand for one that names an event.
+KEPT, DROPPED, STRICT, EARLY, LATE = 0, 1, 2, 3, 4
 
 IntArray = npt.NDArray[np.int64]
 
@@ -131,6 +134,18 @@ class Run:
         return float((over**power).sum())
 
 
+def appointments(
+    problem: Problem, decisions: Sequence[int]
+) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """The gaps in which a value is made again before each event, and those in which it is dropped behind each event."""
+    returns: dict[int, list[int]] = {}
+    leaves: dict[int, list[int]] = {}
+    for gap, what in enumerate(decisions):
+        if what >= EARLY:
+            (returns if what % 2 else leaves).setdefault((what - EARLY) // 2, []).append(gap)
+    return returns, leaves
+
+
 def run(problem: Problem, decisions: Sequence[int]) -> Run:
     """Play ``decisions`` (one for each gap) through.
 
@@ -162,15 +177,13 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
     made_in: list[int] = []
     beside: list[int] = []
     event_of: list[int] = []
-    returns: dict[int, list[int]] = {}
-    for gap, what in enumerate(decisions):
-        if what >= EARLY:
-            returns.setdefault(what - EARLY, []).append(problem.owner[gap])
+    returns, leaves = appointments(problem, decisions)
     extra = 0.0
     step = 0
     for event, (read, made) in enumerate(zip(problem.reads, problem.writes, strict=True)):
         again: list[int] = []
-        for wanted in (*returns[event], *read) if event in returns else read:
+        early = [problem.owner[gap] for gap in returns.get(event, ())]
+        for wanted in (*early, *read) if early else read:
             if there[wanted]:
                 continue
             stack = [wanted]
@@ -213,12 +226,12 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
         for v in again:
             if decisions[gap_of[v]] == STRICT:
                 there[v] = 0
-        for v in read:
-            if decisions[gap_of[v]] and recipe[v] >= 0:
+        for v in (*read, *made):
+            what = decisions[gap_of[v]]
+            if what and recipe[v] >= 0 and (what < LATE or what % 2):
                 there[v] = 0
-        for v in made:
-            if decisions[gap_of[v]] and recipe[v] >= 0:
-                there[v] = 0
+        for gap in leaves.get(event, ()):
+            there[problem.owner[gap]] = 0
         beside.append(during[event])
         event_of.append(event)
         step += 1

@@ -19,7 +19,16 @@ from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
-from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, STRICT, Problem, Run, run
+from memsaving_gradients.planners.retention import (
+    DROPPED,
+    EARLY,
+    KEPT,
+    LATE,
+    STRICT,
+    Problem,
+    Run,
+    run,
+)
 
 __all__ = ["Search"]
 
@@ -35,6 +44,8 @@ TAKEN_BACK = (1, 1, 2, 2, 3, 4, 6)
 NOISE, POWER = (0.0, 0.3, 0.8), (1, 1, 3)
 #: What has no room is given up in batches of at least one in so many of what is dropped.
 MOST_BATCHES = 400
+#: In this share of the attempts, any gaps are decided anew at random instead.
+SHAKEN = 0.3
 #: As many stretches in a row are planned anew in vain.
 PATIENCE = 400
 #: A stretch is planned anew in at most this many runs.
@@ -64,6 +75,16 @@ class Search:
         self._begin = [begin for _, begin, _ in problem.gaps]
         self._end = [end for _, _, end in problem.gaps]
         self._events = len(problem.reads)
+        self._decided = [
+            gap
+            for gap, (value, begin, end) in enumerate(problem.gaps)
+            if problem.recipe[value] >= 0 and problem.size[value] and end - begin > 1
+        ]
+        # For each value, the gaps of those that are made of it.
+        self._made_of: list[list[int]] = [[] for _ in problem.size]
+        for value, number in enumerate(problem.recipe):
+            for v in problem.inputs[number] if number >= 0 else ():
+                self._made_of[v] += range(problem.first_gap[value], problem.first_gap[value + 1])
         # Among changes that cost nothing the one that frees most is best.
         self._least = min((s for s in problem.seconds if s > 0), default=1.0) * 1e-3
 
@@ -155,9 +176,11 @@ class Search:
             dropped = self._dropped(best)
             if not dropped:
                 break
-            chosen = self._stretch(dropped)
+            shaken = self._random.random() < SHAKEN
+            chosen = self._stretch(self._decided if shaken else dropped)
+            change = [(gap, self._any(gap) if shaken else KEPT) for gap in chosen]
             trial, result = self.descend(
-                _changed(best, [(gap, KEPT) for gap in chosen]),
+                _changed(best, change),
                 min(MOST_RUNS, end - self.runs),
                 fixed=frozenset(chosen) if self._random.random() < 0.4 else (),
                 limit=float("inf") if worth[0] else best_run.extra_seconds,
@@ -209,6 +232,15 @@ class Search:
     def _dropped(self, decisions: list[int]) -> list[int]:
         """Gaps with an end in which a value is dropped."""
         return [gap for gap, what in enumerate(decisions) if what and self._end[gap] < self._events]
+
+    def _any(self, gap: int) -> int:
+        """Any decision on a gap."""
+        event = self._random.randrange(self._begin[gap], min(self._end[gap], self._events - 1) + 1)
+        inside = self._begin[gap] < event < self._end[gap]
+        what = self._random.choice(
+            (KEPT, DROPPED, STRICT, EARLY, LATE) if inside else (KEPT, DROPPED, STRICT)
+        )
+        return what + 2 * event if what >= EARLY else what
 
     def _stretch(self, dropped: list[int]) -> list[int]:
         """A few dropped gaps: any, or some that end close to each other."""
@@ -269,8 +301,10 @@ class Search:
             if not again or not decisions[gap] or gap in fixed:
                 continue
             for r in self._early(now.value[k], gap, self._begin[gap], decisions):
-                if decisions[gap] != EARLY + r:
-                    undone.append((0.0, gap, [(gap, EARLY + r)]))
+                if decisions[gap] != EARLY + 2 * r:
+                    undone.append((0.0, gap, [(gap, EARLY + 2 * r)]))
+            if self._end[gap] > event and decisions[gap] != LATE + 2 * event:
+                undone.append((0.0, gap, [(gap, LATE + 2 * event)]))
             seconds = problem.seconds[problem.recipe[now.value[k]]]
             undone.append((-seconds, gap, [(gap, KEPT)]))
         return [change for *_, change in sorted(drops)], [change for *_, change in sorted(undone)]
@@ -287,10 +321,14 @@ class Search:
         """Ways to drop a kept value at ``event``, with about the seconds that a byte costs."""
         problem, end = self.problem, self._end[gap]
         size = problem.size[value]
+        late = [back[g] for g in self._made_of[value] if self._begin[gap] < back.get(g, -1) < event]
         if end == self._events:
-            return [(self._least / min(size, over), gap, [(gap, DROPPED)])]
+            code = LATE + 2 * max(late) if late else DROPPED
+            return [(self._least / min(size, over), gap, [(gap, code)])]
         ways = [(end, DROPPED)]
-        ways += [(r, EARLY + r) for r in self._early(value, gap, event, decisions)]
+        ways += [(r, EARLY + 2 * r) for r in self._early(value, gap, event, decisions)]
+        if late:
+            ways.append((end, LATE + 2 * max(late)))
         drops = []
         for r, what in ways:
             missing = self._missing(value, r, decisions, back)
