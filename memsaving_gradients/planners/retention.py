@@ -130,7 +130,7 @@ class Run:
 
     def excess(self, budget: int, power: int = 1) -> float:
         """Bytes above ``budget``, as a share of it, to a power, summed up over the steps."""
-        over = np.maximum(self.bytes_alive - budget, 0) / budget
+        over = np.maximum(self.bytes_alive - budget, 0) / max(budget, 1)
         return float((over**power).sum())
 
 

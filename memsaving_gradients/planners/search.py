@@ -132,7 +132,9 @@ class Search:
         end = self.runs + most
         while now.peak > FAR * self.budget and self.runs < end:
             changes, _ = self._changes(now, decisions, fixed, int(np.argmax(now.bytes_alive)))
-            bold = _changed(decisions, *changes[: 1 + len(changes) // SHARE])
+            if len(changes) < 2 * SHARE:
+                break
+            bold = _changed(decisions, *changes[: len(changes) // SHARE])
             trial = self.play(bold)
             if trial.excess(self.budget, power) >= now.excess(self.budget, power):
                 break
