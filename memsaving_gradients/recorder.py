@@ -91,11 +91,17 @@ class Recorder:
             if at != op and any(copy[v] < 0 for v in self.graph.writes[at]):
                 self._clone_missing(at)
 
-    def restore(self, storage: int) -> None:
-        """Make a storage again if it is not there."""
-        if self.copy[storage] < 0:
-            op = self._producer[storage]
-            self.need(op)
+    def make(self, values: Iterable[int]) -> None:
+        """Make again those of ``values`` that are not there, and what they need, in the order of the originals."""
+        reads, copy, producer = self.graph.losable_reads, self.copy, self._producer
+        ops: set[int] = set()
+        stack = [producer[v] for v in values if copy[v] < 0]
+        while stack:
+            op = stack.pop()
+            if op not in ops:
+                ops.add(op)
+                stack.extend(producer[v] for v in reads[op] if copy[v] < 0)
+        for op in sorted(ops):
             self._clone_missing(op)
 
     def drop(self, storage: int) -> None:

@@ -100,10 +100,10 @@ class Coarse:
         for event, ops in enumerate(self.stretches):
             done = len(recorder.steps)
             for gap in returns.get(event, ()):
-                recorder.restore(self.storages[problem.owner[gap]])
+                recorder.make((self.storages[problem.owner[gap]],))
             # All that the event reads comes back before it begins.
             for value in problem.reads[event]:
-                recorder.restore(self.storages[value])
+                recorder.make((self.storages[value],))
             for op in ops:
                 recorder.run(op)
             for value in problem.reads[event]:

@@ -1,0 +1,283 @@
+"""The fastest plan within a budget, for networks that are chains of stages.
+
+The graph is cut into stages (:mod:`~memsaving_gradients.planners.stages`), the dynamic program for chains
+(:mod:`~memsaving_gradients.planners.rotor`: Beaumont et al. 2019, with several options a stage as in Rockmate) says which of them
+keep what and which run again, and its steps are recorded as a schedule of the whole graph, which is simulated. One table answers for
+all budgets, so the whole curve of plans costs little more than one: `candidates` walks it from much memory to little.
+
+The promises of the program hold for its model of stages, not for the graph. What counts is therefore the simulated
+peak: the fastest plan is chosen whose peak is within the budget, first of a fixed row of candidates, then of those
+between it and the next faster one. The row does not depend on the budget, so a larger budget never gets a slower plan.
+Optimal for chains in the program's model, where every stage may run any number of times; what branches wider than a
+stage gets is a good plan. Deterministic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
+from memsaving_gradients.planners.rotor import Action, Table
+from memsaving_gradients.planners.stages import Stages, cut_stages
+from memsaving_gradients.recorder import Recorder
+from memsaving_gradients.schedule import Schedule, Step, simulate
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["candidates", "plan", "record"]
+
+#: A table is as fine as its slots: budgets below this share of its top get a table of their own.
+FINE = 0.25
+#: Budgets of neighboring candidates differ by about this factor, …
+RATIO = 0.95
+#: … or more: plans to simulate are as many as this many op executions allow, within bounds.
+SIMULATED_STEPS = 500_000
+FEWEST_TRIALS, MOST_TRIALS = 8, 64
+
+
+def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
+    """The fastest schedule within the budget of ``limits``; the one with the least peak if there is no budget or none fits."""
+    search = _Search(graph, limits)
+    try:
+        search.run()
+    except Interrupted:
+        return replace(proposed(graph, limits, search.best.schedule), complete=False)
+    return proposed(graph, limits, search.best.schedule)
+
+
+def candidates(graph: TrainingGraph, limits: Limits = Limits()) -> Iterator[Schedule]:
+    """Schedules from the one that keeps everything down to that with the least memory; the budget does not matter.
+
+    Each is the fastest for some number of bytes, in the program's model.
+    """
+    curve = _Curve(graph, limits)
+    yield curve.everything()
+    for budget in curve.row:
+        if (schedule := curve.schedule(budget)) is not None:
+            yield schedule
+
+
+def record(
+    graph: TrainingGraph, stages: Stages, actions: Iterable[Action], chained: Iterable[int] = ()
+) -> Schedule:
+    """The schedule of the whole graph that follows ``actions``."""
+    return _Follower(graph, stages).follow(list(actions)).schedule(chained)
+
+
+class _Follower:
+    """A recorder that knows, at every time, which storages the actions so far want kept.
+
+    ``held`` counts for each storage who keeps it. What is made and not held is dropped as soon as an action is done.
+    """
+
+    def __init__(self, graph: TrainingGraph, stages: Stages) -> None:
+        self.graph, self.stages = graph, stages
+        self.recorder = Recorder(graph)
+        self.storage: list[int] = graph.storage.tolist()
+        self.held: Counter[int] = Counter(dict.fromkeys(stages.always, 1))
+        self.inputs: set[int] = set()
+        self.outputs: set[int] = set()
+        self.seen = 0
+        self.first = True
+
+    def follow(self, actions: list[Action]) -> Recorder:
+        """Record all of ``actions``."""
+        for op in range(self.graph.first_backward):
+            self.recorder.run(op)
+        self.seen = len(self.recorder.steps)
+        for k, (kind, stage, option) in enumerate(actions):
+            if kind == "backward":
+                self._backward(stage, option)
+            elif kind != "drop":
+                last = kind == "history" and actions[k + 1].kind == "backward"
+                self._forward(stage, option if kind == "history" else None, last)
+        return self.recorder
+
+    def _forward(self, stage: int, option: int | None, last: bool) -> None:
+        """Keep the input of a stage, and its history and, if it is not the last one of a stretch, its output."""
+        if stage not in self.inputs:
+            self.inputs.add(stage)
+            self._hold(self.stages.inputs[stage])
+        if option is not None:
+            self._hold(self.stages.histories[stage][option])
+            if not last:
+                self.outputs.add(stage)
+                self._hold(self.stages.inputs[stage + 1])
+        self._forget()
+
+    def _backward(self, stage: int, option: int) -> None:
+        if self.first:
+            self.first = False
+            for storage in dict.fromkeys(self.storage):
+                if not self.held[storage]:
+                    self.recorder.drop(storage)
+        if stage in self.outputs:
+            self.outputs.remove(stage)
+            self._release(self.stages.inputs[stage + 1])
+        for op in self.stages.backward[stage]:
+            self.recorder.run(op)
+        self._release(self.stages.histories[stage][option])
+        if stage in self.inputs:
+            self.inputs.remove(stage)
+            self._release(self.stages.inputs[stage])
+        self._forget()
+
+    def _hold(self, storages: tuple[int, ...]) -> None:
+        if not self.first:
+            self.recorder.make(storages)
+        self.held.update(storages)
+
+    def _release(self, storages: tuple[int, ...]) -> None:
+        self.held.subtract(storages)
+        for storage in storages:
+            if not self.held[storage]:
+                self.recorder.drop(storage)
+
+    def _forget(self) -> None:
+        """Drop what was made since the last time and nobody holds."""
+        for step in self.recorder.steps[self.seen :]:
+            if step.copy:
+                for value in self.graph.writes[step.op]:
+                    if not self.held[self.storage[value]]:
+                        self.recorder.drop(self.storage[value])
+        self.seen = len(self.recorder.steps)
+
+
+class _Curve:
+    """Schedules by the bytes that the dynamic program gets.
+
+    ``row``: a fixed choice of budgets, from large to small.
+    """
+
+    def __init__(self, graph: TrainingGraph, limits: Limits) -> None:
+        self.graph = graph
+        self.chained = graph.sums if limits.accumulate else frozenset()
+        self.stages = cut_stages(graph, limits.keep)
+        self.tables = list(_tables(self.stages))
+        trials = SIMULATED_STEPS // (2 * graph.length + 1)
+        self.trials = min(max(trials, FEWEST_TRIALS), MOST_TRIALS)
+        self.row = self._row()
+        self._seen: set[tuple[Action, ...]] = set()
+
+    def everything(self) -> Schedule:
+        """Nothing is made again."""
+        return Schedule(tuple(Step(op) for op in self.graph.order), frozenset(self.chained))
+
+    def schedule(self, budget: float) -> Schedule | None:
+        """The schedule for the program's ``budget``; nothing if it was asked for before."""
+        table = next(t for t in reversed(self.tables) if budget <= t.top * t.unit)
+        actions = tuple(table.actions(budget))
+        if actions in self._seen:
+            return None
+        self._seen.add(actions)
+        return record(self.graph, self.stages, actions, self.chained)
+
+    def between(self, low: float, high: float) -> list[float]:
+        """Budgets between two, evenly chosen from all that make a difference; from small to large."""
+        inside = [b for b in self._budgets() if low < b < high][::-1]
+        return _thinned(inside, self.trials // 2)
+
+    def _budgets(self) -> list[float]:
+        """All budgets that make a difference, from large to small."""
+        found: list[float] = []
+        for table, finer in zip(self.tables, [*self.tables[1:], None], strict=True):
+            floor = finer.top * finer.unit if finer else 0.0
+            found += [b for b in table.budgets if b > floor]
+        return found
+
+    def _row(self) -> list[float]:
+        found: list[float] = []
+        budgets = self._budgets()
+        for budget in budgets:
+            if not found or budget <= found[-1] * RATIO or budget == budgets[-1]:
+                found.append(budget)
+        return _thinned(found, self.trials)
+
+
+def _thinned(row: list[float], most: int) -> list[float]:
+    """At most ``most`` of a row, the first and the last among them."""
+    if len(row) <= most:
+        return row
+    return [row[round(k * (len(row) - 1) / (most - 1))] for k in range(most)]
+
+
+def _tables(stages: Stages) -> Iterator[Table]:
+    """Tables for all budgets, the last the finest."""
+    top = stages.chain.most
+    while True:
+        table = Table(stages.chain, top)
+        yield table
+        budgets = table.budgets
+        if not budgets or budgets[-1] >= FINE * top or table.top < 100:
+            return
+        top = FINE * top
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A simulated schedule, and the program's budget that led to it."""
+
+    budget: float
+    schedule: Schedule
+    peak: int
+    seconds: float
+
+
+class _Search:
+    """The search for the fastest schedule that fits."""
+
+    def __init__(self, graph: TrainingGraph, limits: Limits) -> None:
+        self.graph, self.limits = graph, limits
+        self.deadline = (
+            float("inf") if limits.seconds is None else time.monotonic() + limits.seconds
+        )
+        self.trials: list[_Trial] = []
+        chained = graph.sums if limits.accumulate else ()
+        everything = Schedule(tuple(Step(op) for op in graph.order), frozenset(chained))
+        self._try(float("inf"), everything)
+
+    @property
+    def best(self) -> _Trial:
+        """The fastest that fits, or the one with the least peak."""
+        budget = self.limits.budget
+        fitting = [t for t in self.trials if budget is not None and t.peak <= budget]
+        if fitting:
+            return min(fitting, key=lambda t: (t.seconds, t.peak))
+        return min(self.trials, key=lambda t: (t.peak, t.seconds))
+
+    def run(self) -> None:
+        """Try the row of candidates, then those near the best."""
+        budget = self.limits.budget
+        if budget is not None and self.trials[0].peak <= budget:
+            return
+        self._report(0.0, "measuring stages")
+        curve = _Curve(self.graph, self.limits)
+        for k, bytes_ in enumerate(curve.row):
+            self._report(0.1 + 0.6 * k / len(curve.row), "simulating plans")
+            self._try(bytes_, curve.schedule(bytes_))
+        best = self.best
+        if budget is None or best.peak > budget:
+            return
+        # Nothing faster than the next faster candidate: with the budget for that one, it is what is chosen.
+        faster = [t for t in self.trials if t.seconds < best.seconds]
+        limit = max(t.seconds for t in faster)
+        high = min(t.budget for t in faster)
+        near = curve.between(best.budget, min(high, curve.row[0]))
+        for k, bytes_ in enumerate(near):
+            self._report(0.7 + 0.3 * k / len(near), "simulating plans near the budget")
+            self._try(bytes_, curve.schedule(bytes_), limit)
+
+    def _try(self, budget: float, schedule: Schedule | None, least: float = 0.0) -> None:
+        if schedule is None:
+            return
+        result = simulate(self.graph, schedule)
+        if result.extra_seconds >= least:
+            self.trials.append(_Trial(budget, schedule, result.peak, result.extra_seconds))
+
+    def _report(self, share: float, what: str) -> None:
+        if self.limits.progress is not None:
+            self.limits.progress(share, what)
+        if time.monotonic() > self.deadline:
+            raise Interrupted

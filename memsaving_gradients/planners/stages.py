@@ -1,0 +1,438 @@
+"""A training graph as a chain of stages for :mod:`~memsaving_gradients.planners.rotor`.
+
+The forward order is cut at its narrowest positions. The input of a stage is the frontier of the cut before it: one tensor or
+several. Backward ops belong to the latest stage that has all that they read, in its input or in itself, such that no stage
+comes after one before it. What a stage's backward ops read and the stage makes is its *history*.
+
+What each stage costs is measured on the graph: the seconds of the ops that a recomputation really runs (those that the next input
+needs, those that the history needs), the bytes while they run, and the bytes of its backward pass beside the history, which
+are those of a simulated step that keeps everything. A stage offers several options: its whole history, and less and less of
+it; what is dropped first is what takes the least time a byte to make again. Dropped values are made again inside the stage, from its
+input and what is left, when backward first reads them.
+
+Linear in ops and edges times the number of options, beside the tables of pairs of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_tools.liveness import timeline
+from memsaving_gradients.planners.rotor import Chain
+from memsaving_gradients.planners.segments import Segments, measure_segments
+from memsaving_gradients.schedule import Schedule, Step, simulate
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["Stages", "cut_stages"]
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+#: Stages at the most: the table of the dynamic program grows with the third power.
+MOST_STAGES = 160
+#: Options keep about these shares of the bytes of a stage's history.
+SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
+#: Values that backward reads before its turn in the order of stages are kept, if they hold no more than this share of all
+#: that it reads (a loss in the middle of a network).
+EARLY_SHARE = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """A chain, and what its numbers stand for.
+
+    Attributes
+    ----------
+    chain
+        Bytes and seconds of the stages.
+    inputs
+        For each stage, the storages that a cut before it keeps; one more, empty, for the end.
+    histories
+        For each stage and option, the storages that it keeps beside input and output.
+    backward
+        For each stage, its backward ops, in order of execution.
+    always
+        Storages that are kept whatever the plan is.
+    """
+
+    chain: Chain
+    inputs: tuple[tuple[int, ...], ...]
+    histories: tuple[tuple[tuple[int, ...], ...], ...]
+    backward: tuple[tuple[int, ...], ...]
+    always: frozenset[int]
+
+
+def cut_stages(graph: TrainingGraph, keep: Collection[int] = (), most: int = MOST_STAGES) -> Stages:
+    """Cut ``graph`` into at most ``most`` stages, with the storages in ``keep`` kept."""
+    segments = measure_segments(graph, keep)
+    cuts = _narrow(graph, segments, most)
+    places = _places(graph, segments)
+    early = _early(graph, segments, cuts, places)
+    if early:
+        segments = measure_segments(graph, {*keep, *early})
+    return _Measure(graph, segments, cuts, places).stages()
+
+
+def _narrow(graph: TrainingGraph, segments: Segments, most: int) -> IntArray:
+    """At most ``most`` − 1 positions to cut behind: the narrowest of each stretch."""
+    changes = np.unique(np.concatenate([segments.born, segments.last, segments.residual_born]))
+    cuts = changes[(changes < segments.length - 1) & (changes >= 0)]
+    cuts = cuts[segments.cuttable[cuts]]
+    width = segments.frontier_bytes()
+    # Between two residuals one cut is enough.
+    cuts = _narrowest(cuts, width, segments.held[cuts])
+    if len(cuts) >= most:
+        at = width[cuts]
+        endless = np.iinfo(np.int64).max
+        before, after = np.append(endless, at[:-1]), np.append(at[1:], endless)
+        cuts = cuts[(at <= before) & (at <= after)]
+    if len(cuts) >= most:
+        seconds = np.cumsum(graph.seconds[: graph.first_backward])
+        share = segments.held / max(segments.held[-1], 1) + seconds / max(seconds[-1], 1e-300)
+        stretch = np.minimum(share[cuts] / 2 * (most - 1), most - 2)
+        cuts = _narrowest(cuts, width, stretch.astype(np.int64))
+    return cuts
+
+
+def _narrowest(cuts: IntArray, width: IntArray, stretch: IntArray) -> IntArray:
+    """The first narrowest cut of each stretch."""
+    order = np.lexsort((cuts, width[cuts], stretch))
+    _, first = np.unique(stretch[order], return_index=True)
+    return np.sort(cuts[order][first])
+
+
+def _places(graph: TrainingGraph, segments: Segments) -> list[int]:
+    """For each backward op in order of execution, the forward position that it belongs to; never rising.
+
+    Behind the makers of all that it reads; as late as all of it is still there for a recomputation.
+    """
+    residual, storage = graph.residuals, graph.storage.tolist()
+    producer = graph.producer.tolist()
+    until = dict(zip(segments.parts.tolist(), segments.last.tolist(), strict=True))
+    order = graph.order[graph.first_backward :]
+    low, high = [], []
+    for op in order:
+        read = [storage[v] for v in graph.reads[op] if storage[v] in residual]
+        made = max((producer[s] for s in read), default=-1)
+        low.append(made)
+        last = min((until.get(s, producer[s]) for s in read), default=graph.first_backward - 1)
+        high.append(max(made, last))
+    at = graph.first_backward - 1
+    least = np.maximum.accumulate(np.array(low[::-1], np.int64))[::-1].tolist()
+    places = []
+    for k in range(len(order)):
+        at = max(least[k], min(at, high[k]), 0)
+        places.append(at)
+    return places
+
+
+def _early(graph: TrainingGraph, segments: Segments, cuts: IntArray, places: list[int]) -> set[int]:
+    """Residuals that are read in a stage that has them neither in its input nor in itself, if they are few."""
+    residual, storage = graph.residuals, graph.storage.tolist()
+    until = dict(zip(segments.parts.tolist(), segments.last.tolist(), strict=True))
+    begin = np.concatenate([[-1], cuts])
+    begins = begin[np.searchsorted(cuts, places)].tolist() if places else []
+    found = set()
+    for op, start in zip(graph.order[graph.first_backward :], begins, strict=True):
+        for value in graph.reads[op]:
+            root = storage[value]
+            if root in residual and graph.losable[root]:
+                made = int(graph.producer[root])
+                if made <= start and until.get(root, made) <= start:
+                    found.add(root)
+    found -= segments.small | segments.pinned
+    total = sum(int(graph.size[s]) for s in residual)
+    return found if sum(int(graph.size[s]) for s in found) <= EARLY_SHARE * total else set()
+
+
+class _Measure:
+    """What stages cost."""
+
+    def __init__(
+        self, graph: TrainingGraph, segments: Segments, cuts: IntArray, places: list[int]
+    ) -> None:
+        self.graph, self.segments = graph, segments
+        self.always = segments.small | segments.pinned
+        self.size: list[int] = graph.size.tolist()
+        self.storage: list[int] = graph.storage.tolist()
+        self.producer: list[int] = graph.producer.tolist()
+        self.losable: list[bool] = graph.losable.tolist()
+        self.forwards: list[bool] = graph.forwards.tolist()
+        self.seconds: list[float] = graph.seconds.tolist()
+        none = np.zeros(graph.length, np.int64)
+        self.workspace = (none if graph.workspace is None else graph.workspace).tolist()
+        self.begin = [-1, *cuts.tolist(), graph.first_backward - 1]
+        self.length = len(self.begin) - 1
+        self.inputs = [(), *(tuple(segments.frontier(c)) for c in cuts.tolist()), ()]
+        self.order = graph.order
+        # Stages come from the last to the first: stage k has the backward ops from bounds[k + 1] to bounds[k].
+        stage = np.searchsorted(cuts, places)
+        self.bounds = (
+            graph.first_backward + np.searchsorted(-stage, -np.arange(self.length), side="right")
+        ).tolist()
+        self.bounds.append(graph.first_backward)
+        steps = tuple(Step(op) for op in self.order)
+        # Workspaces are added where they are needed.
+        self.simulation = simulate(replace(graph, workspace=None), Schedule(steps, graph.sums))
+        self.beside: list[int] = self._beside().tolist()
+
+    def stages(self) -> Stages:
+        """Everything measured."""
+        options = [self._options(s) for s in range(self.length)]
+        added, pinned = self._added()
+        gradient = self._gradients()
+        kept = pinned[None, :] - pinned[:, None]
+        runs = [self._run(s) for s in range(self.length)]
+        peaks = np.array([peak for _, peak in runs], np.float64)
+        count = max(len(o) for o in options)
+        table = np.full((6, self.length, count), np.inf)
+        for s, row in enumerate(options):
+            for o, option in enumerate(row):
+                own = pinned[s + 1] - pinned[s]
+                table[:, s, o] = (
+                    option.saved + own,
+                    option.forward_peak,
+                    option.backward_peak + own,
+                    option.run_history,
+                    option.run_last,
+                    option.inside,
+                )
+        chain = Chain(
+            added=(added + kept)[:-1, :-1],
+            resident=gradient[None, :] + kept[:-1, 1:],
+            running=added[:-1, :-1] + peaks[None, :],
+            saved=table[0],
+            forward_peak=table[1],
+            backward_peak=table[2],
+            run=np.array([seconds for seconds, _ in runs]),
+            run_history=table[3],
+            run_last=table[4],
+            inside=table[5],
+        )
+        backward = tuple(
+            tuple(self.order[self.bounds[s + 1] : self.bounds[s]]) for s in range(self.length)
+        )
+        histories = tuple(tuple(o.kept for o in row) for row in options)
+        return Stages(chain, tuple(self.inputs), histories, backward, frozenset(self.always))
+
+    def _beside(self) -> IntArray:
+        """Bytes at every step of a plain run beside the forward values that backward reads."""
+        graph, residual = self.graph, self.graph.residuals
+        last = dict.fromkeys(residual, 0)
+        for now, op in enumerate(self.order):
+            for value in graph.reads[op]:
+                if self.storage[value] in residual:
+                    last[self.storage[value]] = now
+        for value in graph.targets:
+            if self.storage[value] in residual:
+                last[self.storage[value]] = graph.length - 1
+        made = np.array([self.producer[s] for s in residual], np.int64)
+        sizes = np.array([self.size[s] for s in residual], np.int64)
+        held = timeline(made, np.array(list(last.values()), np.int64), sizes, graph.length)
+        return self.simulation.bytes_alive - held
+
+    def _gradients(self) -> FloatArray:
+        """For each stage, the bytes that backward has made when it comes to it."""
+        border, length = self.graph.first_backward, self.graph.length
+        born, dies, size = self.simulation.buffers
+        late = born >= border
+        delta = np.zeros(length + 2)
+        np.add.at(delta, born[late] + 1, size[late])
+        np.add.at(delta, dies[late] + 1, -size[late])
+        # Bytes made before a step and needed in it or later.
+        carried = np.cumsum(delta)
+        return carried[self.bounds[1:]]
+
+    def _added(self) -> tuple[FloatArray, FloatArray]:
+        """What the input of stage j takes beyond that of s, [s, j]; what is always kept of the stages before each."""
+        segments, count = self.segments, self.length + 1
+        begin = np.array(self.begin[:-1], np.int64)
+        first = np.searchsorted(begin, segments.born)
+        end = np.searchsorted(begin, segments.last)
+        crosses = first < end
+        first, end, size = first[crosses], end[crosses], segments.size[crosses]
+        # A part is new in the inputs first … end − 1 for all that start before them.
+        delta = np.zeros((count + 1, count + 1))
+        np.add.at(delta, (np.zeros_like(first), first), size)
+        np.add.at(delta, (np.zeros_like(first), end), -size)
+        np.add.at(delta, (first, first), -size)
+        np.add.at(delta, (first, end), size)
+        added = delta.cumsum(axis=0).cumsum(axis=1)[:count, :count]
+        pinned = np.zeros(count + 1)
+        always = np.array(sorted(self.always), np.int64)
+        np.add.at(
+            pinned, np.searchsorted(begin, self.graph.producer[always]), self.graph.size[always]
+        )
+        return added, np.cumsum(pinned)[:count]
+
+    def _run(self, s: int) -> tuple[float, int]:
+        """Seconds and bytes of running stage s once more for its output."""
+        ops = self._needed(self.inputs[s + 1], self.inputs[s])
+        return self._time(ops), self._peak(ops, self.inputs[s + 1])
+
+    def _needed(self, wanted: Iterable[int], there: Iterable[int]) -> list[int]:
+        """Ops to run again for the storages ``wanted``, in order, when those in ``there`` are there."""
+        present = {*there, *self.always}
+        found: set[int] = set()
+        stack = [self.producer[r] for r in wanted if self.losable[r] and r not in present]
+        while stack:
+            op = stack.pop()
+            if op in found:
+                continue
+            found.add(op)
+            for value in self.graph.losable_reads[op]:
+                # A view that is not there is made from its storage.
+                if self.storage[value] not in present or self.storage[value] != value:
+                    stack.append(self.producer[value])
+        return sorted(found)
+
+    def _time(self, ops: list[int]) -> float:
+        return sum(self.seconds[op] for op in ops)
+
+    def _peak(self, ops: list[int], kept: Collection[int]) -> int:
+        """The most bytes while ``ops`` run, beside what they start from; what is in ``kept`` stays."""
+        last: dict[int, int] = {}
+        for now, op in enumerate(ops):
+            for value in self.graph.reads[op]:
+                last[self.storage[value]] = now
+        stays = set(kept)
+        alive = peak = 0
+        made: set[int] = set()
+        for now, op in enumerate(ops):
+            read = dict.fromkeys(self.storage[v] for v in self.graph.reads[op])
+            dying = [r for r in read if r in made and last[r] == now and r not in stays]
+            outputs = [v for v in self.graph.writes[op] if self.size[v]]
+            alive += sum(self.size[v] for v in outputs)
+            # An output may take over the buffer of an input that dies.
+            passed = self.forwards[op] and any(
+                self.size[r] == self.size[v] for r in dying for v in outputs
+            )
+            over = self.size[outputs[0]] if passed else 0
+            peak = max(peak, alive - over + self.workspace[op])
+            made.update(outputs)
+            gone = [*dying, *(v for v in outputs if v not in last and v not in stays)]
+            alive -= sum(self.size[r] for r in gone)
+            made.difference_update(gone)
+        return peak
+
+    def _options(self, s: int) -> list[_Option]:
+        """Ways to keep the history of stage s, all of it first; none that another is better than in everything."""
+        history = self._history(s)
+        total = sum(self.size[r] for r in history)
+        chosen = [history]
+        if total:
+            ranked = sorted(history, key=lambda r: self._dearness(s, r, history))
+            for share in SHARES[1:]:
+                left, kept = total, list(ranked)
+                while kept and left > share * total:
+                    left -= self.size[kept.pop(0)]
+                if len(kept) < len(chosen[-1]):
+                    chosen.append(tuple(sorted(kept)))
+        options: list[_Option] = []
+        for kept_ones in chosen:
+            option = self._option(s, kept_ones)
+            if not any(other.beats(option) for other in options):
+                options.append(option)
+        return options
+
+    def _history(self, s: int) -> tuple[int, ...]:
+        """What stage s makes and its backward ops read."""
+        first, last = self.begin[s], self.begin[s + 1]
+        found = {
+            self.storage[v]
+            for op in self.order[self.bounds[s + 1] : self.bounds[s]]
+            for v in self.graph.reads[op]
+        }
+        return tuple(
+            sorted(
+                r
+                for r in found
+                if self.losable[r]
+                and r not in self.always
+                and first < self.producer[r] <= last
+                and self.size[r]
+            )
+        )
+
+    def _dearness(self, s: int, storage: int, history: tuple[int, ...]) -> tuple[float, int]:
+        there = {*history, *self.inputs[s]} - {storage}
+        again = self._time(self._needed([storage], there))
+        return again / self.size[storage], storage
+
+    def _option(self, s: int, kept: tuple[int, ...]) -> _Option:
+        """Measure stage s with ``kept`` of its history kept."""
+        before = set(self.inputs[s])
+        behind = set(self.inputs[s + 1])
+        last_run = self._needed(kept, before)
+        run = self._needed([*kept, *behind], before)
+        saved = {*kept, *behind} - before
+        inside, backward_peak = self._backward(s, kept)
+        return _Option(
+            kept=kept,
+            saved=sum(self.size[r] for r in saved),
+            forward_peak=self._peak(run, saved),
+            backward_peak=backward_peak,
+            run_history=self._time(run),
+            run_last=self._time(last_run),
+            inside=inside,
+        )
+
+    def _backward(self, s: int, kept: tuple[int, ...]) -> tuple[float, int]:
+        """Seconds that the backward pass of stage s recomputes, and its bytes beside the input of s and what is always kept."""
+        first, end = self.bounds[s + 1], self.bounds[s]
+        free = {*self.inputs[s], *self.always}
+        last: dict[int, int] = {}
+        for now in range(first, end):
+            for value in self.graph.reads[self.order[now]]:
+                last[self.storage[value]] = now
+        dies: dict[int, list[int]] = {}
+        alive, inside = 0, 0.0
+        there = {*kept, *free}
+        for r in kept:
+            alive += self.size[r]
+            dies.setdefault(last[r], []).append(r)
+        peak = 0
+        for now in range(first, end):
+            op = self.order[now]
+            wanted = [self.storage[v] for v in self.graph.reads[op]]
+            ops = self._needed([r for r in wanted if self.losable[r]], there)
+            if ops:
+                inside += self._time(ops)
+                made = [v for o in ops for v in self.graph.writes[o] if self.size[v]]
+                later = [v for v in made if last.get(v, -1) >= now and v not in there]
+                peak = max(peak, alive + self.beside[now] + self._peak(ops, later))
+                for v in later:
+                    alive += self.size[v]
+                    dies.setdefault(last[v], []).append(v)
+                there.update(made)
+            peak = max(peak, alive + self.beside[now] + self.workspace[op])
+            alive -= sum(self.size[r] for r in dies.pop(now, ()))
+        return inside, peak
+
+
+@dataclass(frozen=True)
+class _Option:
+    """What is kept of a stage's history, and what follows from that."""
+
+    kept: tuple[int, ...]
+    saved: int
+    forward_peak: int
+    backward_peak: int
+    run_history: float
+    run_last: float
+    inside: float
+
+    def beats(self, other: _Option) -> bool:
+        """Whether this is no worse in anything."""
+        return (
+            self.saved <= other.saved
+            and self.forward_peak <= other.forward_peak
+            and self.backward_peak <= other.backward_peak
+            and self.run_history <= other.run_history
+            and self.run_last <= other.run_last
+            and self.inside <= other.inside
+        )
