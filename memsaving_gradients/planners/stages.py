@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_tools.liveness import timeline
+from memsaving_gradients.planners.cheap_ops import expensive_storages
 from memsaving_gradients.planners.rotor import Chain
 from memsaving_gradients.planners.segments import Segments, measure_segments
 from memsaving_gradients.schedule import Schedule, Step, simulate
@@ -165,6 +166,9 @@ class _Measure:
         self.seconds: list[float] = graph.seconds.tolist()
         none = np.zeros(graph.length, np.int64)
         self.workspace = (none if graph.workspace is None else graph.workspace).tolist()
+        self.expensive = {
+            r for r in expensive_storages(graph) if self.losable[r] and r not in self.always
+        }
         self.begin = [-1, *cuts.tolist(), graph.first_backward - 1]
         self.length = len(self.begin) - 1
         self.inputs = [(), *(tuple(segments.frontier(c)) for c in cuts.tolist()), ()]
@@ -322,22 +326,24 @@ class _Measure:
     def _options(self, s: int) -> list[_Option]:
         """Ways to keep the history of stage s, all of it first; none that another is better than in everything."""
         history = self._history(s)
-        total = sum(self.size[r] for r in history)
-        chosen = [history]
-        if total:
-            ranked = sorted(history, key=lambda r: self._dearness(s, r, history))
-            for share in SHARES[1:]:
+        made = self._needed(history, self.inputs[s])
+        dear = {v for op in made for v in self.graph.writes[op] if v in self.expensive}
+        chosen = dict.fromkeys([history])
+        for whole in (history, tuple(sorted(dear.union(history))), tuple(sorted(dear))):
+            total = sum(self.size[r] for r in whole)
+            ranked = sorted(whole, key=lambda r: self._dearness(s, r, whole))
+            # What is kept for its own sake must not be made again from what is dropped.
+            ranked.sort(key=dear.__contains__)
+            for share in SHARES:
                 left, kept = total, list(ranked)
                 while kept and left > share * total:
                     left -= self.size[kept.pop(0)]
-                if len(kept) < len(chosen[-1]):
-                    chosen.append(tuple(sorted(kept)))
+                chosen[tuple(sorted(kept))] = None
         options: list[_Option] = []
-        for kept_ones in chosen:
-            option = self._option(s, kept_ones)
+        for option in (self._option(s, kept) for kept in chosen):
             if not any(other.beats(option) for other in options):
-                options.append(option)
-        return options
+                options = [o for o in options if not option.beats(o)] + [option]
+        return sorted(options, key=lambda o: (o.inside, o.saved, o.kept))
 
     def _history(self, s: int) -> tuple[int, ...]:
         """What stage s makes and its backward ops read."""
@@ -394,7 +400,8 @@ class _Measure:
         there = {*kept, *free}
         for r in kept:
             alive += self.size[r]
-            dies.setdefault(last[r], []).append(r)
+            # What only recomputations read stays to the end, at the most.
+            dies.setdefault(last.get(r, end - 1), []).append(r)
         peak = 0
         for now in range(first, end):
             op = self.order[now]
