@@ -97,7 +97,9 @@ def networks(draw) -> TrainingGraph:
     losses = []
     for _ in range(draw(st.integers(1, 24))):
         near = st.integers(max(0, len(values) - 3), len(values) - 1)
-        index = draw(st.lists(st.one_of(near, st.integers(0, len(values) - 1)), min_size=1, max_size=3))
+        index = draw(
+            st.lists(st.one_of(near, st.integers(0, len(values) - 1)), min_size=1, max_size=3)
+        )
         reads = tuple(dict.fromkeys(values[k] for k in index))
         what = draw(st.sampled_from(["op"] * 6 + ["view", "join", "two", "draw", "loss"]))
         size = draw(st.sampled_from([1, 4, 4, 4, 9, 30]))
@@ -204,9 +206,9 @@ def test_residual_networks_keep_only_the_stream():
 
 
 def test_two_states_are_cut_at_two_tensors():
-    stages = cut_stages(two_states(20))
-    widths = [len(i) for i in stages.inputs[1:-3]]
-    assert set(widths) <= {1, 2, 3}
+    widths = [len(i) for i in cut_stages(two_states(20)).inputs]
+    # Between the two ops of a step both of its inputs and its first output are needed.
+    assert max(widths) == 3
     assert widths.count(2) >= 15
     assert chain.plan(two_states(100)).peak <= 12
 

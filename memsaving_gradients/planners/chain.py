@@ -30,6 +30,8 @@ __all__ = ["candidates", "plan", "record"]
 
 #: A table is as fine as its slots: budgets below this share of its top get a table of their own.
 FINE = 0.25
+#: Slots of a table: so many that rounding a stage's bytes wastes little, as few as keep the additions below this number.
+FEWEST_SLOTS, MOST_SLOTS, ADDITIONS = 500, 2000, 8e8
 #: Budgets of neighboring candidates differ by about this factor, …
 RATIO = 0.95
 #: … or more: plans to simulate are as many as this many op executions allow, within bounds.
@@ -206,11 +208,12 @@ def _thinned(row: list[float], most: int) -> list[float]:
 def _tables(stages: Stages) -> Iterator[Table]:
     """Tables for all budgets, the last the finest."""
     top = stages.chain.most
+    slots = int(min(max(6 * ADDITIONS / stages.chain.length**3, FEWEST_SLOTS), MOST_SLOTS))
     while True:
-        table = Table(stages.chain, top)
+        table = Table(stages.chain, top, slots)
         yield table
         budgets = table.budgets
-        if not budgets or budgets[-1] >= FINE * top or table.top < 100:
+        if not budgets or budgets[-1] >= FINE * top or table.unit <= 1 or table.top < 100:
             return
         top = FINE * top
 

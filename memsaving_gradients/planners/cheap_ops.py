@@ -44,6 +44,7 @@ def expensive_storages(graph: TrainingGraph) -> list[int]:
                 made = graph.writes[after[0]]
                 if (
                     len(made) != 1
+                    or storage[made[0]] == root
                     or not (graph.forwards[after[0]] and graph.clonable[after[0]])
                     or size[storage[made[0]]] != size[root]
                 ):

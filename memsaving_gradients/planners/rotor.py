@@ -38,6 +38,8 @@ IntArray = npt.NDArray[np.int64]
 SLOTS = 500
 #: `least_budget` is that of the model within this share.
 CLOSE = 0.01
+#: Slots that are tried: those that whole numbers of make up the sizes that hold most.
+UNITS = 100
 #: Times that differ by less are the same.
 CERTAIN = 1 - 1e-6
 
@@ -118,7 +120,7 @@ class Table:
     top
         The most bytes that will be asked for.
     slots
-        In how many slots to count them; sizes that all are multiples of a larger slot are counted in that.
+        In how many slots to count them, at the most.
 
     Attributes
     ----------
@@ -308,7 +310,8 @@ def _first_finite(block: npt.NDArray[np.float32]) -> IntArray:
 
 
 def _unit(chain: Chain, top: float, slots: int) -> float:
-    """Bytes of a slot: the largest common divisor of all sizes, or more if that makes too many slots."""
+    """Bytes of a slot, the least that is needed or a little more: where rounding wastes least of what is kept."""
+    least = max(top / slots, 1e-300)
     tables = (
         chain.added,
         chain.resident,
@@ -318,10 +321,14 @@ def _unit(chain: Chain, top: float, slots: int) -> float:
         chain.backward_peak,
     )
     sizes = np.unique(np.concatenate([t[np.isfinite(t)].ravel() for t in tables]))
-    whole = np.unique(np.rint(sizes)).astype(np.int64)
-    common = (
-        int(np.gcd.reduce(whole, initial=0))
-        if np.allclose(sizes, np.rint(sizes), rtol=0, atol=1e-9)
-        else 0
-    )
-    return max(float(common), top / slots, 1e-300)
+    if np.allclose(sizes, np.rint(sizes), rtol=0, atol=1e-9):
+        common = float(np.gcd.reduce(np.rint(sizes).astype(np.int64), initial=0))
+        if common >= least:
+            return common
+    kept = np.concatenate([chain.saved.ravel(), np.diag(chain.added, 1)])
+    sizes, counts = np.unique(kept[np.isfinite(kept) & (kept > 0)], return_counts=True)
+    often = np.sort(np.argsort(-counts * sizes, kind="stable")[:UNITS])
+    whole = sizes[often]
+    units = np.concatenate([[least], whole[whole >= least] / (whole[whole >= least] // least)])
+    waste = [float((np.ceil(sizes / u * (1 - 1e-12)) * u - sizes) @ counts) for u in units]
+    return float(units[int(np.argmin(waste))])

@@ -275,23 +275,29 @@ class _Measure:
 
     def _run(self, s: int) -> tuple[float, int]:
         """Seconds and bytes of running stage s once more for its output."""
-        ops = self._needed(self.inputs[s + 1], self.inputs[s])
+        ops = self._needed(self.inputs[s + 1], set(self.inputs[s]))
         return self._time(ops), self._peak(ops, self.inputs[s + 1])
 
-    def _needed(self, wanted: Iterable[int], there: Iterable[int]) -> list[int]:
-        """Ops to run again for the storages ``wanted``, in order, when those in ``there`` are there."""
-        present = {*there, *self.always}
+    def _needed(self, wanted: Iterable[int], there: Collection[int]) -> list[int]:
+        """Ops to run again for the storages ``wanted``, in order, when those in the set ``there`` are there."""
+        always, storage, producer = self.always, self.storage, self.producer
+        stack = [
+            producer[r] for r in wanted if r not in there and r not in always and self.losable[r]
+        ]
+        if not stack:
+            return stack
+        reads = self.graph.losable_reads
         found: set[int] = set()
-        stack = [self.producer[r] for r in wanted if self.losable[r] and r not in present]
         while stack:
             op = stack.pop()
             if op in found:
                 continue
             found.add(op)
-            for value in self.graph.losable_reads[op]:
+            for value in reads[op]:
+                root = storage[value]
                 # A view that is not there is made from its storage.
-                if self.storage[value] not in present or self.storage[value] != value:
-                    stack.append(self.producer[value])
+                if root != value or (root not in there and root not in always):
+                    stack.append(producer[value])
         return sorted(found)
 
     def _time(self, ops: list[int]) -> float:
@@ -326,12 +332,13 @@ class _Measure:
     def _options(self, s: int) -> list[_Option]:
         """Ways to keep the history of stage s, all of it first; none that another is better than in everything."""
         history = self._history(s)
-        made = self._needed(history, self.inputs[s])
+        made = self._needed(history, set(self.inputs[s]))
         dear = {v for op in made for v in self.graph.writes[op] if v in self.expensive}
         chosen = dict.fromkeys([history])
         for whole in (history, tuple(sorted(dear.union(history))), tuple(sorted(dear))):
             total = sum(self.size[r] for r in whole)
-            ranked = sorted(whole, key=lambda r: self._dearness(s, r, whole))
+            there = {*whole, *self.inputs[s]}
+            ranked = sorted(whole, key=lambda r: self._dearness(r, there))
             # What is kept for its own sake must not be made again from what is dropped.
             ranked.sort(key=dear.__contains__)
             for share in SHARES:
@@ -364,9 +371,11 @@ class _Measure:
             )
         )
 
-    def _dearness(self, s: int, storage: int, history: tuple[int, ...]) -> tuple[float, int]:
-        there = {*history, *self.inputs[s]} - {storage}
+    def _dearness(self, storage: int, there: set[int]) -> tuple[float, int]:
+        """Seconds a byte to make ``storage`` again from what else is there."""
+        there.remove(storage)
         again = self._time(self._needed([storage], there))
+        there.add(storage)
         return again / self.size[storage], storage
 
     def _option(self, s: int, kept: tuple[int, ...]) -> _Option:
@@ -390,14 +399,13 @@ class _Measure:
     def _backward(self, s: int, kept: tuple[int, ...]) -> tuple[float, int]:
         """Seconds that the backward pass of stage s recomputes, and its bytes beside the input of s and what is always kept."""
         first, end = self.bounds[s + 1], self.bounds[s]
-        free = {*self.inputs[s], *self.always}
         last: dict[int, int] = {}
         for now in range(first, end):
             for value in self.graph.reads[self.order[now]]:
                 last[self.storage[value]] = now
         dies: dict[int, list[int]] = {}
         alive, inside = 0, 0.0
-        there = {*kept, *free}
+        there = {*kept, *self.inputs[s]}
         for r in kept:
             alive += self.size[r]
             # What only recomputations read stays to the end, at the most.
@@ -405,8 +413,7 @@ class _Measure:
         peak = 0
         for now in range(first, end):
             op = self.order[now]
-            wanted = [self.storage[v] for v in self.graph.reads[op]]
-            ops = self._needed([r for r in wanted if self.losable[r]], there)
+            ops = self._needed((self.storage[v] for v in self.graph.reads[op]), there)
             if ops:
                 inside += self._time(ops)
                 made = [v for o in ops for v in self.graph.writes[o] if self.size[v]]
