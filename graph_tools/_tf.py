@@ -22,6 +22,7 @@ __all__ = [
     "creation_index",
     "in_v1_control_flow",
     "outside_scopes",
+    "profile",
     "protect",
     "tape_is_recording",
     "unrecorded",
@@ -152,3 +153,13 @@ def user_frames(op: tf.Operation) -> list[tuple[str, int, str]]:
     ``Operation.traceback`` is public but undocumented; its frames have ``filename``, ``lineno``, ``line``.
     """
     return [(frame.filename, frame.lineno, frame.line or "") for frame in op.traceback]
+
+
+def profile(serialized: bytes) -> Any:
+    """What the profiler wrote into an ``xplane.pb`` file, as a message.
+
+    TensorFlow ships the message's class, but exports it nowhere (2.16 to 2.21).
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    return xplane_pb2.XSpace.FromString(serialized)
