@@ -172,9 +172,7 @@ def _paired(raw: Sequence[dict[str, Any]]) -> Iterator[AllocationEvent]:
         else:
             continue
         running, allocated = running + requested, allocated + chunk
-        noted = AllocationEvent(
-            op, kind, requested, chunk, seconds, buffer, running, allocated
-        )
+        noted = AllocationEvent(op, kind, requested, chunk, seconds, buffer, running, allocated)
         if sign > 0:
             alive[address] = noted
         yield noted

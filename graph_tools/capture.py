@@ -24,6 +24,7 @@ import tensorflow as tf
 from graph_tools import _tf, optypes
 from graph_tools.errors import GraphError
 from graph_tools.sizes import Bytes, is_guess, tensor_bytes
+from graph_tools.views import viewed_input
 
 __all__ = ["OpGraph", "capture"]
 
@@ -184,7 +185,7 @@ def capture(
         early = [op for op in ops if _tf.creation_index(op) < late]
         needed = set(_ancestors(early, cut))
         ops.sort(key=lambda op: op not in needed)
-    return _describe(ops, cut, asked)
+    return _describe(ops, cut, asked, late)
 
 
 def _ancestors(roots: Sequence[tf.Operation], cut: set[tf.Operation]) -> list[tf.Operation]:
@@ -231,7 +232,9 @@ def _ordered(ops: list[tf.Operation], cut: set[tf.Operation]) -> list[tf.Operati
     return order
 
 
-def _describe(ops: list[tf.Operation], cut: set[tf.Operation], asked: set[tf.Operation]) -> OpGraph:
+def _describe(
+    ops: list[tf.Operation], cut: set[tf.Operation], asked: set[tf.Operation], late: int | None
+) -> OpGraph:
     inputs: list[tuple[int, ...]] = []
     controls: list[tuple[int, ...]] = []
     producer: list[int] = []
@@ -258,6 +261,8 @@ def _describe(ops: list[tf.Operation], cut: set[tf.Operation], asked: set[tf.Ope
         is_shape = kind in optypes.SHAPES and bool(reads)
         static = is_shape and optypes.reads_known_shapes(op)
         small = copies and _is_small(op)
+        # What a late op makes must not be taken for a part of an early buffer: that may be lost before, and made again.
+        early = late is None or _tf.creation_index(op) < late
         may_fold = kind == "Const" or is_shape or (small and all(constant[v] for v in reads))
         is_folded = kind == "Const" or static or (small and all(folded[v] for v in reads))
         is_source = is_folded or kind in optypes.SOURCES
@@ -266,8 +271,10 @@ def _describe(ops: list[tf.Operation], cut: set[tf.Operation], asked: set[tf.Ope
         for k, out in enumerate(op.outputs):
             value = len(producer)
             producer.append(i)
-            if kind in optypes.VIEWS and reads:
-                root = storage[reads[k if kind == "IdentityN" else 0]]
+            looks = reads and (early or kind in optypes.VIEWS)
+            viewed = viewed_input(op, k) if looks else None
+            if viewed is not None:
+                root = storage[reads[viewed]]
                 storage.append(root)
                 fixed.append(0)
                 rate.append(0)

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from graph_tools import optypes
 from graph_tools.capture import OpGraph
+from graph_tools.sizes import tensor_bytes
 
-__all__ = ["takes_constant"]
+__all__ = ["pushed_down", "takes_constant"]
 
 
 def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
@@ -42,3 +43,53 @@ def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
             and optypes.fold_together(kind, ops.ops[readers[0]].type)
         )
     return takes
+
+
+def pushed_down(ops: OpGraph) -> list[tuple[int, ...]]:
+    """What each op reads when constants have moved down: ``c * (x * y)`` reads x and ``c * y``, which reads y alone.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> from graph_tools import capture
+    >>> with tf.Graph().as_default():
+    ...     x, y = tf.compat.v1.placeholder(tf.float32, [4]), tf.compat.v1.placeholder(tf.float32, [4])
+    ...     product = tf.sin(x) * tf.sin(y)
+    ...     graph = capture([0.5 * product])
+    >>> inner = graph.position[product.op.name]
+    >>> [graph.ops[graph.producer[v]].name for v in pushed_down(graph)[inner]]
+    ['Sin_1']
+    """
+    found = list(ops.inputs)
+    # Of ops that hold a constant: the position of their other operand.
+    operand: dict[int, int] = {}
+    for i in range(len(ops.ops) - 1, -1, -1):
+        kind = ops.ops[i].type
+        if len(ops.inputs[i]) != 2 or not any(kind in family for family in optypes.FOLDED_TOGETHER):
+            continue
+        fixed = ops.constants(i)
+        if i not in operand and any(fixed):
+            operand[i] = fixed.index(False) if not all(fixed) else 0
+        if i not in operand:
+            continue
+        value = ops.inputs[i][operand[i]]
+        child = int(ops.producer[value])
+        if (
+            ops.readers[child] != [i]
+            or len(ops.inputs[child]) != 2
+            or any(ops.constants(child))
+            or not optypes.fold_together(kind, ops.ops[child].type)
+            or not _is_smaller(ops, i, operand[i], child)
+        ):
+            continue
+        x, y = ops.inputs[child]
+        operand[child] = 1
+        found[child] = (y,)
+        found[i] = (*found[i], x)
+    return found
+
+
+def _is_smaller(ops: OpGraph, parent: int, operand: int, child: int) -> bool:
+    """Whether the constant of ``parent`` is no larger than what it would change places with; unknown if it was pushed."""
+    constant = ops.ops[parent].inputs[1 - operand]
+    return sum(tensor_bytes(constant)) <= sum(tensor_bytes(ops.ops[child].inputs[0]))

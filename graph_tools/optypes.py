@@ -19,6 +19,7 @@ __all__ = [
     "FORWARDING",
     "FUSED",
     "FUSED_WITH_READER",
+    "MAY_VIEW",
     "MERGED_AT_RUN_TIME",
     "MERGES_AT_RUN_TIME",
     "REFERENCE_VARIABLES",
@@ -39,6 +40,9 @@ VIEWS = frozenset(
     """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape CheckNumerics
     Bitcast""".split()
 )
+
+#: Ops whose outputs may be such views, too, depending on shapes and constants (:mod:`graph_tools.views`).
+MAY_VIEW = frozenset("Unpack Split SplitV Slice StridedSlice Mul Add AddV2 Sub Div RealDiv".split())
 
 #: Ops whose outputs live outside the step: variables, fed inputs, constants.
 SOURCES = frozenset(
@@ -97,7 +101,8 @@ FORWARDING = frozenset(
     LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg Pow RealDiv Reciprocal ReciprocalGrad
     Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh
     Softmax Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh
-    TanhGrad TruncateDiv Xdivy Xlogy ClipByValue""".split()
+    TanhGrad TruncateDiv Xdivy Xlogy ClipByValue SoftmaxCrossEntropyWithLogits
+    SparseSoftmaxCrossEntropyWithLogits""".split()
 )
 
 #: Ops that make no more bytes than the largest of their inputs: where shapes are unknown, that says more than a guess.

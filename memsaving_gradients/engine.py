@@ -95,6 +95,16 @@ def save_memory(
             _after(grad, result.readers_of, _tf_autodiff.tensors_in(graph, [x]))
             for grad, x in zip(grads, xs, strict=True)
         ]
+    if data_gates:
+        # XLA runs no executor: its own scheduler orders one program.
+        before, after = simulate(step.graph, plain(step.graph)), proposal.simulation
+    else:
+        ends = [y for y in ys if isinstance(y, tf.Tensor) and y.graph is graph]
+        flat = [t for t in _components(grads) if t.graph is graph]
+        ops = capture(flat, besides=ends, late=border)
+        held = [ops.value(t) for t in flat] if options.hold_gradients else []
+        after = _execution(ops, held, options, proposal.extra_seconds)
+    registry.record(graph, _describe(step, mode, proposal, data_gates, before, after))
     return grads
 
 

@@ -20,6 +20,8 @@ from graph_tools.allocator import allocated_peak
 from graph_tools.liveness import timeline
 from memsaving_gradients.training_graph import TrainingGraph
 
+Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
 __all__ = ["Schedule", "Simulation", "Step", "plain", "recompute_lazily", "simulate"]
 
 
@@ -69,19 +71,24 @@ class Simulation:
     extra_seconds
         Estimated time of the clones.
     buffers
-        First step, last step and bytes of every buffer, scratch space included.
+        First step, last step and bytes of every buffer, workspace included.
+    owner
+        For each buffer, the value that it was made for; workspace, at the end, has none.
+    other_orders
+        Buffers for other orders that the ops may run in.
     """
 
     bytes_alive: npt.NDArray[np.int64]
     peak: int
     extra_seconds: float
-    buffers: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    buffers: Buffers
     owner: list[int] = field(default_factory=list)
+    other_orders: tuple[Buffers, ...] = ()
 
     @cached_property
     def allocated_peak(self) -> int:
         """The peak in chunks of TensorFlow's allocator, which are larger than the buffers in them."""
-        return allocated_peak(*self.buffers)
+        return max(allocated_peak(*order) for order in (self.buffers, *self.other_orders))
 
 
 def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:

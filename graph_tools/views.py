@@ -1,0 +1,94 @@
+"""Which outputs look at an input's buffer instead of having one of their own.
+
+Some ops always pass a buffer on (`graph_tools.optypes.VIEWS`). Others do so for some shapes: a slice along the first dimension
+is a window on the buffer of the whole, which lives as long as any window, if its rows are aligned; and an addition of zero or a
+product with one disappears, because grappler takes it out. (``unpack_op.cc``, ``split_op.cc``, ``slice_op.cc``,
+``strided_slice_op.cc`` and ``constant_folding.cc`` of TensorFlow 2.16 to 2.21.)
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from graph_tools import optypes
+
+__all__ = ["viewed_input"]
+
+#: Windows begin at multiples of this many bytes (``EIGEN_MAX_ALIGN_BYTES``, at most).
+ALIGNMENT = 64
+
+#: Position of the input that is cut, for each op that cuts.
+_CUTS = {"Unpack": 0, "Split": 1, "SplitV": 0, "Slice": 0, "StridedSlice": 0}
+#: The number with which each op gives its other operand; where the operand may only be the first one, ``True``.
+_NEUTRAL = {
+    "Mul": (1, False),
+    "Add": (0, False),
+    "AddV2": (0, False),
+    "Sub": (0, True),
+    "Div": (1, True),
+    "RealDiv": (1, True),
+}
+
+
+def viewed_input(op: tf.Operation, output: int) -> int | None:
+    """The input whose buffer an output of ``op`` uses, or ``None`` for a buffer of its own.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> with tf.Graph().as_default():
+    ...     x = tf.compat.v1.placeholder(tf.float32, [4, 32])
+    ...     first, narrow, same = x[0], x[:, 0], x * 1.0
+    >>> [viewed_input(t.op, 0) for t in (first, narrow, same)]
+    [0, None, 0]
+    """
+    kind = op.type
+    if kind in optypes.VIEWS:
+        return output if kind == "IdentityN" else 0
+    if kind in _CUTS:
+        return _CUTS[kind] if _is_window(op) else None
+    if kind in _NEUTRAL:
+        return _unchanged(op)
+    return None
+
+
+def _is_window(op: tf.Operation) -> bool:
+    whole = op.inputs[_CUTS[op.type]]
+    if whole.shape.rank is None or whole.shape.rank < 2:
+        return False
+    row = whole.shape.as_list()[1:]
+    if None in row or math.prod(row) * whole.dtype.size % ALIGNMENT:
+        return False
+    if op.type == "Unpack":
+        return int(op.get_attr("axis")) % whole.shape.rank == 0
+    if op.type in ("Split", "SplitV"):
+        axis = tf.get_static_value(op.inputs[2 if op.type == "SplitV" else 0])
+        return axis is not None and int(axis) % whole.shape.rank == 0
+    part = op.outputs[0].shape
+    if part.rank is None:
+        return False
+    if op.type == "Slice":
+        return bool(part.as_list()[1:] == row)
+    strides = tf.get_static_value(op.inputs[3])
+    if strides is None or (strides != 1).any():
+        return False
+    dropped = int(op.get_attr("shrink_axis_mask")) == 1
+    added = int(op.get_attr("new_axis_mask")) != 0
+    return not added and bool(part.as_list()[0 if dropped else 1 :] == row)
+
+
+def _unchanged(op: tf.Operation) -> int | None:
+    number, first_only = _NEUTRAL[op.type]
+    for k, other in ((0, 1),) if first_only else ((0, 1), (1, 0)):
+        tensor = op.inputs[other]
+        if (
+            tensor.op.type == "Const"
+            and tensor.shape.rank == 0
+            and op.inputs[k].shape.is_fully_defined()
+            and op.inputs[k].shape == op.outputs[0].shape
+            and tf.get_static_value(tensor) == number
+        ):
+            return k
+    return None

@@ -1,0 +1,271 @@
+"""What TensorFlow's executor makes of a finished graph: an order of its own, on several threads, and a peak.
+
+Planners think in schedules. The executor knows none: when an op is done, those that it made ready and that are cheap by their
+kind run next in the same thread, and so does the last of the others, unless there are cheap ones; the rest go to a queue, the
+newest first, from which idle threads steal the oldest. So backward ops that read forward values alone run during the forward pass
+where nothing holds them, and an unrolled recurrence multiplies all its inputs by their weights before its second step. What is
+running at the same time is alive at the same time.
+
+This is a model of that (``executor.cc``, ``propagator_state.h``, Eigen's thread pool; TensorFlow 2.16 to 2.21), driven by the
+estimated time of each op. It is played on the graph as it will run: after the rewrite, with clones, gates and holds, with
+constants where grappler moves them (:mod:`graph_tools.folding`), and with views where kernels make views
+(:mod:`graph_tools.views`).
+
+**The allowance for chance.** Which of two threads is faster is chance, and estimated times are rough. So a step is played
+several times: with two threads of equal speed, with either thread several times slower than the other, and with times of single
+ops drawn anew (from fixed seeds). The peak is the worst of these, and `Simulation.peak` of the first play is what is to
+be expected (`simulate_execution` gives both). A large difference means that the order matters and nothing fixes it.
+
+Not covered: one inter-op thread alone, which runs all queued ops last. Kernels' scratch space is not counted: oneDNN's does not
+come from TensorFlow's allocator, and that of others was at most 0.5 % of a peak wherever it was measured.
+
+O(ops + edges) a play, about 10 µs an op; large graphs are played less often.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+import numpy as np
+
+from graph_tools import costs, optypes
+from graph_tools.capture import OpGraph
+from graph_tools.folding import pushed_down
+from graph_tools.liveness import timeline
+from graph_tools.views import viewed_input
+from memsaving_gradients.schedule import Simulation
+from memsaving_gradients.training_graph import IntArray
+
+__all__ = ["simulate_execution"]
+
+#: How many times slower each of two threads is, and the spread of single ops' times (logarithmic), play by play.
+PLAYS = (((1, 1), 0.0), ((1, 4), 0.0), ((4, 1), 0.0), ((1, 1), 0.5), ((1, 1), 0.5))
+#: All plays together execute about so many ops, if that allows more than one play.
+PLAYED_OPS = 200_000
+#: Kernels that the executor runs at once, without asking for a thread. All others count as dear for their first twenty
+#: runs or so, until their measured times outweigh the high estimate that they begin with.
+CHEAP = optypes.SOURCES | optypes.VIEWS | optypes.SHAPES | {"NoOp"}
+#: What starting a kernel takes beside its work, and what passing a buffer on takes, in seconds.
+OVERHEAD, PASSING = 2e-6, 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """The ops as the executor sees them.
+
+    For each op: ``before``, those that it waits for; ``reads`` and ``writes``, values; ``there``: whether it runs, or was
+    folded, before the step begins. For each value: ``storage`` and ``size`` as in `TrainingGraph`.
+    """
+
+    before: Sequence[Sequence[int]]
+    reads: Sequence[Sequence[int]]
+    writes: Sequence[Sequence[int]]
+    storage: Sequence[int]
+    size: Sequence[int]
+    there: Sequence[bool]
+    seconds: Sequence[float]
+    cheap: Sequence[bool]
+    forwards: Sequence[bool]
+    held: Sequence[int]
+
+
+def simulate_execution(
+    ops: OpGraph, *, batch: int, held: Sequence[int] = (), extra_seconds: float = 0.0
+) -> tuple[Simulation, Simulation]:
+    """Bytes alive while the executor runs a graph, in the worst of the orders considered.
+
+    Parameters
+    ----------
+    ops
+        The graph of a training step that will not be changed any more.
+    batch
+        Stands in for an unknown batch dimension.
+    held
+        Values that live to the end of the step.
+    extra_seconds
+        Passed on to the result: clones are ops like any others here.
+
+    Returns
+    -------
+    tuple
+        The worst play, and the one with threads of equal speed.
+    """
+    work = _work(ops, batch, held)
+    plays: list[Simulation] = []
+    many = len(work.reads)
+    for seed, (slowness, spread) in enumerate(PLAYS[: max(1, PLAYED_OPS // max(many, 1))]):
+        noise = np.exp(spread * np.random.default_rng(seed).standard_normal(many))
+        times = (np.array(work.seconds) * noise).tolist()
+        order, until = _play(replace(work, seconds=times), slowness)
+        lives = _lives(work, order, until)
+        alive = timeline(*lives, many)
+        plays.append(Simulation(alive, int(alive.max(initial=0)), extra_seconds, lives))
+    worst = max(plays, key=lambda play: play.peak)
+    others = tuple(play.buffers for play in plays if play is not worst)
+    return replace(worst, other_orders=others), plays[0]
+
+
+def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
+    reads = pushed_down(ops)
+    storage, source = _storages(ops), ops.source.tolist()
+    producer = ops.producer.tolist()
+    bounds = [*ops.first_value.tolist(), len(producer)]
+    writes = [range(bounds[i], bounds[i + 1]) for i in range(len(ops.ops))]
+    before: list[list[int]] = []
+    there: list[bool] = []
+    for i, op in enumerate(ops.ops):
+        if optypes.reads_known_shapes(op):
+            reads[i] = ()
+        waits = dict.fromkeys((*(producer[v] for v in reads[i]), *ops.controls[i]))
+        before.append([other for other in waits if not there[other]])
+        there.append(not before[i] and all(source[storage[v]] for v in writes[i]))
+        if op.type in optypes.SHAPE_READERS:
+            reads[i] = ()
+    sizes = ops.value_bytes(batch).tolist()
+    return _Work(
+        before=before,
+        reads=reads,
+        writes=writes,
+        storage=storage,
+        size=[size if storage[v] == v else 0 for v, size in enumerate(sizes)],
+        there=there,
+        seconds=costs.op_seconds(ops, batch).tolist(),
+        cheap=[op.type in CHEAP for op in ops.ops],
+        forwards=[op.type in optypes.FORWARDING for op in ops.ops],
+        held=held,
+    )
+
+
+def _storages(ops: OpGraph) -> list[int]:
+    """For each value, whose buffer it uses: as captured, but backward ops may make views of forward buffers as well."""
+    storage, first = ops.storage.tolist(), ops.first_value.tolist()
+    producer = ops.producer.tolist()
+    for value, root in enumerate(ops.storage.tolist()):
+        # Views stand behind what they view.
+        storage[value] = storage[root]
+        i = producer[value]
+        op = ops.ops[i]
+        if storage[value] == value and op.type in optypes.MAY_VIEW and ops.inputs[i]:
+            viewed = viewed_input(op, value - first[i])
+            if viewed is not None:
+                storage[value] = storage[ops.inputs[i][viewed]]
+    return storage
+
+
+def _play(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]:
+    """The ops in the order in which they start; for each op, the last place in that order that begins before it ends.
+
+    ``slowness``: for each thread, how many times longer it takes.
+    """
+    many, threads = len(work.reads), len(slowness)
+    missing = [len(ops) for ops in work.before]
+    after: list[list[int]] = [[] for _ in range(many)]
+    for op, ops in enumerate(work.before):
+        for other in ops:
+            after[other].append(op)
+    order = [op for op in range(many) if work.there[op]]
+    until = [0] * many
+    for place, op in enumerate(order):
+        until[op] = place
+    inline: list[deque[int]] = [deque() for _ in range(threads)]
+    queues: list[deque[int]] = [deque() for _ in range(threads)]
+    roots = (op for op in range(many) if not missing[op] and not work.there[op])
+    for k, op in enumerate(roots):
+        queues[k % threads].append(op)
+    running: list[tuple[float, int, int, int]] = []
+    idle = set(range(threads))
+    now = 0.0
+
+    def next_op(thread: int) -> int | None:
+        for mine in (inline[thread], queues[thread]):
+            if mine:
+                return mine.popleft()
+        for k in range(1, threads):
+            theirs = queues[(thread + k) % threads]
+            if theirs:
+                return theirs.pop()
+        return None
+
+    def begin(thread: int) -> None:
+        op = next_op(thread)
+        if op is None:
+            idle.add(thread)
+            return
+        idle.discard(thread)
+        order.append(op)
+        takes = PASSING if work.cheap[op] else work.seconds[op] + OVERHEAD
+        heappush(running, (now + takes * slowness[thread], len(order), thread, op))
+
+    for thread in range(threads):
+        begin(thread)
+    while running:
+        now, _, thread, op = heappop(running)
+        until[op] = len(order) - 1
+        last = None
+        for reader in after[op]:
+            missing[reader] -= 1
+            if missing[reader]:
+                continue
+            if work.cheap[reader]:
+                inline[thread].append(reader)
+                continue
+            if last is not None:
+                queues[thread].appendleft(last)
+            last = reader
+        if last is not None:
+            if inline[thread]:
+                queues[thread].appendleft(last)
+            else:
+                inline[thread].append(last)
+        begin(thread)
+        for other in sorted(idle):
+            begin(other)
+    return order, until
+
+
+def _lives(work: _Work, order: list[int], until: list[int]) -> tuple[IntArray, IntArray, IntArray]:
+    """First place, last place and bytes of every buffer."""
+    storage, size = work.storage, work.size
+    start = [0] * len(order)
+    for place, op in enumerate(order):
+        start[op] = place
+    # The op that lets go of each buffer last, when, and when the last but one does.
+    holder, dies, others = [-1] * len(storage), [-1] * len(storage), [-1] * len(storage)
+    for op, end in enumerate(until):
+        for root in {storage[v] for v in (*work.reads[op], *work.writes[op])}:
+            if end > dies[root] or (end == dies[root] and start[op] > start[holder[root]]):
+                holder[root], dies[root], others[root] = op, end, dies[root]
+            elif end > others[root]:
+                others[root] = end
+    for value in work.held:
+        dies[storage[value]] = others[storage[value]] = len(order) - 1
+    born = [-1] * len(storage)
+    for op in order:
+        taken: set[int] = set()
+        for value in work.writes[op]:
+            if not size[value]:
+                continue
+            born[value] = start[op]
+            if not work.forwards[op]:
+                continue
+            for root in dict.fromkeys(storage[v] for v in work.reads[op]):
+                if (
+                    holder[root] == op
+                    and size[root] == size[value]
+                    and others[root] < start[op]
+                    and 0 <= born[root] < start[op]
+                    and root not in taken
+                ):
+                    # The output takes over the buffer of an input that nobody else holds any more.
+                    dies[root] = start[op] - 1
+                    taken.add(root)
+                    break
+    made = [value for value, place in enumerate(born) if place >= 0]
+    return (
+        np.array([born[v] for v in made], np.int64),
+        np.array([dies[v] for v in made], np.int64),
+        np.array([size[v] for v in made], np.int64),
+    )

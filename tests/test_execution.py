@@ -1,0 +1,185 @@
+"""The modelled execution of finished graphs: order, threads, views, constants that move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+from graph_tools import capture
+from graph_tools.folding import pushed_down
+from graph_tools.measure import in_fresh_process
+from graph_tools.views import viewed_input
+from memsaving_gradients import execution
+from memsaving_gradients.execution import simulate_execution
+
+UNIT = 4 * 2**14
+
+
+def fed(*shape: int) -> tf.Tensor:
+    return tf.compat.v1.placeholder(tf.float32, shape)
+
+
+def peak(*targets: tf.Tensor) -> int:
+    return simulate_execution(capture(targets), batch=1)[0].peak
+
+
+def test_a_chain_holds_two_buffers_without_forwarding():
+    with tf.Graph().as_default():
+        y = fed(128, 128)
+        for _ in range(6):
+            y = tf.transpose(y)
+        assert peak(y) == 2 * UNIT
+
+
+def test_elementwise_ops_take_over_a_buffer_that_nobody_else_holds():
+    with tf.Graph().as_default():
+        y = tf.transpose(fed(128, 128))
+        for _ in range(6):
+            y = tf.sin(y)
+        assert peak(y) == UNIT
+        z = tf.sin(y)
+        assert peak(tf.matmul(z, y)) == 3 * UNIT
+
+
+def test_inputs_stay_while_an_op_runs_on_another_thread():
+    with tf.Graph().as_default():
+        x = fed(128, 128)
+        slow = tf.matmul(tf.sin(x), tf.cos(x))
+        graph = capture([slow])
+    work = execution._work(graph, 1, ())
+    order, until = execution._play(work, (1, 1))
+    place = {graph.ops[op].type: k for k, op in enumerate(order)}
+    sin, cos = (graph.position[name] for name in ("Sin", "Cos"))
+    # Both begin before either is done.
+    assert until[sin] >= place["Cos"] and until[cos] >= place["Cos"]
+    alone = execution._play(work, (1,))
+    assert alone[1][sin] < alone[0].index(cos) or alone[1][cos] < alone[0].index(sin)
+
+
+@pytest.mark.parametrize("slowness", [(1,), (1, 1), (1, 4), (4, 1, 1)])
+def test_every_op_starts_once_and_after_all_that_it_waits_for_has_ended(slowness):
+    with tf.Graph().as_default():
+        x = y = fed(32, 32)
+        for k in range(12):
+            with tf.control_dependencies([y.op] if k % 3 else []):
+                y = tf.matmul(tf.sin(y), tf.reshape(tf.cos(x), [32, 32])) + y
+        grads = tf.gradients(y, x)
+        graph = capture(grads)
+    work = execution._work(graph, 1, ())
+    order, until = execution._play(work, slowness)
+    assert sorted(order) == list(range(len(graph.ops)))
+    start = {op: k for k, op in enumerate(order)}
+    for op, before in enumerate(work.before):
+        assert all(until[other] < start[op] for other in before)
+
+
+def test_worse_plays_are_the_peak_and_the_same_every_time():
+    with tf.Graph().as_default():
+        x = fed(64, 64)
+        branches = []
+        for _ in range(8):
+            y = x
+            for _ in range(4):
+                y = tf.matmul(y, x)
+            branches.append(tf.reduce_sum(y))
+        graph = capture([tf.add_n(branches)])
+    worst, even = simulate_execution(graph, batch=1)
+    again, _ = simulate_execution(graph, batch=1)
+    assert worst.peak >= even.peak
+    assert np.array_equal(worst.bytes_alive, again.bytes_alive)
+    assert worst.allocated_peak >= worst.peak
+
+
+def test_a_pushed_constant_lets_a_product_run_early():
+    with tf.Graph().as_default():
+        x, y, z = (tf.sin(fed(8, 8)) for _ in range(3))
+        inner = x * (y * z)
+        graph = capture([inner * 0.5])
+        plain = capture([tf.sin(x * y)])
+    reads = pushed_down(graph)
+
+    def made_by(op: str) -> set[str]:
+        return {graph.ops[graph.producer[v]].name for v in reads[graph.position[op]]}
+
+    assert made_by("mul") == {"Sin_2"}
+    assert made_by("mul_1") == {"Sin_1", "mul"}
+    assert made_by("mul_2") >= {"Sin", "mul_1"}
+    assert pushed_down(plain) == list(plain.inputs)
+
+
+def test_what_is_read_twice_keeps_its_constant_out():
+    with tf.Graph().as_default():
+        x, y = tf.sin(fed(8, 8)), tf.cos(fed(8, 8))
+        product = x * y
+        graph = capture([product * 0.5, tf.exp(product)])
+    assert pushed_down(graph) == list(graph.inputs)
+
+
+def test_views_by_shape():
+    with tf.Graph().as_default():
+        rows, odd = fed(6, 32), fed(6, 3)
+        many = tf.unstack(rows) + tf.split(rows, 2)
+        views = [*many, rows[2:4], rows[1], tf.slice(rows, [2, 0], [1, 32]), rows * 1.0, rows + 0.0]
+        copies = [
+            *tf.unstack(rows, axis=1)[:2],
+            *tf.split(rows, 2, axis=1),
+            *tf.unstack(odd)[:2],
+            rows[::2],
+            rows[:, :16],
+            rows * 2.0,
+            1.0 - rows,
+            0.0 + fed(1, 32) * fed(6, 1),
+        ]
+        assert all(viewed_input(t.op, t.op.outputs.index(t)) is not None for t in views)
+        assert [t for t in copies[:-1] if viewed_input(t.op, 0) is not None] == []
+
+
+def run_views() -> list[bool]:
+    """Whether the runtime agrees that a slice has no buffer of its own."""
+    from graph_tools.allocations import allocation_events
+
+    answers = []
+    for cut in (lambda x: tf.unstack(x)[1], lambda x: x[1:3], lambda x: x[:, :32]):
+
+        @tf.function
+        def step(x, cut=cut):
+            return tf.reduce_sum(tf.cos(cut(tf.transpose(x))))
+
+        x = tf.ones([64, 64])
+        for _ in range(2):
+            step(x)
+        events = allocation_events(lambda step=step, x=x: step(x).numpy())
+        names = {event.op for event in events if event.requested >= 256}
+        answers.append(any("unstack" in n or "strided_slice" in n for n in names))
+    return answers
+
+
+def test_the_runtime_agrees_on_slices():
+    own = in_fresh_process("tests.test_execution:run_views", timeout=120)
+    assert own == [False, False, True]
+
+
+def test_held_gradients_live_to_the_end():
+    with tf.Graph().as_default():
+        x = fed(128, 128)
+        y = tf.transpose(x)
+        graph = capture([tf.transpose(tf.matmul(y, tf.reduce_sum(y) * tf.ones([128, 1])))])
+        value = graph.value(y)
+    free = simulate_execution(graph, batch=1)[0].bytes_alive[-1]
+    held = simulate_execution(graph, batch=1, held=[value])[0].bytes_alive[-1]
+    assert held - free == UNIT
+
+
+def test_a_plan_tells_what_the_rewritten_graph_will_take():
+    with tf.Graph().as_default() as graph:
+        x = y = fed(128, 128)
+        for _ in range(30):
+            y = tf.sin(tf.transpose(y))
+        ms.gradients(y, x, checkpoints="memory")
+    (plan,) = ms.plans(graph)
+    assert plan.peak < plan.peak_plain
+    # Clones, gates and held edges are in the timeline.
+    assert len(plan.timeline) > len(plan.timeline_plain)
+    assert plan.peak == plan.timeline.max()
