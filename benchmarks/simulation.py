@@ -61,16 +61,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="*", metavar="GLOB", help="networks, with * and ?")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
     options = parser.parse_args(arguments)
-    results = {
-        f"{name} {mode}": in_fresh_process(
-            "benchmarks.simulation:probe",
-            {"model": model, "options": sizes, "mode": mode},
-            ENVIRONMENT,
-        )
-        for name, (model, sizes) in NETWORKS.items()
-        if fnmatch.fnmatch(name, options.only)
-        for mode in MODES
-    }
+    results: dict[str, Any] = {}
+    for name, (model, sizes) in NETWORKS.items():
+        for mode in MODES if fnmatch.fnmatch(name, options.only) else ():
+            print(name, mode, file=sys.stderr, flush=True)
+            what = {"model": model, "options": sizes, "mode": mode}
+            results[f"{name} {mode}"] = in_fresh_process(
+                "benchmarks.simulation:probe", what, ENVIRONMENT
+            )
     old = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
     text = json.dumps({**old, **results}, indent=1, sort_keys=True)
     options.json.write_text(text + "\n", encoding="utf-8")

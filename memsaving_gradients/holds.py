@@ -39,6 +39,7 @@ CLOSE_SHARE = 1 / 2
 MOST_TRIGGERS = 8
 
 _UNORDERED = optypes.MERGES_AT_RUN_TIME | optypes.VIEWS
+_NOTHING_WAITS_FOR = optypes.MERGED_AT_RUN_TIME | optypes.VIEWS
 
 
 class Holds:
@@ -146,12 +147,13 @@ class Holds:
             int(graph.size[graph.storage[v]])
             for v in (*graph.reads[position], *graph.writes[position])
         )
-        if max(sizes, default=0) < self.huge or op.type in _UNORDERED:
+        if max(sizes, default=0) < self.huge or op.type in _NOTHING_WAITS_FOR:
             return
         held = bool(self.last_huge) and not entry.copy
         held = held and self._hold_back(position, self.last_huge)
         if self._may_trigger(entry):
-            # What could not be made to wait takes its place beside those that it should have waited for.
+            # What could not be made to wait takes its place beside those that it should have waited for. Filter gradients
+            # are such: until they have run, they hold a recomputed input, which what comes next must not add to.
             self.last_huge = [op] if held else [*self.last_huge[-MOST_TRIGGERS:], op]
 
     def _may_trigger(self, entry: Step) -> bool:
