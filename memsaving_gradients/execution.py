@@ -12,9 +12,10 @@ constants where grappler moves them (:mod:`graph_tools.folding`), and with views
 (:mod:`graph_tools.views`).
 
 **The allowance for chance.** Which of two threads is faster is chance, and estimated times are rough. So a step is played
-several times: with two threads of equal speed, with either thread several times slower than the other, and with times of single
-ops drawn anew (from fixed seeds). The peak is the worst of these, and `Simulation.peak` of the first play is what is to
-be expected (`simulate_execution` gives both). A large difference means that the order matters and nothing fixes it.
+several times: with two threads of equal speed, with either thread slower than the other, or as good as stalled (the operating
+system gave its core to somebody else), and with times of single ops drawn anew (from fixed seeds). The peak is the worst
+of these; that of the first play is what is to be expected (`simulate_execution` gives both). A large difference means that the
+order matters and nothing fixes it.
 
 Not covered: one inter-op thread alone, which runs all queued ops last. Kernels' scratch space is not counted: oneDNN's does not
 come from TensorFlow's allocator, and that of others was at most 0.5 % of a peak wherever it was measured.
@@ -42,7 +43,14 @@ from memsaving_gradients.training_graph import IntArray
 __all__ = ["simulate_execution"]
 
 #: How many times slower each of two threads is, and the spread of single ops' times (logarithmic), play by play.
-PLAYS = (((1, 1), 0.0), ((1, 4), 0.0), ((4, 1), 0.0), ((1, 1), 0.5), ((1, 1), 0.5))
+PLAYS = (
+    ((1, 1), 0.0),
+    ((1, 64), 0.0),
+    ((64, 1), 0.0),
+    ((1, 4), 0.0),
+    ((4, 1), 0.0),
+    ((1, 1), 0.5),
+)
 #: All plays together execute about so many ops, if that allows more than one play.
 PLAYED_OPS = 200_000
 #: Kernels that the executor runs at once, without asking for a thread. All others count as dear for their first twenty
