@@ -52,7 +52,8 @@ def test_gradients_of_penalties_are_made_one_by_one(build):
 
     plan = in_session(program, Inputs({"x": numbers("x", 8, 64)}), "memory").plans[-1]
     assert plan.peak_plain > LAYERS * BYTES / 2
-    assert plan.peak < LAYERS * BYTES / 2
+    # Two threads make one or two ahead of their turn.
+    assert plan.peak < plan.peak_plain / 2
 
 
 def test_the_graph_has_no_cycle():
