@@ -1,9 +1,9 @@
 """From what a user asked for to a proposal: the fastest plan that fits a budget, or the least memory within a slowdown.
 
-A budget is a promise on the bytes that TensorFlow's allocator has in chunks, with the forward ops in the order in which its
-executor runs them. Planners know neither: they count bytes asked for, in the order of creation. So a planner is asked for a plan
-within fewer bytes, what comes out is simulated as it will run, and the bytes to ask for are corrected by the ratio of what was
-wanted and what came out. Of all plans that fit, the one with the least extra time is taken. Any planner can be searched with in
+A budget is a promise on the bytes that TensorFlow's allocator has in chunks. Planners do not know these: they count bytes asked for.
+So a planner is asked for a plan within fewer bytes, and the bytes to ask for are corrected by the ratio of what was
+wanted and what came out. (What the executor's own order adds is known when the graph is rewritten, and the search is asked
+again, for less: :mod:`memsaving_gradients.engine`.) Of all plans that fit, the one with the least extra time is taken. Any planner can be searched with in
 this way, and one that ignores budgets is simply tried.
 
 If nothing fits, planners are asked for the least they can do, and for a little more (holes between chunks make the
@@ -25,9 +25,8 @@ import numpy as np
 
 from graph_tools.allocator import allocated_peak
 from memsaving_gradients.errors import ArgumentError, BudgetError
-from memsaving_gradients.executor import as_executed, forward_order
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
-from memsaving_gradients.schedule import Schedule, Simulation, plain, simulate
+from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 from memsaving_gradients.units import format_bytes
 from memsaving_gradients.validity import problem_of
@@ -57,7 +56,7 @@ def _one_chunk(size: int) -> int:
 
 
 class Meter:
-    """What schedules of one training graph need when they run.
+    """What schedules of one training graph need.
 
     Parameters
     ----------
@@ -69,30 +68,16 @@ class Meter:
 
     def __init__(self, graph: TrainingGraph, gating: str) -> None:
         self.graph, self.gating = graph, gating
-        self.order = forward_order(graph)
-        self._moved = self.order != list(range(len(self.order)))
-
-    def run(self, schedule: Schedule) -> Simulation:
-        """The simulation of a schedule as the executor runs it."""
-        return simulate(self.graph, as_executed(schedule, self.order))
 
     def need(self, proposal: Proposal) -> int:
-        """The bytes in chunks that a proposal needs, whether the executor reorders the forward pass or not."""
-        need = chunk_bytes(self.run(proposal.schedule), self.gating)
-        if self._moved:
-            need = max(need, chunk_bytes(proposal.simulation, self.gating))
-        return need
+        """The bytes in chunks that a proposal needs."""
+        return chunk_bytes(proposal.simulation, self.gating)
 
     @cached_property
     def plain(self) -> Proposal:
         """Plain training."""
         schedule = plain(self.graph)
         return Proposal(schedule, {}, simulate(self.graph, schedule), optimal=True)
-
-    @cached_property
-    def plain_need(self) -> int:
-        """The bytes in chunks that plain training needs."""
-        return self.need(self.plain)
 
     def most_to_ask(self, budget: int) -> int:
         """The most bytes to ask a planner for, such that the chunks can fit ``budget``."""
@@ -167,10 +152,10 @@ class Search:
         found = self._attempt(None)
         if found is None:
             self._raise_if_by_key()
-            found = Found(self.meter.plain, self.meter.plain_need, None)
+            found = Found(self.meter.plain, self.meter.need(self.meter.plain), None)
         return self._with_end(found)
 
-    def within(self, budget: int, plain_need: int, value: object) -> Found:
+    def within(self, budget: int, plain_need: int, value: object, share: float = 1.0) -> Found:
         """The fastest plan that needs at most ``budget`` bytes in chunks.
 
         Parameters
@@ -181,6 +166,8 @@ class Search:
             What plain training needs, bytes; `BudgetError` names fractions of it.
         value
             The budget as the user wrote it.
+        share
+            How much of the user's budget ``budget`` is: when a plan runs, it needs more by as much.
 
         Raises
         ------
@@ -194,7 +181,7 @@ class Search:
         fits = self._fitting(budget)
         if not fits:
             self._raise_if_by_key()
-            raise _too_small(budget, plain_need, value, floors or self._tried, self._stopped)
+            raise _too_small(budget, plain_need, value, floors or self._tried, self._stopped, share)
         return self._with_end(min(fits, key=_by_time))
 
     def within_time(self, seconds: float) -> Found | None:
@@ -337,9 +324,10 @@ def _by_time(found: Found) -> tuple[float, int]:
 
 
 def _too_small(
-    budget: int, plain_need: int, value: object, tried: list[Found], stopped: str
+    budget: int, plain_need: int, value: object, tried: list[Found], stopped: str, share: float
 ) -> BudgetError:
-    least = min([plain_need, *(found.need for found in tried)])
+    least = min([plain_need, *(math.ceil(found.need / share) for found in tried)])
+    budget = round(budget / share)
     fraction = min(1.0, math.ceil(least / plain_need * 10_000) / 10_000)
     while fraction < 1 and int(fraction * plain_need) < least:
         fraction = min(1.0, round(fraction + 0.0001, 4))

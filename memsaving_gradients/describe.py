@@ -6,12 +6,11 @@ import tensorflow as tf
 
 from graph_tools import _tf
 from memsaving_gradients.budgets import Found
-from memsaving_gradients.executor import as_executed, forward_order
 from memsaving_gradients.fingerprint import fingerprint
 from memsaving_gradients.plan import Decision, Plan
 from memsaving_gradients.planners import Proposal
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.schedule import Simulation, plain, simulate
+from memsaving_gradients.schedule import Simulation
 
 __all__ = ["describe", "why_nothing"]
 
@@ -27,11 +26,11 @@ def describe(
     batch: int,
     data_gates: bool,
     packed: bool,
+    before: Simulation,
     budget: int | None = None,
-    before: Simulation | None = None,
     plain_seconds: float | None = None,
 ) -> Plan:
-    """What was done to ``step``.
+    """What is to be done to ``step``; its simulation is the planner's.
 
     Parameters
     ----------
@@ -47,15 +46,13 @@ def describe(
         Whether gating is for XLA.
     packed
         Whether masks were packed before the step was captured.
-    before, plain_seconds
-        The simulation of plain training as the executor runs it and the time of a step, where these are not of ``step``:
-        before masks were packed.
+    before
+        The simulation of plain training as it runs.
+    plain_seconds
+        The time of a plain step, where that is not the one of ``step``: before masks were packed.
     """
     graph, proposal = step.graph, found.proposal
-    order = forward_order(graph)
-    if before is None:
-        before = simulate(graph, as_executed(plain(graph), order))
-    after = simulate(graph, as_executed(proposal.schedule, order))
+    after = proposal.simulation
     seconds = graph.total_seconds if plain_seconds is None else plain_seconds
     seconds = max(seconds, 1e-12)
     more = graph.total_seconds - seconds if plain_seconds is not None else 0.0

@@ -19,11 +19,14 @@ from memsaving_gradients.planning import (
     by_saved_plan,
     warn_nothing_saved,
 )
-from memsaving_gradients.rewrite import rewrite
+from memsaving_gradients.rewrite import Rewrite, rewrite
 
 __all__ = ["save_memory"]
 
 guard.install()
+
+#: Plans that are rewritten and played until one keeps the budget, and the most that the next one gets of what this one had.
+MOST_ATTEMPTS, MOST_SHARE = 4, 0.99
 
 
 def save_memory(
@@ -70,48 +73,61 @@ def save_memory(
         )
         return list(grads)
     site = Site(graph, first_backward, ys, flat, kept, options, data_gates)
-    try:
-        outcome = _planned(site, mode)
-    except BaseException:
-        site.abandon()
-        raise
-    if outcome is None:
+    followed = _followed(site, mode)
+    if followed is None:
         site.unpack()
         return list(grads)
+    outcome, result = followed
     guard.remember(graph, site.masks.rewiring)
-    step = outcome.step
-    unread = (op for op in operations[first_backward:] if op.name not in step.source.position)
+    position = outcome.step.source.position
+    unread = (op for op in operations[first_backward:] if op.name not in position)
     registry.idle(graph).update(map(_tf.creation_index, unread))
-    if outcome.plain:
-        registry.record(graph, outcome.plan)
-        return list(grads)
-    proposal = outcome.proposal
-    result = rewrite(step, proposal.schedule, proposal.simulation, data_gates=data_gates)
-    guard.remember(graph, result.rewiring)
     registry.record(graph, outcome.plan)
+    if result is None:
+        return list(grads)
+    guard.remember(graph, result.rewiring)
     grads = [_replace(grad, result.replaced) for grad in grads]
     if result.readers_of:
         grads = [
             _after(grad, result.readers_of, _tf_autodiff.tensors_in(graph, [x]))
             for grad, x in zip(grads, xs, strict=True)
         ]
-    if data_gates:
-        # XLA runs no executor: its own scheduler orders one program.
-        before, after = simulate(step.graph, plain(step.graph)), proposal.simulation
-    else:
-        ends = [y for y in ys if isinstance(y, tf.Tensor) and y.graph is graph]
-        flat = [t for t in _components(grads) if t.graph is graph]
-        ops = capture(flat, besides=ends, late=border)
-        held = [ops.value(t) for t in flat] if options.hold_gradients else []
-        after = _execution(ops, held, options, proposal.extra_seconds)
-    registry.record(graph, _describe(step, mode, proposal, data_gates, before, after))
     return grads
 
 
-def _planned(site: Site, mode: str) -> Outcome | None:
+def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
+    """A plan and the rewrite that follows it, so that the step keeps the budget as it will run; ``None``: nothing can be saved.
+
+    How the executor runs a step is known when the step is rewritten. Where that breaks the promise, the rewrite is taken back, and
+    a plan is made for less.
+    """
+    share = 1.0
+    for left in reversed(range(MOST_ATTEMPTS)):
+        try:
+            outcome = _planned(site, mode, share)
+        except BaseException:
+            site.abandon()
+            raise
+        if outcome is None or outcome.plain:
+            return None if outcome is None else (outcome, None)
+        proposal = outcome.proposal
+        result = rewrite(
+            outcome.step, proposal.schedule, proposal.simulation, data_gates=site.data_gates
+        )
+        if not site.data_gates:
+            outcome = outcome.as_it_runs(site.play_rewritten(result, proposal.extra_seconds))
+        plan = outcome.plan
+        if plan.budget is None or plan.allocated <= plan.budget or not left or mode == "saved":
+            return outcome, result
+        site.take_back(result)
+        share *= min(plan.budget / plan.allocated, MOST_SHARE)
+    return None
+
+
+def _planned(site: Site, mode: str, share: float) -> Outcome | None:
     if mode == "saved":
         return by_saved_plan(site)
-    return by_limits(site, mode) if mode in LIMITED else by_mode(site, mode)
+    return by_limits(site, mode, share) if mode in LIMITED else by_mode(site, mode)
 
 
 def _components(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.Tensor]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
 
 from graph_tools import _tf
+from graph_tools.capture import capture
 from graph_tools.errors import GraphError
 from memsaving_gradients import registry
-from memsaving_gradients.budgets import Found, Meter, Search
+from memsaving_gradients.budgets import Found, Meter, Search, chunk_bytes
 from memsaving_gradients.describe import describe, why_nothing
 from memsaving_gradients.errors import (
     NothingSavedWarning,
@@ -20,6 +21,7 @@ from memsaving_gradients.errors import (
     PlanningStoppedWarning,
     PlanNote,
 )
+from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.fingerprint import fingerprint
 from memsaving_gradients.options import Options
 from memsaving_gradients.packing import Masks, pack_masks
@@ -34,8 +36,9 @@ from memsaving_gradients.planners import (
     planner_name,
 )
 from memsaving_gradients.progress import showing
+from memsaving_gradients.rewrite import Rewrite
 from memsaving_gradients.roles import CapturedStep, capture_step
-from memsaving_gradients.schedule import plain, simulate
+from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.units import format_bytes
 from memsaving_gradients.unknowns import check_known
 from memsaving_gradients.validity import problem_of
@@ -80,6 +83,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.operations = self.graph.get_operations()
+        self.sought: Sought | None = None
 
     @property
     def gating(self) -> str:
@@ -92,7 +96,7 @@ class Site:
         more: dict[str, Any] = {"profile": True} if options.profile else {}
         return capture_step(
             _tf.creation_index(self.operations[self.first_backward]),
-            [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph],
+            self._ends,
             self.grads,
             batch=options.batch,
             hold_gradients=options.hold_gradients,
@@ -100,6 +104,29 @@ class Site:
             idle=registry.idle(self.graph),
             **more,
         )
+
+    def play(self, step: CapturedStep) -> Simulation:
+        """Plain training as it runs."""
+        if self.data_gates:
+            # XLA runs no executor: its own scheduler orders one program.
+            return simulate(step.graph, plain(step.graph))
+        return simulate_execution(step.source, batch=self.options.batch, held=step.graph.targets)[0]
+
+    def play_rewritten(self, result: Rewrite, extra_seconds: float) -> Simulation:
+        """The step that was just rewritten, as it runs."""
+        grads = [result.replaced.get(t.ref(), t) for t in self.grads]
+        border = _tf.creation_index(self.operations[self.first_backward])
+        ops = capture(grads, besides=self._ends, late=border)
+        return simulate_execution(
+            ops,
+            batch=self.options.batch,
+            held=[ops.value(t) for t in grads] if self.options.hold_gradients else (),
+            extra_seconds=extra_seconds,
+        )[0]
+
+    @property
+    def _ends(self) -> list[tf.Tensor]:
+        return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
 
     def pack(self) -> bool:
         """Pack masks that must be kept; whether there were any."""
@@ -110,6 +137,11 @@ class Site:
         """Undo `pack`."""
         self.masks.rewiring.undo()
         self.masks = Masks()
+        self._forget(len(self.operations))
+
+    def take_back(self, result: Rewrite) -> None:
+        """Undo a rewrite."""
+        result.rewiring.undo()
         self._forget(len(self.operations))
 
     def abandon(self) -> None:
@@ -138,6 +170,11 @@ class Outcome:
     proposal: Proposal
     plan: Plan
     plain: bool = False
+
+    def as_it_runs(self, simulation: Simulation) -> Outcome:
+        """The same, described by what the executor makes of it."""
+        plan = replace(self.plan, peak=simulation.peak, simulation=simulation)
+        return replace(self, plan=plan)
 
 
 def by_mode(site: Site, mode: str) -> Outcome | None:
@@ -168,48 +205,68 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
             f"{most:,}); checkpoints='memory' finds better ones",
         )
     found = Found(proposal, proposal.peak, None)
-    return Outcome(step, proposal, _described(site, step, found, mode, mode))
+    plan = _described(site, step, found, mode, mode, before=site.play(step))
+    return Outcome(step, proposal, plan)
 
 
-def by_limits(site: Site, mode: str) -> Outcome | None:
+@dataclass(frozen=True, eq=False)
+class Sought:
+    """What is sought for a gradient computation, and with what.
+
+    Attributes
+    ----------
+    step
+        The step that plans are made for, with masks packed.
+    unpacked
+        The step before.
+    before
+        Plain training as it runs.
+    budget
+        The budget in bytes of chunks, or ``None``.
+    search
+        The search; it remembers what it has tried. ``None``: plain training meets the budget.
+    """
+
+    step: CapturedStep
+    unpacked: CapturedStep
+    before: Simulation
+    budget: int | None
+    search: Search | None
+
+
+def by_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
     """The fastest plan within a budget, or the one of least memory within a slowdown, or what a planner does by itself.
 
     ``None``, after a warning, if no plan within the slowdown saves anything, or the planner's does not.
+    ``share``: how much of the budget may be planned with.
     """
     options = site.options
-    step = _captured(site)
-    if step is None:
+    if site.sought is None:
+        site.sought = _seek(site)
+    sought = site.sought
+    if sought is None:
         return None
-    meter = Meter(step.graph, site.gating)
-    unpacked, plain_need = meter, meter.plain_need
+    step, budget, search = sought.step, sought.budget, sought.search
     name = planner_name(options.planner)
-    budget = _budget(site, step, meter)
-    if budget is not None and budget >= plain_need:
+    plain_need = chunk_bytes(sought.before, site.gating)
+    if search is None:
+        assert budget is not None
         _note_ample(site.graph, budget, plain_need)
-        found = Found(meter.plain, plain_need, None)
-        plan = _described(site, step, found, mode, name, budget=budget)
-        return Outcome(step, found.proposal, plan, plain=True)
-    if site.pack():
-        step = site.capture()
         meter = Meter(step.graph, site.gating)
+        found: Found | None = Found(meter.plain, plain_need, None)
+        assert found is not None
+        plan = _described(site, step, found, mode, name, before=sought.before, budget=budget)
+        return Outcome(step, found.proposal, plan, plain=True)
     with showing(options.progress) as hook:
-        search = Search(
-            meter,
-            find_planner(options.planner),
-            keep=site.keep(step, "marked"),
-            accumulate=options.accumulate,
-            seconds=options.planning_seconds,
-            progress=hook,
-        )
-        sought: Found | None
+        search.progress = hook
         if budget is not None:
-            sought = search.within(budget, plain_need, options.budget)
+            found = search.within(int(budget * share), plain_need, options.budget, share)
         elif options.max_slowdown is not None:
-            allowed = options.max_slowdown * unpacked.graph.total_seconds
-            sought = search.within_time(allowed - step.graph.total_seconds)
+            allowed = options.max_slowdown * sought.unpacked.graph.total_seconds
+            found = search.within_time(allowed - step.graph.total_seconds)
         else:
-            sought = search.free()
-    if sought is None or sought.need >= plain_need:
+            found = search.free()
+    if found is None or found.need >= plain_need:
         where = (
             f"within max_slowdown={options.max_slowdown}"
             if options.max_slowdown
@@ -220,10 +277,34 @@ def by_limits(site: Site, mode: str) -> Outcome | None:
             f"no plan {where} needs less than the {plain_need:,} bytes of plain training",
         )
         return None
-    plan = _described(site, step, sought, mode, name, budget=budget, unpacked=unpacked)
-    if sought.stopped:
-        _warn_stopped(plan, sought.stopped)
-    return Outcome(step, sought.proposal, plan)
+    plan = _described(
+        site, step, found, mode, name, before=sought.before, budget=budget, unpacked=sought.unpacked
+    )
+    if found.stopped:
+        _warn_stopped(plan, found.stopped)
+    return Outcome(step, found.proposal, plan)
+
+
+def _seek(site: Site) -> Sought | None:
+    options = site.options
+    step = unpacked = _captured(site)
+    if step is None or unpacked is None:
+        return None
+    before = site.play(step)
+    plain_need = chunk_bytes(before, site.gating)
+    budget = _budget(site, step, before)
+    if budget is not None and budget >= plain_need:
+        return Sought(step, unpacked, before, budget, None)
+    if site.pack():
+        step = site.capture()
+    search = Search(
+        Meter(step.graph, site.gating),
+        find_planner(options.planner),
+        keep=site.keep(step, "marked"),
+        accumulate=options.accumulate,
+        seconds=options.planning_seconds,
+    )
+    return Sought(step, unpacked, before, budget, search)
 
 
 def by_saved_plan(site: Site) -> Outcome:
@@ -235,8 +316,8 @@ def by_saved_plan(site: Site) -> Outcome:
         If no plan fits to the graph.
     """
     plans: tuple[Plan, ...] = site.options.plan
-    step = site.capture()
-    unpacked = Meter(step.graph, site.gating)
+    step = unpacked = site.capture()
+    before = site.play(step)
     difference = None
     for packed in (False, True):
         candidates = [plan for plan in plans if plan.packed == packed]
@@ -251,7 +332,7 @@ def by_saved_plan(site: Site) -> Outcome:
                 names = [op.name for op in step.source.ops]
                 different = plan.fingerprint.difference(mark, names) or ""
             if not different:
-                return _applied(site, step, plan, unpacked)
+                return _applied(site, step, plan, unpacked, before)
             difference = difference or different
     shown = plans[0].planner or plans[0].mode
     raise PlanError(
@@ -261,7 +342,9 @@ def by_saved_plan(site: Site) -> Outcome:
     )
 
 
-def _applied(site: Site, step: CapturedStep, plan: Plan, unpacked: Meter) -> Outcome:
+def _applied(
+    site: Site, step: CapturedStep, plan: Plan, unpacked: CapturedStep, before: Simulation
+) -> Outcome:
     schedule = plan.schedule
     problem = "it has no schedule" if schedule is None else problem_of(step.graph, schedule)
     if schedule is None or problem:
@@ -284,6 +367,7 @@ def _applied(site: Site, step: CapturedStep, plan: Plan, unpacked: Meter) -> Out
         found,
         plan.mode,
         plan.planner,
+        before=before,
         budget=plan.budget,
         unpacked=unpacked if plan.mode in LIMITED else None,
     )
@@ -298,12 +382,13 @@ def _described(
     mode: str,
     planner: str,
     *,
+    before: Simulation,
     budget: int | None = None,
-    unpacked: Meter | None = None,
+    unpacked: CapturedStep | None = None,
 ) -> Plan:
-    """``unpacked``: the graph before masks were packed, which is what is plain."""
+    """``unpacked``: the step before masks were packed, which is what is plain."""
     packed = bool(site.masks.packed)
-    before = unpacked if packed and unpacked is not None else None
+    earlier = unpacked if packed else None
     return describe(
         step,
         found,
@@ -313,8 +398,8 @@ def _described(
         data_gates=site.data_gates,
         packed=packed,
         budget=budget,
-        before=None if before is None else before.run(before.plain.schedule),
-        plain_seconds=None if before is None else before.graph.total_seconds,
+        before=before,
+        plain_seconds=None if earlier is None else earlier.graph.total_seconds,
     )
 
 
@@ -327,13 +412,13 @@ def _captured(site: Site) -> CapturedStep | None:
         return None
 
 
-def _budget(site: Site, step: CapturedStep, meter: Meter) -> int | None:
+def _budget(site: Site, step: CapturedStep, before: Simulation) -> int | None:
     """The budget in bytes of chunks."""
     limit = site.options.limit
     if isinstance(limit, float):
-        return max(1, int(limit * meter.plain_need))
+        return max(1, int(limit * chunk_bytes(before, site.gating)))
     if limit is not None:
-        check_known(step, meter.plain.peak, site.options.batch_size)
+        check_known(step, before.peak, site.options.batch_size)
     return limit
 
 
