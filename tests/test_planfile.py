@@ -80,7 +80,7 @@ def test_applied_in_another_process(tmp_path: Path, dropout: bool) -> None:
         {"max_slowdown": 1.3, "planner": greedy},
         {"budget": 0.5, "planner": greedy, "xla": True},
     ],
-    ids=str,
+    ids=lambda options: "-".join(options),
 )
 def test_the_same_after_a_file(tmp_path: Path, options: dict[str, Any]) -> None:
     path = tmp_path / "plan.json"
@@ -127,7 +127,7 @@ def test_names_do_not_matter() -> None:
         ({"width": 4096}, "op 0, the Placeholder 'Placeholder', has other inputs or another shape"),
         ({"dropout": True}, "the plan is for 36 ops"),
     ],
-    ids=str,
+    ids=lambda options: "-".join(map(str, options)) if isinstance(options, dict) else str(options),
 )
 def test_plan_for_another_graph_is_refused(other: dict[str, Any], says: str) -> None:
     _, plan = build(checkpoints="memory")
