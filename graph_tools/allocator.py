@@ -33,6 +33,7 @@ def allocated_peak(
     size: npt.NDArray[np.int64],
     *,
     steps: int = 2,
+    before: Sequence[int] = (),
 ) -> int:
     """Most bytes in chunks while buffers come and go, in the last of ``steps`` equal training steps.
 
@@ -45,6 +46,9 @@ def allocated_peak(
         For each buffer, the bytes asked for.
     steps
         How often the sequence runs; regions from earlier runs stay.
+    before
+        Bytes of buffers that are there before and stay (variables, fed inputs). They are not counted, but decide where the holes
+        are that others fall into.
 
     Examples
     --------
@@ -59,6 +63,9 @@ def allocated_peak(
     for k in order.tolist():
         frees.setdefault(int(dies[k]), []).append(k)
     arena = _Arena()
+    for k, request in enumerate(before):
+        arena.allocate(-1 - k, request)
+    base = arena.used
     for _ in range(steps):
         arena.peak = arena.used
         now = -1
@@ -69,7 +76,7 @@ def allocated_peak(
             arena.allocate(k, int(size[k]))
         for later in sorted(t for t in frees if t > now):
             arena.free(frees[later])
-    return arena.peak
+    return arena.peak - base
 
 
 class _Arena:

@@ -17,8 +17,8 @@ system gave its core to somebody else), and with times of single ops drawn anew 
 of these; that of the first play is what is to be expected (`simulate_execution` gives both). A large difference means that the
 order matters and nothing fixes it.
 
-Not covered: one inter-op thread alone, which runs all queued ops last. Kernels' scratch space is not counted: oneDNN's does not
-come from TensorFlow's allocator, and that of others was at most 0.5 % of a peak wherever it was measured.
+Not covered: one inter-op thread alone, which runs all queued ops last; kernels' scratch space, which is small beside the peaks of
+the networks in the benchmarks, but was not listed for each of them.
 
 O(ops + edges) a play, about 10 µs an op; large graphs are played less often.
 """
@@ -36,6 +36,7 @@ from graph_tools import costs, optypes
 from graph_tools.capture import OpGraph
 from graph_tools.folding import pushed_down
 from graph_tools.liveness import timeline
+from graph_tools.sizes import tensor_bytes
 from graph_tools.views import viewed_input
 from memsaving_gradients.schedule import Simulation
 from memsaving_gradients.training_graph import IntArray
@@ -113,7 +114,19 @@ def simulate_execution(
         plays.append(Simulation(alive, int(alive.max(initial=0)), extra_seconds, lives))
     worst = max(plays, key=lambda play: play.peak)
     others = tuple(play.buffers for play in plays if play is not worst)
-    return replace(worst, other_orders=others), plays[0]
+    return replace(worst, other_orders=others, persistent=_persistent(ops, batch)), plays[0]
+
+
+def _persistent(ops: OpGraph, batch: int) -> tuple[int, ...]:
+    """Bytes of the variables and fed inputs that a graph reads."""
+    found: dict[object, int] = {}
+    for op in ops.ops:
+        if op.type in optypes.SOURCES and op.type != "Const" and op.outputs:
+            # Reads of one variable are one buffer.
+            owner = op.inputs[0].ref() if op.inputs else op.outputs[0].ref()
+            size = tensor_bytes(op.outputs[0])
+            found[owner] = size.fixed + size.per_example * batch
+    return tuple(size for size in found.values() if size)
 
 
 def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:

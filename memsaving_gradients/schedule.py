@@ -76,6 +76,8 @@ class Simulation:
         For each buffer, the value that it was made for; workspace, at the end, has none.
     other_orders
         Buffers for other orders that the ops may run in.
+    persistent
+        Bytes of variables and fed inputs, which are there before the step: they decide what holes buffers fall into.
     """
 
     bytes_alive: npt.NDArray[np.int64]
@@ -84,11 +86,20 @@ class Simulation:
     buffers: Buffers
     owner: list[int] = field(default_factory=list)
     other_orders: tuple[Buffers, ...] = ()
+    persistent: tuple[int, ...] = ()
 
     @cached_property
     def allocated_peak(self) -> int:
-        """The peak in chunks of TensorFlow's allocator, which are larger than the buffers in them."""
-        return max(allocated_peak(*order) for order in (self.buffers, *self.other_orders))
+        """The peak in chunks of TensorFlow's allocator, which are larger than the buffers in them.
+
+        How much larger depends on what was allocated earlier, so it is the most for several pasts.
+        """
+        pasts = (self.persistent, sorted(self.persistent)) if self.persistent else ()
+        return max(
+            *(allocated_peak(*order) for order in (self.buffers, *self.other_orders)),
+            *(allocated_peak(*self.buffers, before=past) for past in pasts),
+            0,
+        )
 
 
 def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
