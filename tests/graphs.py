@@ -48,8 +48,8 @@ class Maker:
         """A value that costs nothing, such as a fed input."""
         return self.op(size=0, clonable=False)
 
-    def graph(self, *, hold: bool = False) -> TrainingGraph:
-        """The training graph; the last value is what is differentiated."""
+    def graph(self, *, hold: bool = False, losses: tuple[int, ...] = ()) -> TrainingGraph:
+        """The training graph; ``losses`` are differentiated, or the last value."""
         ops = list(self.ops)
         reads = [op.reads for op in ops]
         size: list[int] = []
@@ -84,8 +84,8 @@ class Maker:
             flags.append((False, False, forwards, False))
             return made
 
-        last = len(self.producer) - 1
-        gradient = {last: emit((), [size[storage[last]]], False)[0]}
+        losses = losses or (len(self.producer) - 1,)
+        gradient = {v: emit((), [size[storage[v]]], False)[0] for v in losses}
         for i in reversed(range(border)):
             op = ops[i]
             known = [gradient[v] for v in writes[i] if v in gradient]
@@ -120,7 +120,7 @@ class Maker:
             fuses=np.zeros(len(reads), np.bool_),
             seconds=seconds,
             expensive=expensive,
-            ends=(border - 1,),
+            ends=tuple(sorted({producer[v] for v in losses})),
             targets=tuple(sorted(gradient.values())) if hold else (),
         )
 
