@@ -68,7 +68,7 @@ class Coarse:
 
     def decisions(self, kept: Collection[int]) -> list[int]:
         """Keep the given storages, and drop all others between their last forward and their first backward use."""
-        problem, border = self.problem, self._border
+        problem, border = self.problem, self.problem.border
         what = problem.plain()
         for value, storage in enumerate(self.storages):
             if problem.recipe[value] < 0:
@@ -80,14 +80,6 @@ class Coarse:
                 if begin < border <= end:
                     what[first + k] = KEPT if storage in kept else DROPPED
         return what
-
-    @property
-    def _border(self) -> int:
-        """The first event of the backward pass."""
-        return next(
-            (k for k, ops in enumerate(self.stretches) if ops[0] >= self.graph.first_backward),
-            len(self.stretches),
-        )
 
     def schedule(self, decisions: Sequence[int]) -> Schedule:
         """The schedule of the whole graph that follows ``decisions``."""
@@ -162,6 +154,7 @@ def coarsen(graph: TrainingGraph, keep: Collection[int] = (), *, accumulate: boo
         scratch=recipes.scratch,
         during=np.maximum.reduceat(beside, begins).tolist(),
         between=waiting[begins].tolist(),
+        border=_border(graph, stretches),
     )
     return Coarse(
         graph=graph,
@@ -220,6 +213,14 @@ def _stretches(graph: TrainingGraph, number: dict[int, int], beside: IntArray) -
         most = max(most, int(beside[place]))
         stretches[-1].append(op)
     return [ops for ops in stretches if ops]
+
+
+def _border(graph: TrainingGraph, stretches: list[list[int]]) -> int:
+    """The first event of the backward pass; of a graph that has none, the first of all."""
+    if graph.first_backward == graph.length:
+        return 0
+    backward = (k for k, ops in enumerate(stretches) if ops[0] >= graph.first_backward)
+    return next(backward, len(stretches))
 
 
 def _passing(

@@ -53,6 +53,8 @@ class Problem:
         For each event, the most bytes of anything else while it runs.
     between
         For each event, the bytes of anything else just before it, while values are made again for it.
+    border
+        The first event for which values may be made again: forward ops run first, all of them. Decisions respect it, `run` does not ask.
     """
 
     reads: Sequence[tuple[int, ...]]
@@ -65,6 +67,7 @@ class Problem:
     scratch: Sequence[int]
     during: Sequence[int]
     between: Sequence[int]
+    border: int = 0
 
     @cached_property
     def uses(self) -> list[list[int]]:

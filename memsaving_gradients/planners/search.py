@@ -291,7 +291,7 @@ class Search:
             if problem.recipe[value] < 0 or value in busy or not size:
                 continue
             gap = self._gap_at(value, event)
-            if gap in fixed:
+            if gap in fixed or self._end[gap] < problem.border:
                 continue
             if decisions[gap] == KEPT:
                 drops += self._drops(value, gap, event, decisions, back, over)
@@ -353,6 +353,7 @@ class Search:
         problem, end = self.problem, self._end[gap]
         if end == self._events:
             return []
+        after = max(after, problem.border - 1)
         found = set()
         for v in problem.inputs[problem.recipe[value]]:
             uses = problem.uses[v]
