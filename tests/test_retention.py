@@ -75,7 +75,6 @@ class Interpreter:
         self.instances: list[list[int]] = []
         self.beside: list[int] = []
         self.seconds = 0.0
-        self.order: list[tuple[str, int]] = []
 
     def decision(self, value: int, event: int) -> int:
         """What is decided on ``value`` just behind ``event``."""
@@ -101,13 +100,16 @@ class Interpreter:
             self.again(needed, event, made)
         for needed in self.given.inputs[number]:
             self.read(needed)
+        beside = self.given.between[event] + self.given.scratch[number]
         for output in self.given.outputs[number]:
-            if output not in self.there:
+            if output in self.there:
+                # A second one, which nobody reads.
+                beside += self.given.size[output]
+            else:
                 self.make(output)
                 made.append(output)
-        self.order.append(("again", number))
         self.seconds += self.given.seconds[number]
-        self.beside.append(self.given.between[event] + self.given.scratch[number])
+        self.beside.append(beside)
 
     def play(self) -> Interpreter:
         given = self.given
@@ -122,7 +124,6 @@ class Interpreter:
                 self.read(value)
             for value in writes:
                 self.make(value)
-            self.order.append(("event", event))
             self.beside.append(given.during[event])
             for value in {*reads, *writes}:
                 if self.decision(value, event) != KEPT and given.recipe[value] >= 0:

@@ -170,7 +170,7 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
     """
     recipe, inputs, outputs = problem.recipe, problem.inputs, problem.outputs
     seconds, scratch = problem.seconds, problem.scratch
-    during, between = problem.during, problem.between
+    during, between, size_of = problem.during, problem.between, problem.size
     gap_of = problem.first_gap[:-1].copy()
     there = bytearray(len(problem.size))
     at = [0] * len(problem.size)
@@ -203,8 +203,12 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
                 stack.pop()
                 for v in inputs[number]:
                     last[at[v]] = step
+                # What is there already is made once more in passing.
+                twice = 0
                 for v in outputs[number]:
-                    if not there[v]:
+                    if there[v]:
+                        twice += size_of[v]
+                    else:
                         at[v] = len(born)
                         born.append(step)
                         last.append(step)
@@ -213,7 +217,7 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
                         there[v] = 1
                         again.append(v)
                 extra += seconds[number]
-                beside.append(between[event] + scratch[number])
+                beside.append(between[event] + scratch[number] + twice)
                 event_of.append(event)
                 step += 1
         for v in read:
@@ -238,7 +242,7 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
         beside.append(during[event])
         event_of.append(event)
         step += 1
-    size = np.array([problem.size[v] for v in value_of], np.int64)
+    size = np.array([size_of[v] for v in value_of], np.int64)
     delta = np.zeros(step + 1, np.int64)
     np.add.at(delta, born, size)
     np.add.at(delta, np.array(last, np.int64) + 1, -size)
