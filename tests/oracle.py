@@ -12,8 +12,11 @@ import heapq
 from memsaving_gradients.training_graph import TrainingGraph
 
 
-def least_seconds(graph: TrainingGraph, budget: int) -> float:
-    """The least extra seconds within ``budget``; ``inf`` if no schedule is. Views and in-place writes are not known here."""
+def least_seconds(graph: TrainingGraph, budget: int, *, forward_first: bool = True) -> float:
+    """The least extra seconds within ``budget``; ``inf`` if no schedule is. Views and in-place writes are not known here.
+
+    ``forward_first``: nothing is run again before all forward ops have run.
+    """
     assert not graph.forwards.any() and (graph.storage == range(len(graph.storage))).all()
     early = [v for v in range(len(graph.producer)) if graph.producer[v] < graph.first_backward]
     sizes = [0 if graph.source[v] else int(graph.size[v]) for v in range(len(graph.producer))]
@@ -56,7 +59,8 @@ def least_seconds(graph: TrainingGraph, budget: int) -> float:
                 following.append((seconds, position + 1, [*there, *new]))
         for value in there:
             following.append((seconds, position, [v for v in there if v != value]))
-        for op in range(min(position, graph.first_backward)):
+        again = 0 if forward_first and position < graph.first_backward else position
+        for op in range(min(again, graph.first_backward)):
             missing = [v for v in graph.writes[op] if v not in there]
             if not graph.clonable[op] or not missing:
                 continue

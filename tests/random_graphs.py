@@ -17,17 +17,21 @@ def small(seed: int, most: int = 7) -> TrainingGraph:
     draw = random.Random(seed)
     make = Maker()
     values: list[int] = []
-    for _ in range(draw.randint(2, most)):
+    many = draw.randint(2, most)
+    for k in range(many):
         read = draw.sample(values, min(len(values), draw.choice([1, 1, 1, 2, 2, 3])))
+        kinds = ["inputs", "inputs", "output", "both", "none"]
         values.append(
             make.op(
                 *(read or [make.source()]),
                 size=draw.randint(1, 4),
-                residual=draw.choice(["inputs", "inputs", "output", "both", "none"]),
+                # The loss's backward op reads what the loss did: else it could be postponed.
+                residual=draw.choice(kinds) if k < many - 1 else "inputs",
                 clonable=draw.random() < 0.9,
             )
         )
     graph = make.graph()
+    assert graph.order == list(range(graph.length))
     return dataclasses.replace(
         rigid(graph), seconds=np.array([float(draw.randint(1, 5)) for _ in range(graph.length)])
     )

@@ -1,0 +1,104 @@
+"""The lower bound on extra time, against exhaustive search."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memsaving_gradients.planners.bound import least_extra_seconds
+from memsaving_gradients.schedule import plain, recompute_lazily, simulate
+from tests.graphs import GRAPHS, chain
+from tests.oracle import least_seconds
+from tests.random_graphs import rich, rigid, small
+from tests.schedules import forgetful, halving
+
+#: Sums of times differ in their last bits.
+EQUAL = 1 + 1e-9
+
+
+def check_against_the_optimum(seed: int) -> tuple[int, int, float, float]:
+    """Bound and optimum of one graph: budgets that are met, of those it is tight for, sum of bounds, sum of optima."""
+    graph = small(seed)
+    met = tight = 0
+    bounds = optima = 0.0
+    for budget in range(1, simulate(graph, plain(graph)).peak + 2):
+        bound = least_extra_seconds(graph, budget)
+        optimum = least_seconds(graph, budget, forward_first=False)
+        assert bound <= optimum * EQUAL, f"seed {seed}, budget {budget}"
+        if optimum < math.inf:
+            met += 1
+            tight += bound * EQUAL >= optimum
+            bounds += bound
+            optima += optimum
+    return met, tight, bounds, optima
+
+
+def test_never_above_the_optimum():
+    found = [check_against_the_optimum(seed) for seed in range(150)]
+    met, tight, bounds, optima = (sum(column) for column in zip(*found, strict=True))
+    print(f"{met} budgets, {tight} tight, bounds {bounds / optima:.3f} of the optima")
+    assert tight >= met * TIGHT
+    assert bounds >= optima * SHARE
+
+
+#: What is reached: shares of budgets for which the bound is the optimum, and of the optima that the bounds add up to.
+TIGHT, SHARE = 0.85, 0.65
+
+
+@pytest.mark.slow
+def test_never_above_the_optimum_of_thousands():
+    for seed in range(1000, 4000):
+        check_against_the_optimum(seed)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_a_larger_budget_has_no_larger_bound(seed):
+    graph = small(seed, 12)
+    peak = simulate(graph, plain(graph)).peak
+    bounds = [least_extra_seconds(graph, budget) for budget in range(1, peak + 2)]
+    for smaller, larger in zip(bounds, bounds[1:], strict=False):
+        assert larger <= smaller * EQUAL
+    assert bounds[-1] == bounds[-2] == 0
+
+
+@given(rich(sums=True), st.integers(0, 2**32), st.booleans(), st.booleans())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_no_schedule_beats_the_bound(graph, seed, accumulate, lazily):
+    """Views, several outputs, writes in place, sums, scratch space: any schedule's own peak as the budget."""
+    chained = graph.sums if accumulate else ()
+    if lazily:
+        kept = {s for k, s in enumerate(graph.residuals) if seed >> k & 1}
+        schedule = recompute_lazily(graph, kept, chained)
+    else:
+        schedule = forgetful(graph, seed, chained=accumulate)
+    originals = [step.op for step in schedule.steps if not step.copy]
+    if originals != graph.order:
+        return
+    simulation = simulate(graph, schedule)
+    bound = least_extra_seconds(graph, simulation.peak, accumulate=accumulate)
+    assert bound <= simulation.extra_seconds * EQUAL
+
+
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_known_graphs(name):
+    graph = rigid(GRAPHS[name]())
+    peak = simulate(graph, plain(graph)).peak
+    assert least_extra_seconds(graph, peak) == 0
+    assert least_extra_seconds(graph, 0) == math.inf
+    bounds = [least_extra_seconds(graph, budget) for budget in range(0, peak + 1, peak // 20 + 1)]
+    assert bounds == sorted(bounds, reverse=True)
+    for seed in range(4):
+        simulation = simulate(graph, forgetful(graph, seed))
+        assert least_extra_seconds(graph, simulation.peak) <= simulation.extra_seconds * EQUAL
+
+
+def test_a_chain_that_is_halved_takes_no_less():
+    graph = chain([1] * 64, residual="output")
+    simulation = simulate(graph, halving(graph))
+    bound = least_extra_seconds(graph, simulation.peak)
+    # What is not there when backward begins is run again at least once.
+    assert 50 <= bound <= simulation.extra_seconds
