@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +61,7 @@ def test_a_larger_budget_has_no_larger_bound(seed):
     graph = small(seed, 12)
     peak = simulate(graph, plain(graph)).peak
     bounds = [least_extra_seconds(graph, budget) for budget in range(1, peak + 2)]
-    for smaller, larger in zip(bounds, bounds[1:], strict=False):
+    for smaller, larger in pairwise(bounds):
         assert larger <= smaller * EQUAL
     assert bounds[-1] == bounds[-2] == 0
 
