@@ -81,7 +81,8 @@ class _Planning:
         return replace(
             self.found,
             lower_bound=self.bound,
-            optimal=self.found.extra_seconds <= self.bound * (1 + EQUAL),
+            optimal=self.found.peak <= self.budget
+            and self.found.extra_seconds <= self.bound * (1 + EQUAL),
             complete=complete,
         )
 
@@ -115,7 +116,7 @@ class _Planning:
             wanted = self.budget - off
             if trial.peak <= self.budget and abs(wanted - budget) <= SLACK * self.budget:
                 break
-            budget = min(wanted, budget - 1) if trial.peak > self.budget else wanted
+            budget = max(0, min(wanted, budget - 1) if trial.peak > self.budget else wanted)
 
     def _starts(self) -> Iterator[list[int]]:
         """Decisions to begin with: plain; of each kind of cuts the fastest that fits and the next smaller one that does not."""
