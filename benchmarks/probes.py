@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks import xla
 from benchmarks.steps import Step, make_step
 from graph_tools.measure import measure_peak, time_ratio
 
-__all__ = ["peak", "ratio"]
+__all__ = ["budget_peak", "budget_ratio", "peak", "ratio"]
 
 # By name: a plain step does not import the package that it is compared with.
 _WARNING = "NothingSavedWarning"
@@ -27,14 +30,18 @@ def peak(
     dump: str | None = None,
     warmup: int = 2,
     steps: int = 5,
+    settings: dict[str, Any] | None = None,
+    save: str | None = None,
+    requested: bool = False,
 ) -> dict[str, Any]:
     """The transient peak of one step, with what the plan promised and what building it cost.
 
-    `dump` is the folder that XLA was told to write to, if any.
+    `dump` is the folder that XLA was told to write to, if any; `settings` are for `make_step`; the plan is saved as
+    `save`; `requested`: whether the peak in bytes asked for is looked up, too, where the profiler can.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        step = make_step(model, options, checkpoints, ours=ours, how=how)
+        step = make_step(model, options, checkpoints, ours=ours, how=how, settings=settings)
     start = time.perf_counter()
     sums = step.run()
     first = time.perf_counter() - start
@@ -54,6 +61,12 @@ def peak(
             "largest": xla.largest_allocation(dump),
             "instructions": xla.instruction_counts(dump),
         }
+    if requested:
+        result["requested"] = _requested(step.run)
+    if save is not None:
+        import memsaving_gradients as ms
+
+        ms.plans(step.graph)[-1].save(save)
     return result
 
 
@@ -69,6 +82,50 @@ def ratio(
     plain = make_step(model, options, ours=False, how=how)
     ours = make_step(model, options, checkpoints, ours=True, how=how)
     return dataclasses.asdict(time_ratio(ours.run, plain.run, pairs=pairs))
+
+
+def budget_peak(
+    model: str, options: dict[str, Any], *, save: str, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """As `peak`, within a budget; where no plan fits, ``"refused"`` has the least budget that does."""
+    from memsaving_gradients.errors import BudgetError
+
+    start = time.perf_counter()
+    try:
+        return peak(model, options, ours=True, settings=settings, save=save, requested=True)
+    except BudgetError as error:
+        return {
+            "refused": {
+                "budget": error.budget,
+                "least": error.least,
+                "fraction": error.fraction,
+                "seconds": time.perf_counter() - start,
+            }
+        }
+
+
+def budget_ratio(
+    model: str, options: dict[str, Any], *, plan: str, pairs: int, profile: bool
+) -> dict[str, Any]:
+    """Time of a step with a saved plan over time of the plain one, and what the plan takes by the other estimate.
+
+    `profile`: whether costs are measured for that estimate.
+    """
+    import memsaving_gradients as ms
+
+    plain = make_step(model, options, ours=False)
+    ours = make_step(model, options, ours=True, settings={"plan": plan, "profile": profile})
+    result = dataclasses.asdict(time_ratio(ours.run, plain.run, pairs=pairs))
+    result["predicted"] = ms.plans(ours.graph)[-1].extra_time
+    return result
+
+
+def _requested(run: Callable[[], object]) -> int | None:
+    """The peak in bytes asked for, from the allocator's events; ``None`` where nothing reads them."""
+    if importlib.util.find_spec("graph_tools.allocations") is None:
+        return None
+    allocations = importlib.import_module("graph_tools.allocations")
+    return int(allocations.requested_peak(allocations.allocation_events(run)))
 
 
 def _plan(step: Step) -> dict[str, Any] | None:
@@ -89,5 +146,10 @@ def _plan(step: Step) -> dict[str, Any] | None:
             "extra_time",
             "clones",
             "gating",
+            "planner",
+            "budget",
+            "planned_for",
+            "lower_bound",
+            "optimal",
         )
     }

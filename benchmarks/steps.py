@@ -8,7 +8,7 @@ nothing reads would be pruned, and one that is returned would live to the end of
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,7 @@ def make_step(
     *,
     ours: bool,
     how: str = "function",
+    settings: Mapping[str, Any] | None = None,
 ) -> Step:
     """Build a step of a network of the zoo.
 
@@ -60,14 +61,17 @@ def make_step(
         Whether to use that; else ``tf.gradients``.
     how
         ``"function"``, ``"xla"`` (a ``tf.function`` with ``jit_compile=True``) or ``"session"``.
+    settings
+        Arguments of ``memsaving_gradients.gradients`` in place of `checkpoints`: ``{"budget": 0.5}``.
     """
+    asked = {"checkpoints": checkpoints} if settings is None else dict(settings)
     seconds: dict[str, float] = {}
 
     def sums(network: Model, *batch: tf.Tensor) -> tf.Tensor:
         start = time.perf_counter()
         loss = network.loss(*batch)
         seconds["forward"] = time.perf_counter() - start
-        grads = _gradients(loss, list(network.variables), checkpoints, ours, seconds)
+        grads = _gradients(loss, list(network.variables), asked, ours, seconds)
         return tf.stack([tf.reduce_sum(tf.square(tf.convert_to_tensor(g))) for g in grads])
 
     if how == "session":
@@ -93,7 +97,7 @@ def make_step(
 
 
 def _gradients(
-    loss: tf.Tensor, xs: list[Any], checkpoints: Any, ours: bool, seconds: dict[str, float]
+    loss: tf.Tensor, xs: list[Any], asked: dict[str, Any], ours: bool, seconds: dict[str, float]
 ) -> list[Any]:
     """The gradients, with the time TensorFlow's own function took apart from the rest."""
     from tensorflow.python.ops import gradients_util
@@ -115,7 +119,7 @@ def _gradients(
         if ours:
             import memsaving_gradients as ms
 
-            grads = ms.gradients(loss, xs, checkpoints=checkpoints)
+            grads = ms.gradients(loss, xs, **asked)
         else:
             grads = tf.gradients(loss, xs)
         seconds["gradients"] = time.perf_counter() - start

@@ -1,0 +1,87 @@
+"""What the tables of planning share: a figure beside its bar, a table of them, a file of results."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Figure", "mark", "print_figures", "stamp", "write"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure and the most that it may be.
+
+    Attributes
+    ----------
+    what
+        Its name.
+    value, limit
+        Plain numbers; fractions are printed as percentages where `percent` says so.
+    count
+        How many measurements are behind it.
+    """
+
+    what: str
+    value: float
+    limit: float
+    percent: bool = False
+    count: int = 1
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is within the bar."""
+        return self.value <= self.limit
+
+
+def mark(passed: bool) -> str:
+    """A word in color."""
+    return "[green]pass[/green]" if passed else "[red]miss[/red]"
+
+
+def print_figures(figures: Iterable[Figure], console: Console) -> None:
+    """One row for each figure."""
+    table = Table(title="bars", header_style="bold")
+    table.add_column("figure")
+    for heading in ("value", "bar", "of", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for figure in figures:
+        if figure.percent:
+            shown = (f"{figure.value:.2%}", f"≤ {figure.limit:.2%}")
+        else:
+            shown = (f"{figure.value:.4g}", f"≤ {figure.limit:.4g}")
+        table.add_row(figure.what, *shown, str(figure.count), mark(figure.passed))
+    console.print(table)
+
+
+def stamp() -> dict[str, str]:
+    """When and where results were made."""
+    return {
+        "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "tensorflow": version("tensorflow"),
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def write(path: Path, results: dict[str, Any], figures: Iterable[Figure] = ()) -> None:
+    """Put results by name into the file at ``path``; those that were not made again keep their last ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    made = {name: {**stamp(), **result} for name, result in results.items()}
+    document = {
+        "cases": {**old.get("cases", {}), **made},
+        "figures": [{**asdict(figure), "passed": figure.passed} for figure in figures],
+    }
+    text = json.dumps(document, indent=1, sort_keys=True)
+    path.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,279 @@
+"""Training steps one layer a node, from shapes alone: what planners are compared on, without TensorFlow.
+
+The steps have the form that Checkmate (Jain et al. 2020, arXiv 1910.02653) and Moccasin (Bartan et al. 2023, arXiv 2304.14463)
+publish theirs in. Behind the layers of the network stands the loss, and then, last layer first, a backward node for each of them: the
+gradient of its output. That reads the output, the outputs of the layers that read it, and their gradients. Costs of layers are
+multiplications (one for each element where there are none), backward nodes cost twice as much, and every node may be run again.
+Bytes are those of outputs, four for each number; parameters are no part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["NETWORKS", "Instance", "fcn8", "mobilenet", "resnet50", "unet_vgg", "vgg"]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A graph of nodes with one output each, listed in the order in which they run.
+
+    Attributes
+    ----------
+    name
+        For tables.
+    reads
+        For each node, the nodes that it reads.
+    size
+        For each node, the bytes of its output.
+    seconds
+        For each node, its cost, in whatever unit.
+    """
+
+    name: str
+    reads: tuple[tuple[int, ...], ...]
+    size: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def edges(self) -> int:
+        """How many inputs all nodes have together."""
+        return sum(map(len, self.reads))
+
+    @cached_property
+    def peak(self) -> int:
+        """The most bytes alive in this order: outputs that this node or a later one reads, and this node's own."""
+        last = list(range(len(self.reads)))
+        for node, read in enumerate(self.reads):
+            for maker in read:
+                last[maker] = node
+        alive = most = 0
+        for node, read in enumerate(self.reads):
+            alive += self.size[node]
+            most = max(most, alive)
+            alive -= sum(self.size[v] for v in {*read, node} if last[v] == node)
+        return most
+
+    @property
+    def least(self) -> int:
+        """No plan takes fewer bytes: the most that one node reads and makes."""
+        return max(sum(self.size[v] for v in {node, *read}) for node, read in enumerate(self.reads))
+
+    def graph(self) -> TrainingGraph:
+        """The training graph in which every node may be run again: all nodes are forward ops."""
+        n = len(self.reads)
+        no = np.zeros(n, np.bool_)
+        return TrainingGraph(
+            first_backward=n,
+            reads=self.reads,
+            writes=[(k,) for k in range(n)],
+            producer=np.arange(n),
+            storage=np.arange(n),
+            size=np.array(self.size, np.int64),
+            source=no,
+            clonable=~no,
+            joins=no,
+            forwards=no,
+            fuses=no,
+            seconds=np.array(self.seconds, np.float64),
+            expensive=no,
+            ends=(n - 1,),
+        )
+
+
+@dataclass
+class _Layers:
+    """A network as it grows: layers of images, batch × height × width × channels."""
+
+    batch: int
+    shapes: list[tuple[int, int, int]] = field(default_factory=list)
+    reads: list[tuple[int, ...]] = field(default_factory=list)
+    cost: list[int] = field(default_factory=list)
+    image: tuple[int, int, int] = (224, 224, 3)
+
+    def add(
+        self, reads: Sequence[int], shape: tuple[int, int, int], cost: int | None = None
+    ) -> int:
+        """A layer; ``cost`` for one example."""
+        self.shapes.append(shape)
+        self.reads.append(tuple(v for v in reads if v >= 0))
+        self.cost.append(int(np.prod(shape)) if cost is None else cost)
+        return len(self.shapes) - 1
+
+    def shape(self, layer: int) -> tuple[int, int, int]:
+        """The shape of a layer, of the image if it is -1."""
+        return self.shapes[layer] if layer >= 0 else self.image
+
+    def conv(
+        self, x: int, channels: int, kernel: int = 3, stride: int = 1, pad: int | None = None
+    ) -> int:
+        """A convolution; ``pad``: how many pixels its sides lose to both ends together, none if not given."""
+        h, w, c = self.shape(x)
+        if pad is not None:
+            h, w = h - pad, w - pad
+        h, w = -(-h // stride), -(-w // stride)
+        return self.add([x], (h, w, channels), h * w * channels * c * kernel**2)
+
+    def depthwise(self, x: int, stride: int = 1) -> int:
+        """A convolution of 3 × 3 of each channel by itself."""
+        h, w, c = self.shape(x)
+        h, w = -(-h // stride), -(-w // stride)
+        return self.add([x], (h, w, c), h * w * c * 9)
+
+    def pool(self, x: int, size: int = 2) -> int:
+        """The largest of ``size`` × ``size``."""
+        h, w, c = self.shape(x)
+        return self.add([x], (h // size, w // size, c), 0)
+
+    def same(self, *x: int) -> int:
+        """An elementwise layer."""
+        return self.add(x, self.shape(x[0]))
+
+    def copy(self, x: int) -> int:
+        """A layer that computes nothing: a reshaping, dropout as published."""
+        return self.add([x], self.shape(x), 0)
+
+    def instance(self, name: str) -> Instance:
+        """The network with its loss and its backward nodes."""
+        n = len(self.shapes)
+        size = [4 * self.batch * int(np.prod(shape)) for shape in self.shapes]
+        readers: list[list[int]] = [[] for _ in range(n)]
+        for layer, read in enumerate(self.reads):
+            for maker in read:
+                readers[maker].append(layer)
+        reads = [*self.reads, (n - 1,)]
+        seconds = [float(self.batch * cost) for cost in (*self.cost, 0)]
+        for layer in reversed(range(n)):
+            behind = readers[layer]
+            gradients = [2 * n - reader for reader in behind] or [n]
+            reads.append((layer, *behind, *gradients))
+            seconds.append(2.0 * self.batch * self.cost[layer])
+        return Instance(
+            name, tuple(reads), (*size, 4 * self.batch, *reversed(size)), tuple(seconds)
+        )
+
+
+def _vgg_blocks(net: _Layers, convolutions: Sequence[int]) -> list[int]:
+    """The convolutional blocks of VGG; the pooled output of each."""
+    x, pooled = -1, []
+    for many, channels in zip(convolutions, (64, 128, 256, 512, 512), strict=False):
+        for _ in range(many):
+            x = net.conv(x, channels)
+        x = net.pool(x)
+        pooled.append(x)
+    return pooled
+
+
+def vgg(layers: int = 16, batch: int = 256, image: int = 224) -> Instance:
+    """VGG of 16 or 19 layers (Simonyan and Zisserman 2015, arXiv 1409.1556)."""
+    net = _Layers(batch, image=(image, image, 3))
+    x = _vgg_blocks(net, (2, 2, 3, 3, 3) if layers == 16 else (2, 2, 4, 4, 4))[-1]
+    wide = int(np.prod(net.shape(x)))
+    x = net.add([x], (1, 1, wide), 0)
+    for units in (4096, 4096, 1000):
+        x = net.conv(x, units, 1)
+    return net.instance(f"VGG{layers}")
+
+
+def fcn8(batch: int = 32, height: int = 416, width: int = 608, classes: int = 19) -> Instance:
+    """FCN8 on VGG16 (Long et al. 2015, arXiv 1411.4038), node for node the one that Checkmate publishes, at its sizes."""
+    net = _Layers(batch, image=(height, width, 3))
+    pooled = _vgg_blocks(net, (2, 2, 3, 3, 3))
+    x = net.copy(net.conv(pooled[4], 4096, 7))
+    x = net.copy(net.conv(x, 4096, 1))
+    x = net.conv(x, classes, 1)
+    for number, skip in enumerate((pooled[3], pooled[2])):
+        x = _grown(net, x, 2, 2)
+        h, w, c = net.shape(skip)
+        x = net.add([x], (h + 2, w, c := classes), 0)
+        if number:
+            scored = net.conv(skip, classes, 1)
+            x = net.add([x], (h, w, c), 0)
+        else:
+            x = net.add([x], (h, w, c), 0)
+            scored = net.conv(skip, classes, 1)
+        x = net.add([scored, x], (h, w, c), 2 * h * w * c)
+    net.same(net.copy(_grown(net, x, 8, 8)))
+    return net.instance("FCN8")
+
+
+def _grown(net: _Layers, x: int, factor: int, more: int) -> int:
+    """A transposed convolution that keeps the channels; its cost as published, one multiplication for each input channel."""
+    h, w, c = net.shape(x)
+    h, w = factor * h + more, factor * w + more
+    return net.add([x], (h, w, c), h * w * c * c)
+
+
+def unet_vgg(batch: int = 32, height: int = 416, width: int = 608, classes: int = 19) -> Instance:
+    """A U-Net (Ronneberger et al. 2015, arXiv 1505.04597) with VGG16's blocks on its way down."""
+    net = _Layers(batch, image=(height, width, 3))
+    pooled = _vgg_blocks(net, (2, 2, 3, 3))
+    x = net.same(net.conv(_padded(net, pooled[3]), 512, pad=2))
+    for skip, channels in zip(reversed(pooled[:3]), (256, 128, 64), strict=True):
+        h, w, c = net.shape(x)
+        grown = net.add([x], (2 * h, 2 * w, c))
+        joined = net.add([skip, grown], (2 * h, 2 * w, c + net.shape(skip)[2]))
+        x = net.same(net.conv(_padded(net, joined), channels, pad=2))
+    net.same(net.conv(x, classes))
+    return net.instance("U-Net on VGG")
+
+
+def _padded(net: _Layers, x: int) -> int:
+    h, w, c = net.shape(x)
+    return net.add([x], (h + 2, w + 2, c))
+
+
+def resnet50(batch: int = 64, image: int = 224) -> Instance:
+    """ResNet-50 (He et al. 2016, arXiv 1512.03385): every convolution, normalization and activation is a layer."""
+    net = _Layers(batch, image=(image, image, 3))
+
+    def active(x: int) -> int:
+        return net.same(net.same(x))
+
+    x = net.pool(active(net.conv(-1, 64, 7, 2)))
+    for stage, units in enumerate((3, 4, 6, 3)):
+        channels = 64 * 2**stage
+        for unit in range(units):
+            stride = 2 if stage and not unit else 1
+            y = active(net.conv(x, channels, 1, stride))
+            y = active(net.conv(y, channels, 3))
+            y = net.same(net.conv(y, 4 * channels, 1))
+            shortcut = x if unit else net.same(net.conv(x, 4 * channels, 1, stride))
+            x = net.same(net.same(y, shortcut))
+    _classified(net, x)
+    return net.instance("ResNet-50")
+
+
+def mobilenet(batch: int = 64, image: int = 224) -> Instance:
+    """MobileNet (Howard et al. 2017, arXiv 1704.04861)."""
+    net = _Layers(batch, image=(image, image, 3))
+    x = net.same(net.same(net.conv(-1, 32, 3, 2)))
+    sizes = (64, (128, 2), 128, (256, 2), 256, (512, 2), 512, 512, 512, 512, 512, (1024, 2), 1024)
+    for size in sizes:
+        channels, stride = size if isinstance(size, tuple) else (size, 1)
+        x = net.same(net.same(net.depthwise(x, stride)))
+        x = net.same(net.same(net.conv(x, channels, 1)))
+    _classified(net, x)
+    return net.instance("MobileNet")
+
+
+def _classified(net: _Layers, x: int) -> None:
+    _, _, c = net.shape(x)
+    net.same(net.conv(net.add([x], (1, 1, c)), 1000, 1))
+
+
+#: What is planned where no other instances are given.
+NETWORKS = (
+    vgg,
+    lambda: vgg(19),
+    fcn8,
+    unet_vgg,
+    mobilenet,
+    resnet50,
+)
