@@ -3,13 +3,13 @@
 The steps have the form that Checkmate (Jain et al. 2020, arXiv 1910.02653) and Moccasin (Bartan et al. 2023, arXiv 2304.14463)
 publish theirs in. Behind the layers of the network stands the loss, and then, last layer first, a backward node for each of them: the
 gradient of its output. That reads the output, the outputs of the layers that read it, and their gradients. Costs of layers are
-multiplications (one for each element where there are none), backward nodes cost twice as much, and every node may be run again.
+multiplications (one for each element where there are none); backward nodes cost twice as much.
 Bytes are those of outputs, four for each number; parameters are no part of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -34,12 +34,15 @@ class Instance:
         For each node, the bytes of its output.
     seconds
         For each node, its cost, in whatever unit.
+    first_backward
+        The loss, with which backward nodes begin; those are run once. 0: there are none, every node may be run again.
     """
 
     name: str
     reads: tuple[tuple[int, ...], ...]
     size: tuple[int, ...]
     seconds: tuple[float, ...]
+    first_backward: int = 0
 
     @property
     def edges(self) -> int:
@@ -66,24 +69,29 @@ class Instance:
         return max(sum(self.size[v] for v in {node, *read}) for node, read in enumerate(self.reads))
 
     def graph(self) -> TrainingGraph:
-        """The training graph in which every node may be run again: all nodes are forward ops."""
+        """The training graph: nodes are ops, outputs are values.
+
+        Without backward nodes every op is a forward op, and marked as one that joins: planners then decide on each of
+        its inputs, whether it has one reader or many.
+        """
         n = len(self.reads)
         no = np.zeros(n, np.bool_)
+        forward = self.first_backward or n
         return TrainingGraph(
-            first_backward=n,
+            first_backward=forward,
             reads=self.reads,
             writes=[(k,) for k in range(n)],
             producer=np.arange(n),
             storage=np.arange(n),
             size=np.array(self.size, np.int64),
             source=no,
-            clonable=~no,
-            joins=no,
+            clonable=np.arange(n) < forward,
+            joins=~no if forward == n else no,
             forwards=no,
             fuses=no,
             seconds=np.array(self.seconds, np.float64),
             expensive=no,
-            ends=(n - 1,),
+            ends=(min(forward, n - 1),),
         )
 
 
@@ -155,7 +163,7 @@ class _Layers:
             reads.append((layer, *behind, *gradients))
             seconds.append(2.0 * self.batch * self.cost[layer])
         return Instance(
-            name, tuple(reads), (*size, 4 * self.batch, *reversed(size)), tuple(seconds)
+            name, tuple(reads), (*size, 4 * self.batch, *reversed(size)), tuple(seconds), n
         )
 
 
@@ -269,7 +277,7 @@ def _classified(net: _Layers, x: int) -> None:
 
 
 #: What is planned where no other instances are given.
-NETWORKS = (
+NETWORKS: tuple[Callable[[], Instance], ...] = (
     vgg,
     lambda: vgg(19),
     fcn8,
