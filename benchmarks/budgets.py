@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     results: dict[str, Any] = {}
     console = Console(stderr=True)
     for name in models:
-        for case, result in measure(name, options, console):
+        for case, result in measure(name, *MODELS[name], options, console):
             results[case] = result
             write(options.json, results)
     figures = judge(results)
@@ -74,15 +74,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure(
-    name: str, options: argparse.Namespace, console: Console
+    name: str, model: str, sizes: dict[str, Any], options: argparse.Namespace, console: Console
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The cases of one model, with their names."""
-    model, sizes = MODELS[name]
+    """The cases of one model, with their names; ``options`` as from `parser`."""
     what = {"model": model, "options": sizes}
     refusals: dict[int, dict[str, Any]] = {}
     plain: dict[str, Any] = {}
     for share in options.budgets:
-        case = f"{name}-{round(100 * share)}"
+        case = f"{name}-{100 * share:.3g}"
         start = time.perf_counter()
         try:
             if not plain:
@@ -275,11 +274,21 @@ def _row(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks.budgets", description=__doc__)
-    parser.add_argument("--only", default="*", metavar="GLOB", help="names of models, with * and ?")
+    options = parser("budgets", __doc__, RESULTS, list(EXTRA))
+    options.add_argument(
+        "--only", default="*", metavar="GLOB", help="names of models, with * and ?"
+    )
+    return options.parse_args(arguments)
+
+
+def parser(
+    name: str, what: str | None, results: Path, shares: Sequence[float]
+) -> argparse.ArgumentParser:
+    """What can be said to a benchmark that measures budgets."""
+    parser = argparse.ArgumentParser(f"python -m benchmarks.{name}", description=what)
     parser.add_argument(
         "--budgets",
-        default=list(EXTRA),
+        default=list(shares),
         type=lambda text: [float(part) for part in text.split(",")],
         metavar="SHARES",
         help="of what plain training takes, such as 0.8,0.45",
@@ -290,8 +299,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=15, help="of steps for times; 0: no times")
     parser.add_argument("--planner", default="auto", help="who plans")
     parser.add_argument("--profile", action="store_true", help="plan with measured costs")
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
-    return parser.parse_args(arguments)
+    parser.add_argument("--json", type=Path, default=results, metavar="PATH", help="results file")
+    return parser
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def transformer(
     decay: float = 0.0,
     loss_scope: str | None = "xentropy",
     resource: bool = True,
+    named: bool = False,
 ) -> Model:
     """A Transformer that predicts token ids.
 
@@ -54,6 +55,8 @@ def transformer(
         Name scope of the loss; ``None`` for no scope.
     resource
         Make resource variables; ``False`` makes reference variables (in a ``tf.Graph`` only).
+    named
+        Give names to the input of the first layer and the output of each: ``block0``, ``block1``, …
     """
     weights = _Weights(resource)
     embedding = weights.matrix("embedding", vocabulary, width)
@@ -99,9 +102,13 @@ def transformer(
     def loss(ids: tf.Tensor, labels: tf.Tensor, allowed: tf.Tensor | None = None) -> tf.Tensor:
         bias = None if allowed is None else (1.0 - tf.cast(allowed, tf.float32)) * -1e9
         x = tf.gather(embedding, ids) + positions
+        if named:
+            x = tf.identity(x, name="block0")
         for i, w in enumerate(stack):
             x = x + attention(_normalize(x, w["norm1"], w["norm1_bias"]), w, bias, 3 * i)
             x = x + feed_forward(_normalize(x, w["norm2"], w["norm2_bias"]), w, 3 * i + 2)
+            if named:
+                x = tf.identity(x, name=f"block{i + 1}")
         x = tf.reshape(_normalize(x, *final), [batch * length, width])
         logits = tf.matmul(x, output, transpose_b=True)
         with contextlib.nullcontext() if loss_scope is None else tf.name_scope(loss_scope):

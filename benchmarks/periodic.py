@@ -1,0 +1,226 @@
+"""``python -m benchmarks.periodic``: our extra time beside that of periodic checkpoints, at the same memory. Nothing runs.
+
+A network of n blocks is cut into k segments of equally many, for every k from 2 to 2√n, as PyTorch's ``checkpoint_sequential``
+does: the inputs of segments are kept, all segments but the last one are made again. The peak of that is the budget of ours. Both
+are simulated on the same training graph, and the periodic plan is given what our planners have: it makes each value again
+just before it is read, and only those that are. (``checkpoint_sequential`` runs whole segments again: the column *literal*.)
+
+Costs are measured on this device (``profile=True``), estimated with ``--static``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib
+import math
+import re
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bars import Figure, mark, print_figures, write
+from benchmarks.models import build
+from graph_tools import _tf
+from memsaving_gradients.planners import Limits, named
+from memsaving_gradients.roles import CapturedStep, capture_step
+from memsaving_gradients.schedule import plain, simulate
+from memsaving_gradients.training_graph import TrainingGraph
+
+RESULTS = Path(__file__).parent / "results" / "periodic.json"
+#: Our extra time over the periodic plan's: the median over segments and models, and the most.
+MEDIAN, MOST = 0.6, 1.0
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network and the names of the layers (or ops) behind which a block ends."""
+
+    model: str
+    options: dict[str, Any]
+    blocks: str
+
+
+NETWORKS = {
+    "resnet101": Network(
+        "application", {"name": "ResNet101", "batch": 8}, r"pool1_pool|conv\d_block\d+_out"
+    ),
+    "densenet121": Network(
+        "application",
+        {"name": "DenseNet121", "batch": 8},
+        r"pool\d|pool\d_pool|conv\d_block\d+_concat",
+    ),
+    "transformer48": Network(
+        "transformer",
+        {"layers": 48, "batch": 8, "length": 128, "width": 256, "vocabulary": 1024, "named": True},
+        r"block\d+",
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Plan what was asked for, print the table, keep it; 1 if a bar is missed."""
+    options = _parse(arguments)
+    names = [name for name in NETWORKS if fnmatch.fnmatch(name, options.only)]
+    if not names:
+        print(f"--only {options.only!r} matches none of {', '.join(NETWORKS)}", file=sys.stderr)
+        return 2
+    console = Console(stderr=True)
+    results: dict[str, Any] = {}
+    for name in names:
+        clock = time.perf_counter()
+        network = NETWORKS[name]
+        step, ends = captured(network, profile=not options.static)
+        console.print(
+            f"{name}: {step.graph.length:,} ops, {len(ends) + 1} blocks, {time.perf_counter() - clock:.0f} s"
+        )
+        for segments, result in compare(step.graph, ends, options.planner):
+            case = f"{name}-{segments}"
+            results[case] = {"network": name, "segments": segments, **result}
+            console.print(f"{case}: {result['seconds']:.1f} s", highlight=False)
+            write(options.json, results)
+    figures = judge(results)
+    write(options.json, results, figures)
+    print_results(results, figures, Console(width=120))
+    return int(not all(figure.passed for figure in figures))
+
+
+def captured(network: Network, *, profile: bool) -> tuple[CapturedStep, list[int]]:
+    """The training step of a network, and the storages of the outputs of all blocks but the last one, in order."""
+    model = build(network.model, **network.options)
+    found: list[CapturedStep] = []
+
+    def step(*batch: tf.Tensor) -> tf.Tensor:
+        loss = model.loss(*batch)
+        border = _tf.creation_index(tf.no_op()) + 1
+        grads = tf.gradients(loss, list(model.variables))
+        found.append(
+            capture_step(
+                border,
+                [loss],
+                [tf.convert_to_tensor(grad) for grad in grads],
+                batch=1,
+                hold_gradients=False,
+                may_chain=True,
+                profile=profile,
+            )
+        )
+        return loss
+
+    tf.function(step, autograph=False).get_concrete_function(*map(tf.constant, model.batch))
+    return found[0], block_ends(found[0], network.blocks)
+
+
+def block_ends(step: CapturedStep, pattern: str) -> list[int]:
+    """The storages behind which blocks end: the last output of each layer (or op) whose whole name matches ``pattern``."""
+    graph, last = step.graph, dict[str, int]()
+    for number, op in enumerate(step.source.ops[: graph.first_backward]):
+        for part in op.name.split("/"):
+            if re.fullmatch(pattern, part) and graph.writes[number]:
+                last[part] = int(graph.storage[graph.writes[number][0]])
+    return sorted(dict.fromkeys(last.values()), key=lambda root: int(graph.producer[root]))
+
+
+def cuts(ends: Sequence[int], segments: int) -> list[int]:
+    """What ``checkpoint_sequential`` keeps: the inputs of all segments but the first one.
+
+    Examples
+    --------
+    >>> cuts([10, 20, 30, 40, 50, 60], 3)  # seven blocks: two, two, and three
+    [20, 40]
+    """
+    each = (len(ends) + 1) // segments
+    return [ends[each * number - 1] for number in range(1, segments)]
+
+
+def compare(
+    graph: TrainingGraph, ends: Sequence[int], planner: str
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """For each number of segments the periodic plan and ours within its peak."""
+    module = importlib.import_module(f"memsaving_gradients.planners.{planner}")
+    whole = simulate(graph, plain(graph, graph.sums))
+    blocks = len(ends) + 1
+    for segments in range(2, min(blocks, math.floor(2 * math.sqrt(blocks))) + 1):
+        kept = cuts(ends, segments)
+        periodic = named.plan(graph, Limits(keep=dict.fromkeys(kept, "segment")))
+        clock = time.perf_counter()
+        ours = module.plan(graph, Limits(budget=periodic.peak))
+        seconds = time.perf_counter() - clock
+        behind = int(graph.producer[kept[-1]]) + 1
+        total = graph.total_seconds
+        yield (
+            segments,
+            {
+                "plain": whole.peak,
+                "peak": periodic.peak,
+                "ours": ours.peak,
+                "periodic_extra": periodic.extra_seconds / total,
+                "literal_extra": float(graph.seconds[:behind].sum()) / total,
+                "ours_extra": ours.extra_seconds / total,
+                "bound": ours.lower_bound / total,
+                "ratio": ours.extra_seconds / periodic.extra_seconds,
+                "seconds": seconds,
+            },
+        )
+
+
+def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """The bars."""
+    ratios = [row["ratio"] for row in results.values()]
+    over = [row["ours"] / row["peak"] for row in results.values()]
+    many = len(ratios)
+    return [
+        Figure("our extra time / periodic, median", statistics.median(ratios), MEDIAN, count=many),
+        Figure("our extra time / periodic, most", max(ratios), MOST, count=many),
+        Figure("our peak / periodic, most", max(over), 1.0, count=many),
+    ]
+
+
+def print_results(
+    results: Mapping[str, Mapping[str, Any]], figures: Sequence[Figure], console: Console
+) -> None:
+    """Print a row for each network and number of segments, and the bars below."""
+    table = Table(title="extra time at the memory of periodic checkpoints", header_style="bold")
+    table.add_column("network", no_wrap=True)
+    headings = ("segments", "peak MB", "of plain", "literal", "periodic", "ours", "bound", "ratio")
+    for heading in (*headings, "", "plan s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in results.values():
+        table.add_row(
+            row["network"],
+            str(row["segments"]),
+            f"{row['peak'] / 1e6:,.1f}",
+            f"{row['peak'] / row['plain']:.2f}",
+            *(
+                f"{row[key]:.1%}"
+                for key in ("literal_extra", "periodic_extra", "ours_extra", "bound")
+            ),
+            f"{row['ratio']:.3f}",
+            mark(row["ratio"] <= MOST and row["ours"] <= row["peak"]),
+            f"{row['seconds']:.1f}",
+        )
+    console.print(table)
+    print_figures(figures, console)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m benchmarks.periodic", description=__doc__)
+    parser.add_argument("--only", default="*", metavar="GLOB", help="names of networks")
+    parser.add_argument("--static", action="store_true", help="estimated costs, not measured ones")
+    parser.add_argument(
+        "--planner", default="auto", help="a module of memsaving_gradients.planners"
+    )
+    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
