@@ -192,20 +192,20 @@ def read(path: Path) -> Instance:
         reads[position[head]][position[tail]] = None
     if any(maker >= reader for reader, read in enumerate(reads) for maker in read):
         raise ValueError(f"{path}: nodes are not listed in an order in which they can run")
-    try:
-        size, seconds = (
-            tuple(next(nodes[name][key] for key in keys if key in nodes[name]) for name in order)
-            for keys in (("cost_ram", "out_cost"), ("cost_cpu", "duration"))
-        )
-    except StopIteration:
-        raise ValueError(
-            f"{path}: nodes need cost_ram and cost_cpu, or out_cost and duration"
-        ) from None
+    if not all(nodes[name].keys() & keys for name in order for keys in (_BYTES, _COSTS)):
+        raise ValueError(f"{path}: nodes need cost_ram and cost_cpu, or out_cost and duration")
+    size, seconds = (
+        tuple(nodes[name][next(iter(nodes[name].keys() & keys))] for name in order)
+        for keys in (_BYTES, _COSTS)
+    )
     late = [bool(nodes[name].get("backward")) for name in order]
     first = late.index(True) if True in late else 0
     if not all(late[first:]):
         first = 0
     return Instance(path.stem, tuple(tuple(sorted(read)) for read in reads), size, seconds, first)
+
+
+_BYTES, _COSTS = {"cost_ram", "out_cost"}, {"cost_cpu", "duration"}
 
 
 def _name(node: Mapping[str, Any]) -> Any:

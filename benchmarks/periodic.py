@@ -120,12 +120,23 @@ def captured(network: Network, *, profile: bool) -> tuple[CapturedStep, list[int
 
 
 def block_ends(step: CapturedStep, pattern: str) -> list[int]:
-    """The storages behind which blocks end: the last output of each layer (or op) whose whole name matches ``pattern``."""
+    """The storages behind which blocks end: what the last op of each layer makes whose name matches ``pattern``.
+
+    Keras numbers scopes that are entered again: ``_1`` behind a name counts for nothing.
+
+    Raises
+    ------
+    ValueError
+        No layer matches.
+    """
     graph, last = step.graph, dict[str, int]()
     for number, op in enumerate(step.source.ops[: graph.first_backward]):
         for part in op.name.split("/"):
-            if re.fullmatch(pattern, part) and graph.writes[number]:
-                last[part] = int(graph.storage[graph.writes[number][0]])
+            match = re.fullmatch(rf"({pattern})(_\d+)?", part)
+            if match and graph.writes[number]:
+                last[match[1]] = int(graph.storage[graph.writes[number][0]])
+    if not last:
+        raise ValueError(f"no layer is called {pattern!r}")
     return sorted(dict.fromkeys(last.values()), key=lambda root: int(graph.producer[root]))
 
 
