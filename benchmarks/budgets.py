@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
             write(options.json, results)
     figures = judge(results)
     write(options.json, results, figures)
-    print_results(results, figures, Console(width=160))
+    print_results(results, figures, Console(width=180))
     failed = [case for case, result in results.items() if "failed" in result]
     return int(bool(failed) or not all(figure.passed for figure in figures))
 
@@ -229,9 +229,9 @@ def print_results(
     table = Table(title="plans within budgets (MB: 10^6 bytes of chunks)", header_style="bold")
     table.add_column("case", no_wrap=True)
     headings = ("plain", "allowed", "budget", "worst step", "/ allowed", "/ budget", "")
-    more = ("sim/real plain", "ours", "requested", "predicted", "profiled", "time", "control")
+    more = ("sim plain", "sim ours", "asked for", "static", "profiled", "time", "control")
     for heading in (*headings, *more, "plan s"):
-        table.add_column(heading, justify="right", no_wrap=heading not in more)
+        table.add_column(heading, justify="right", no_wrap=True)
     for case, result in results.items():
         if "failed" in result:
             table.add_row(case, *[""] * 6, "[red]failed[/red]")

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         write(options.json, results)
     figures = judge(results) if options.blocks == BLOCKS else []
     write(options.json, results, figures)
-    print_results(results, figures, Console(width=160))
+    print_results(results, figures, Console(width=180))
     failed = any("failed" in result for result in results.values())
     return int(failed or not all(figure.passed for figure in figures))
 
