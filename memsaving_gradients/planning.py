@@ -413,10 +413,12 @@ def _captured(site: Site) -> CapturedStep | None:
 
 
 def _budget(site: Site, step: CapturedStep, before: Simulation) -> int | None:
-    """The budget in bytes of chunks."""
+    """The budget in bytes of chunks: a fraction is one of the least that plain training may need."""
     limit = site.options.limit
     if isinstance(limit, float):
-        return max(1, int(limit * chunk_bytes(before, site.gating)))
+        most = chunk_bytes(before, site.gating)
+        least = most if site.data_gates else before.allocated_least
+        return max(1, int(limit * (most if limit == 1 else least)))
     if limit is not None:
         check_known(step, before.peak, site.options.batch_size)
     return limit

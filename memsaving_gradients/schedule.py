@@ -89,6 +89,11 @@ class Simulation:
     persistent: tuple[int, ...] = ()
 
     @cached_property
+    def allocated_least(self) -> int:
+        """The peak in chunks if the allocator has no past, in the order in which this one is least."""
+        return min(allocated_peak(*order) for order in (self.buffers, *self.other_orders))
+
+    @cached_property
     def allocated_peak(self) -> int:
         """The peak in chunks of TensorFlow's allocator, which are larger than the buffers in them.
 

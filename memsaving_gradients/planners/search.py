@@ -78,7 +78,10 @@ class Search:
         self._decided = [
             gap
             for gap, (value, begin, end) in enumerate(problem.gaps)
-            if problem.recipe[value] >= 0 and problem.size[value] and end - begin > 1
+            if problem.recipe[value] >= 0
+            and problem.size[value]
+            and end - begin > 1
+            and end >= problem.border
         ]
         # For each value, the gaps of those that are made of it.
         self._made_of: list[list[int]] = [[] for _ in problem.size]
@@ -237,7 +240,8 @@ class Search:
 
     def _any(self, gap: int) -> int:
         """Any decision on a gap."""
-        event = self._random.randrange(self._begin[gap], min(self._end[gap], self._events - 1) + 1)
+        first = max(self._begin[gap], self.problem.border)
+        event = self._random.randint(first, max(first, min(self._end[gap], self._events - 1)))
         inside = self._begin[gap] < event < self._end[gap]
         what = self._random.choice(
             (KEPT, DROPPED, STRICT, EARLY, LATE) if inside else (KEPT, DROPPED, STRICT)
