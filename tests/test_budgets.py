@@ -48,7 +48,7 @@ def planned(width: int | None = WIDTH, mark: int | None = None, **options: Any) 
 def test_search_keeps_every_budget(name: str, gating: str) -> None:
     graph = GRAPHS[name]()
     meter = Meter(graph, gating)
-    need = meter.plain_need
+    need = meter.need(meter.plain)
     for share in (0.95, 0.8, 0.6, 0.4, 0.2):
         budget = int(share * need)
         try:
@@ -68,8 +68,8 @@ def test_search_takes_the_fastest_that_fits() -> None:
     graph = GRAPHS["unequal chain"]()
     meter = Meter(graph, "control")
     search = Search(meter, greedy)
-    found = search.within(int(0.7 * meter.plain_need), meter.plain_need, 0.7)
-    fits = [f for f in search._tried if f.need <= 0.7 * meter.plain_need]
+    found = search.within(int(0.7 * meter.need(meter.plain)), meter.need(meter.plain), 0.7)
+    fits = [f for f in search._tried if f.need <= 0.7 * meter.need(meter.plain)]
     assert found.proposal.extra_seconds == min(f.proposal.extra_seconds for f in fits)
 
 

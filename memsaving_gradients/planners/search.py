@@ -46,8 +46,10 @@ NOISE, POWER = (0.0, 0.3, 0.8), (1, 1, 3)
 MOST_BATCHES = 400
 #: In this share of the attempts, any gaps are decided anew at random instead.
 SHAKEN = 0.3
+#: Up to this much more extra time is borne on the way to less, for at most so many stretches in a row.
+WORSE, ASTRAY = 0.03, 60
 #: As many stretches in a row are planned anew in vain.
-PATIENCE = 400
+PATIENCE = 1500
 #: A stretch is planned anew in at most this many runs.
 MOST_RUNS = 400
 
@@ -173,32 +175,37 @@ class Search:
         Ends after ``most`` runs, at ``enough`` extra seconds within the budget, or after `PATIENCE` stretches in vain.
         """
         end = self.runs + most
-        best, best_run = self.keep_again(decisions, found, self._dropped(decisions))
-        worth = self._worth(best_run)
+        now, result = self.keep_again(decisions, found, self._dropped(decisions))
+        worth = self._worth(result)
+        best, best_run, best_worth = now, result, worth
         vain = 0
-        while self.runs < end and vain < PATIENCE and worth > (0.0, enough):
+        while self.runs < end and vain < PATIENCE and best_worth > (0.0, enough):
             vain += 1
-            dropped = self._dropped(best)
+            if vain % ASTRAY == 0:
+                now, worth = best, best_worth
+            dropped = self._dropped(now)
             if not dropped:
                 break
             shaken = self._random.random() < SHAKEN
             chosen = self._stretch(self._decided if shaken else dropped)
             change = [(gap, self._any(gap) if shaken else KEPT) for gap in chosen]
+            bearable = worth[0], worth[1] * (1 + WORSE * self._random.random())
             trial, result = self.descend(
-                _changed(best, change),
+                _changed(now, change),
                 min(MOST_RUNS, end - self.runs),
                 fixed=frozenset(chosen) if self._random.random() < 0.4 else (),
-                limit=float("inf") if worth[0] else best_run.extra_seconds,
+                limit=float("inf") if worth[0] else bearable[1],
                 noise=self._random.choice(NOISE),
                 power=self._random.choice(POWER),
             )
-            if self._worth(result) > worth:
+            if self._worth(result) > bearable:
                 continue
-            if self._worth(result) < worth:
-                vain = 0
-                near = {g for g, (a, b) in enumerate(zip(best, trial, strict=True)) if a != b}
+            near = {g for g, (a, b) in enumerate(zip(now, trial, strict=True)) if a != b}
+            if self._worth(result) < best_worth:
                 trial, result = self.keep_again(trial, result, sorted(near))
-            best, best_run, worth = trial, result, self._worth(result)
+            now, worth = trial, self._worth(result)
+            if worth < best_worth:
+                best, best_run, best_worth, vain = trial, result, worth, 0
         return best, best_run
 
     def keep_again(
@@ -289,6 +296,8 @@ class Search:
         drops: list[tuple[float, int, Change]] = []
         undone: list[tuple[float, int, Change]] = []
         alive = np.flatnonzero((np.array(now.born) <= step) & (np.array(now.last) >= step))
+        # Looking at so many values takes about as long as a run.
+        self.runs += len(alive) // 16
         for k in alive.tolist():
             value = now.value[k]
             size = problem.size[value]
