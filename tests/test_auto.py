@@ -24,7 +24,7 @@ from tests.random_graphs import long_sums, rich, small
 #: Sums of times differ in their last bits.
 NEAR = 1e-9
 #: What is reached on small random graphs: feasible budgets that are missed, extra time over the optimal one.
-MISSED, COST = 0.015, 1.16
+MISSED, COST = 0.01, 1.08
 
 
 def planned(graph: TrainingGraph, budget: int, **limits) -> Proposal:

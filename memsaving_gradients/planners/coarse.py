@@ -6,9 +6,9 @@ temporaries: the inside of a normalization, the sum under an activation; only in
 keeping it instead would also take apart kernels that the runtime fuses. Tiny storages are always kept.
 
 Forward ops are joined up to the next one that makes a decided storage; backward ops until the next one that reads another decided
-storage. Of everything else an event knows the most bytes alive while it runs. A decision is thus played through in a few hundred
-steps; bytes are never counted too low by more than the in-place writes differ, and the caller simulates the schedule on the whole graph
-in any case. Linear in ops and edges.
+storage; in graphs of few ops every backward op stands for itself. Of everything else an event knows the most bytes alive while it
+runs. A decision is thus played through in a few hundred steps; bytes are never counted too low by more than the in-place writes differ,
+and the caller simulates the schedule on the whole graph in any case. Linear in ops and edges.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ from memsaving_gradients.training_graph import TrainingGraph
 IntArray = npt.NDArray[np.int64]
 
 __all__ = ["Coarse", "coarsen"]
+
+#: Up to so many ops, backward ops are not joined: what is dropped within an event is freed only at its end.
+FEW_OPS = 200
 
 
 #: In graphs of no more storages, all are decided on that are not inside of a fused kernel.
@@ -207,7 +210,8 @@ def _stretches(graph: TrainingGraph, number: dict[int, int], beside: IntArray) -
             continue
         roots = {storage[v] for v in graph.reads[op] if storage[v] in number}
         first = not stretches[-1] or stretches[-1][0] < graph.first_backward
-        if first or (roots != read if roots else read and beside[place] > most):
+        alone = graph.length <= FEW_OPS
+        if first or alone or (roots != read if roots else read and beside[place] > most):
             stretches.append([])
             read, most = roots, 0
         most = max(most, int(beside[place]))
