@@ -108,9 +108,9 @@ class Coarse:
                     continue
                 for made in graph.writes[op]:
                     root = storage[made]
-                    if root in self.undecided or (
-                        root in number and decisions[gap_of[number[root]]] == STRICT
-                    ):
+                    value = number.get(root, -1)
+                    strict = value >= 0 and decisions[gap_of[value]] == STRICT
+                    if root in self.undecided or (strict and problem.recipe[value] >= 0):
                         recorder.drop(root)
             for value in (*problem.reads[event], *problem.writes[event]):
                 what = decisions[gap_of[value]]
