@@ -13,6 +13,7 @@ Not optimal in general; on the public planning instances within 0.1 points of th
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,6 +37,8 @@ DESCENT = 0.4
 CUTS = 12
 #: A plan this close to the lower bound is optimal: sums of times differ in their last bits.
 EQUAL = 1e-9
+#: How boldly the descents go: with few large steps, and with many small ones.
+BOLD = (8, 0)
 #: So many of the places come to are improved, with this part of the steps each, before the best is gone on with.
 IMPROVED, SHARE = 3, 10
 #: Corrections of the coarse budget, and the slack that is left alone.
@@ -93,10 +96,10 @@ class _Planning:
         starts = list(self._starts())
         budget = self.budget
         found: list[tuple[list[int], Run]] = []
-        each = max(20, int(self.most_runs * DESCENT) // (len(starts) + 1))
-        for decisions in starts:
+        each = max(20, int(self.most_runs * DESCENT) // (len(starts) * len(BOLD) + 1))
+        for decisions, bold in itertools.product(starts, BOLD):
             search = self._new_search(budget)
-            came_to = search.descend(decisions, each)
+            came_to = search.descend(decisions, each, bold=bold)
             came_to = search.keep_again(*came_to, range(len(decisions)))
             if came_to[1].peak <= budget and all(came_to[0] != other for other, _ in found):
                 self._note(self._proposal(came_to[0]))

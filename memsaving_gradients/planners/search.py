@@ -34,8 +34,8 @@ __all__ = ["Search"]
 
 #: Changes that are played through at each step of the descent, of either kind.
 PROMISING = 5
-#: Where the peak is this many times the budget, one in so many of the promising changes is made at once.
-FAR, SHARE = 1.1, 8
+#: Where the peak is this many times the budget, many changes may be made at once.
+FAR = 1.1
 #: Events above the budget that are looked at when nothing helps at the worst one.
 MOST_EVENTS = 6
 #: Gaps that are kept again at once when a stretch is planned anew: one of these numbers.
@@ -109,6 +109,7 @@ class Search:
         limit: float = float("inf"),
         noise: float = 0.0,
         power: int = 1,
+        bold: int = 0,
     ) -> tuple[list[int], Run]:
         """Change decisions until the budget holds.
 
@@ -126,6 +127,8 @@ class Search:
             Standard deviation of the logarithm by which rates are shaken.
         power
             Bytes above the budget are weighed by this power.
+        bold
+            Far from the budget, one in so many of the promising changes is made at once; 0: never more than one.
 
         Returns
         -------
@@ -135,15 +138,13 @@ class Search:
         decisions = decisions.copy()
         now = self.play(decisions)
         end = self.runs + most
-        while now.peak > FAR * self.budget and self.runs < end:
+        while bold and now.peak > FAR * self.budget and self.runs < end:
             changes, _ = self._changes(now, decisions, fixed, int(np.argmax(now.bytes_alive)))
-            if len(changes) < 2 * SHARE:
-                break
-            bold = _changed(decisions, *changes[: len(changes) // SHARE])
-            trial = self.play(bold)
+            many = _changed(decisions, *changes[: 1 + len(changes) // bold])
+            trial = self.play(many)
             if trial.excess(self.budget, power) >= now.excess(self.budget, power):
                 break
-            decisions, now = bold, trial
+            decisions, now = many, trial
         excess = now.excess(self.budget, power)
         while excess and self.runs < end and now.extra_seconds < limit:
             best: tuple[float, Change, Run, float] | None = None
