@@ -31,7 +31,7 @@ from memsaving_gradients.training_graph import TrainingGraph
 from memsaving_gradients.units import format_bytes
 from memsaving_gradients.validity import problem_of
 
-__all__ = ["Found", "Meter", "Search", "chunk_bytes"]
+__all__ = ["Found", "Meter", "Search", "chunk_bytes", "too_small"]
 
 #: Plans to ask for while one is sought that fits, …
 MOST_ROUNDS = 6
@@ -181,8 +181,23 @@ class Search:
         fits = self._fitting(budget)
         if not fits:
             self._raise_if_by_key()
-            raise _too_small(budget, plain_need, value, floors or self._tried, self._stopped, share)
+            least = min([plain_need, *(found.need for found in floors or self._tried)])
+            raise too_small(round(budget / share), plain_need, value, least, self._stopped)
         return self._with_end(min(fits, key=_by_time))
+
+    def least(self) -> Found:
+        """The plan that needs the fewest bytes in chunks; it does not depend on any budget.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            If planning was interrupted by the user before there was any plan.
+        """
+        floors = self._reach_floor()
+        if not floors:
+            self._raise_if_by_key()
+            return self._with_end(Found(self.meter.plain, self.meter.need(self.meter.plain), None))
+        return self._with_end(min(floors, key=lambda found: (found.need, *_by_time(found))))
 
     def within_time(self, seconds: float) -> Found | None:
         """The plan that needs the fewest bytes in chunks among those whose clones take at most ``seconds``."""
@@ -205,6 +220,11 @@ class Search:
             self._raise_if_by_key()
             return None
         return self._with_end(min(fits, key=lambda found: (found.need, *_by_time(found))))
+
+    @property
+    def stopped(self) -> str:
+        """Why planning ended early, or an empty string."""
+        return self._stopped
 
     def _close_in(self, budget: int) -> None:
         """Ask for plans until one fits and uses most of the budget."""
@@ -323,11 +343,10 @@ def _by_time(found: Found) -> tuple[float, int]:
     return found.proposal.extra_seconds, found.need
 
 
-def _too_small(
-    budget: int, plain_need: int, value: object, tried: list[Found], stopped: str, share: float
+def too_small(
+    budget: int, plain_need: int, value: object, least: int, stopped: str = ""
 ) -> BudgetError:
-    least = min([plain_need, *(math.ceil(found.need / share) for found in tried)])
-    budget = round(budget / share)
+    """The error for a budget below ``least``, which is the least that works."""
     fraction = min(1.0, math.ceil(least / plain_need * 10_000) / 10_000)
     while fraction < 1 and int(fraction * plain_need) < least:
         fraction = min(1.0, round(fraction + 0.0001, 4))

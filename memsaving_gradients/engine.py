@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
 from memsaving_gradients import guard, registry
+from memsaving_gradients.budgets import too_small
+from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.options import Options
 from memsaving_gradients.planning import (
     LIMITED,
@@ -99,29 +101,49 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
     """A plan and the rewrite that follows it, so that the step keeps the budget as it will run; ``None``: nothing can be saved.
 
     How the executor runs a step is known when the step is rewritten. Where that breaks the promise, the rewrite is taken back, and
-    a plan is made for less.
+    a plan is made for less; at last the plan of least memory, which names the least budget if that is not enough either.
     """
-    share = 1.0
-    for left in reversed(range(MOST_ATTEMPTS)):
-        try:
-            outcome = _planned(site, mode, share)
-        except BaseException:
-            site.abandon()
-            raise
-        if outcome is None or outcome.plain:
-            return None if outcome is None else (outcome, None)
-        proposal = outcome.proposal
-        result = rewrite(
-            outcome.step, proposal.schedule, proposal.simulation, data_gates=site.data_gates
-        )
-        if not site.data_gates:
-            outcome = outcome.as_it_runs(site.play_rewritten(result, proposal.extra_seconds))
-        plan = outcome.plan
-        if plan.budget is None or plan.allocated <= plan.budget or not left or mode == "saved":
-            return outcome, result
-        site.take_back(result)
-        share *= min(plan.budget / plan.allocated, MOST_SHARE)
-    return None
+    try:
+        share = 1.0
+        for _ in range(MOST_ATTEMPTS if mode == "budget" else 1):
+            try:
+                outcome = _planned(site, mode, share)
+            except BudgetError:
+                if site.stopped:
+                    raise
+                break
+            if outcome is None or outcome.plain:
+                return None if outcome is None else (outcome, None)
+            outcome, result = _rewritten(site, outcome)
+            budget, need = outcome.plan.budget, outcome.plan.allocated
+            if mode != "budget" or budget is None or need <= budget:
+                return outcome, result
+            site.take_back(result)
+            share *= min(budget / need, MOST_SHARE)
+        outcome = _planned(site, mode, 0.0)
+        if outcome is None:
+            return None
+        outcome, result = _rewritten(site, outcome)
+        budget, need = outcome.plan.budget, outcome.plan.allocated
+        if budget is not None and need > budget:
+            site.take_back(result)
+            most = outcome.plan.allocated_plain
+            raise too_small(budget, most, site.options.budget, min(need, most))
+        return outcome, result
+    except BaseException:
+        site.abandon()
+        raise
+
+
+def _rewritten(site: Site, outcome: Outcome) -> tuple[Outcome, Rewrite]:
+    """The graph made to follow a plan, and the plan described by what the executor will make of it."""
+    proposal = outcome.proposal
+    result = rewrite(
+        outcome.step, proposal.schedule, proposal.simulation, data_gates=site.data_gates
+    )
+    if not site.data_gates:
+        outcome = outcome.as_it_runs(site.play_rewritten(result, proposal.extra_seconds))
+    return outcome, result
 
 
 def _planned(site: Site, mode: str, share: float) -> Outcome | None:

@@ -139,6 +139,12 @@ class Site:
         self.masks = Masks()
         self._forget(len(self.operations))
 
+    @property
+    def stopped(self) -> bool:
+        """Whether planning was interrupted, or out of time."""
+        search = self.sought.search if self.sought is not None else None
+        return search is not None and bool(search.stopped)
+
     def take_back(self, result: Rewrite) -> None:
         """Undo a rewrite."""
         result.rewiring.undo()
@@ -238,7 +244,7 @@ def by_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
     """The fastest plan within a budget, or the one of least memory within a slowdown, or what a planner does by itself.
 
     ``None``, after a warning, if no plan within the slowdown saves anything, or the planner's does not.
-    ``share``: how much of the budget may be planned with.
+    ``share``: how much of the budget may be planned with; 0: the plan of least memory is wanted.
     """
     options = site.options
     if site.sought is None:
@@ -259,14 +265,16 @@ def by_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
         return Outcome(step, found.proposal, plan, plain=True)
     with showing(options.progress) as hook:
         search.progress = hook
-        if budget is not None:
+        if budget is not None and not share:
+            found = search.least()
+        elif budget is not None:
             found = search.within(int(budget * share), plain_need, options.budget, share)
         elif options.max_slowdown is not None:
             allowed = options.max_slowdown * sought.unpacked.graph.total_seconds
             found = search.within_time(allowed - step.graph.total_seconds)
         else:
             found = search.free()
-    if found is None or found.need >= plain_need:
+    if found is None or (budget is None and found.need >= plain_need):
         where = (
             f"within max_slowdown={options.max_slowdown}"
             if options.max_slowdown

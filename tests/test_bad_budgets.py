@@ -294,7 +294,9 @@ def test_masks_are_packed_no_more_after_an_error() -> None:
         assert {name: after[name] for name in before} == before
         readers = [op for op in graph.get_operations() if op.name not in before]
         masks = [t for op in readers for t in op.inputs if "_packed" in t.name]
-        outside = [op for op in readers if "_packed" not in op.name]
+        # Clones of plans that were given up stand there as well, and nobody reads them.
+        clones = ("_packed", "_recomputed")
+        outside = [op for op in readers if not any(part in op.name for part in clones)]
         assert masks
         assert not [t for op in outside for t in op.inputs if "_packed" in t.name]
         ms.gradients(y, x, budget=caught.value.least, planner=greedy)
