@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from graph_tools.measure import in_fresh_process, measure_peak
 from memsaving_gradients import engine
+from memsaving_gradients.budgets import Found
+from memsaving_gradients.describe import describe
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.planners.proposal import Proposal
+from memsaving_gradients.planning import Outcome
 from memsaving_gradients.schedule import Schedule, Step, simulate
 from tests.checker import check_schedule
 from tests.random_programs import KINDS, Program, Weights, build, inputs, programs
@@ -46,20 +49,24 @@ class Scheduled:
     def __exit__(self, *_: object) -> None:
         engine._planned = self.planned
 
-    def _planned(self, graph, border, ys, grads, mode, options, masks):
-        capture = engine.capture_step
-        step = capture(
-            border,
-            [y for y in ys if isinstance(y, tf.Tensor)],
-            grads,
-            batch=1,
-            hold_gradients=False,
-            may_chain=True,
-        )
+    def _planned(self, site, mode, share):
+        step = site.capture()
         schedule = self.make(step)
         check_schedule(step.graph, schedule)
         self.seen.append((step, schedule))
-        return step, Proposal(schedule, {}, simulate(step.graph, schedule))
+        proposal = Proposal(schedule, {}, simulate(step.graph, schedule))
+        found = Found(proposal, proposal.peak, None)
+        plan = describe(
+            step,
+            found,
+            mode="named",
+            planner="the test's own",
+            batch=1,
+            data_gates=site.data_gates,
+            packed=False,
+            before=site.play(step),
+        )
+        return Outcome(step, proposal, plan)
 
 
 def randomly(seed: int, forget: float):

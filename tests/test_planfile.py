@@ -58,7 +58,7 @@ def apply_in_this_process(path: str, dropout: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("dropout", [False, True])
 def test_applied_in_another_process(tmp_path: Path, dropout: bool) -> None:
     path = str(tmp_path / "plan.json")
-    graph, plan = build(budget=0.6, planner=greedy, dropout=dropout)
+    graph, plan = build(planner="memory", dropout=dropout)
     plan.save(path)
     result = in_fresh_process(
         "tests.test_planfile:apply_in_this_process", {"path": path, "dropout": dropout}

@@ -19,7 +19,7 @@ import memsaving_gradients as ms
 from graph_tools import _tf, capture
 from graph_tools.edit import CLONE_SUFFIX
 from memsaving_gradients import engine
-from memsaving_gradients.planners import Limits
+from memsaving_gradients.planners import Limits, named
 from memsaving_gradients.planners.proposal import propose
 from memsaving_gradients.schedule import simulate
 from tests.checker import check_schedule, naive_peak
@@ -78,23 +78,23 @@ class _Spy:
         self.seen: list[tuple[object, object]] = []
 
     def __enter__(self) -> _Spy:
-        self.rewrite, self.plan = engine.rewrite, engine._plan
+        self.rewrite, self.plan = engine.rewrite, named.plan
         engine.rewrite = self._rewrite
         if self.kept is not None:
-            engine._plan = self._plan
+            named.plan = self._plan
         return self
 
     def __exit__(self, *_: object) -> None:
-        engine.rewrite, engine._plan = self.rewrite, self.plan
+        engine.rewrite, named.plan = self.rewrite, self.plan
 
     def _rewrite(self, step, schedule, simulation, **kwargs):
         self.seen.append((step, schedule))
         return self.rewrite(step, schedule, simulation, **kwargs)
 
-    def _plan(self, step, mode, options, masks):
-        residuals = sorted(step.graph.residuals)
+    def _plan(self, graph, limits):
+        residuals = sorted(graph.residuals)
         some = {residuals[k % len(residuals)]: "random" for k in self.kept} if residuals else {}
-        return propose(step.graph, Limits(), some)
+        return propose(graph, Limits(), some)
 
 
 def _run(program: Program, choice, weights: Weights, *, xla: bool | None = None):
