@@ -43,8 +43,9 @@ def build(
 
 
 def edges(graph: tf.Graph) -> dict[str, list[str]]:
+    # TensorFlow lists control inputs that were added later in any order.
     return {
-        op.name: [t.name for t in op.inputs] + [c.name for c in op.control_inputs]
+        op.name: [t.name for t in op.inputs] + sorted(c.name for c in op.control_inputs)
         for op in graph.get_operations()
     }
 
