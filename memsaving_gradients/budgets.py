@@ -34,11 +34,13 @@ from memsaving_gradients.validity import problem_of
 __all__ = ["Found", "Meter", "Search", "chunk_bytes", "too_small"]
 
 #: Plans to ask for while one is sought that fits, …
-MOST_ROUNDS = 6
+MOST_ROUNDS = 5
 #: … on graphs of more ops than this so many.
 MANY_OPS, FEW_ROUNDS = 30_000, 3
+#: The further steps down are longer by this factor.
+STEP = 0.95
 #: A plan that needs at least this share of the budget uses it well enough.
-CLOSE = 0.97
+CLOSE = 0.96
 #: What is asked for last, as multiples of the least peak; on large graphs only the first.
 FLOORS = (1.0, 1.04, 1.1)
 
@@ -254,6 +256,9 @@ class Search:
                 # Within its own peak it would come again.
                 high = min(asked, found.proposal.peak)
             asked = int(asked * (budget / max(found.need, 1)))
+            if found.need > budget:
+                # Holes between chunks need not shrink with the plan: each step down is a larger one.
+                asked = int(asked * STEP**number)
             if not low < asked < high:
                 asked = (low + high) // 2 if low else high - 1
             if not low < asked < high:

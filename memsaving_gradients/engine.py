@@ -28,7 +28,7 @@ __all__ = ["save_memory"]
 guard.install()
 
 #: Plans that are rewritten and played until one keeps the budget, and the most that the next one gets of what this one had.
-MOST_ATTEMPTS, MOST_SHARE = 4, 0.99
+MOST_ATTEMPTS, MOST_SHARE = 5, 0.97
 
 
 def save_memory(
@@ -105,7 +105,7 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
     """
     try:
         share = 1.0
-        for _ in range(MOST_ATTEMPTS if mode == "budget" else 1):
+        for attempt in range(MOST_ATTEMPTS if mode == "budget" else 1):
             try:
                 outcome = _planned(site, mode, share)
             except BudgetError:
@@ -119,7 +119,8 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
             if mode != "budget" or budget is None or need <= budget:
                 return outcome, result
             site.take_back(result)
-            share *= min(budget / need, MOST_SHARE)
+            # Holes between chunks need not shrink with the plan: each step down is a larger one.
+            share *= min(budget / need, MOST_SHARE) * MOST_SHARE**attempt
         outcome = _planned(site, mode, 0.0)
         if outcome is None:
             return None
