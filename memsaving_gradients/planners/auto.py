@@ -4,8 +4,8 @@ The step is made coarse (:mod:`~memsaving_gradients.planners.coarse`), so that a
 (:mod:`~memsaving_gradients.planners.search`) then begins at several places: plain training; the cuts of
 :mod:`~memsaving_gradients.planners.least_memory` for several limits, with and without the outputs of expensive ops. The best of what comes
 down to the budget is improved. The schedule is simulated on the whole graph; as long as that is above the budget, or far below,
-the coarse budget is corrected. Plans of :mod:`~memsaving_gradients.planners.chain` compete where they were asked for more often: in deep
-networks at small budgets, where values are recomputed several times.
+the coarse budget is corrected. Plans of :mod:`~memsaving_gradients.planners.chain` compete in deep networks, and where nothing fits:
+at small budgets values are recomputed several times.
 
 Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a lower bound is given with each plan
 (:mod:`~memsaving_gradients.planners.bound`). Cost: `MOST_STEPS` steps played, a few seconds; the same plan in every process.
@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from memsaving_gradients.planners import cheap_ops, least_memory
+from memsaving_gradients.planners import chain, cheap_ops, least_memory
 from memsaving_gradients.planners.bound import least_extra_seconds
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
@@ -37,6 +37,8 @@ DESCENT = 0.4
 CUTS = 12
 #: A plan this close to the lower bound is optimal: sums of times differ in their last bits.
 EQUAL = 1e-9
+#: In graphs of more ops, plans of chains compete.
+DEEP = 20_000
 #: How boldly the descents go: with few large steps, and with many small ones.
 BOLD = (8, 0)
 #: So many of the places come to are improved, with this part of the steps each, before the best is gone on with.
@@ -81,7 +83,9 @@ class _Planning:
             self._search()
         except (Interrupted, _Stopped):
             complete = False
-        if self.found is None or self.found.peak > self.budget:
+        if self.found is None or self.found.peak > self.budget or self.graph.length > DEEP:
+            if complete:
+                self._note(chain.plan(self.graph, self.limits))
             self._note(least_memory.plan(self.graph, replace(self.limits, budget=None)))
         assert self.found is not None
         return replace(
