@@ -75,7 +75,9 @@ class _Planning:
         self.searches: list[Search] = []
         self.ticks = 0
         self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds
-        self.most_runs = max(60, MOST_STEPS // max(1, len(self.coarse.problem.reads)))
+        # If nothing fits, only how low one can come is to be found.
+        steps = MOST_STEPS // 4 if self.bound == float("inf") else MOST_STEPS
+        self.most_runs = max(60, steps // max(1, len(self.coarse.problem.reads)))
 
     def plan(self) -> Proposal:
         complete = True
