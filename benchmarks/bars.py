@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Figure", "mark", "print_figures", "stamp", "write"]
+__all__ = ["Figure", "mark", "print_figures", "shares", "stamp", "write"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class Figure:
     def passed(self) -> bool:
         """Whether it is within the bar."""
         return self.value <= self.limit
+
+
+def shares(text: str) -> list[float]:
+    """The numbers of an argument such as ``0.8,0.45``."""
+    return [float(part) for part in text.split(",")]
 
 
 def mark(passed: bool) -> str:

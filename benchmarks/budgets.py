@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bars import Figure, mark, print_figures, write
+from benchmarks.bars import shares as parse_shares
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.errors import GraphToolsError
 from graph_tools.measure import in_fresh_process
@@ -289,7 +290,7 @@ def parser(
     parser.add_argument(
         "--budgets",
         default=list(shares),
-        type=lambda text: [float(part) for part in text.split(",")],
+        type=parse_shares,
         metavar="SHARES",
         help="of what plain training takes, such as 0.8,0.45",
     )

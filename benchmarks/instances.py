@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Figure, mark, print_figures, write
+from benchmarks.bars import Figure, mark, print_figures, shares, write
 from benchmarks.models.layered import NETWORKS, Instance
 from memsaving_gradients.planners import Limits
 from memsaving_gradients.validity import problem_of
@@ -219,7 +219,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--budgets",
         default=list(BUDGETS),
-        type=lambda text: [float(part) for part in text.split(",")],
+        type=shares,
         metavar="SHARES",
         help="of the peak, such as 0.9,0.45",
     )

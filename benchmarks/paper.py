@@ -28,6 +28,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.bars import mark
 from benchmarks.models.deep import deep_resnet, units_of
 from graph_tools import _tf
 from memsaving_gradients.planners import Limits
@@ -141,9 +142,8 @@ def _print(
         for heading in ("value", "from", "to", ""):
             table.add_column(heading, justify="right")
         for figure in figures:
-            mark = "[green]pass[/green]" if figure.passed else "[red]miss[/red]"
             ends = (f"{figure.low:.2f}", f"{figure.high:.2f}")
-            table.add_row(figure.what, f"{figure.value:.3f}", *ends, mark)
+            table.add_row(figure.what, f"{figure.value:.3f}", *ends, mark(figure.passed))
         console.print(table)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.bars import mark
 from benchmarks.cases import Bar, Case
 from benchmarks.runner import verdicts
 
@@ -75,9 +76,8 @@ def _rows(case: Case, result: Mapping[str, Any]) -> list[tuple[str, ...]]:
         f"{result['plain']['peak'] / 1e6:,.1f}",
         f"{result['ours']['peak'] / 1e6:,.1f}",
     )
-    marks = {True: "[green]pass[/green]", False: "[red]miss[/red]"}
     return [
-        (*starts, _label(case, bar), f"{value:.3g}", _limit(bar), marks[passed], *ends)
+        (*starts, _label(case, bar), f"{value:.3g}", _limit(bar), mark(passed), *ends)
         for bar, value, passed in verdicts(case, result)
     ] or [(*starts, "", "", "", "", *ends)]
 

@@ -258,11 +258,10 @@ def by_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
     if search is None:
         assert budget is not None
         _note_ample(site.graph, budget, plain_need)
-        meter = Meter(step.graph, site.gating)
-        found: Found | None = Found(meter.plain, plain_need, None)
-        assert found is not None
-        plan = _described(site, step, found, mode, name, before=sought.before, budget=budget)
-        return Outcome(step, found.proposal, plan, plain=True)
+        untouched = Found(Meter(step.graph, site.gating).plain, plain_need, None)
+        plan = _described(site, step, untouched, mode, name, before=sought.before, budget=budget)
+        return Outcome(step, untouched.proposal, plan, plain=True)
+    found: Found | None
     with showing(options.progress) as hook:
         search.progress = hook
         if budget is not None and not share:

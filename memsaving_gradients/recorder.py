@@ -68,15 +68,6 @@ class Recorder:
         self.need(op)
         self._add(op, 0)
 
-    def again(self, op: int) -> None:
-        """Run one more clone of a forward op, whether or not its results are there; they are then its."""
-        self.need(op)
-        self._clones[op] += 1
-        for value in self.graph.writes[op]:
-            if self._losable[value]:
-                self.copy[value] = self._clones[op]
-        self._add(op, self._clones[op])
-
     def need(self, op: int) -> None:
         """Make again what ``op`` reads and is not there."""
         reads, copy, producer = self.graph.losable_reads, self.copy, self._producer

@@ -24,7 +24,7 @@ from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.retention import Run, run
 from memsaving_gradients.planners.search import Search
-from memsaving_gradients.schedule import Schedule, Step
+from memsaving_gradients.schedule import ordered
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["plan"]
@@ -51,9 +51,7 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """The fastest plan found within ``limits.budget``; the least memory if there is no budget."""
     if limits.budget is None:
         return least_memory.plan(graph, limits)
-    chained = graph.sums if limits.accumulate else frozenset()
-    whole = Schedule(tuple(Step(op) for op in graph.order), frozenset(chained))
-    plain = proposed(graph, limits, whole)
+    plain = proposed(graph, limits, ordered(graph, limits.sums(graph)))
     if plain.peak <= limits.budget:
         return replace(plain, optimal=True)
     return _Planning(graph, limits).plan()
@@ -110,14 +108,14 @@ class _Planning:
             if came_to[1].peak <= budget and all(came_to[0] != other for other, _ in found):
                 self._note(self._proposal(came_to[0]))
             found.append(came_to)
-        found.sort(key=lambda came_to: _worth(came_to[1], budget))
+        found.sort(key=lambda came_to: came_to[1].worth(budget))
         improved = [
             self._new_search(budget).improve(
                 decisions, result, self.most_runs // SHARE, self.bound * (1 + EQUAL)
             )
             for decisions, result in found[:IMPROVED]
         ]
-        best = min(improved, key=lambda came_to: _worth(came_to[1], budget))
+        best = min(improved, key=lambda came_to: came_to[1].worth(budget))
         for correction in range(CORRECTIONS):
             search = self._new_search(budget)
             decisions, result = search.descend(best[0], each)
@@ -180,7 +178,3 @@ class _Planning:
             raise _Stopped
         if self.limits.progress is not None and self.ticks % 32 == 1:
             self.limits.progress(min(self.runs / self.most_runs, 0.99), "searching")
-
-
-def _worth(result: Run, budget: int) -> tuple[float, float]:
-    return result.excess(budget), result.extra_seconds

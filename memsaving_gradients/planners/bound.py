@@ -16,15 +16,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients.schedule import Schedule, Step, simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedule import ordered, simulate
+from memsaving_gradients.training_graph import IntArray, TrainingGraph
 
 __all__ = ["least_extra_seconds"]
 
 #: Moments looked at: those with the most bytes alive, no two of them next to each other.
 MOST_MOMENTS = 200
-
-IntArray = npt.NDArray[np.int64]
 
 
 def least_extra_seconds(graph: TrainingGraph, budget: int, *, accumulate: bool = True) -> float:
@@ -45,7 +43,7 @@ def least_extra_seconds(graph: TrainingGraph, budget: int, *, accumulate: bool =
     """
     order = graph.order
     chained = frozenset(graph.sums if accumulate else ())
-    alive = simulate(graph, Schedule(tuple(Step(op) for op in order), chained)).bytes_alive
+    alive = simulate(graph, ordered(graph, chained)).bytes_alive
     place = np.empty(graph.length, np.int64)
     place[order] = np.arange(graph.length)
     last = _last_reads(graph, place)

@@ -23,7 +23,7 @@ from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal,
 from memsaving_gradients.planners.rotor import Action, Table
 from memsaving_gradients.planners.stages import Stages, cut_stages
 from memsaving_gradients.recorder import Recorder
-from memsaving_gradients.schedule import Schedule, Step, simulate
+from memsaving_gradients.schedule import Schedule, ordered, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["candidates", "plan", "record"]
@@ -155,7 +155,7 @@ class _Curve:
 
     def __init__(self, graph: TrainingGraph, limits: Limits) -> None:
         self.graph = graph
-        self.chained = graph.sums if limits.accumulate else frozenset()
+        self.chained = limits.sums(graph)
         self.stages = cut_stages(graph, limits.keep)
         self.tables = list(_tables(self.stages))
         trials = SIMULATED_STEPS // (2 * graph.length + 1)
@@ -165,7 +165,7 @@ class _Curve:
 
     def everything(self) -> Schedule:
         """Nothing is made again."""
-        return Schedule(tuple(Step(op) for op in self.graph.order), frozenset(self.chained))
+        return ordered(self.graph, self.chained)
 
     def schedule(self, budget: float) -> Schedule | None:
         """The schedule for the program's ``budget``; nothing if it was asked for before."""
@@ -237,9 +237,7 @@ class _Search:
             float("inf") if limits.seconds is None else time.monotonic() + limits.seconds
         )
         self.trials: list[_Trial] = []
-        chained = graph.sums if limits.accumulate else ()
-        everything = Schedule(tuple(Step(op) for op in graph.order), frozenset(chained))
-        self._try(float("inf"), everything)
+        self._try(float("inf"), ordered(graph, limits.sums(graph)))
 
     @property
     def best(self) -> _Trial:

@@ -26,18 +26,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from memsaving_gradients.planners.cheap_ops import expensive_storages
 from memsaving_gradients.planners.mirror import checked, scheduled, sectioned
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.segments import Segments, measure_segments
 from memsaving_gradients.schedule import recompute_lazily, simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Division", "divide", "plan"]
 
-IntArray = npt.NDArray[np.int64]
 
 #: Plans to simulate: as many as this many op executions allow, within bounds.
 SIMULATED_STEPS = 2_000_000
@@ -147,7 +145,7 @@ def _tried(
     graph: TrainingGraph, limits: Limits, what: _Trial, best: Proposal | None
 ) -> Proposal | None:
     """The proposal of a trial; ``None`` if it is known not to be better without being simulated."""
-    chained = graph.sums if limits.accumulate else frozenset[int]()
+    chained = limits.sums(graph)
     if what.counts is None:
         kept = {**what.reasons, **limits.keep}
         schedule = recompute_lazily(graph, set(kept), chained)

@@ -17,23 +17,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_tools.liveness import timeline
 from memsaving_gradients.planners.retention import (
     DROPPED,
     KEPT,
-    LATE,
     STRICT,
     Problem,
     appointments,
+    leaves_at_once,
 )
 from memsaving_gradients.planners.segments import small_storages
 from memsaving_gradients.recorder import Recorder
-from memsaving_gradients.schedule import Schedule, Step, simulate
-from memsaving_gradients.training_graph import TrainingGraph
-
-IntArray = npt.NDArray[np.int64]
+from memsaving_gradients.schedule import Schedule, ordered, simulate
+from memsaving_gradients.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Coarse", "coarsen"]
 
@@ -114,7 +111,7 @@ class Coarse:
                         recorder.drop(root)
             for value in (*problem.reads[event], *problem.writes[event]):
                 what = decisions[gap_of[value]]
-                if what and problem.recipe[value] >= 0 and (what < LATE or what % 2):
+                if what and problem.recipe[value] >= 0 and leaves_at_once(what):
                     recorder.drop(self.storages[value])
             for gap in leaves.get(event, ()):
                 recorder.drop(self.storages[problem.owner[gap]])
@@ -315,8 +312,7 @@ def _beside(
     graph: TrainingGraph, chained: frozenset[int], number: dict[int, int]
 ) -> tuple[IntArray, IntArray]:
     """Bytes of what is not decided, in plain training: during each op of the order, and just before it."""
-    whole = Schedule(tuple(Step(op) for op in graph.order), chained)
-    simulation = simulate(graph, whole)
+    simulation = simulate(graph, ordered(graph, chained))
     born, dies, size = simulation.buffers
     decided = np.zeros(len(born), np.bool_)
     decided[: len(simulation.owner)] = np.isin(simulation.owner, list(number))

@@ -70,9 +70,7 @@ def mirrored(graph: TrainingGraph, limits: Limits, mirror: Mapping[int, int]) ->
     """
     checked(mirror)
     counts = {**mirror, **dict.fromkeys(limits.keep, 0)}
-    return proposed(
-        graph, limits, scheduled(graph, counts, graph.sums if limits.accumulate else frozenset())
-    )
+    return proposed(graph, limits, scheduled(graph, counts, limits.sums(graph)))
 
 
 def checked(mirror: Mapping[int, int]) -> None:

@@ -48,6 +48,10 @@ class Limits:
     progress: Callable[[float, str], None] | None = None
     mirror: Mapping[int, int] = field(default_factory=dict)
 
+    def sums(self, graph: TrainingGraph) -> frozenset[int]:
+        """The sums that are added up as their addends come."""
+        return graph.sums if self.accumulate else frozenset()
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -96,7 +100,7 @@ def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) ->
     """The proposal that keeps the storages in ``reasons`` and in ``limits``, and recomputes the rest once."""
     kept = dict(limits.keep)
     kept |= {storage: why for storage, why in reasons.items() if storage not in kept}
-    schedule = recompute_lazily(graph, set(kept), graph.sums if limits.accumulate else ())
+    schedule = recompute_lazily(graph, set(kept), limits.sums(graph))
     return Proposal(schedule, kept, simulate(graph, schedule))
 
 

@@ -27,7 +27,18 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DROPPED", "EARLY", "KEPT", "LATE", "STRICT", "Problem", "Run", "appointments", "run"]
+__all__ = [
+    "DROPPED",
+    "EARLY",
+    "KEPT",
+    "LATE",
+    "STRICT",
+    "Problem",
+    "Run",
+    "appointments",
+    "leaves_at_once",
+    "run",
+]
 
 #: Decisions on a gap; ``EARLY + 2 * event`` and ``LATE + 2 * event`` stand for one that names an event.
 KEPT, DROPPED, STRICT, EARLY, LATE = 0, 1, 2, 3, 4
@@ -136,6 +147,15 @@ class Run:
         over = np.maximum(self.bytes_alive - budget, 0) / max(budget, 1)
         return float((over**power).sum())
 
+    def worth(self, budget: int) -> tuple[float, float]:
+        """Less is better: first what is above ``budget``, then the extra time."""
+        return self.excess(budget), self.extra_seconds
+
+
+def leaves_at_once(what: int) -> bool:
+    """Whether a value that is dropped in a gap is so from its beginning, and not late."""
+    return what < LATE or what % 2 == 1
+
 
 def appointments(
     problem: Problem, decisions: Sequence[int]
@@ -235,7 +255,7 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
                 there[v] = 0
         for v in (*read, *made):
             what = decisions[gap_of[v]]
-            if what and recipe[v] >= 0 and (what < LATE or what % 2):
+            if what and recipe[v] >= 0 and leaves_at_once(what):
                 there[v] = 0
         for gap in leaves.get(event, ()):
             there[problem.owner[gap]] = 0

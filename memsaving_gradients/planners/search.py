@@ -177,7 +177,7 @@ class Search:
         """
         end = self.runs + most
         now, result = self.keep_again(decisions, found, self._dropped(decisions))
-        worth = self._worth(result)
+        worth = result.worth(self.budget)
         best, best_run, best_worth = now, result, worth
         vain = 0
         while self.runs < end and vain < PATIENCE and best_worth > (0.0, enough):
@@ -199,12 +199,12 @@ class Search:
                 noise=self._random.choice(NOISE),
                 power=self._random.choice(POWER),
             )
-            if self._worth(result) > bearable:
+            if result.worth(self.budget) > bearable:
                 continue
             near = {g for g, (a, b) in enumerate(zip(now, trial, strict=True)) if a != b}
-            if self._worth(result) < best_worth:
+            if result.worth(self.budget) < best_worth:
                 trial, result = self.keep_again(trial, result, sorted(near))
-            now, worth = trial, self._worth(result)
+            now, worth = trial, result.worth(self.budget)
             if worth < best_worth:
                 best, best_run, best_worth, vain = trial, result, worth, 0
         return best, best_run
@@ -234,9 +234,6 @@ class Search:
             else:
                 many = max(1, len(batch) // 2)
         return decisions, found
-
-    def _worth(self, result: Run) -> tuple[float, float]:
-        return result.excess(self.budget), result.extra_seconds
 
     def _seconds_a_byte(self, gap: int) -> float:
         value = self.problem.owner[gap]

@@ -24,11 +24,9 @@ import numpy.typing as npt
 
 from graph_tools.separators import frontier, frontier_bytes
 from memsaving_gradients.schedule import recompute_lazily, simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Segments", "measure_segments", "small_storages"]
-
-IntArray = npt.NDArray[np.int64]
 
 #: Residuals that together hold no more than this share of all residual bytes are kept without being weighed, …
 SMALL_SHARE = 1e-3

@@ -26,11 +26,10 @@ from memsaving_gradients.planners.cheap_ops import expensive_storages
 from memsaving_gradients.planners.rotor import Chain
 from memsaving_gradients.planners.segments import Segments, measure_segments
 from memsaving_gradients.schedule import Schedule, Step, simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Stages", "cut_stages"]
 
-IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 #: Stages at the most: the table of the dynamic program grows with the third power.
