@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, STRICT, Problem, run
+from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, LATE, STRICT, Problem, run
 
 
 def problem(seed: int) -> Problem:
@@ -47,15 +47,15 @@ def problem(seed: int) -> Problem:
 
 
 def decide(given: Problem, seed: int) -> list[int]:
-    """A random decision for each gap; what comes early comes at an event inside the gap."""
+    """A random decision for each gap; what comes early or goes late does so at an event inside the gap."""
     draw = random.Random(seed)
     decisions = []
     for value, begin, end in given.gaps:
-        what = draw.choice([KEPT, DROPPED, STRICT, EARLY])
+        what = draw.choice([KEPT, DROPPED, STRICT, EARLY, LATE])
         inside = range(begin + 1, min(end, len(given.reads)))
-        if what == EARLY:
+        if what >= EARLY:
             possible = given.recipe[value] >= 0 and len(inside) > 0
-            what = EARLY + draw.choice(inside) if possible else DROPPED
+            what = what + 2 * draw.choice(inside) if possible else DROPPED
         decisions.append(what)
     return decisions
 
@@ -116,7 +116,7 @@ class Interpreter:
         for event, (reads, writes) in enumerate(zip(given.reads, given.writes, strict=True)):
             made: list[int] = []
             for value in range(len(given.size)):
-                if any(what == EARLY + event for *_, what in self.decision_at[value]):
+                if any(what == EARLY + 2 * event for *_, what in self.decision_at[value]):
                     self.again(value, event, made)
             for value in reads:
                 self.again(value, event, made)
@@ -126,10 +126,15 @@ class Interpreter:
                 self.make(value)
             self.beside.append(given.during[event])
             for value in {*reads, *writes}:
-                if self.decision(value, event) != KEPT and given.recipe[value] >= 0:
+                what = self.decision(value, event)
+                stays = what == KEPT or (what >= LATE and (what - LATE) % 2 == 0)
+                if not stays and given.recipe[value] >= 0:
                     del self.there[value]
             for value in made:
                 if value in self.there and self.decision(value, event) == STRICT:
+                    del self.there[value]
+            for value in list(self.there):
+                if any(what == LATE + 2 * event for *_, what in self.decision_at[value]):
                     del self.there[value]
         return self
 
@@ -241,8 +246,15 @@ def test_early_comes_back_while_its_inputs_are_there():
     given = chain([(0,), (), (1,)], 2)
     late = run(given, decided(given, {(1, 1): DROPPED}))
     assert (late.bytes_alive.tolist(), late.extra_seconds) == ([1, 2, 1, 0, 1, 2, 1], 2.0)
-    early = run(given, decided(given, {(1, 1): EARLY + 2}))
+    early = run(given, decided(given, {(1, 1): EARLY + 2 * 2}))
     assert (early.bytes_alive.tolist(), early.extra_seconds) == ([1, 2, 2, 2, 1, 1], 1.0)
+
+
+def test_late_stays_until_something_was_made_of_it():
+    # Making 1 again for event 2 needs value 0: its last use before it is made again for event 4.
+    given = chain([(1,), (), (0,)], 2)
+    late = run(given, decided(given, {(1, 1): DROPPED, (0, 1): LATE + 2 * 2}))
+    assert (late.bytes_alive.tolist(), late.extra_seconds) == ([1, 2, 2, 1, 0, 1, 1], 2.0)
 
 
 def test_what_cannot_be_made_again_stays():
