@@ -7,9 +7,10 @@ is tested on graphs made by hand as well as on captured ones.
 
 from __future__ import annotations
 
-from collections.abc import KeysView, Mapping, Sequence
+from collections.abc import Callable, Hashable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ EXPANSION = 16
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+Derived = TypeVar("Derived")
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +92,17 @@ class TrainingGraph:
     def length(self) -> int:
         """Number of ops."""
         return len(self.reads)
+
+    def derived(self, make: Callable[..., Derived], *arguments: Hashable) -> Derived:
+        """``make(self, *arguments)``, made once for this graph: what several plans of it have in common."""
+        key = (make, *arguments)
+        if key not in self._derived:
+            self._derived[key] = make(self, *arguments)
+        return self._derived[key]
+
+    @cached_property
+    def _derived(self) -> dict[Hashable, Any]:
+        return {}
 
     @cached_property
     def residuals(self) -> KeysView[int]:

@@ -4,8 +4,8 @@ The step is made coarse (:mod:`~memsaving_gradients.planners.coarse`), so that a
 (:mod:`~memsaving_gradients.planners.search`) then begins at several places: plain training; the cuts of
 :mod:`~memsaving_gradients.planners.least_memory` for several limits, with and without the outputs of expensive ops. The best of what comes
 down to the budget is improved. The schedule is simulated on the whole graph; as long as that is above the budget, or far below,
-the coarse budget is corrected. Plans of :mod:`~memsaving_gradients.planners.chain` compete in deep networks, and where nothing fits:
-at small budgets values are recomputed several times.
+the coarse budget is corrected. Where nothing fits, :mod:`~memsaving_gradients.planners.chain` is asked: at small budgets values are
+recomputed several times. In deep networks it is asked first, and if it comes close to the lower bound, there is no search.
 
 Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a lower bound is given with each plan
 (:mod:`~memsaving_gradients.planners.bound`). Cost: `MOST_STEPS` steps played, a few seconds; the same plan in every process.
@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from memsaving_gradients.planners import chain, cheap_ops, least_memory
 from memsaving_gradients.planners.bound import least_extra_seconds
-from memsaving_gradients.planners.coarse import Coarse, coarsen
+from memsaving_gradients.planners.coarse import coarsen
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.retention import Run, run
 from memsaving_gradients.planners.search import Search
@@ -37,8 +37,8 @@ DESCENT = 0.4
 CUTS = 12
 #: A plan this close to the lower bound is optimal: sums of times differ in their last bits.
 EQUAL = 1e-9
-#: In graphs of more ops, plans of chains compete.
-DEEP = 20_000
+#: In graphs of more ops, plans of chains come first; those of at most this many times the least extra time are good.
+DEEP, GOOD = 20_000, 2.0
 #: How boldly the descents go: with few large steps, and with many small ones.
 BOLD = (8, 0)
 #: So many of the places come to are improved, with this part of the steps each, before the best is gone on with.
@@ -67,7 +67,7 @@ class _Planning:
     def __init__(self, graph: TrainingGraph, limits: Limits) -> None:
         self.graph, self.limits = graph, limits
         self.budget = int(limits.budget or 0)
-        self.coarse: Coarse = coarsen(graph, limits.keep, accumulate=limits.accumulate)
+        self.coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
         self.found: Proposal | None = None
         self.bound = least_extra_seconds(graph, self.budget, accumulate=limits.accumulate)
         self.searches: list[Search] = []
@@ -78,14 +78,17 @@ class _Planning:
         self.most_runs = max(60, steps // max(1, len(self.coarse.problem.reads)))
 
     def plan(self) -> Proposal:
-        complete = True
+        complete, deep = True, self.graph.length > DEEP
         try:
-            self._search()
+            if deep:
+                self._follow_chain()
+            if not (deep and self._good()):
+                self._search()
+            if not deep and not self._fits():
+                self._follow_chain()
         except (Interrupted, _Stopped):
             complete = False
-        if self.found is None or self.found.peak > self.budget or self.graph.length > DEEP:
-            if complete:
-                self._note(chain.plan(self.graph, self.limits))
+        if self.found is None or not self._fits():
             self._note(least_memory.plan(self.graph, replace(self.limits, budget=None)))
         assert self.found is not None
         return replace(
@@ -94,6 +97,22 @@ class _Planning:
             optimal=self.found.peak <= self.budget
             and self.found.extra_seconds <= self.bound * (1 + EQUAL),
             complete=complete,
+        )
+
+    def _follow_chain(self) -> None:
+        trial = chain.plan(self.graph, self.limits)
+        self._note(trial)
+        if not trial.complete:
+            raise _Stopped
+
+    def _fits(self) -> bool:
+        return self.found is not None and self.found.peak <= self.budget
+
+    def _good(self) -> bool:
+        return (
+            self.found is not None
+            and self._fits()
+            and self.found.extra_seconds <= GOOD * self.bound
         )
 
     def _search(self) -> None:
@@ -138,10 +157,11 @@ class _Planning:
         """Decisions to begin with: plain; of each kind of cuts the fastest that fits and the next smaller one that does not."""
         graph, coarse = self.graph, self.coarse
         yield coarse.problem.plain()
-        keep = set(self.limits.keep)
+        keep = frozenset(self.limits.keep)
         expensive = keep | set(cheap_ops.expensive_storages(graph))
         for kept in (keep, expensive) if expensive - keep else (keep,):
-            sets = [coarse.decisions(s) for s in least_memory.kept_sets(graph, kept, CUTS)]
+            cuts = graph.derived(least_memory.kept_sets, frozenset(kept), CUTS)
+            sets = [coarse.decisions(s) for s in cuts]
             played = [(run(coarse.problem, d), d) for d in sets]
             fitting = [
                 (r.extra_seconds, k) for k, (r, _) in enumerate(played) if r.peak <= self.budget

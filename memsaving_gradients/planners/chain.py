@@ -7,17 +7,21 @@ all budgets, so the whole curve of plans costs little more than one: `candidates
 
 The promises of the program hold for its model of stages, not for the graph. What counts is therefore the simulated
 peak: the fastest plan is chosen whose peak is within the budget, first of a fixed row of candidates, then of those
-between it and the next faster one. The row does not depend on the budget, so a larger budget never gets a slower plan.
+between it and the next faster one. On large graphs, where few plans can be simulated, the row is entered at the budget and walked to
+the first that fits. The row does not depend on the budget, so a larger budget does not get a slower plan.
 Optimal for chains in the program's model, where every stage may run any number of times; what branches wider than a
 stage gets is a good plan. Deterministic.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.rotor import Action, Table
@@ -37,6 +41,8 @@ RATIO = 0.95
 #: … or more: plans to simulate are as many as this many op executions allow, within bounds.
 SIMULATED_STEPS = 500_000
 FEWEST_TRIALS, MOST_TRIALS = 8, 64
+#: Where fewer can be simulated than this, only those near the budget are, in steps of this factor.
+MANY_TRIALS, STEP = 24, 0.99
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -156,11 +162,10 @@ class _Curve:
     def __init__(self, graph: TrainingGraph, limits: Limits) -> None:
         self.graph = graph
         self.chained = limits.sums(graph)
-        self.stages = cut_stages(graph, limits.keep)
-        self.tables = list(_tables(self.stages))
+        self.tables = graph.derived(_Tables, frozenset(limits.keep))
+        self.stages = self.tables.stages
         trials = SIMULATED_STEPS // (2 * graph.length + 1)
         self.trials = min(max(trials, FEWEST_TRIALS), MOST_TRIALS)
-        self.row = self._row()
         self._seen: set[tuple[Action, ...]] = set()
 
     def everything(self) -> Schedule:
@@ -168,34 +173,40 @@ class _Curve:
         return ordered(self.graph, self.chained)
 
     def schedule(self, budget: float) -> Schedule | None:
-        """The schedule for the program's ``budget``; nothing if it was asked for before."""
-        table = next(t for t in reversed(self.tables) if budget <= t.top * t.unit)
-        actions = tuple(table.actions(budget))
-        if actions in self._seen:
+        """The schedule for the program's ``budget``; nothing if there is none, or it was asked for before."""
+        actions = self.actions(budget)
+        if actions is None or actions in self._seen:
             return None
         self._seen.add(actions)
+        return self.record(actions)
+
+    def actions(self, budget: float) -> tuple[Action, ...] | None:
+        """The program's answer to ``budget``; nothing if it has none."""
+        table = self.tables.finest(budget)
+        return None if table.seconds(budget) == float("inf") else tuple(table.actions(budget))
+
+    def record(self, actions: Iterable[Action]) -> Schedule:
+        """The schedule that follows ``actions``."""
         return record(self.graph, self.stages, actions, self.chained)
 
     def between(self, low: float, high: float) -> list[float]:
         """Budgets between two, evenly chosen from all that make a difference; from small to large."""
-        inside = [b for b in self._budgets() if low < b < high][::-1]
+        inside = [b for b in self.tables.budgets() if low < b < high][::-1]
         return _thinned(inside, self.trials // 2)
 
-    def _budgets(self) -> list[float]:
-        """All budgets that make a difference, from large to small."""
+    @cached_property
+    def row(self) -> list[float]:
+        """A fixed choice of budgets, from large to small, as many as can be simulated."""
         found: list[float] = []
-        for table, finer in zip(self.tables, [*self.tables[1:], None], strict=True):
-            floor = finer.top * finer.unit if finer else 0.0
-            found += [b for b in table.budgets if b > floor]
-        return found
-
-    def _row(self) -> list[float]:
-        found: list[float] = []
-        budgets = self._budgets()
+        budgets = self.tables.budgets()
         for budget in budgets:
             if not found or budget <= found[-1] * RATIO or budget == budgets[-1]:
                 found.append(budget)
         return _thinned(found, self.trials)
+
+    def step(self, number: int) -> float:
+        """The budgets of an endless row, from large to small."""
+        return self.stages.chain.most * STEP**number
 
 
 def _thinned(row: list[float], most: int) -> list[float]:
@@ -205,17 +216,51 @@ def _thinned(row: list[float], most: int) -> list[float]:
     return [row[round(k * (len(row) - 1) / (most - 1))] for k in range(most)]
 
 
-def _tables(stages: Stages) -> Iterator[Table]:
-    """Tables for all budgets, the last the finest."""
-    top = stages.chain.most
-    slots = int(min(max(6 * ADDITIONS / stages.chain.length**3, FEWEST_SLOTS), MOST_SLOTS))
-    while True:
-        table = Table(stages.chain, top, slots)
-        yield table
-        budgets = table.budgets
-        if not budgets or budgets[-1] >= FINE * top or table.unit <= 1 or table.top < 100:
-            return
-        top = FINE * top
+class _Tables:
+    """The stages of a graph, and tables of several sizes for them: the smaller a budget, the finer its slots."""
+
+    def __init__(self, graph: TrainingGraph, keep: frozenset[int]) -> None:
+        self.stages = cut_stages(graph, keep)
+        length = self.stages.chain.length
+        self._slots = int(min(max(6 * ADDITIONS / length**3, FEWEST_SLOTS), MOST_SLOTS))
+        self._made: dict[int, Table] = {}
+
+    def finest(self, budget: float) -> Table:
+        """The table with the finest slots that is large enough for ``budget``."""
+        level = 0
+        while self._top(level + 1) >= budget and not self._ends(self._top(level)):
+            level += 1
+        while level and (self._table(level).top * self._table(level).unit < budget):
+            level -= 1
+        return self._table(level)
+
+    def budgets(self) -> list[float]:
+        """All budgets that make a difference, from large to small."""
+        found: list[float] = []
+        for level in itertools.count():
+            table = self._table(level)
+            top, least = self._top(level), min(table.budgets, default=float("inf"))
+            last = least >= FINE * top or self._ends(top) or table.top < 100
+            floor = 0.0
+            if not last:
+                finer = self._table(level + 1)
+                floor = finer.top * finer.unit
+            found += [b for b in table.budgets if b > floor]
+            if last:
+                break
+        return found
+
+    def _table(self, level: int) -> Table:
+        if level not in self._made:
+            self._made[level] = Table(self.stages.chain, self._top(level), self._slots)
+        return self._made[level]
+
+    def _top(self, level: int) -> float:
+        return float(self.stages.chain.most * FINE**level)
+
+    def _ends(self, top: float) -> bool:
+        """Whether the slots of a table up to ``top`` are as fine as bytes."""
+        return top <= self._slots
 
 
 @dataclass(frozen=True)
@@ -255,6 +300,9 @@ class _Search:
             return
         self._report(0.0, "measuring stages")
         curve = _Curve(self.graph, self.limits)
+        if budget is not None and curve.trials < MANY_TRIALS:
+            self._walk(curve, budget)
+            return
         for k, bytes_ in enumerate(curve.row):
             self._report(0.1 + 0.6 * k / len(curve.row), "simulating plans")
             self._try(bytes_, curve.schedule(bytes_))
@@ -269,6 +317,29 @@ class _Search:
         for k, bytes_ in enumerate(near):
             self._report(0.7 + 0.3 * k / len(near), "simulating plans near the budget")
             self._try(bytes_, curve.schedule(bytes_), limit)
+
+    def _walk(self, curve: _Curve, budget: int) -> None:
+        """From the budget up as long as plans fit, or down to one that does, in steps that grow; then back to the last that fits."""
+        number = max(0, math.ceil(math.log(budget / curve.step(0), STEP))) if budget > 0 else 0
+        stride, fits, over = 1, -1, -1
+        known: dict[tuple[Action, ...] | None, bool] = {None: False}
+        for k in range(curve.trials):
+            self._report(0.1 + 0.9 * k / curve.trials, "simulating plans near the budget")
+            actions = curve.actions(curve.step(number))
+            if actions is not None and actions not in known:
+                self._try(curve.step(number), curve.record(actions))
+                known[actions] = self.trials[-1].peak <= budget
+            if known[actions]:
+                fits = number
+            else:
+                over = number
+            if fits < 0 or over < 0:
+                number += stride if fits < 0 else -stride
+                stride *= 2
+            else:
+                number = (fits + over) // 2
+            if number in (fits, over) or number < 0:
+                return
 
     def _try(self, budget: float, schedule: Schedule | None, least: float = 0.0) -> None:
         if schedule is None:

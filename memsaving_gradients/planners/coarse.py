@@ -120,7 +120,7 @@ class Coarse:
         return recorder.schedule(self.chained)
 
 
-def coarsen(graph: TrainingGraph, keep: Collection[int] = (), *, accumulate: bool = True) -> Coarse:
+def coarsen(graph: TrainingGraph, keep: Collection[int] = (), accumulate: bool = True) -> Coarse:
     """The retention problem of ``graph``, with the storages in ``keep`` kept."""
     chained = frozenset(graph.sums if accumulate else ())
     small = small_storages(graph, keep)
