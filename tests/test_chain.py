@@ -142,13 +142,13 @@ def test_every_budget_of_a_chain():
 
 
 @given(networks())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_random_networks(graph):
     check_budgets(graph, 4)
 
 
 @given(networks(), st.integers(0, 1000))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_random_networks_with_backward_ops_in_any_order(graph, seed):
     check_budgets(shuffled(graph, seed), 3)
 
