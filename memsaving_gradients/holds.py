@@ -24,6 +24,7 @@ from memsaving_gradients.gates import gated, widest_input
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation, Step
+from memsaving_gradients.sums import Sums
 
 __all__ = ["Holds"]
 
@@ -35,6 +36,8 @@ SLACK_SHARE = 1 / 8
 HUGE_SHARE = 1 / 48
 #: … where at least this share of the peak is alive.
 CLOSE_SHARE = 1 / 2
+#: Addends of sums that together take this share of the peak are made one by one, each when the last one has been added.
+LONG_SHARE = 1 / 8
 #: Of those that cannot be made to wait, so many of the latest are waited for together.
 MOST_TRIGGERS = 8
 
@@ -53,10 +56,15 @@ class Holds:
     _originals = repeat(0)
 
     def __init__(
-        self, step: CapturedStep, simulation: Simulation, rewiring: Rewiring, merging: Merging
+        self,
+        step: CapturedStep,
+        simulation: Simulation,
+        rewiring: Rewiring,
+        merging: Merging,
+        sums: Sums,
     ) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source
-        self.rewiring, self.merging = rewiring, merging
+        self.rewiring, self.merging, self.sums = rewiring, merging, sums
         self.written = 0
         self.turn: dict[tuple[int, int], int] = {}
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
@@ -64,6 +72,7 @@ class Holds:
         peak = simulation.peak
         self.slack, self.large = peak * SLACK_SHARE, peak * EARLY_SHARE
         self.huge = peak * HUGE_SHARE
+        self.long = peak * LONG_SHARE
         self.close = iter((simulation.bytes_alive >= peak * CLOSE_SHARE).tolist())
 
     def place(self, entry: Step, op: tf.Operation) -> None:
@@ -71,8 +80,20 @@ class Holds:
         if not entry.copy and entry.op >= self.graph.first_backward:
             self._hold_factor(entry)
         self._hold_if_early(entry, op)
-        if next(self.close):
-            self._line_up(entry, op)
+        lined_up = next(self.close) and self._is_huge(entry, op)
+        waits_for = [*self.last_huge] if lined_up else []
+        held = False
+        if not entry.copy and entry.op >= self.graph.first_backward:
+            if self.sums.bytes_of(entry.op) >= self.long:
+                added = self.sums.last_of(entry.op)
+                waits_for += [added] if added is not None and added not in waits_for else []
+            held = bool(waits_for) and self._hold_back(entry.op, waits_for)
+            # What goes into a sum is there until it is added.
+            op = self.sums.add(entry.op, op) or op
+        if lined_up and self._may_trigger(entry, op):
+            # What could not be made to wait takes its place beside those that it should have waited for. Filter gradients
+            # are such: until they have run, they hold a recomputed input, which what comes next must not add to.
+            self.last_huge = [op] if held else [*self.last_huge[-MOST_TRIGGERS:], op]
 
     def _hold_factor(self, entry: Step) -> None:
         """Let the second input of an op wait for the first where folding combines it with a constant of the op's reader.
@@ -125,7 +146,7 @@ class Holds:
         key = (position, entry.copy)
         if due - ready <= self.slack:
             self.turn[key] = due
-            if not entry.copy and self.graph.live[position] and self._may_trigger(entry):
+            if not entry.copy and self.graph.live[position] and self._may_trigger(entry, op):
                 self.on_time.append((due, op))
             return
         self.turn[key] = ready
@@ -138,27 +159,23 @@ class Holds:
         if self._hold_back(position, [self.on_time[0][1]]):
             self.turn[key] = due
 
-    def _line_up(self, entry: Step, op: tf.Operation) -> None:
-        """Order the ops that touch huge buffers as the schedule does."""
+    def _is_huge(self, entry: Step, op: tf.Operation) -> bool:
+        """Whether an execution touches a huge buffer, and can be ordered."""
         graph, position = self.graph, entry.op
         if position < graph.first_backward and not entry.copy:
-            return
+            return False
         sizes = (
             int(graph.size[graph.storage[v]])
             for v in (*graph.reads[position], *graph.writes[position])
         )
-        if max(sizes, default=0) < self.huge or op.type in _NOTHING_WAITS_FOR:
-            return
-        held = bool(self.last_huge) and not entry.copy
-        held = held and self._hold_back(position, self.last_huge)
-        if self._may_trigger(entry):
-            # What could not be made to wait takes its place beside those that it should have waited for. Filter gradients
-            # are such: until they have run, they hold a recomputed input, which what comes next must not add to.
-            self.last_huge = [op] if held else [*self.last_huge[-MOST_TRIGGERS:], op]
+        return max(sizes, default=0) >= self.huge and op.type not in _NOTHING_WAITS_FOR
 
-    def _may_trigger(self, entry: Step) -> bool:
-        """Whether a control edge from an execution leaves the kernels that it may be fused into as they are."""
-        kind = self.ops.ops[entry.op].type
+    def _may_trigger(self, entry: Step, op: tf.Operation) -> bool:
+        """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it may be fused into as they are."""
+        if op is not self.ops.ops[entry.op] and not entry.copy:
+            # An addition of ours, which is fused with nothing.
+            return True
+        kind = op.type
         forward = entry.op < self.graph.first_backward
         return kind not in (optypes.FUSED if forward else optypes.MERGED_AT_RUN_TIME)
 

@@ -38,6 +38,7 @@ from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.runs import Runs
 from memsaving_gradients.schedule import Schedule, Simulation, Step
+from memsaving_gradients.sums import Sums
 
 __all__ = ["Rewrite", "rewrite"]
 
@@ -85,7 +86,7 @@ def rewrite(
     data_gates
         Gate by data edges (XLA) instead of control edges.
     """
-    writer = _Writer(step, simulation, data_gates)
+    writer = _Writer(step, schedule, simulation, data_gates)
     with _tf.outside_scopes(step.source.ops[0].graph), _tf.unrecorded():
         for entry in schedule.steps:
             if writer.barriers is not None and entry.op >= step.graph.first_backward:
@@ -110,17 +111,20 @@ class _Writer:
     for they have several readers, and what stands for them. ``two_readers``: originals that were given an idle one.
     """
 
-    def __init__(self, step: CapturedStep, simulation: Simulation, data_gates: bool) -> None:
+    def __init__(
+        self, step: CapturedStep, schedule: Schedule, simulation: Simulation, data_gates: bool
+    ) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source
         self.result = Rewrite()
         self.merging = Merging(step)
+        self.sums = Sums(step.graph, step.source.ops, schedule.chained)
         # XLA orders by data alone.
         self.holds: Holds | None = None
         self.barriers: Barriers | None = None
         if data_gates:
             self.barriers = Barriers(step, simulation.peak, self.result.rewiring)
         else:
-            self.holds = Holds(step, simulation, self.result.rewiring, self.merging)
+            self.holds = Holds(step, simulation, self.result.rewiring, self.merging, self.sums)
         self.window: list[int] = []
         self.runs = Runs(step.graph, self.merging, simulation.peak)
         self.gate: Any = None
@@ -200,7 +204,7 @@ class _Writer:
             self.window.append(position)
 
     def chain(self, position: int) -> None:
-        """Replace a sum by additions in the order of TensorFlow's `AddN` kernel."""
+        """Replace a sum by a chain of additions."""
         op = self.ops.ops[position]
         readers = [
             (reader, k)
@@ -208,12 +212,7 @@ class _Writer:
             for k, read in enumerate(reader.inputs)
             if read is op.outputs[0]
         ]
-        addends = list(op.inputs)
-        head = len(addends) % 8
-        head += 8 if head < 2 else 0
-        total = _add_up(addends[:head])
-        for k in range(head, len(addends), 8):
-            total = _add(total, _add_up(addends[k : k + 8]))
+        total = self.sums.total(position)
         for reader, k in readers:
             self.result.rewiring.point(reader, k, total)
         self.result.replaced[op.outputs[0].ref()] = total
@@ -270,17 +269,3 @@ class _Writer:
         read = {int(self.ops.producer[v]) for i in self.window for v in self.ops.inputs[i]}
         ends = list(self.graph.ends) if self.gate is None else []
         return ends + [i for i in self.window if i not in read]
-
-
-def _add_up(addends: list[tf.Tensor]) -> tf.Tensor:
-    total = addends[0]
-    for addend in addends[1:]:
-        total = _add(total, addend)
-    return total
-
-
-def _add(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    total = tf.raw_ops.AddV2(x=a, y=b, name="accumulate")
-    # Grappler would merge the chain into one AddN again.
-    _tf.protect(total.op)
-    return total
