@@ -36,7 +36,7 @@ __all__ = ["Found", "Meter", "Search", "chunk_bytes", "too_small"]
 #: Plans to ask for while one is sought that fits, …
 MOST_ROUNDS = 5
 #: … on graphs of more ops than this so many.
-MANY_OPS, FEW_ROUNDS = 30_000, 3
+MANY_OPS, FEW_ROUNDS = 30_000, 2
 #: The further steps down are longer by this factor.
 STEP = 0.95
 #: A plan that needs at least this share of the budget uses it well enough.

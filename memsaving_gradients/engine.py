@@ -29,6 +29,8 @@ guard.install()
 
 #: Plans that are rewritten and played until one keeps the budget, and the most that the next one gets of what this one had.
 MOST_ATTEMPTS, MOST_SHARE = 5, 0.97
+#: Where an attempt takes seconds, the first one leaves room for what the executor adds.
+MANY_OPS, FIRST_SHARE = 30_000, 0.94
 
 
 def save_memory(
@@ -104,7 +106,7 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
     a plan is made for less; at last the plan of least memory, which names the least budget if that is not enough either.
     """
     try:
-        share = 1.0
+        share = FIRST_SHARE if len(site.operations) > MANY_OPS else 1.0
         for attempt in range(MOST_ATTEMPTS if mode == "budget" else 1):
             try:
                 outcome = _planned(site, mode, share)
@@ -114,13 +116,15 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
                 break
             if outcome is None or outcome.plain:
                 return None if outcome is None else (outcome, None)
+            planned = outcome.plan.allocated
             outcome, result = _rewritten(site, outcome)
             budget, need = outcome.plan.budget, outcome.plan.allocated
             if mode != "budget" or budget is None or need <= budget:
                 return outcome, result
             site.take_back(result)
-            # Holes between chunks need not shrink with the plan: each step down is a larger one.
-            share *= min(budget / need, MOST_SHARE) * MOST_SHARE**attempt
+            # What the executor adds to one plan it adds to the next, about. Holes between chunks need not shrink with the
+            # plan: each step down is a larger one.
+            share = min(planned / need, share * MOST_SHARE) * MOST_SHARE**attempt
         outcome = _planned(site, mode, 0.0)
         if outcome is None:
             return None

@@ -17,10 +17,11 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from memsaving_gradients.planners import chain, cheap_ops, least_memory
 from memsaving_gradients.planners.bound import least_extra_seconds
-from memsaving_gradients.planners.coarse import coarsen
+from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.retention import Run, run
 from memsaving_gradients.planners.search import Search
@@ -38,7 +39,7 @@ CUTS = 12
 #: A plan this close to the lower bound is optimal: sums of times differ in their last bits.
 EQUAL = 1e-9
 #: In graphs of more ops, plans of chains come first; those of at most this many times the least extra time are good.
-DEEP, GOOD = 20_000, 2.0
+DEEP, GOOD = 20_000, 3.0
 #: How boldly the descents go: with few large steps, and with many small ones.
 BOLD = (8, 0)
 #: So many of the places come to are improved, with this part of the steps each, before the best is gone on with.
@@ -67,15 +68,23 @@ class _Planning:
     def __init__(self, graph: TrainingGraph, limits: Limits) -> None:
         self.graph, self.limits = graph, limits
         self.budget = int(limits.budget or 0)
-        self.coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
         self.found: Proposal | None = None
         self.bound = least_extra_seconds(graph, self.budget, accumulate=limits.accumulate)
         self.searches: list[Search] = []
         self.ticks = 0
         self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds
+
+    @cached_property
+    def coarse(self) -> Coarse:
+        """The graph as a retention problem."""
+        return self.graph.derived(coarsen, frozenset(self.limits.keep), self.limits.accumulate)
+
+    @cached_property
+    def most_runs(self) -> int:
+        """What all searches together may cost."""
         # If nothing fits, only how low one can come is to be found.
         steps = MOST_STEPS // 4 if self.bound == float("inf") else MOST_STEPS
-        self.most_runs = max(60, steps // max(1, len(self.coarse.problem.reads)))
+        return max(60, steps // max(1, len(self.coarse.problem.reads)))
 
     def plan(self) -> Proposal:
         complete, deep = True, self.graph.length > DEEP
