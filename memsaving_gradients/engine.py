@@ -15,13 +15,13 @@ from memsaving_gradients.options import Options
 from memsaving_gradients.planning import (
     LIMITED,
     Outcome,
-    Site,
     by_limits,
     by_mode,
     by_saved_plan,
     warn_nothing_saved,
 )
 from memsaving_gradients.rewrite import Rewrite, rewrite
+from memsaving_gradients.site import Site
 
 __all__ = ["save_memory"]
 

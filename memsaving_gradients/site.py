@@ -1,0 +1,167 @@
+"""One gradient computation that was just built: its graph, what was asked for, and how it is captured, packed, played and undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools import _tf
+from graph_tools.capture import capture
+from memsaving_gradients import registry
+from memsaving_gradients.budgets import Search
+from memsaving_gradients.execution import simulate_execution
+from memsaving_gradients.options import Options
+from memsaving_gradients.packing import Masks, pack_masks
+from memsaving_gradients.rewrite import Rewrite
+from memsaving_gradients.roles import CapturedStep, capture_step
+from memsaving_gradients.schedule import Simulation, plain, simulate
+
+__all__ = ["Site", "Sought"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sought:
+    """What is sought for a gradient computation, and with what.
+
+    Attributes
+    ----------
+    step
+        The step that plans are made for, with masks packed.
+    unpacked
+        The step before.
+    before
+        Plain training as it runs.
+    budget
+        The budget in bytes of chunks, or ``None``.
+    search
+        The search; it remembers what it has tried. ``None``: plain training meets the budget.
+    """
+
+    step: CapturedStep
+    unpacked: CapturedStep
+    before: Simulation
+    budget: int | None
+    search: Search | None
+
+
+@dataclass(eq=False)
+class Site:
+    """One gradient computation that was just built.
+
+    Attributes
+    ----------
+    graph
+        The graph it was built in.
+    first_backward
+        How many ops the graph had before.
+    ys, grads
+        What is differentiated, and the results (tensors).
+    kept
+        Tensors that are to be kept: named, or marked.
+    options
+        What the user asked for.
+    data_gates
+        Whether the graph is compiled by XLA.
+    masks
+        What was packed so far.
+    """
+
+    graph: tf.Graph
+    first_backward: int
+    ys: Sequence[tf.Tensor]
+    grads: Sequence[tf.Tensor]
+    kept: Sequence[tf.Tensor]
+    options: Options
+    data_gates: bool
+    masks: Masks = field(default_factory=Masks)
+
+    def __post_init__(self) -> None:
+        self.operations = self.graph.get_operations()
+        self.sought: Sought | None = None
+
+    @property
+    def gating(self) -> str:
+        """``"data"`` or ``"control"``."""
+        return "data" if self.data_gates else "control"
+
+    def capture(self) -> CapturedStep:
+        """The training step as it stands."""
+        options = self.options
+        more: dict[str, Any] = {"profile": True} if options.profile else {}
+        return capture_step(
+            _tf.creation_index(self.operations[self.first_backward]),
+            self._ends,
+            self.grads,
+            batch=options.batch,
+            hold_gradients=options.hold_gradients,
+            may_chain=options.accumulate and not _tf.tape_is_recording(),
+            idle=registry.idle(self.graph),
+            **more,
+        )
+
+    def play(self, step: CapturedStep) -> Simulation:
+        """Plain training as it runs."""
+        if self.data_gates:
+            # XLA runs no executor: its own scheduler orders one program.
+            return simulate(step.graph, plain(step.graph))
+        return simulate_execution(step.source, batch=self.options.batch, held=step.graph.targets)[0]
+
+    def play_rewritten(self, result: Rewrite, extra_seconds: float) -> Simulation:
+        """The step that was just rewritten, as it runs."""
+        grads = [result.replaced.get(t.ref(), t) for t in self.grads]
+        border = _tf.creation_index(self.operations[self.first_backward])
+        ops = capture(grads, besides=self._ends, late=border)
+        return simulate_execution(
+            ops,
+            batch=self.options.batch,
+            held=[ops.value(t) for t in grads] if self.options.hold_gradients else (),
+            extra_seconds=extra_seconds,
+        )[0]
+
+    @property
+    def _ends(self) -> list[tf.Tensor]:
+        return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
+
+    def pack(self) -> bool:
+        """Pack masks that must be kept; whether there were any."""
+        self.masks = pack_masks(self.operations, self.first_backward)
+        return bool(self.masks.packed)
+
+    def unpack(self) -> None:
+        """Undo `pack`."""
+        self.masks.rewiring.undo()
+        self.masks = Masks()
+        self._forget(len(self.operations))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether planning was interrupted, or out of time."""
+        search = self.sought.search if self.sought is not None else None
+        return search is not None and bool(search.stopped)
+
+    def take_back(self, result: Rewrite) -> None:
+        """Undo a rewrite."""
+        result.rewiring.undo()
+        self._forget(len(self.operations))
+
+    def abandon(self) -> None:
+        """Leave the graph as it was: what was built for these gradients stands there, and nobody reads it."""
+        self.unpack()
+        self._forget(self.first_backward)
+
+    def _forget(self, first: int) -> None:
+        built = self.graph.get_operations()[first:]
+        registry.idle(self.graph).update(map(_tf.creation_index, built))
+
+    def keep(self, step: CapturedStep, why: str) -> dict[int, str]:
+        """The storages to keep, and why."""
+        kept = _storages(step, self.kept, why)
+        return kept | _storages(step, self.masks.packed, "mask, in bits")
+
+
+def _storages(step: CapturedStep, tensors: Iterable[tf.Tensor], why: str) -> dict[int, str]:
+    inside = [t for t in tensors if t.op.name in step.source.position]
+    return dict.fromkeys((int(step.graph.storage[step.source.value(t)]) for t in inside), why)
