@@ -2,7 +2,8 @@
 
 `AddN` needs all of its addends at once: the gradient of a weight that is used in every step of a recurrence holds one for each.
 Its kernel adds some first (those that groups of eight leave over, at least two), then one group of eight after the other, each from
-left to right. A chain of additions in that order gives the same bits, and each addend dies as soon as it is added.
+left to right. A chain of additions in that order gives the same bits, and each addend dies as soon as it is added. (Grappler's
+arithmetic rewriting, where it is on, sorts what `AddN` reads by name, and so changes the last bits of plain training.)
 
 The chain is built along with the schedule. So an addend can wait until the one before it has been added: the executor, free
 to choose, makes all of them first if nothing else is due, and adds them up last.

@@ -321,3 +321,12 @@ def _xs(net: Net, p: Inputs) -> Any:
 def _for_tape(options: dict[str, Any]) -> dict[str, Any]:
     known = {"grad_ys": "output_gradients", "unconnected_gradients": "unconnected_gradients"}
     return {known[key]: value for key, value in options.items()}
+
+
+def check_error(error: ms.errors.ArgumentError, argument: str, value: str, way_out: str) -> None:
+    """Assert that an error names the argument first, the offending value, and the way out."""
+    text = str(error)
+    assert error.argument == argument
+    assert text.startswith(f"{argument}=")
+    assert value in text
+    assert way_out in text
