@@ -136,6 +136,21 @@ def test_plans_are_valid_within_the_budget_and_faster_with_more(name):
     check_budgets(GRAPHS[name]())
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_same_where_few_plans_can_be_simulated(name, monkeypatch):
+    monkeypatch.setattr(chain, "MANY_TRIALS", chain.MOST_TRIALS + 1)
+    check_budgets(GRAPHS[name]())
+
+
+def test_the_least_is_found_from_any_budget(monkeypatch):
+    graph = unit_chain([1 + k % 3 for k in range(60)])
+    least = chain.plan(graph).peak
+    monkeypatch.setattr(chain, "MANY_TRIALS", chain.MOST_TRIALS + 1)
+    for budget in (1, least // 2, least - 1):
+        assert chain.plan(graph, Limits(budget=budget)).peak <= 1.1 * least
+    assert chain.plan(graph, Limits(budget=least + 1)).peak <= least + 1
+
+
 def test_every_budget_of_a_chain():
     graph = unit_chain([1 + 7 * (k % 5 == 0) + k % 3 for k in range(20)])
     check_budgets(graph, simulate(graph, plain(graph)).peak)

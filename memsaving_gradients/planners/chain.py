@@ -319,26 +319,28 @@ class _Search:
             self._try(bytes_, curve.schedule(bytes_), limit)
 
     def _walk(self, curve: _Curve, budget: int) -> None:
-        """From the budget up as long as plans fit, or down to one that does, in steps that grow; then back to the last that fits."""
-        number = max(0, math.ceil(math.log(budget / curve.step(0), STEP))) if budget > 0 else 0
-        stride, fits, over = 1, -1, -1
-        known: dict[tuple[Action, ...] | None, bool] = {None: False}
-        for k in range(curve.trials):
-            self._report(0.1 + 0.9 * k / curve.trials, "simulating plans near the budget")
+        """From the budget, in steps that grow, to where plans begin to fit, or to be; then to the fastest that fits, by halves."""
+        number = max(0, math.ceil(math.log(max(budget, 1) / curve.step(0), STEP)))
+        # Plans up to the first need too much; from the second on they fit, or there is none.
+        stride, over, enough = 1, -1, -1
+        known: dict[tuple[Action, ...] | None, bool] = {None: True}
+        while len(known) <= curve.trials:
+            self._report(0.1 + 0.9 * len(known) / curve.trials, "simulating plans near the budget")
             actions = curve.actions(curve.step(number))
-            if actions is not None and actions not in known:
+            if actions not in known:
+                assert actions is not None
                 self._try(curve.step(number), curve.record(actions))
                 known[actions] = self.trials[-1].peak <= budget
             if known[actions]:
-                fits = number
+                enough = number
             else:
                 over = number
-            if fits < 0 or over < 0:
-                number += stride if fits < 0 else -stride
+            if enough < 0 or over < 0:
+                number += stride if enough < 0 else -stride
                 stride *= 2
             else:
-                number = (fits + over) // 2
-            if number in (fits, over) or number < 0:
+                number = (over + enough) // 2
+            if number in (over, enough) or number < 0:
                 return
 
     def _try(self, budget: float, schedule: Schedule | None, least: float = 0.0) -> None:
