@@ -10,7 +10,8 @@ If nothing fits, planners are asked for the least they can do, and for a little 
 least peak not always the least need). These last attempts do not depend on the budget, so that the least budget an error
 names works when it is asked for.
 
-Deterministic, unless a time limit is set. Cost: at most `MOST_ROUNDS` and `FLOORS` plans, fewer on large graphs.
+Deterministic, unless a time limit is set. Cost: at most `MOST_ROUNDS` plans each time it is asked, fewer on large graphs, and
+`FLOORS` once.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ import numpy as np
 from graph_tools.allocator import allocated_peak
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
+from memsaving_gradients.planners.bound import least_extra_seconds
 from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 from memsaving_gradients.units import format_bytes
 from memsaving_gradients.validity import problem_of
 
-__all__ = ["Found", "Meter", "Search", "chunk_bytes", "too_small"]
+__all__ = ["Found", "Goal", "Meter", "Search", "chunk_bytes", "too_small"]
 
 #: Plans to ask for while one is sought that fits, …
 MOST_ROUNDS = 5
@@ -96,6 +98,28 @@ class Meter:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """A budget, as it is to be kept and as it was asked for.
+
+    Attributes
+    ----------
+    budget
+        Bytes in chunks.
+    plain_need
+        What plain training may need of them.
+    base
+        What fractions are of: the least that plain training may need.
+    value
+        The budget as the user wrote it.
+    """
+
+    budget: int
+    plain_need: int
+    base: int
+    value: object
+
+
+@dataclass(frozen=True)
 class Found:
     """A plan that does what was asked for.
 
@@ -145,6 +169,8 @@ class Search:
         self._stopped = ""
         self._by_key: KeyboardInterrupt | None = None
         self._tried: list[Found] = []
+        self._by_asked: dict[int | None, Found] = {}
+        self._shown = 0.0
         large = self.meter.graph.length > MANY_OPS
         self._rounds = FEW_ROUNDS if large else MOST_ROUNDS
         self._floors = FLOORS[:1] if large else FLOORS
@@ -157,25 +183,15 @@ class Search:
             found = Found(self.meter.plain, self.meter.need(self.meter.plain), None)
         return self._with_end(found)
 
-    def within(self, budget: int, plain_need: int, value: object, share: float = 1.0) -> Found:
-        """The fastest plan that needs at most ``budget`` bytes in chunks.
-
-        Parameters
-        ----------
-        budget
-            Bytes.
-        plain_need
-            What plain training needs, bytes; `BudgetError` names fractions of it.
-        value
-            The budget as the user wrote it.
-        share
-            How much of the user's budget ``budget`` is: when a plan runs, it needs more by as much.
+    def within(self, goal: Goal, share: float = 1.0) -> Found:
+        """The fastest plan that needs at most a share of a budget: when it runs, it needs more by as much.
 
         Raises
         ------
         BudgetError
             If no plan was found that fits.
         """
+        budget = int(goal.budget * share)
         self._close_in(budget)
         floors: list[Found] = []
         if not self._fitting(budget) and self._stopped != "interrupted":
@@ -183,8 +199,8 @@ class Search:
         fits = self._fitting(budget)
         if not fits:
             self._raise_if_by_key()
-            least = min([plain_need, *(found.need for found in floors or self._tried)])
-            raise too_small(round(budget / share), plain_need, value, least, self._stopped)
+            least = min([goal.plain_need, *(found.need for found in floors or self._tried)])
+            raise too_small(goal, least, self._stopped)
         return self._with_end(min(fits, key=_by_time))
 
     def least(self) -> Found:
@@ -279,6 +295,10 @@ class Search:
 
     def _attempt(self, asked: int | None, left: int = 1) -> Found | None:
         """Ask for a plan; ``left``: at most so many attempts are to come, this one included."""
+        if asked in self._by_asked:
+            return self._by_asked[asked]
+        if self._stopped and self._tried:
+            return None
         remaining = None
         if self.seconds is not None:
             remaining = max(0.0, self._began + self.seconds - time.monotonic())
@@ -301,9 +321,11 @@ class Search:
             return None
         self._check(proposal)
         if not proposal.complete:
-            self._stopped = self._stopped or "out of time"
+            self._stopped = self._stopped or ("interrupted" if remaining is None else "out of time")
         found = Found(proposal, self.meter.need(proposal), asked)
         self._tried.append(found)
+        if not self._stopped:
+            self._by_asked[asked] = found
         return found
 
     def _telling(self, left: int) -> Callable[[float, str], None]:
@@ -314,7 +336,10 @@ class Search:
 
         def hook(share: float, what: str) -> None:
             try:
-                tell(done + min(max(share, 0.0), 1.0) / (self._rounds + 1), what)
+                self._shown = max(
+                    self._shown, done + min(max(share, 0.0), 1.0) / (self._rounds + 1)
+                )
+                tell(self._shown, what)
             except Interrupted:
                 self._stopped = "interrupted"
                 raise
@@ -334,6 +359,12 @@ class Search:
         return [found for found in self._tried if found.need <= budget]
 
     def _with_end(self, found: Found) -> Found:
+        proposal = found.proposal
+        if found.asked is not None and proposal.lower_bound > proposal.extra_seconds:
+            # It was asked for the least, which no bound of time holds for; within what it takes there is one.
+            bound = least_extra_seconds(self.meter.graph, proposal.peak, accumulate=self.accumulate)
+            proposal = replace(proposal, lower_bound=min(bound, proposal.extra_seconds))
+            found = replace(found, proposal=proposal, asked=proposal.peak)
         if self._stopped:
             proposal = replace(found.proposal, complete=False, optimal=False)
             return replace(found, proposal=proposal, stopped=self._stopped)
@@ -348,23 +379,23 @@ def _by_time(found: Found) -> tuple[float, int]:
     return found.proposal.extra_seconds, found.need
 
 
-def too_small(
-    budget: int, plain_need: int, value: object, least: int, stopped: str = ""
-) -> BudgetError:
-    """The error for a budget below ``least``, which is the least that works."""
-    fraction = min(1.0, math.ceil(least / plain_need * 10_000) / 10_000)
-    while fraction < 1 and int(fraction * plain_need) < least:
+def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
+    """The error for a budget below ``least``, which is the least that works, or that was found so far."""
+    base, value = goal.base, goal.value
+    fraction = min(1.0, math.ceil(least / base * 10_000) / 10_000)
+    while fraction < 1 and int(fraction * base) < least:
         fraction = min(1.0, round(fraction + 0.0001, 4))
-    asked = "" if value == budget else f" ({budget:,} bytes)"
-    because = "no plan that fits was found"
+    asked = "" if value == goal.budget else f" ({goal.budget:,} bytes)"
+    because, works = "no plan that fits was found", "the least budget that works is"
     if stopped:
         because = f"planning was {'interrupted' if stopped == 'interrupted' else 'stopped, out of time'}, and no plan so far fits"
+        works = "the least that was found so far is"
     return BudgetError(
         "budget",
         value,
-        f"{because}{asked}; the least budget that works is {least:,} bytes ({format_bytes(least)}), "
-        f"{fraction:g} of the {plain_need:,} bytes of plain training; give that, or a smaller batch",
-        budget,
+        f"{because}{asked}; {works} {least:,} bytes ({format_bytes(least)}), {fraction:g} of the {base:,} bytes of "
+        "plain training; give that, or a smaller batch",
+        goal.budget,
         least,
         fraction,
     )

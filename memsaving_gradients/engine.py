@@ -10,7 +10,7 @@ import tensorflow as tf
 from graph_tools import _tf, _tf_autodiff
 from memsaving_gradients import guard, registry
 from memsaving_gradients.budgets import too_small
-from memsaving_gradients.errors import BudgetError
+from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
 from memsaving_gradients.planning import (
@@ -20,6 +20,7 @@ from memsaving_gradients.planning import (
     by_mode,
     by_saved_plan,
     warn_nothing_saved,
+    warn_stopped,
 )
 from memsaving_gradients.rewrite import Rewrite, rewrite
 from memsaving_gradients.site import Site
@@ -32,8 +33,6 @@ guard.install()
 MOST_ATTEMPTS, MOST_SHARE = 5, 0.97
 #: Where an attempt takes seconds, the first one leaves room for what the executor adds.
 MANY_OPS, FIRST_SHARE = 30_000, 0.92
-#: What is added to the need where the executor was played only once: holes between chunks differ from step to step.
-ONE_PLAY = 0.03
 
 
 def save_memory(
@@ -90,6 +89,8 @@ def save_memory(
     unread = (op for op in operations[first_backward:] if op.name not in position)
     registry.idle(graph).update(map(_tf.creation_index, unread))
     registry.record(graph, outcome.plan)
+    if outcome.stopped:
+        warn_stopped(outcome.plan, outcome.stopped)
     if result is None:
         return list(grads)
     guard.remember(graph, result.rewiring)
@@ -121,10 +122,12 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
                 return None if outcome is None else (outcome, None)
             planned = outcome.plan.allocated
             outcome, result = _rewritten(site, outcome)
-            budget, need = outcome.plan.budget, _need(outcome.plan)
-            if mode != "budget" or budget is None or need <= budget:
+            budget, need = outcome.plan.budget, outcome.plan.allocated
+            if budget is None or need <= budget:
                 return outcome, result
             site.take_back(result)
+            if mode == "saved":
+                raise _no_longer_kept(outcome.plan)
             # What the executor adds to one plan it adds to the next, about. Holes between chunks need not shrink with the
             # plan: each step down is a larger one.
             share = min(planned / need, share * MOST_SHARE) * MOST_SHARE**attempt
@@ -132,11 +135,10 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
         if outcome is None:
             return None
         outcome, result = _rewritten(site, outcome)
-        budget, need = outcome.plan.budget, _need(outcome.plan)
-        if budget is not None and need > budget:
+        goal = site.sought.goal if site.sought is not None else None
+        if goal is not None and outcome.plan.allocated > goal.budget:
             site.take_back(result)
-            most = outcome.plan.allocated_plain
-            raise too_small(budget, most, site.options.budget, min(need, most))
+            raise too_small(goal, min(outcome.plan.allocated, goal.plain_need))
         return outcome, result
     except BaseException:
         site.abandon()
@@ -154,11 +156,13 @@ def _rewritten(site: Site, outcome: Outcome) -> tuple[Outcome, Rewrite]:
     return outcome, result
 
 
-def _need(plan: Plan) -> int:
-    """The bytes in chunks that a plan may need when it runs."""
-    played = plan.simulation
-    once = plan.gating == "control" and played is not None and not played.other_orders
-    return int(plan.allocated * (1 + ONE_PLAY)) if once else plan.allocated
+def _no_longer_kept(plan: Plan) -> PlanError:
+    return PlanError(
+        "plan",
+        plan.planner or plan.mode,
+        f"would need {plan.allocated:,} bytes here, more than its budget of {plan.budget:,}: hold_gradients, xla or the "
+        "device are others than it was made for; plan anew with budget=",
+    )
 
 
 def _planned(site: Site, mode: str, share: float) -> Outcome | None:

@@ -52,6 +52,8 @@ PLAYS = (
 )
 #: All plays together execute about so many ops, if that allows more than one play.
 PLAYED_OPS = 200_000
+#: What is added to the chunks of a graph that is played only once: the holes between them differ from step to step.
+ONE_PLAY = 0.03
 #: Kernels that the executor runs at once, without asking for a thread. All others count as dear for their first twenty
 #: runs or so, until their measured times outweigh the high estimate that they begin with.
 CHEAP = optypes.SOURCES | optypes.VIEWS | optypes.SHAPES | {"NoOp"}
@@ -112,7 +114,13 @@ def simulate_execution(
         plays.append(Simulation(alive, int(alive.max(initial=0)), extra_seconds, lives))
     worst = max(plays, key=lambda play: play.peak)
     others = tuple(play.buffers for play in plays if play is not worst)
-    return replace(worst, other_orders=others, persistent=_persistent(ops, batch)), plays[0]
+    worst = replace(
+        worst,
+        other_orders=others,
+        persistent=_persistent(ops, batch),
+        margin=0.0 if others else ONE_PLAY,
+    )
+    return worst, plays[0]
 
 
 def _persistent(ops: OpGraph, batch: int) -> tuple[int, ...]:

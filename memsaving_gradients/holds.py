@@ -84,7 +84,7 @@ class Holds:
         waits_for = [*self.last_huge] if lined_up else []
         held = False
         if not entry.copy and entry.op >= self.graph.first_backward:
-            if self.sums.bytes_of(entry.op) >= self.long:
+            if 0 < self.long <= self.sums.bytes_of(entry.op):
                 added = self.sums.last_of(entry.op)
                 waits_for += [added] if added is not None and added not in waits_for else []
             held = bool(waits_for) and self._hold_back(entry.op, waits_for)

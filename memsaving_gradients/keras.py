@@ -124,16 +124,20 @@ class MemorySavingGradients(keras.callbacks.Callback):
                 )
             # Stands for the budget until the variables are known, so that what excludes a budget excludes this.
             budget = whole
-        self._asked = Options.of(
-            {
-                "checkpoints": checkpoints,
-                "hold_gradients": False if hold_gradients is None else hold_gradients,
-                "xla": xla,
-                "batch_size": batch_size,
-                "budget": budget,
-                **options,
-            }
-        )
+        asked = {
+            "checkpoints": checkpoints,
+            "hold_gradients": False if hold_gradients is None else hold_gradients,
+            "xla": xla,
+            "batch_size": batch_size,
+            "budget": budget,
+            **options,
+        }
+        try:
+            self._asked = Options.of(asked)
+        except ArgumentError as error:
+            if device_memory is None or error.argument != "budget":
+                raise
+            raise ArgumentError("device_memory", device_memory, error.problem) from None
         self._verbose = verbose
         self._watch = registry.Watch()
         self._plain: Any = None
@@ -157,9 +161,9 @@ class MemorySavingGradients(keras.callbacks.Callback):
         # Keras makes a new function after each compile. While it is the same, ours need not be traced again either.
         if self._plain is None or self._plain is not model.train_function:
             _build_optimizer(model)
-            self._watch = registry.Watch()
-            self._plain = model.train_function
-            self._saving = self._function(model)
+            options, watch = self._options(model), registry.Watch()
+            self._saving = self._function(model, options, watch)
+            self._plain, self._watch = model.train_function, watch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Put the memory-saving function in the model's place, for one call."""
@@ -184,8 +188,10 @@ class MemorySavingGradients(keras.callbacks.Callback):
         """Leave the model with its own training function."""
         self.model.train_function = self._plain
 
-    def _function(self, model: Any) -> Callable[[Any], Any]:
-        options, watch, plain = self._options(model), self._watch, self._plain
+    def _function(
+        self, model: Any, options: Options, watch: registry.Watch
+    ) -> Callable[[Any], Any]:
+        plain = model.train_function
         model.make_train_function(force=True)
         function, model.train_function = model.train_function, plain
 

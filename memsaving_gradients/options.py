@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -149,7 +150,7 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
             raise ArgumentError(
                 "planning_seconds", self.planning_seconds, "give a positive number of seconds"
             )
-        if self.progress not in (None, False) and not callable(self.progress):
+        if self.progress is not None and self.progress is not False and not callable(self.progress):
             raise ArgumentError(
                 "progress",
                 self.progress,
@@ -200,7 +201,7 @@ def _is_auto(checkpoints: Any) -> bool:
 
 def _number(value: Any, least: float = -math.inf) -> bool:
     real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    return real and math.isfinite(value) and value >= least
+    return real and least <= value <= sys.float_info.max
 
 
 def _check_planner(planner: Any) -> None:
@@ -219,8 +220,10 @@ def _check_planner(planner: Any) -> None:
 
 def _loaded(plan: Any) -> tuple[Plan, ...]:
     """One plan or several, each as such or as the path of a file."""
-    if plan is None or plan == ():
+    if plan is None or (isinstance(plan, tuple) and not plan):
         return ()
+    if isinstance(plan, list) and not plan:
+        raise ArgumentError("plan", plan, "names no plan; leave plan= out to plan anew")
     single = isinstance(plan, (str, bytes, os.PathLike, Plan))
     if not single and not isinstance(plan, (list, tuple)):
         raise ArgumentError("plan", plan, "give a Plan, the path of a saved one, or a list of them")

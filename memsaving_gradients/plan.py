@@ -250,7 +250,7 @@ class Plan:
             )
         if self.optimal:
             said.append(f"planner {self.planner!r}: proven to take the least time")
-        elif self.extra_time:
+        elif self.extra_time and self.lower_bound:
             said.append(
                 f"planner {self.planner!r}: at most {self.gap:.1%} of a step above the least extra time ({self.lower_bound:.1%})"
             )

@@ -56,7 +56,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
     shown = os.fspath(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise PlanError("plan", shown, f"cannot be read: {error}") from error
     try:
         whole = json.loads(text)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from graph_tools.errors import GraphError
 from memsaving_gradients import registry
-from memsaving_gradients.budgets import Found, Meter, Search, chunk_bytes
+from memsaving_gradients.budgets import Found, Goal, Meter, Search, chunk_bytes
 from memsaving_gradients.describe import describe, why_nothing
 from memsaving_gradients.errors import (
     NothingSavedWarning,
@@ -36,24 +36,34 @@ from memsaving_gradients.units import format_bytes
 from memsaving_gradients.unknowns import check_known
 from memsaving_gradients.validity import problem_of
 
-__all__ = ["LIMITED", "Outcome", "by_limits", "by_mode", "by_saved_plan", "warn_nothing_saved"]
+__all__ = [
+    "LIMITED",
+    "Outcome",
+    "by_limits",
+    "by_mode",
+    "by_saved_plan",
+    "warn_nothing_saved",
+    "warn_stopped",
+]
 
 _BY_MODE = {"memory": least_memory.plan, "speed": cheap_ops.plan}
 #: Modes in which what is plain is the graph before masks were packed.
 LIMITED = ("budget", "slowdown", "planner")
+_ENDED = {"interrupted": "interrupted", "out of time": "stopped, out of time"}
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What to make of a gradient computation.
 
-    ``plain``: nothing; it does what was asked for as it is.
+    ``plain``: nothing; it does what was asked for as it is. ``stopped``: why planning ended early, or an empty string.
     """
 
     step: CapturedStep
     proposal: Proposal
     plan: Plan
     plain: bool = False
+    stopped: str = ""
 
     def as_it_runs(self, simulation: Simulation) -> Outcome:
         """The same, described by what the executor makes of it."""
@@ -64,11 +74,12 @@ class Outcome:
 def by_mode(site: Site, mode: str) -> Outcome | None:
     """What a mode or named checkpoints come to; ``None``, after a warning, if that saves nothing."""
     options = site.options
-    if mode == "memory":
-        site.pack()
     step = _captured(site)
     if step is None:
         return None
+    before = site.play(step)
+    if mode == "memory" and site.pack():
+        step = site.capture()
     most = simulate(step.graph, plain(step.graph)).peak
     with showing(options.progress) as hook:
         limits = Limits(
@@ -89,7 +100,7 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
             f"{most:,}); checkpoints='memory' finds better ones",
         )
     found = Found(proposal, proposal.peak, None)
-    plan = _described(site, step, found, mode, mode, before=site.play(step))
+    plan = _described(site, step, found, mode, mode, before=before)
     return Outcome(step, proposal, plan)
 
 
@@ -105,7 +116,8 @@ def by_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
     sought = site.sought
     if sought is None:
         return None
-    step, budget, search = sought.step, sought.budget, sought.search
+    step, goal, search = sought.step, sought.goal, sought.search
+    budget = None if goal is None else goal.budget
     name = planner_name(options.planner)
     plain_need = chunk_bytes(sought.before, site.gating)
     if search is None:
@@ -117,10 +129,8 @@ def by_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
     found: Found | None
     with showing(options.progress) as hook:
         search.progress = hook
-        if budget is not None and not share:
-            found = search.least()
-        elif budget is not None:
-            found = search.within(int(budget * share), plain_need, options.budget, share)
+        if goal is not None:
+            found = search.within(goal, share) if share else search.least()
         elif options.max_slowdown is not None:
             allowed = options.max_slowdown * sought.unpacked.graph.total_seconds
             found = search.within_time(allowed - step.graph.total_seconds)
@@ -132,17 +142,20 @@ def by_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
             if options.max_slowdown
             else f"of planner {name!r}"
         )
+        so_far = (
+            f" was found before planning was {_ENDED[search.stopped]} that"
+            if search.stopped
+            else ""
+        )
         warn_nothing_saved(
             site.graph,
-            f"no plan {where} needs less than the {plain_need:,} bytes of plain training",
+            f"no plan {where}{so_far} needs less than the {plain_need:,} bytes of plain training",
         )
         return None
     plan = _described(
         site, step, found, mode, name, before=sought.before, budget=budget, unpacked=sought.unpacked
     )
-    if found.stopped:
-        _warn_stopped(plan, found.stopped)
-    return Outcome(step, found.proposal, plan)
+    return Outcome(step, found.proposal, plan, stopped=found.stopped)
 
 
 def _seek(site: Site) -> Sought | None:
@@ -152,9 +165,9 @@ def _seek(site: Site) -> Sought | None:
         return None
     before = site.play(step)
     plain_need = chunk_bytes(before, site.gating)
-    budget = _budget(site, step, before)
-    if budget is not None and budget >= plain_need:
-        return Sought(step, unpacked, before, budget, None)
+    goal = _goal(site, step, before)
+    if goal is not None and goal.budget >= plain_need:
+        return Sought(step, unpacked, before, goal, None)
     if site.pack():
         step = site.capture()
     search = Search(
@@ -164,7 +177,7 @@ def _seek(site: Site) -> Sought | None:
         accumulate=options.accumulate,
         seconds=options.planning_seconds,
     )
-    return Sought(step, unpacked, before, budget, search)
+    return Sought(step, unpacked, before, goal, search)
 
 
 def by_saved_plan(site: Site) -> Outcome:
@@ -272,16 +285,18 @@ def _captured(site: Site) -> CapturedStep | None:
         return None
 
 
-def _budget(site: Site, step: CapturedStep, before: Simulation) -> int | None:
-    """The budget in bytes of chunks: a fraction is one of the least that plain training may need."""
+def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
+    """The budget in bytes of chunks: a fraction is one of the least that plain training may need, and 1 the most."""
     limit = site.options.limit
+    if limit is None:
+        return None
+    most = chunk_bytes(before, site.gating)
+    base = most if site.data_gates else before.allocated_least
     if isinstance(limit, float):
-        most = chunk_bytes(before, site.gating)
-        least = most if site.data_gates else before.allocated_least
-        return max(1, int(limit * (most if limit == 1 else least)))
-    if limit is not None:
+        limit = max(1, int(limit * (most if limit == 1 else base)))
+    else:
         check_known(step, before.peak, site.options.batch_size)
-    return limit
+    return Goal(limit, most, base, site.options.budget)
 
 
 def warn_nothing_saved(graph: tf.Graph, why: str) -> None:
@@ -304,10 +319,10 @@ def _note_ample(graph: tf.Graph, budget: int, plain_need: int) -> None:
         warnings.warn(note + ".", PlanNote, stacklevel=6)
 
 
-def _warn_stopped(plan: Plan, why: str) -> None:
-    how = "interrupted" if why == "interrupted" else "stopped, out of time"
+def warn_stopped(plan: Plan, why: str) -> None:
+    """Say that planning ended early."""
     warnings.warn(
-        f"planning was {how}; the best plan so far is used: extra time about {plan.extra_time:.1%}, at most "
+        f"planning was {_ENDED[why]}; the best plan so far is used: extra time about {plan.extra_time:.1%}, at most "
         f"{plan.gap:.1%} of a step above the least ({plan.lower_bound:.1%}).",
         PlanningStoppedWarning,
         stacklevel=6,

@@ -78,6 +78,8 @@ class Simulation:
         Buffers for other orders that the ops may run in.
     persistent
         Bytes of variables and fed inputs, which are there before the step: they decide what holes buffers fall into.
+    margin
+        Share of its chunks that is added for chance.
     """
 
     bytes_alive: npt.NDArray[np.int64]
@@ -87,6 +89,7 @@ class Simulation:
     owner: list[int] = field(default_factory=list)
     other_orders: tuple[Buffers, ...] = ()
     persistent: tuple[int, ...] = ()
+    margin: float = 0.0
 
     @cached_property
     def allocated_least(self) -> int:
@@ -100,11 +103,12 @@ class Simulation:
         How much larger depends on what was allocated earlier, so it is the most for several pasts.
         """
         pasts = (self.persistent, sorted(self.persistent)) if self.persistent else ()
-        return max(
+        most = max(
             *(allocated_peak(*order) for order in (self.buffers, *self.other_orders)),
             *(allocated_peak(*self.buffers, before=past) for past in pasts),
             0,
         )
+        return int(most * (1 + self.margin))
 
 
 def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:

@@ -300,7 +300,7 @@ class _Names:
 
 
 def _outputs(op: tf.Operation, index: str) -> list[tf.Tensor]:
-    return list(op.outputs[int(index) : int(index) + 1]) if index.isdigit() else []
+    return list(op.outputs[int(index) : int(index) + 1]) if index.isdecimal() else []
 
 
 def _candidates(item: Any, graph: tf.Graph, names: _Names) -> list[tf.Tensor]:

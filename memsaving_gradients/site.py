@@ -11,7 +11,7 @@ import tensorflow as tf
 from graph_tools import _tf
 from graph_tools.capture import capture
 from memsaving_gradients import registry
-from memsaving_gradients.budgets import Search
+from memsaving_gradients.budgets import Goal, Search
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.options import Options
 from memsaving_gradients.packing import Masks, pack_masks
@@ -34,8 +34,8 @@ class Sought:
         The step before.
     before
         Plain training as it runs.
-    budget
-        The budget in bytes of chunks, or ``None``.
+    goal
+        The budget, or ``None``.
     search
         The search; it remembers what it has tried. ``None``: plain training meets the budget.
     """
@@ -43,7 +43,7 @@ class Sought:
     step: CapturedStep
     unpacked: CapturedStep
     before: Simulation
-    budget: int | None
+    goal: Goal | None
     search: Search | None
 
 

@@ -23,8 +23,12 @@ UNITS = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
 }
 
+#: More bytes than this are a mistake.
+MOST = 2**100
+
 _BY_LOWER = {unit.lower(): size for unit, size in UNITS.items()}
-_WRITTEN = re.compile(r"\s*([+-]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.I)
+_WHOLE = r"\d{1,3}(?:,\d{3})+|\d[\d_]*"
+_WRITTEN = re.compile(rf"\s*([+-]?(?:(?:{_WHOLE})\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.I)
 _ACCEPTED = (
     f"give an int (bytes) or a string with one of the units {', '.join(UNITS)}, such as '2GiB'"
 )
@@ -91,13 +95,16 @@ def _bytes(value: Any, argument: str, accepted: str) -> int:
         raise ArgumentError(argument, value, accepted)
     if found <= 0:
         raise ArgumentError(argument, value, f"is not positive; {accepted}")
+    if found > MOST:
+        raise ArgumentError(argument, value, f"is more than any memory; {accepted}")
     return found
 
 
 def _written(text: str, argument: str, accepted: str) -> int:
     match = _WRITTEN.fullmatch(text)
     if match is None:
-        raise ArgumentError(argument, text, f"is no number with a unit; {accepted}")
+        decimal = "a decimal comma is not read, write a point; " if "," in text else ""
+        raise ArgumentError(argument, text, f"is no number with a unit; {decimal}{accepted}")
     number, unit = match.groups()
     if not unit:
         raise ArgumentError(argument, text, f"has no unit; {accepted}")

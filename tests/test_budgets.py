@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from memsaving_gradients.budgets import Meter, Search
+from memsaving_gradients.budgets import Goal, Meter, Search
 from memsaving_gradients.planners import Interrupted, Limits, Proposal, least_memory
 from memsaving_gradients.progress import showing
 from tests.graphs import GRAPHS
@@ -52,7 +52,7 @@ def test_search_keeps_every_budget(name: str, gating: str) -> None:
     for share in (0.95, 0.8, 0.6, 0.4, 0.2):
         budget = int(share * need)
         try:
-            found = Search(meter, greedy).within(budget, need, budget)
+            found = Search(meter, greedy).within(Goal(budget, need, need, budget))
         except errors.BudgetError as error:
             least = error.least
         else:
@@ -61,14 +61,15 @@ def test_search_keeps_every_budget(name: str, gating: str) -> None:
             continue
         assert budget < least <= need
         if least < need:
-            assert Search(meter, greedy).within(least, need, least).need <= least
+            assert Search(meter, greedy).within(Goal(least, need, need, least)).need <= least
 
 
 def test_search_takes_the_fastest_that_fits() -> None:
     graph = GRAPHS["unequal chain"]()
     meter = Meter(graph, "control")
     search = Search(meter, greedy)
-    found = search.within(int(0.7 * meter.need(meter.plain)), meter.need(meter.plain), 0.7)
+    need = meter.need(meter.plain)
+    found = search.within(Goal(int(0.7 * need), need, need, 0.7))
     fits = [f for f in search._tried if f.need <= 0.7 * meter.need(meter.plain)]
     assert found.proposal.extra_seconds == min(f.proposal.extra_seconds for f in fits)
 

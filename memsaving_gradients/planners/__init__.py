@@ -1,9 +1,12 @@
 """Planners: one algorithm a file, all ``plan(TrainingGraph, Limits) → Proposal``, no TensorFlow.
 
+- :mod:`~memsaving_gradients.planners.auto`: the fastest plan within a budget, on any graph; behind ``budget=``.
+- :mod:`~memsaving_gradients.planners.chain`: the same by a dynamic program, for networks that are chains of stages.
 - :mod:`~memsaving_gradients.planners.least_memory`: the least peak with every value recomputed at most once.
 - :mod:`~memsaving_gradients.planners.cheap_ops`: keep what is expensive, recompute what is cheap.
 - :mod:`~memsaving_gradients.planners.chen_budget`: segments of equal bytes, the founding paper's plan; takes budgets.
-- :mod:`~memsaving_gradients.planners.mirror`: how often each value may be made again, given by hand or by recursion.
+- :mod:`~memsaving_gradients.planners.mirror`: how often each value may be made again, given by hand or by recursion (for other
+  planners to follow).
 - :mod:`~memsaving_gradients.planners.named`: keep what the user names.
 """
 

@@ -97,6 +97,10 @@ class _Planning:
                 self._follow_chain()
         except (Interrupted, _Stopped):
             complete = False
+        except KeyboardInterrupt:
+            if not self._fits():
+                raise
+            complete = False
         if self.found is None or not self._fits():
             self._note(least_memory.plan(self.graph, replace(self.limits, budget=None)))
         assert self.found is not None
@@ -109,7 +113,8 @@ class _Planning:
         )
 
     def _follow_chain(self) -> None:
-        trial = chain.plan(self.graph, self.limits)
+        left = None if self.ends is None else max(0.0, self.ends - time.monotonic())
+        trial = chain.plan(self.graph, replace(self.limits, seconds=left))
         self._note(trial)
         if not trial.complete:
             raise _Stopped

@@ -7,8 +7,8 @@ all budgets, so the whole curve of plans costs little more than one: `candidates
 
 The promises of the program hold for its model of stages, not for the graph. What counts is therefore the simulated
 peak: the fastest plan is chosen whose peak is within the budget, first of a fixed row of candidates, then of those
-between it and the next faster one. On large graphs, where few plans can be simulated, the row is entered at the budget and walked to
-the first that fits. The row does not depend on the budget, so a larger budget does not get a slower plan.
+between it and the next faster one. The row does not depend on the budget, so a larger budget never gets a slower plan. On large
+graphs, where few plans can be simulated, an endless row is entered at the budget and searched by halves, as if peaks fell along it.
 Optimal for chains in the program's model, where every stage may run any number of times; what branches wider than a
 stage gets is a good plan. Deterministic.
 """
@@ -336,11 +336,11 @@ class _Search:
             else:
                 over = number
             if enough < 0 or over < 0:
-                number += stride if enough < 0 else -stride
+                number = number + stride if enough < 0 else max(0, number - stride)
                 stride *= 2
             else:
                 number = (over + enough) // 2
-            if number in (over, enough) or number < 0:
+            if number in (over, enough):
                 return
 
     def _try(self, budget: float, schedule: Schedule | None, least: float = 0.0) -> None:
