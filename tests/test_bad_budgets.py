@@ -93,6 +93,14 @@ CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
         "0.9",
         ", 1 of the",
     ),
+    "no plan": (lambda n: ms.gradients(n.y, n.x, plan=[]), "plan", "[]", "leave plan= out"),
+    "slower than time": (
+        lambda n: n.gradients(max_slowdown=10**400),
+        "max_slowdown",
+        "1000",
+        "give a factor",
+    ),
+    "progress of nothing": (lambda n: n.gradients(progress=0), "progress", "0", "a function of"),
     "with a mode": (
         lambda n: n.gradients(budget=0.5, checkpoints="memory"),
         "budget",

@@ -295,6 +295,73 @@ def test_interrupted_before_any_plan_leaves_the_graph() -> None:
     assert ms.plans(graph)[-1] == planned(budget=0.5)
 
 
+def test_a_stop_is_said_once_and_ends_all_planning() -> None:
+    asked = []
+
+    def slow(graph: Any, limits: Limits) -> Proposal:
+        asked.append(limits.budget)
+        if len(asked) > 1:
+            raise Interrupted
+        return greedy(graph, limits)
+
+    with pytest.warns(errors.PlanningStoppedWarning) as said:
+        plan = planned(HOLEY, budget=0.7, planner=slow)
+    assert len([w for w in said if w.category is errors.PlanningStoppedWarning]) == 1
+    assert len(asked) == 2
+    assert not plan.complete
+
+
+def test_the_key_ends_the_default_planner_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memsaving_gradients.planners import auto
+
+    improve = auto.Search.improve
+
+    def stops(self: Any, *arguments: Any) -> Any:
+        improve(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(auto.Search, "improve", stops)
+    with pytest.warns(errors.PlanningStoppedWarning, match="interrupted"):
+        plan = planned(HOLEY, budget=0.7, planner="auto")
+    assert plan.budget is not None
+    assert plan.allocated <= plan.budget
+    assert not plan.complete
+
+
+def test_the_least_memory_claims_no_time_that_is_not_known() -> None:
+    with tf.Graph().as_default() as graph:
+        x, y = tower()
+        with pytest.raises(errors.BudgetError) as caught:
+            ms.gradients(y, x, budget=1)
+        ms.gradients(y, x, budget=caught.value.least)
+        ms.gradients(y, x, max_slowdown=100.0)
+    for plan in ms.plans(graph):
+        assert 0 <= plan.lower_bound <= plan.extra_time
+        assert "inf" not in str(plan)
+
+
+def test_fractions_that_are_named_work_where_orders_differ() -> None:
+    def build() -> tuple[tf.Tensor, tf.Tensor]:
+        # Branches of unlike lengths: what runs beside what is chance.
+        x = tf.compat.v1.placeholder(tf.float32, [64, 1024])
+        ends = []
+        for length in (3, 7, 12):
+            h = x
+            for _ in range(length):
+                h = tf.tanh(h)
+            ends.append(h)
+        return x, tf.add_n(ends)
+
+    with tf.Graph().as_default() as graph:
+        x, y = build()
+        with pytest.raises(errors.BudgetError) as caught:
+            ms.gradients(y, x, budget=0.01)
+        ms.gradients(y, x, budget=caught.value.fraction)
+    plan = ms.plans(graph)[-1]
+    assert plan.budget is not None
+    assert plan.allocated <= plan.budget
+
+
 def test_error_in_a_hook_leaves_the_graph() -> None:
     def hook(share: float, what: str) -> None:
         raise KeyError(what)

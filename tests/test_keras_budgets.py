@@ -124,6 +124,21 @@ def test_device_that_is_too_small() -> None:
     assert "variables take" in str(caught.value)
 
 
+def test_errors_name_what_was_given() -> None:
+    with pytest.raises(errors.ArgumentError, match="excludes checkpoints") as caught:
+        MemorySavingGradients("speed", device_memory="16GiB")
+    assert caught.value.argument == "device_memory"
+    assert caught.value.value == "16GiB"
+
+
+def test_the_same_error_every_time() -> None:
+    trained, callback = model(), saving(device_memory="100 kB")
+    for _ in range(2):
+        with pytest.raises(errors.ArgumentError, match="nothing is left for training"):
+            fit(trained, callback)
+    fit(trained)
+
+
 def test_unknown_batch_is_asked_for() -> None:
     with pytest.raises(errors.ArgumentError, match="give batch_size=") as caught:
         fit(model(), saving(budget="420 kB"), dataset())
