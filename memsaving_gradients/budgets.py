@@ -33,7 +33,7 @@ from memsaving_gradients.training_graph import TrainingGraph
 from memsaving_gradients.units import format_bytes
 from memsaving_gradients.validity import problem_of
 
-__all__ = ["Found", "Goal", "Meter", "Search", "chunk_bytes", "too_small"]
+__all__ = ["Found", "Goal", "Meter", "Search", "chunk_bytes", "safe_bytes", "too_small"]
 
 #: Plans to ask for while one is sought that fits, …
 MOST_ROUNDS = 5
@@ -53,6 +53,11 @@ def chunk_bytes(simulation: Simulation, gating: str) -> int:
     XLA (``gating="data"``) takes one buffer for a whole program.
     """
     return _one_chunk(simulation.peak) if gating == "data" else simulation.allocated_peak
+
+
+def safe_bytes(simulation: Simulation, gating: str) -> int:
+    """What a step that was played may need of a budget: its chunks, and what is left to chance."""
+    return int(chunk_bytes(simulation, gating) * (1 + simulation.margin))
 
 
 def _one_chunk(size: int) -> int:

@@ -12,7 +12,6 @@ from memsaving_gradients import guard, registry
 from memsaving_gradients.budgets import too_small
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.options import Options
-from memsaving_gradients.plan import Plan
 from memsaving_gradients.planning import (
     LIMITED,
     Outcome,
@@ -120,14 +119,14 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
                 break
             if outcome is None or outcome.plain:
                 return None if outcome is None else (outcome, None)
-            planned = outcome.plan.allocated
+            planned = outcome.need
             outcome, result = _rewritten(site, outcome)
-            budget, need = outcome.plan.budget, outcome.plan.allocated
+            budget, need = outcome.plan.budget, outcome.need
             if budget is None or need <= budget:
                 return outcome, result
             site.take_back(result)
             if mode == "saved":
-                raise _no_longer_kept(outcome.plan)
+                raise _no_longer_kept(outcome)
             # What the executor adds to one plan it adds to the next, about. Holes between chunks need not shrink with the
             # plan: each step down is a larger one.
             share = min(planned / need, share * MOST_SHARE) * MOST_SHARE**attempt
@@ -136,9 +135,9 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
             return None
         outcome, result = _rewritten(site, outcome)
         goal = site.sought.goal if site.sought is not None else None
-        if goal is not None and outcome.plan.allocated > goal.budget:
+        if goal is not None and outcome.need > goal.budget:
             site.take_back(result)
-            raise too_small(goal, min(outcome.plan.allocated, goal.plain_need))
+            raise too_small(goal, min(outcome.need, goal.plain_need))
         return outcome, result
     except BaseException:
         site.abandon()
@@ -156,11 +155,12 @@ def _rewritten(site: Site, outcome: Outcome) -> tuple[Outcome, Rewrite]:
     return outcome, result
 
 
-def _no_longer_kept(plan: Plan) -> PlanError:
+def _no_longer_kept(outcome: Outcome) -> PlanError:
+    plan = outcome.plan
     return PlanError(
         "plan",
         plan.planner or plan.mode,
-        f"would need {plan.allocated:,} bytes here, more than its budget of {plan.budget:,}: hold_gradients, xla or the "
+        f"would need {outcome.need:,} bytes here, more than its budget of {plan.budget:,}: hold_gradients, xla or the "
         "device are others than it was made for; plan anew with budget=",
     )
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from graph_tools.errors import GraphError
 from memsaving_gradients import registry
-from memsaving_gradients.budgets import Found, Goal, Meter, Search, chunk_bytes
+from memsaving_gradients.budgets import Found, Goal, Meter, Search, chunk_bytes, safe_bytes
 from memsaving_gradients.describe import describe, why_nothing
 from memsaving_gradients.errors import (
     NothingSavedWarning,
@@ -64,6 +64,13 @@ class Outcome:
     plan: Plan
     plain: bool = False
     stopped: str = ""
+
+    @property
+    def need(self) -> int:
+        """The bytes of a budget that it may need."""
+        simulation = self.plan.simulation
+        assert simulation is not None
+        return safe_bytes(simulation, self.plan.gating)
 
     def as_it_runs(self, simulation: Simulation) -> Outcome:
         """The same, described by what the executor makes of it."""
@@ -164,9 +171,8 @@ def _seek(site: Site) -> Sought | None:
     if step is None or unpacked is None:
         return None
     before = site.play(step)
-    plain_need = chunk_bytes(before, site.gating)
     goal = _goal(site, step, before)
-    if goal is not None and goal.budget >= plain_need:
+    if goal is not None and goal.budget >= goal.plain_need:
         return Sought(step, unpacked, before, goal, None)
     if site.pack():
         step = site.capture()
@@ -290,7 +296,7 @@ def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
     limit = site.options.limit
     if limit is None:
         return None
-    most = chunk_bytes(before, site.gating)
+    most = safe_bytes(before, site.gating)
     base = most if site.data_gates else before.allocated_least
     if isinstance(limit, float):
         limit = max(1, int(limit * (most if limit == 1 else base)))

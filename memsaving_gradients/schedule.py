@@ -79,7 +79,7 @@ class Simulation:
     persistent
         Bytes of variables and fed inputs, which are there before the step: they decide what holes buffers fall into.
     margin
-        Share of its chunks that is added for chance.
+        Share of its chunks by which a step may need more, for chance.
     """
 
     bytes_alive: npt.NDArray[np.int64]
@@ -103,12 +103,11 @@ class Simulation:
         How much larger depends on what was allocated earlier, so it is the most for several pasts.
         """
         pasts = (self.persistent, sorted(self.persistent)) if self.persistent else ()
-        most = max(
+        return max(
             *(allocated_peak(*order) for order in (self.buffers, *self.other_orders)),
             *(allocated_peak(*self.buffers, before=past) for past in pasts),
             0,
         )
-        return int(most * (1 + self.margin))
 
 
 def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
