@@ -43,8 +43,9 @@ MANY_OPS, FEW_ROUNDS = 30_000, 2
 STEP = 0.95
 #: A plan that needs at least this share of the budget uses it well enough.
 CLOSE = 0.96
-#: What is asked for last, as multiples of the least peak; on large graphs only the first.
-FLOORS = (1.0, 1.04, 1.1)
+#: What is asked for last, as multiples of the peak that comes when a byte is asked for (a search for too much loses its way, and may
+#: do better with less to do); on large graphs only the first.
+FLOORS = (1.0, 0.85, 1.04, 1.1)
 
 
 def chunk_bytes(simulation: Simulation, gating: str) -> int:
