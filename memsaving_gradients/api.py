@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from graph_tools._tf_autodiff import enclosing_graphs
-from memsaving_gradients import registry
-from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
+from memsaving_gradients.errors import ArgumentError, EagerExecutionError
 from memsaving_gradients.options import MODES, Options
 from memsaving_gradients.patching import ends_in, rewired
+from memsaving_gradients.planning import OUTER, warn_nothing_saved
 from memsaving_gradients.saving import paused
 
 __all__ = ["gradients", "gradients_collection", "gradients_memory", "gradients_speed"]
@@ -202,13 +201,7 @@ def gradients(
 
 
 def _plainly(graph: tf.Graph, differentiate: Callable[[], Any]) -> Any:
-    why = "ys were computed in another function or outside of the branch or loop that asks for gradients"
-    if not registry.warned(graph, why):
-        warnings.warn(
-            f"gradients are plain TensorFlow gradients and save no memory: {why}; call gradients where ys are computed.",
-            NothingSavedWarning,
-            stacklevel=3,
-        )
+    warn_nothing_saved(graph, f"{OUTER}; call gradients where ys are computed", stacklevel=4)
     with paused():
         return differentiate()
 

@@ -33,7 +33,7 @@ from memsaving_gradients.training_graph import TrainingGraph
 from memsaving_gradients.units import format_bytes
 from memsaving_gradients.validity import problem_of
 
-__all__ = ["Found", "Goal", "Meter", "Search", "chunk_bytes", "safe_bytes", "too_small"]
+__all__ = ["MANY_OPS", "Found", "Goal", "Meter", "Search", "chunk_bytes", "safe_bytes", "too_small"]
 
 #: Plans to ask for while one is sought that fits, …
 MOST_ROUNDS = 5

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
 from memsaving_gradients import guard, registry
-from memsaving_gradients.budgets import too_small
+from memsaving_gradients.budgets import MANY_OPS, too_small
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.options import Options
 from memsaving_gradients.planning import (
@@ -30,8 +30,8 @@ guard.install()
 
 #: Plans that are rewritten and played until one keeps the budget, and the most that the next one gets of what this one had.
 MOST_ATTEMPTS, MOST_SHARE = 5, 0.97
-#: Where an attempt takes seconds, the first one leaves room for what the executor adds.
-MANY_OPS, FIRST_SHARE = 30_000, 0.92
+#: Where an attempt takes seconds (`MANY_OPS`), the first one leaves room for what the executor adds.
+FIRST_SHARE = 0.92
 
 
 def save_memory(

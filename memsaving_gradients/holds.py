@@ -172,12 +172,8 @@ class Holds:
 
     def _may_trigger(self, entry: Step, op: tf.Operation) -> bool:
         """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it may be fused into as they are."""
-        if op is not self.ops.ops[entry.op] and not entry.copy:
-            # An addition of ours, which is fused with nothing.
-            return True
-        kind = op.type
         forward = entry.op < self.graph.first_backward
-        return kind not in (optypes.FUSED if forward else optypes.MERGED_AT_RUN_TIME)
+        return op.type not in (optypes.FUSED if forward else optypes.MERGED_AT_RUN_TIME)
 
     def _wait_with_twin(self, position: int) -> bool:
         """Let an op wait for what the earlier op that it equals waits for."""

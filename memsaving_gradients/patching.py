@@ -19,7 +19,7 @@ import tensorflow as tf
 from graph_tools import _tf_autodiff
 from memsaving_gradients.errors import EagerExecutionError, PatchError, SelectionError
 from memsaving_gradients.options import Options
-from memsaving_gradients.planning import warn_nothing_saved
+from memsaving_gradients.planning import OUTER, warn_nothing_saved
 from memsaving_gradients.saving import is_paused, paused, saving
 from memsaving_gradients.selection import resolve
 
@@ -288,11 +288,8 @@ def _patched(differentiate: Callable[[], Any], ys: Any, xs: Any) -> Any:
     if not ends:
         # Targets of an outer graph: their forward ops are not in this one.
         if _stack[-1].options.searches:
-            warn_nothing_saved(
-                graph,
-                "ys were computed in another function or outside of the branch or loop that asks for gradients, so no budget "
-                "is kept; call gradients where ys are computed",
-            )
+            way_out = "so no budget is kept; call gradients where ys are computed"
+            warn_nothing_saved(graph, f"{OUTER}, {way_out}")
         return differentiate()
     now = _stack[-1]
     options = now.options

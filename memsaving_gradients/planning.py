@@ -38,6 +38,7 @@ from memsaving_gradients.validity import problem_of
 
 __all__ = [
     "LIMITED",
+    "OUTER",
     "Outcome",
     "by_limits",
     "by_mode",
@@ -49,6 +50,10 @@ __all__ = [
 _BY_MODE = {"memory": least_memory.plan, "speed": cheap_ops.plan}
 #: Modes in which what is plain is the graph before masks were packed.
 LIMITED = ("budget", "slowdown", "planner")
+#: Why gradients of targets of another graph are plain.
+OUTER = (
+    "ys were computed in another function or outside of the branch or loop that asks for gradients"
+)
 _ENDED = {"interrupted": "interrupted", "out of time": "stopped, out of time"}
 
 
@@ -305,14 +310,14 @@ def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
     return Goal(limit, most, base, site.options.budget)
 
 
-def warn_nothing_saved(graph: tf.Graph, why: str) -> None:
+def warn_nothing_saved(graph: tf.Graph, why: str, stacklevel: int = 6) -> None:
     """Say, once for each graph, why gradients are TensorFlow's own."""
     if registry.warned(graph, why):
         return
     warnings.warn(
         f"gradients are plain TensorFlow gradients and save no memory: {why}.",
         NothingSavedWarning,
-        stacklevel=6,
+        stacklevel=stacklevel,
     )
 
 

@@ -101,7 +101,7 @@ class _Planning:
             if not self._fits():
                 raise
             complete = False
-        if self.found is None or not self._fits():
+        if not self._fits():
             self._note(least_memory.plan(self.graph, replace(self.limits, budget=None)))
         assert self.found is not None
         return replace(
@@ -123,11 +123,8 @@ class _Planning:
         return self.found is not None and self.found.peak <= self.budget
 
     def _good(self) -> bool:
-        return (
-            self.found is not None
-            and self._fits()
-            and self.found.extra_seconds <= GOOD * self.bound
-        )
+        found = self.found
+        return found is not None and self._fits() and found.extra_seconds <= GOOD * self.bound
 
     def _search(self) -> None:
         starts = list(self._starts())
@@ -174,7 +171,7 @@ class _Planning:
         keep = frozenset(self.limits.keep)
         expensive = keep | set(cheap_ops.expensive_storages(graph))
         for kept in (keep, expensive) if expensive - keep else (keep,):
-            cuts = graph.derived(least_memory.kept_sets, frozenset(kept), CUTS)
+            cuts = graph.derived(least_memory.kept_sets, kept, CUTS)
             sets = [coarse.decisions(s) for s in cuts]
             played = [(run(coarse.problem, d), d) for d in sets]
             fitting = [

@@ -25,7 +25,7 @@ from graph_tools.liveness import timeline
 from memsaving_gradients.planners.cheap_ops import expensive_storages
 from memsaving_gradients.planners.rotor import Chain
 from memsaving_gradients.planners.segments import Segments, measure_segments
-from memsaving_gradients.schedule import Schedule, Step, simulate
+from memsaving_gradients.schedule import ordered, simulate
 from memsaving_gradients.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Stages", "cut_stages"]
@@ -178,9 +178,8 @@ class _Measure:
             graph.first_backward + np.searchsorted(-stage, -np.arange(self.length), side="right")
         ).tolist()
         self.bounds.append(graph.first_backward)
-        steps = tuple(Step(op) for op in self.order)
         # Workspaces are added where they are needed.
-        self.simulation = simulate(replace(graph, workspace=None), Schedule(steps, graph.sums))
+        self.simulation = simulate(replace(graph, workspace=None), ordered(graph, graph.sums))
         self.beside: list[int] = self._beside().tolist()
 
     def stages(self) -> Stages:
