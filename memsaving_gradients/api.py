@@ -79,9 +79,10 @@ def gradients(
         The other way to ask: the least memory with which a step takes at most this many times the estimated time of a plain
         one (1.2: 20 % more). Excludes ``budget``.
     accumulate
-        Whether sums of ten addends or more (gradients of tied weights, of unrolled recurrences) are added up as the addends
-        come instead of holding all of them. The order is that of TensorFlow's own kernel, so that the bits are the same
-        except where that begins with another addend, whose buffer it takes over.
+        Whether sums of ten addends or more (gradients of tied weights, of unrolled recurrences) and of fewer, but large ones
+        (gradients of normalizations) are added up as the addends come instead of holding all of them. The order is that of
+        TensorFlow's own kernel, so that the bits are the same; grappler's arithmetic rewriting, where it is on, sorts ten addends and
+        more before, which is not followed.
     profile
         Whether times of ops are measured on this device, once for each kind of op and shape, instead of estimated.
     plan

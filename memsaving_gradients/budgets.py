@@ -189,8 +189,11 @@ class Search:
             found = Found(self.meter.plain, self.meter.need(self.meter.plain), None)
         return self._with_end(found)
 
-    def within(self, goal: Goal, share: float = 1.0) -> Found:
+    def within(self, goal: Goal, share: float = 1.0, below: int | None = None) -> Found:
         """The fastest plan that needs at most a share of a budget: when it runs, it needs more by as much.
+
+        ``below``: what a plan needed that turned out to be too large. What an order makes of chunks is chance: plans that need
+        fewer than that, but more than the share, may fit, too.
 
         Raises
         ------
@@ -198,11 +201,15 @@ class Search:
             If no plan was found that fits.
         """
         budget = int(goal.budget * share)
-        self._close_in(budget)
+        most = budget if below is None else max(budget, below - 1)
+        fits = [found for found in self._fitting(most) if found.need >= budget]
+        if below is None or not fits:
+            self._close_in(budget)
+            fits = self._fitting(most)
         floors: list[Found] = []
-        if not self._fitting(budget) and self._stopped != "interrupted":
+        if not fits and self._stopped != "interrupted":
             floors = self._reach_floor()
-        fits = self._fitting(budget)
+            fits = self._fitting(most)
         if not fits:
             self._raise_if_by_key()
             least = min([goal.plain_need, *(found.need for found in floors or self._tried)])

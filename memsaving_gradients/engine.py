@@ -29,9 +29,9 @@ __all__ = ["save_memory"]
 guard.install()
 
 #: Plans that are rewritten and played until one keeps the budget, and the most that the next one gets of what this one had.
-MOST_ATTEMPTS, MOST_SHARE = 5, 0.97
-#: Where an attempt takes seconds (`MANY_OPS`), the first one leaves room for what the executor adds.
-FIRST_SHARE = 0.92
+MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
+#: Where an attempt takes seconds (`MANY_OPS`), there are fewer, and the first one leaves room for what the executor adds.
+FEW_ATTEMPTS, FIRST_SHARE = 5, 0.92
 
 
 def save_memory(
@@ -109,10 +109,12 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
     a plan is made for less; at last the plan of least memory, which names the least budget if that is not enough either.
     """
     try:
-        share = FIRST_SHARE if len(site.operations) > MANY_OPS else 1.0
-        for attempt in range(MOST_ATTEMPTS if mode == "budget" else 1):
+        large = len(site.operations) > MANY_OPS
+        share, below = FIRST_SHARE if large else 1.0, None
+        attempts = FEW_ATTEMPTS if large else MOST_ATTEMPTS
+        for attempt in range(attempts if mode == "budget" else 1):
             try:
-                outcome = _planned(site, mode, share)
+                outcome = _planned(site, mode, share, below)
             except BudgetError:
                 if site.stopped:
                     raise
@@ -130,6 +132,7 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
             # What the executor adds to one plan it adds to the next, about. Holes between chunks need not shrink with the
             # plan: each step down is a larger one.
             share = min(planned / need, share * MOST_SHARE) * MOST_SHARE**attempt
+            below = None if large else planned
         outcome = _planned(site, mode, 0.0)
         if outcome is None:
             return None
@@ -165,10 +168,10 @@ def _no_longer_kept(outcome: Outcome) -> PlanError:
     )
 
 
-def _planned(site: Site, mode: str, share: float) -> Outcome | None:
+def _planned(site: Site, mode: str, share: float, below: int | None = None) -> Outcome | None:
     if mode == "saved":
         return by_saved_plan(site)
-    return by_limits(site, mode, share) if mode in LIMITED else by_mode(site, mode)
+    return by_limits(site, mode, share, below) if mode in LIMITED else by_mode(site, mode)
 
 
 def _components(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.Tensor]:

@@ -49,7 +49,7 @@ class Holds:
     """The state of one pass over a schedule.
 
     ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what ``written`` is when it
-    really runs; ``on_time``: ops that run when they are due, as things to wait for; ``close``: whether the executions to
+    has really run; ``on_time``: ops that run when they are due, as things to wait for; ``close``: whether the executions to
     come are close to the peak; ``last_huge``: the end of the line of those that touch huge buffers there.
     """
 
@@ -84,9 +84,9 @@ class Holds:
         waits_for = [*self.last_huge] if lined_up else []
         held = False
         if not entry.copy and entry.op >= self.graph.first_backward:
-            if 0 < self.long <= self.sums.bytes_of(entry.op):
-                added = self.sums.last_of(entry.op)
-                waits_for += [added] if added is not None and added not in waits_for else []
+            waits_for += [
+                added for added in self.sums.last_of(entry.op, self.long) if added not in waits_for
+            ]
             held = bool(waits_for) and self._hold_back(entry.op, waits_for)
             # What goes into a sum is there until it is added.
             op = self.sums.add(entry.op, op) or op
@@ -126,9 +126,9 @@ class Holds:
     def _hold_if_early(self, entry: Step, op: tf.Operation) -> None:
         """Let an original op wait for its turn if it is ready long before and would hold much memory until then.
 
-        ``turn`` of an op is how many bytes the schedule has written when the op is due. An op is on time if one of its
+        ``turn`` of an op is how many bytes the schedule has written when the op has run. An op is on time if one of its
         inputs was made, on time, not long before. What is not on time runs as soon as its inputs are there: its turn
-        is theirs.
+        comes right after theirs.
         """
         graph, position = self.graph, entry.op
         due = self.written
@@ -145,11 +145,11 @@ class Holds:
         )
         key = (position, entry.copy)
         if due - ready <= self.slack:
-            self.turn[key] = due
+            self.turn[key] = due + made
             if not entry.copy and self.graph.live[position] and self._may_trigger(entry, op):
                 self.on_time.append((due, op))
             return
-        self.turn[key] = ready
+        self.turn[key] = ready + made
         if entry.copy or position < graph.first_backward:
             return
         if made < self.large or not self.on_time:
@@ -157,7 +157,7 @@ class Holds:
         while len(self.on_time) > 1 and self.on_time[1][0] <= due - self.slack:
             self.on_time.popleft()
         if self._hold_back(position, [self.on_time[0][1]]):
-            self.turn[key] = due
+            self.turn[key] = due + made
 
     def _is_huge(self, entry: Step, op: tf.Operation) -> bool:
         """Whether an execution touches a huge buffer, and can be ordered."""

@@ -116,11 +116,14 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     return Outcome(step, proposal, plan)
 
 
-def by_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
+def by_limits(
+    site: Site, mode: str, share: float = 1.0, below: int | None = None
+) -> Outcome | None:
     """The fastest plan within a budget, or the one of least memory within a slowdown, or what a planner does by itself.
 
     ``None``, after a warning, if no plan within the slowdown saves anything, or the planner's does not.
-    ``share``: how much of the budget may be planned with; 0: the plan of least memory is wanted.
+    ``share``: how much of the budget may be planned with; 0: the plan of least memory is wanted. ``below``: what a plan needed that
+    broke the budget as it ran.
     """
     options = site.options
     if site.sought is None:
@@ -142,7 +145,7 @@ def by_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
     with showing(options.progress) as hook:
         search.progress = hook
         if goal is not None:
-            found = search.within(goal, share) if share else search.least()
+            found = search.within(goal, share, below) if share else search.least()
         elif options.max_slowdown is not None:
             allowed = options.max_slowdown * sought.unpacked.graph.total_seconds
             found = search.within_time(allowed - step.graph.total_seconds)

@@ -219,12 +219,17 @@ class _Writer:
         if self.barriers is not None:
             self.barriers.replace(self.graph.writes[position][0], total)
         self.runs.close()
+        self.window.append(position)
 
     def op_of(self, entry: Step) -> tf.Operation:
         """The op that runs ``entry``: a clone, an original, the end of a chain."""
         if entry.copy:
             return self.result.clones[entry.op, entry.copy]
-        op = self.ops.ops[entry.op]
+        return self._original(entry.op)
+
+    def _original(self, position: int) -> tf.Operation:
+        """The op at ``position``, or the end of the chain that stands for it."""
+        op = self.ops.ops[position]
         replaced = self.result.replaced.get(op.outputs[0].ref()) if op.outputs else None
         return op if replaced is None else replaced.op
 
@@ -234,7 +239,7 @@ class _Writer:
 
     def _open_gate(self, root: tf.Operation) -> None:
         """Begin a run behind the backward ops of the window."""
-        triggers = [self.ops.ops[i] for i in self._sinks()]
+        triggers = [self._original(i) for i in self._sinks()]
         self.window = []
         if not triggers:
             self._part_run(root)

@@ -18,12 +18,10 @@ import tensorflow as tf
 from graph_tools import _tf, optypes, profiling
 from graph_tools.capture import OpGraph, capture
 from graph_tools.folding import takes_constant
+from memsaving_gradients.sums import chainable
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["CapturedStep", "capture_step"]
-
-#: A sum of fewer addends is left alone: `AddN` adds up to nine in one expression anyway.
-LEAST_ADDENDS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +44,14 @@ def capture_step(
     batch: int,
     hold_gradients: bool,
     may_chain: bool,
+    short_sums: bool = True,
     idle: Collection[int] = (),
     profile: bool = False,
     progress: profiling.Progress | None = None,
 ) -> CapturedStep:
     """Capture what ``ys`` and ``grads`` need; ops created at or after number ``first_backward`` are backward ops.
 
+    ``may_chain``: whether sums may be added up as their addends come, and with ``short_sums`` those of few, but large addends, too.
     ``idle``: creation indices of forward ops that will be pruned when the graph runs. ``profile``: whether costs are
     measured on this device instead of estimated; ``progress`` is called with how many kernels are measured and how many
     there are.
@@ -68,6 +68,10 @@ def capture_step(
     expensive = {i for i, op in enumerate(ops.ops) if op.type in optypes.EXPENSIVE}
     sizes = ops.value_bytes(batch)
     fuses = _fuses(ops, takes)
+    sums: dict[int, tuple[int, ...]] = {}
+    if may_chain:
+        results = {ops.value(t) for t in grads}
+        sums = chainable(ops, border, sizes, results, short=short_sums)
     if profile:
         costs = profiling.measured(ops, batch, progress=progress)
     else:
@@ -88,7 +92,7 @@ def capture_step(
         expensive=np.array([i in expensive for i in range(len(ops.ops))], np.bool_),
         ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),
         targets=tuple(held),
-        sums=_sums(ops, border) if may_chain else frozenset(),
+        sums=sums,
         waits={i: waits for i, waits in enumerate(ops.controls) if waits},
         workspace=costs.workspace,
     )
@@ -132,21 +136,3 @@ def _undecided(
             found[i] = True
             found[reader] |= reader < border
     return found
-
-
-def _sums(ops: OpGraph, border: int) -> frozenset[int]:
-    """Backward sums whose addends are made one after the other, each for this sum alone."""
-    readers = np.zeros(len(ops.producer), np.int64)
-    for reads in ops.inputs:
-        np.add.at(readers, np.array(reads, np.int64), 1)
-    found = set()
-    for i, op in enumerate(ops.ops[border:], border):
-        if (
-            op.type != "AddN"
-            or len(op.inputs) < LEAST_ADDENDS
-            or not op.inputs[0].dtype.is_floating
-        ):
-            continue
-        if all(readers[v] == 1 and ops.producer[v] >= border for v in ops.inputs[i]):
-            found.add(i)
-    return frozenset(found)

@@ -8,9 +8,10 @@ are freed at their last use, views cost nothing, and an elementwise op writes in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,20 @@ from memsaving_gradients.training_graph import TrainingGraph
 
 Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
-__all__ = ["Schedule", "Simulation", "Step", "ordered", "plain", "recompute_lazily", "simulate"]
+__all__ = [
+    "SUMMED_AT_ONCE",
+    "Schedule",
+    "Simulation",
+    "Step",
+    "ordered",
+    "plain",
+    "recompute_lazily",
+    "simulate",
+    "summed_first",
+]
+
+#: Addends of one group in TensorFlow's kernel for sums.
+SUMMED_AT_ONCE = 8
 
 
 class Step(NamedTuple):
@@ -175,28 +189,32 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
     sizes: list[int] = []
     owner: list[int] = []
     passed_on: list[tuple[int, int]] = []
+    added_at: dict[int, int] = {}
+    totals: list[tuple[int, list[int]]] = []
     extra = 0.0
     for now, (op, copy, copies) in enumerate(schedule.steps):
-        reads = graph.reads[op]
+        reads = graph.reads[op] if op not in schedule.chained else graph.sums[op]
         read = []
         for k, value in enumerate(reads):
             at = buffer.get(value + copies[k] * many if copies else value)
             if at is not None:
-                dies[at] = now
                 read.append(at)
-        if copy:
-            extra += seconds[op]
         if op in schedule.chained:
-            # An addend is added as soon as it is made: it dies there, and the running sum lives from the first on.
             (total,) = graph.writes[op]
-            for at in read:
-                dies[at] = born[at]
+            for at, when in zip(read, _added_at(read, born), strict=True):
+                dies[at] = max(dies[at], when)
+                added_at[at] = when
+            totals.append((len(born), read[:2]))
             buffer[total] = len(born)
-            born.append(min((born[at] for at in read), default=now))
+            born.append(max((born[at] for at in read[:2]), default=now))
             dies.append(now)
             sizes.append(size[total])
             owner.append(total)
             continue
+        for at in read:
+            dies[at] = now
+        if copy:
+            extra += seconds[op]
         for value in graph.writes[op]:
             if size[value]:
                 if forwards[op]:
@@ -217,10 +235,16 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
         at = buffer.get(value)
         if at is not None:
             dies[at] = len(schedule.steps) - 1
+    for total, first_two in totals:
+        for at in first_two:
+            # The first addition writes into the buffer of an addend, if only it still needs that.
+            if dies[at] == born[total] and born[at] < born[total] and sizes[at] == sizes[total]:
+                dies[at] = born[total] - 1
+                break
     taken = -1
     for at, now in passed_on:
         # The output takes over the buffer of one input that dies here.
-        if dies[at] == now and taken != now and born[at] < now:
+        if dies[at] == now and taken != now and born[at] < now and added_at.get(at, -1) < now:
             dies[at] = now - 1
             taken = now
     if graph.workspace is not None:
@@ -232,3 +256,24 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
     lives = (np.array(born, np.int64), np.array(dies, np.int64), np.array(sizes, np.int64))
     alive = timeline(*lives, len(schedule.steps))
     return Simulation(alive, int(alive.max(initial=0)), extra, lives, owner)
+
+
+def summed_first(addends: int) -> int:
+    """How many of so many addends TensorFlow's kernel adds before it goes on in whole groups."""
+    head = addends % SUMMED_AT_ONCE
+    return head if head >= 2 else head + SUMMED_AT_ONCE
+
+
+def _added_at(addends: Sequence[int], born: Sequence[int]) -> list[int]:
+    """For each addend (a buffer), the last step that needs it for the sum: it is added once those before it are there.
+
+    ``born``: the first step of each buffer.
+    """
+    reached = list(accumulate((born[at] for at in addends), max))
+    head = summed_first(len(addends))
+    # The first one waits for the second.
+    reached[:1] = reached[1:2] or reached[:1]
+    for k in range(head, len(addends), SUMMED_AT_ONCE):
+        # The first one of each further group becomes the sum of that group.
+        reached[k] = reached[min(k + SUMMED_AT_ONCE, len(addends)) - 1]
+    return reached

@@ -98,6 +98,8 @@ class Site:
             batch=options.batch,
             hold_gradients=options.hold_gradients,
             may_chain=options.accumulate and not _tf.tape_is_recording(),
+            # XLA adds up few addends as it sees fit, whatever op stands for that.
+            short_sums=not self.data_gates,
             idle=registry.idle(self.graph),
             **more,
         )

@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TrainingGraph"]
+__all__ = ["LONG_SUM", "IntArray", "TrainingGraph"]
 
+#: A sum of so many addends is a long one. (`AddN` adds up to nine in one expression.)
+LONG_SUM = 10
 #: An op that makes this many times the bytes that it reads is better run late.
 EXPANSION = 16
 
@@ -62,7 +64,7 @@ class TrainingGraph:
     targets
         Values that outlive the step: gradients that are held until all are made.
     sums
-        Ops that add many addends and may add them one by one as they come.
+        For ops that add many or large addends and may add them one by one as they come, the addends, in that order.
     waits
         For ops that wait for others without reading them, which ones.
     workspace
@@ -84,7 +86,7 @@ class TrainingGraph:
     expensive: BoolArray
     ends: tuple[int, ...] = ()
     targets: tuple[int, ...] = ()
-    sums: frozenset[int] = field(default_factory=frozenset)
+    sums: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     waits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     workspace: IntArray | None = None
 
@@ -167,7 +169,9 @@ class TrainingGraph:
         """
         storage, size, source = self.storage.tolist(), self.size.tolist(), self.source.tolist()
         producer = self.producer.tolist()
-        added = {producer[v] for op in self.sums for v in self.reads[op]}
+        # What a long sum adds comes one by one.
+        long = (addends for addends in self.sums.values() if len(addends) >= LONG_SUM)
+        added = {producer[v] for addends in long for v in addends}
         found: set[int] = set()
         for op in range(self.first_backward, self.length):
             made = sum(size[v] for v in self.writes[op])

@@ -139,6 +139,6 @@ def long_sums(graph: TrainingGraph) -> TrainingGraph:
         seconds=graph.seconds[ops],
         expensive=graph.expensive[ops],
         targets=tuple(new_value[v] for v in graph.targets),
-        sums=frozenset(new_op[op] for op in sums - gone),
+        sums={new_op[op]: tuple(new_value[v] for v in reads[op]) for op in sums - gone},
         workspace=None if graph.workspace is None else graph.workspace[ops],
     )

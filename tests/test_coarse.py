@@ -66,7 +66,7 @@ def test_any_decisions_give_a_valid_schedule(graph, seed, accumulate):
     keep = kept_of(graph, seed)
     coarse = coarsen(graph, keep, accumulate=accumulate)
     schedule, simulation = followed(coarse, decide(coarse, seed))
-    assert schedule.chained == (graph.sums if accumulate else frozenset())
+    assert schedule.chained == frozenset(graph.sums if accumulate else ())
     # No clone's copy of what is kept is ever read.
     for step in schedule.steps:
         for value, copy in zip(graph.reads[step.op], step.reads, strict=False):

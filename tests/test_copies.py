@@ -49,7 +49,7 @@ class Scheduled:
     def __exit__(self, *_: object) -> None:
         engine._planned = self.planned
 
-    def _planned(self, site, mode, share):
+    def _planned(self, site, mode, share, below=None):
         step = site.capture()
         schedule = self.make(step)
         check_schedule(step.graph, schedule)

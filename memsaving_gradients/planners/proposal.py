@@ -50,7 +50,7 @@ class Limits:
 
     def sums(self, graph: TrainingGraph) -> frozenset[int]:
         """The sums that are added up as their addends come."""
-        return graph.sums if self.accumulate else frozenset()
+        return frozenset(graph.sums if self.accumulate else ())
 
 
 @dataclass(frozen=True)
