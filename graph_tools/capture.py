@@ -12,7 +12,7 @@ algorithms. Capture is linear in ops and edges, about 25 µs an op.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -178,37 +178,57 @@ def capture(
     graphs = {id(op.graph) for op in (*roots, *others)}
     if len(graphs) > 1:
         raise GraphError(f"targets are of {len(graphs)} different graphs")
-    asked = set(_ancestors(roots, cut))
-    found = asked.union(_ancestors(others, cut | asked))
-    ops = _ordered(sorted(found, key=_tf.creation_index), cut)
+    edges = _Edges(cut)
+    asked = _ancestors(roots, edges)
+    found = asked | _ancestors(others, edges, asked)
+    ops = _ordered(sorted(found, key=_tf.creation_index), edges)
     if late is not None:
-        early = [op for op in ops if _tf.creation_index(op) < late]
-        needed = set(_ancestors(early, cut))
+        needed = _ancestors([op for op in ops if _tf.creation_index(op) < late], edges)
         ops.sort(key=lambda op: op not in needed)
-    return _describe(ops, cut, asked, late)
+    return _describe(ops, edges, asked, late)
 
 
-def _ancestors(roots: Sequence[tf.Operation], cut: set[tf.Operation]) -> list[tf.Operation]:
+class _Edges(dict[tf.Operation, tuple[list[tuple[tf.Operation, int]], list[tf.Operation]]]):
+    """What each op reads (op and number of output), and what it waits for; TensorFlow is asked once, for it takes its time.
+
+    ``cut``: ops of which nothing is to be known.
+    """
+
+    def __init__(self, cut: Collection[tf.Operation]) -> None:
+        super().__init__((op, ([], [])) for op in cut)
+        self.cut = cut
+
+    def __missing__(
+        self, op: tf.Operation
+    ) -> tuple[list[tuple[tf.Operation, int]], list[tf.Operation]]:
+        found = self[op] = [(t.op, t.value_index) for t in op.inputs], op.control_inputs
+        return found
+
+    def before(self, op: tf.Operation) -> list[tf.Operation]:
+        """The ops that ``op`` needs to have run."""
+        reads, waits = self[op]
+        return [*(maker for maker, _ in reads), *waits]
+
+
+def _ancestors(
+    roots: Sequence[tf.Operation], edges: _Edges, known: Collection[tf.Operation] = ()
+) -> set[tf.Operation]:
+    """``roots`` and all that they need; what lies behind those in ``known`` is left out."""
     seen = set(roots)
-    stack = list(seen)
+    stack = [op for op in seen if op not in known]
     while stack:
-        op = stack.pop()
-        if op in cut:
-            continue
-        for before in (*(t.op for t in op.inputs), *op.control_inputs):
+        for before in edges.before(stack.pop()):
             if before not in seen:
                 seen.add(before)
-                stack.append(before)
-    return sorted(seen, key=_tf.creation_index)
+                if before not in known:
+                    stack.append(before)
+    return seen
 
 
-def _ordered(ops: list[tf.Operation], cut: set[tf.Operation]) -> list[tf.Operation]:
+def _ordered(ops: list[tf.Operation], edges: _Edges) -> list[tf.Operation]:
     """Topological order, by creation where possible: edited graphs have edges against the order of creation."""
     place = {op: i for i, op in enumerate(ops)}
-    before = [
-        () if op in cut else {place[b] for b in (*(t.op for t in op.inputs), *op.control_inputs)}
-        for op in ops
-    ]
+    before = [{place[b] for b in edges.before(op)} for op in ops]
     if all(b < i for i, waits in enumerate(before) for b in waits):
         return ops
     after: list[list[int]] = [[] for _ in ops]
@@ -233,7 +253,7 @@ def _ordered(ops: list[tf.Operation], cut: set[tf.Operation]) -> list[tf.Operati
 
 
 def _describe(
-    ops: list[tf.Operation], cut: set[tf.Operation], asked: set[tf.Operation], late: int | None
+    ops: list[tf.Operation], edges: _Edges, asked: set[tf.Operation], late: int | None
 ) -> OpGraph:
     inputs: list[tuple[int, ...]] = []
     controls: list[tuple[int, ...]] = []
@@ -250,25 +270,26 @@ def _describe(
     for i, op in enumerate(ops):
         place[op] = i
         kind = op.type
-        ends = op in cut
-        reads = () if ends else tuple(first_value[place[t.op]] + t.value_index for t in op.inputs)
+        before, waits = edges[op]
+        outputs = op.outputs
+        reads = tuple(first_value[place[maker]] + k for maker, k in before)
         inputs.append(reads)
-        controls.append(() if ends else tuple(place[c] for c in op.control_inputs))
-        copies = not ends and optypes.is_clonable(op)
+        controls.append(tuple(place[c] for c in waits))
+        copies = op not in edges.cut and optypes.is_clonable(op)
         clonable.append(copies)
         first_value.append(len(producer))
         # Stateless random draws with a constant seed are folded like everything else.
         is_shape = kind in optypes.SHAPES and bool(reads)
         static = is_shape and optypes.reads_known_shapes(op)
-        small = copies and _is_small(op)
+        may_fold = copies and all(constant[v] for v in reads) and _is_small(outputs)
         # What a late op makes must not be taken for a part of an early buffer: that may be lost before, and made again.
         early = late is None or _tf.creation_index(op) < late
-        may_fold = kind == "Const" or is_shape or (small and all(constant[v] for v in reads))
-        is_folded = kind == "Const" or static or (small and all(folded[v] for v in reads))
+        is_folded = kind == "Const" or static or (may_fold and all(folded[v] for v in reads))
+        may_fold |= kind == "Const" or is_shape
         is_source = is_folded or kind in optypes.SOURCES
-        constant.extend(may_fold for _ in op.outputs)
-        folded.extend(is_folded for _ in op.outputs)
-        for k, out in enumerate(op.outputs):
+        constant.extend([may_fold] * len(outputs))
+        folded.extend([is_folded] * len(outputs))
+        for k, out in enumerate(outputs):
             value = len(producer)
             producer.append(i)
             looks = reads and (early or kind in optypes.VIEWS)
@@ -304,5 +325,5 @@ def _describe(
     )
 
 
-def _is_small(op: tf.Operation) -> bool:
-    return all(tensor_bytes(out).fixed <= LARGEST_FOLDED for out in op.outputs)
+def _is_small(outputs: Sequence[tf.Tensor]) -> bool:
+    return all(tensor_bytes(out).fixed <= LARGEST_FOLDED for out in outputs)

@@ -28,6 +28,7 @@ from graph_tools.allocator import allocated_peak
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bound import least_extra_seconds
+from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 from memsaving_gradients.units import format_bytes
@@ -333,6 +334,7 @@ class Search:
             self._stopped, self._by_key = "interrupted", stop
             return None
         self._check(proposal)
+        proposal = left_alone(self.meter.graph, proposal, asked)
         if not proposal.complete:
             self._stopped = self._stopped or ("interrupted" if remaining is None else "out of time")
         found = Found(proposal, self.meter.need(proposal), asked)

@@ -77,23 +77,25 @@ class Holds:
 
     def place(self, entry: Step, op: tf.Operation) -> None:
         """Give ``op``, which runs ``entry``, its place in the order; call for all executions, in order."""
-        if not entry.copy and entry.op >= self.graph.first_backward:
+        backward = not entry.copy and entry.op >= self.graph.first_backward
+        if backward:
             self._hold_factor(entry)
         self._hold_if_early(entry, op)
         lined_up = next(self.close) and self._is_huge(entry, op)
-        waits_for = [*self.last_huge] if lined_up else []
-        held = False
-        if not entry.copy and entry.op >= self.graph.first_backward:
-            waits_for += [
-                added for added in self.sums.last_of(entry.op, self.long) if added not in waits_for
-            ]
-            held = bool(waits_for) and self._hold_back(entry.op, waits_for)
+        held = backward and self._hold_in_line(entry.op, lined_up)
+        if backward:
             # What goes into a sum is there until it is added.
             op = self.sums.add(entry.op, op) or op
         if lined_up and self._may_trigger(entry, op):
             # What could not be made to wait takes its place beside those that it should have waited for. Filter gradients
             # are such: until they have run, they hold a recomputed input, which what comes next must not add to.
             self.last_huge = [op] if held else [*self.last_huge[-MOST_TRIGGERS:], op]
+
+    def _hold_in_line(self, position: int, lined_up: bool) -> bool:
+        """Let an original wait for the end of the line, and for the last additions of the large sums that it makes an addend of."""
+        line = self.last_huge if lined_up else []
+        waits_for = dict.fromkeys([*line, *self.sums.last_of(position, self.long)])
+        return bool(waits_for) and self._hold_back(position, list(waits_for))
 
     def _hold_factor(self, entry: Step) -> None:
         """Let the second input of an op wait for the first where folding combines it with a constant of the op's reader.

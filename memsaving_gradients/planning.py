@@ -28,6 +28,7 @@ from memsaving_gradients.planners import (
     named,
     planner_name,
 )
+from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.progress import showing
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation, plain, simulate
@@ -101,6 +102,7 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
             progress=hook,
         )
         proposal = _BY_MODE.get(mode, named.plan)(step.graph, limits)
+    proposal = left_alone(step.graph, proposal, None)
     works = proposal.schedule.clones or proposal.schedule.chained
     if not works or (proposal.peak >= most and mode in _BY_MODE):
         warn_nothing_saved(site.graph, why_nothing(step, mode, most))

@@ -190,7 +190,8 @@ class _Chain:
     def _added(self, total: tf.Tensor | None, addend: tf.Tensor) -> tf.Tensor:
         if total is None:
             return addend
-        added = tf.raw_ops.AddV2(x=total, y=addend, name="accumulate")
+        with tf.device(self.op.device or addend.device):
+            added = tf.raw_ops.AddV2(x=total, y=addend, name="accumulate")
         # Grappler would merge the chain into one AddN again.
         _tf.protect(added.op)
         self.last = added.op

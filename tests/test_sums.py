@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
+from memsaving_gradients import planning
 from memsaving_gradients.roles import capture_step
 from memsaving_gradients.schedule import Schedule, Step, simulate
 from memsaving_gradients.sums import Sums
@@ -26,11 +27,13 @@ WIDTH = 64
 
 @pytest.mark.parametrize("many", [*range(3, 20), 33, 64])
 @pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.usefixtures("exact")
-def test_bits_are_those_of_the_kernel(many: int, in_order: bool) -> None:
-    numbers = np.random.default_rng(many).standard_normal((many, 257)).astype(np.float32)
+def test_bits_are_those_of_the_kernel(many: int, in_order: bool, kind: str) -> None:
+    dtype = tf.as_dtype(kind)
+    numbers = np.random.default_rng(many).standard_normal((many, 257)).astype(dtype.as_numpy_dtype)
     with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, numbers.shape)
+        x = v1.placeholder(dtype, numbers.shape)
         y = tf.reduce_sum(x)
         border = len(graph.get_operations())
         addends = [tf.tanh(x[k]) for k in range(many)]
@@ -57,8 +60,12 @@ def test_bits_are_those_of_the_kernel(many: int, in_order: bool) -> None:
 
 @pytest.mark.parametrize("sorts", [True, False])
 @pytest.mark.parametrize("many", [3, 5, 9])
-def test_bits_of_short_sums_are_those_of_plain_training(many: int, sorts: bool) -> None:
+def test_bits_of_short_sums_are_those_of_plain_training(
+    many: int, sorts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Grappler sorts addends by name where its arithmetic rewriting is on."""
+    # Here they are far from the peak.
+    monkeypatch.setattr(planning, "left_alone", lambda graph, proposal, budget: proposal)
     numbers = np.random.default_rng(many).standard_normal((64, 257)).astype(np.float32)
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": sorts})
@@ -131,6 +138,18 @@ def test_few_large_addends_are_chained_but_not_by_xla() -> None:
     (position,) = step.graph.sums
     assert step.source.ops[position].type == "AddN"
     assert not captured(normalized, short_sums=False).graph.sums
+
+
+def test_additions_are_made_where_the_addends_are() -> None:
+    def build(y):
+        with tf.device("/GPU:1"):
+            return [tf.add_n([f(y) for f in (tf.sin, tf.cos, tf.tanh)])]
+
+    step = captured(build)
+    (position,) = step.graph.sums
+    with step.source.ops[0].graph.as_default():
+        total = Sums(step.graph, step.source.ops, {position}).total(position)
+    assert total.device == total.op.inputs[0].device == "/device:GPU:1"
 
 
 def test_few_small_addends_are_left_alone() -> None:

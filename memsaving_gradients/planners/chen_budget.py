@@ -30,7 +30,7 @@ import numpy as np
 from memsaving_gradients.planners.cheap_ops import expensive_storages
 from memsaving_gradients.planners.mirror import checked, scheduled, sectioned
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
-from memsaving_gradients.planners.segments import Segments, measure_segments
+from memsaving_gradients.planners.segments import Segments, measure_segments, narrow_cuts
 from memsaving_gradients.schedule import recompute_lazily, simulate
 from memsaving_gradients.training_graph import IntArray, TrainingGraph
 
@@ -230,8 +230,5 @@ def _balance(held: IntArray, width: IntArray, places: IntArray) -> float:
 def _places(segments: Segments, width: IntArray) -> list[IntArray]:
     """All places fit for a cut, and the narrow ones."""
     fit = np.flatnonzero(segments.cuttable[:-1])
-    endless = np.iinfo(np.int64).max
-    around = width[fit]
-    before, after = np.append(endless, around[:-1]), np.append(around[1:], endless)
-    narrow = fit[(around <= before) & (around <= after)]
+    narrow = narrow_cuts(fit, width)
     return [narrow] if len(narrow) == len(fit) else [narrow, fit]

@@ -22,7 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from memsaving_gradients.planners.proposal import Limits, Proposal, propose
-from memsaving_gradients.planners.segments import Segments, measure_segments
+from memsaving_gradients.planners.segments import (
+    Segments,
+    measure_segments,
+    narrow_cuts,
+    narrowest_cuts,
+)
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["kept_sets", "plan"]
@@ -169,18 +174,13 @@ def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
     cuts = changes[segments.cuttable[changes]]
     if len(cuts) <= MOST_CUTS:
         return cuts
-    bytes_at = segments.frontier_bytes()
-    width = bytes_at[cuts]
-    endless = np.iinfo(np.int64).max
-    before, after = np.append(endless, width[:-1]), np.append(width[1:], endless)
-    cuts = cuts[(width <= before) & (width <= after)]
+    width = segments.frontier_bytes()
+    cuts = narrow_cuts(cuts, width)
     if len(cuts) <= MOST_CUTS:
         return cuts
     # Stretches of equal residual bytes, the narrowest cut of each.
     stretch = (segments.held[cuts] * MOST_CUTS) // (segments.held[-1] + 1)
-    order = np.lexsort((cuts, bytes_at[cuts], stretch))
-    _, first = np.unique(stretch[order], return_index=True)
-    return np.sort(cuts[order][first])
+    return narrowest_cuts(cuts, width, stretch)
 
 
 def _tables(segments: Segments, cuts: npt.NDArray[np.int64]) -> _Tables:

@@ -26,7 +26,13 @@ from graph_tools.separators import frontier, frontier_bytes
 from memsaving_gradients.schedule import recompute_lazily, simulate
 from memsaving_gradients.training_graph import IntArray, TrainingGraph
 
-__all__ = ["Segments", "measure_segments", "small_storages"]
+__all__ = [
+    "Segments",
+    "measure_segments",
+    "narrow_cuts",
+    "narrowest_cuts",
+    "small_storages",
+]
 
 #: Residuals that together hold no more than this share of all residual bytes are kept without being weighed, …
 SMALL_SHARE = 1e-3
@@ -103,6 +109,21 @@ class Segments:
         for storage in behind.tolist():
             kept.setdefault(storage, "last segment")
         return kept
+
+
+def narrow_cuts(cuts: IntArray, width: IntArray) -> IntArray:
+    """Those of ``cuts`` (positions) that are no wider than the ones beside them; ``width``: bytes of a cut, by position."""
+    at = width[cuts]
+    endless = np.iinfo(np.int64).max
+    before, after = np.append(endless, at[:-1]), np.append(at[1:], endless)
+    return cuts[(at <= before) & (at <= after)]
+
+
+def narrowest_cuts(cuts: IntArray, width: IntArray, stretch: IntArray) -> IntArray:
+    """The first narrowest cut of each stretch; ``stretch``: a number for each cut."""
+    order = np.lexsort((cuts, width[cuts], stretch))
+    _, first = np.unique(stretch[order], return_index=True)
+    return np.sort(cuts[order][first])
 
 
 def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segments:

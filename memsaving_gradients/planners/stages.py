@@ -24,7 +24,12 @@ import numpy.typing as npt
 from graph_tools.liveness import timeline
 from memsaving_gradients.planners.cheap_ops import expensive_storages
 from memsaving_gradients.planners.rotor import Chain
-from memsaving_gradients.planners.segments import Segments, measure_segments
+from memsaving_gradients.planners.segments import (
+    Segments,
+    measure_segments,
+    narrow_cuts,
+    narrowest_cuts,
+)
 from memsaving_gradients.schedule import ordered, simulate
 from memsaving_gradients.training_graph import IntArray, TrainingGraph
 
@@ -84,25 +89,15 @@ def _narrow(graph: TrainingGraph, segments: Segments, most: int) -> IntArray:
     cuts = cuts[segments.cuttable[cuts]]
     width = segments.frontier_bytes()
     # Between two residuals one cut is enough.
-    cuts = _narrowest(cuts, width, segments.held[cuts])
+    cuts = narrowest_cuts(cuts, width, segments.held[cuts])
     if len(cuts) >= most:
-        at = width[cuts]
-        endless = np.iinfo(np.int64).max
-        before, after = np.append(endless, at[:-1]), np.append(at[1:], endless)
-        cuts = cuts[(at <= before) & (at <= after)]
+        cuts = narrow_cuts(cuts, width)
     if len(cuts) >= most:
         seconds = np.cumsum(graph.seconds[: graph.first_backward])
         share = segments.held / max(segments.held[-1], 1) + seconds / max(seconds[-1], 1e-300)
         stretch = np.minimum(share[cuts] / 2 * (most - 1), most - 2)
-        cuts = _narrowest(cuts, width, stretch.astype(np.int64))
+        cuts = narrowest_cuts(cuts, width, stretch.astype(np.int64))
     return cuts
-
-
-def _narrowest(cuts: IntArray, width: IntArray, stretch: IntArray) -> IntArray:
-    """The first narrowest cut of each stretch."""
-    order = np.lexsort((cuts, width[cuts], stretch))
-    _, first = np.unique(stretch[order], return_index=True)
-    return np.sort(cuts[order][first])
 
 
 def _places(graph: TrainingGraph, segments: Segments) -> list[int]:
