@@ -36,9 +36,9 @@ from memsaving_gradients.validity import problem_of
 
 __all__ = ["MANY_OPS", "Found", "Goal", "Meter", "Search", "chunk_bytes", "safe_bytes", "too_small"]
 
-#: Plans to ask for while one is sought that fits, …
+#: Plans to ask for while one is sought that fits and uses the budget well, …
 MOST_ROUNDS = 5
-#: … on graphs of more ops than this so many.
+#: … on graphs of more ops than this so many, if one of them fits.
 MANY_OPS, FEW_ROUNDS = 30_000, 2
 #: The further steps down are longer by this factor.
 STEP = 0.95
@@ -266,10 +266,16 @@ class Search:
         asked = most
         if meter.gating != "data":
             asked = min(most, max(1, budget * meter.plain.peak // chunks))
+            if meter.graph.length > MANY_OPS:
+                # Holes take more of a plan than of plain training, and a plan that does not fit takes seconds.
+                asked = max(1, int(asked * STEP))
         # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too much.
         low, high = 0, most + 1
-        for number in range(self._rounds):
-            found = self._attempt(asked, self._rounds - number)
+        for number in range(MOST_ROUNDS):
+            if low and number >= self._rounds:
+                # One that fits is enough by now.
+                return
+            found = self._attempt(asked, max(self._rounds - number, 1))
             if found is None or self._stopped:
                 return
             if found.need <= budget:

@@ -31,7 +31,7 @@ guard.install()
 #: Plans that are rewritten and played until one keeps the budget, and the most that the next one gets of what this one had.
 MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
 #: Where an attempt takes seconds (`MANY_OPS`), there are fewer, and the first one leaves room for what the executor adds.
-FEW_ATTEMPTS, FIRST_SHARE = 5, 0.92
+FEW_ATTEMPTS, FIRST_SHARE = 5, 0.96
 
 
 def save_memory(
