@@ -124,7 +124,7 @@ class OpGraph:
     def reads_constant(self, op: int) -> bool:
         """Whether an op combines something with a constant number, which folding may move past the op before it."""
         return any(
-            self.constant[value] and tensor.dtype.is_floating
+            self.constant[value] and (tensor.dtype.is_floating or tensor.dtype.is_complex)
             for value, tensor in zip(self.inputs[op], self.ops[op].inputs, strict=True)
         )
 

@@ -204,7 +204,7 @@ class Search:
         budget = int(goal.budget * share)
         most = budget if below is None else max(budget, below - 1)
         fits = [found for found in self._fitting(most) if found.need >= budget]
-        if below is None or not fits:
+        if (below is None or not fits) and not self._is_hopeless(budget):
             self._close_in(budget)
             fits = self._fitting(most)
         floors: list[Found] = []
@@ -258,6 +258,13 @@ class Search:
         """Why planning ended early, or an empty string."""
         return self._stopped
 
+    def _is_hopeless(self, budget: int) -> bool:
+        """Whether no plan at all fits, so that none has to be looked for; not asked where the answer takes a second."""
+        graph = self.meter.graph
+        if graph.length > MANY_OPS:
+            return False
+        return least_extra_seconds(graph, budget, accumulate=self.accumulate) == float("inf")
+
     def _close_in(self, budget: int) -> None:
         """Ask for plans until one fits and uses most of the budget."""
         meter = self.meter
@@ -301,23 +308,26 @@ class Search:
                 return
 
     def _reach_floor(self) -> list[Found]:
-        """The least that the planner can do: the same attempts whatever the budget is."""
+        """The least that the planner can do: the same attempts whatever the budget is, but only one where time is over."""
         floors: list[Found] = []
         for number, factor in enumerate(self._floors):
             if floors and self._stopped:
                 break
             asked = int(floors[0].proposal.peak * factor) if number else 1
-            found = self._attempt(asked, len(self._floors) - number)
+            found = self._attempt(asked, len(self._floors) - number, late=not number)
             if found is None:
                 break
             floors.append(found)
         return floors
 
-    def _attempt(self, asked: int | None, left: int = 1) -> Found | None:
-        """Ask for a plan; ``left``: at most so many attempts are to come, this one included."""
+    def _attempt(self, asked: int | None, left: int = 1, late: bool = False) -> Found | None:
+        """Ask for a plan.
+
+        ``left``: at most so many attempts are to come, this one included. ``late``: even if time is over.
+        """
         if asked in self._by_asked:
             return self._by_asked[asked]
-        if self._stopped and self._tried:
+        if self._stopped and self._tried and not (late and self._stopped == "out of time"):
             return None
         remaining = None
         if self.seconds is not None:

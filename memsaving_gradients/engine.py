@@ -110,14 +110,15 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
     """
     try:
         large = len(site.operations) > MANY_OPS
-        share, below = FIRST_SHARE if large else 1.0, None
+        share, below, broke = FIRST_SHARE if large else 1.0, None, 0
         attempts = FEW_ATTEMPTS if large else MOST_ATTEMPTS
         for attempt in range(attempts if mode == "budget" else 1):
             try:
                 outcome = _planned(site, mode, share, below)
-            except BudgetError:
-                if site.stopped:
-                    raise
+            except BudgetError as error:
+                if site.stopped == "interrupted":
+                    # Plans that broke the budget as they ran are no smaller than it.
+                    raise (_no_smaller(error, broke, site) if broke else error) from None
                 break
             if outcome is None or outcome.plain:
                 return None if outcome is None else (outcome, None)
@@ -129,6 +130,7 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
             site.take_back(result)
             if mode == "saved":
                 raise _no_longer_kept(outcome)
+            broke = min(broke or need, need)
             # What the executor adds to one plan it adds to the next, about. Holes between chunks need not shrink with the
             # plan: each step down is a larger one.
             share = min(planned / need, share * MOST_SHARE) * MOST_SHARE**attempt
@@ -140,7 +142,7 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
         goal = site.sought.goal if site.sought is not None else None
         if goal is not None and outcome.need > goal.budget:
             site.take_back(result)
-            raise too_small(goal, min(outcome.need, goal.plain_need))
+            raise too_small(goal, min(outcome.need, goal.plain_need), site.stopped)
         return outcome, result
     except BaseException:
         site.abandon()
@@ -156,6 +158,14 @@ def _rewritten(site: Site, outcome: Outcome) -> tuple[Outcome, Rewrite]:
     if not site.data_gates:
         outcome = outcome.as_it_runs(site.play_rewritten(result, proposal.extra_seconds))
     return outcome, result
+
+
+def _no_smaller(error: BudgetError, broke: int, site: Site) -> BudgetError:
+    """``error``, but naming no budget below the least that a plan needed as it ran."""
+    goal = site.sought.goal if site.sought is not None else None
+    if goal is None or error.least >= broke:
+        return error
+    return too_small(goal, min(broke, goal.plain_need), site.stopped)
 
 
 def _no_longer_kept(outcome: Outcome) -> PlanError:

@@ -111,8 +111,11 @@ def simulate_execution(
         noise = np.exp(spread * np.random.default_rng(seed).standard_normal(many))
         times = (np.array(work.seconds) * noise).tolist()
         order, until = _play(replace(work, seconds=times), slowness)
-        lives = _lives(work, order, until)
-        alive = timeline(*lives, many)
+        born, dies, size = _lives(work, order, until)
+        # What is there before the step takes no place in it.
+        begins = min(sum(work.there), many - 1)
+        lives = (born - begins, dies - begins, size)
+        alive = timeline(*lives, many - begins)
         plays.append(Simulation(alive, int(alive.max(initial=0)), extra_seconds, lives))
     worst = max(plays, key=lambda play: play.peak)
     others = tuple(play.buffers for play in plays if play is not worst)

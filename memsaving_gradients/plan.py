@@ -60,7 +60,7 @@ class Decision:
         return scope
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """The plan behind one gradient computation.
 
@@ -123,12 +123,12 @@ class Plan:
     optimal: bool = False
     complete: bool = True
     packed: bool = False
-    schedule: Schedule | None = field(default=None, repr=False, compare=False)
-    reasons: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
-    fingerprint: Fingerprint | None = field(default=None, repr=False)
-    simulation_plain: Simulation | None = field(default=None, repr=False, compare=False)
-    simulation: Simulation | None = field(default=None, repr=False, compare=False)
-    chunks: tuple[int, int] | None = field(default=None, repr=False, compare=False)
+    schedule: Schedule | None = field(default=None, compare=False)
+    reasons: Mapping[int, str] = field(default_factory=dict, compare=False)
+    fingerprint: Fingerprint | None = None
+    simulation_plain: Simulation | None = field(default=None, compare=False)
+    simulation: Simulation | None = field(default=None, compare=False)
+    chunks: tuple[int, int] | None = field(default=None, compare=False)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -216,12 +216,13 @@ class Plan:
         """Residuals that are computed again."""
         return tuple(d for d in self.decisions if d.fate == "recompute")
 
+    def __repr__(self) -> str:
+        return f"<{self._summary()}>"
+
     def __str__(self) -> str:
         kept, again = self.kept, self.recomputed
         lines = [
-            f"plan {self.mode!r}: simulated peak {self.peak:,} bytes, plain {self.peak_plain:,} "
-            f"({self.peak / max(self.peak_plain, 1):.0%}), extra time about {self.extra_time:.0%}, "
-            f"{self.clones:,} ops run again",
+            self._summary(),
             *self._limits(),
             f"kept {len(kept)} residuals of {sum(d.bytes for d in kept):,} bytes, "
             f"recomputed {len(again)} of {sum(d.bytes for d in again):,}",
@@ -237,6 +238,13 @@ class Plan:
                 f"{'':>14}  … and {len(largest) - MOST_LINES} smaller ones (plan.decisions)"
             )
         return "\n".join(lines)
+
+    def _summary(self) -> str:
+        return (
+            f"plan {self.mode!r}: simulated peak {self.peak:,} bytes, plain {self.peak_plain:,} "
+            f"({self.peak / max(self.peak_plain, 1):.0%}), extra time about {self.extra_time:.0%}, "
+            f"{self.clones:,} ops run again"
+        )
 
     def _limits(self) -> list[str]:
         """What is to say of a budget and of the planner's certainty."""

@@ -112,6 +112,7 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
             site.graph,
             f"the checkpoints named do not lower the simulated peak ({proposal.peak:,} bytes, plain "
             f"{most:,}); checkpoints='memory' finds better ones",
+            what="tensors are recomputed, but that saves no memory",
         )
     found = Found(proposal, proposal.peak, None)
     plan = _described(site, step, found, mode, mode, before=before)
@@ -315,15 +316,16 @@ def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
     return Goal(limit, most, base, site.options.budget)
 
 
-def warn_nothing_saved(graph: tf.Graph, why: str, stacklevel: int = 6) -> None:
-    """Say, once for each graph, why gradients are TensorFlow's own."""
+def warn_nothing_saved(
+    graph: tf.Graph,
+    why: str,
+    stacklevel: int = 6,
+    what: str = "gradients are plain TensorFlow gradients and save no memory",
+) -> None:
+    """Say, once for each graph, why gradients are TensorFlow's own, or else ``what`` is so."""
     if registry.warned(graph, why):
         return
-    warnings.warn(
-        f"gradients are plain TensorFlow gradients and save no memory: {why}.",
-        NothingSavedWarning,
-        stacklevel=stacklevel,
-    )
+    warnings.warn(f"{what}: {why}.", NothingSavedWarning, stacklevel=stacklevel)
 
 
 def _note_ample(graph: tf.Graph, budget: int, plain_need: int) -> None:

@@ -139,10 +139,10 @@ class Site:
         self._forget(len(self.operations))
 
     @property
-    def stopped(self) -> bool:
-        """Whether planning was interrupted, or out of time."""
+    def stopped(self) -> str:
+        """Why planning ended early, or an empty string."""
         search = self.sought.search if self.sought is not None else None
-        return search is not None and bool(search.stopped)
+        return "" if search is None else search.stopped
 
     def take_back(self, result: Rewrite) -> None:
         """Undo a rewrite."""

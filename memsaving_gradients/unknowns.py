@@ -61,8 +61,8 @@ def check_known(step: CapturedStep, plain_peak: int, batch_size: int | None) -> 
             "batch_size",
             batch_size,
             f"a budget in bytes needs the batch size, and tensor {tensor.name!r} has shape {tensor.shape}; give "
-            "batch_size=, the number of examples of a step, or give the budget as a fraction of the plain peak, such as "
-            "budget=0.5",
+            "batch_size=, the number of examples of a step, here (a callback does not see what fit was given: "
+            "MemorySavingGradients(..., batch_size=64)), or give the budget as a fraction of the plain peak, such as budget=0.5",
         )
 
 

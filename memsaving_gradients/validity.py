@@ -55,5 +55,5 @@ def problem_of(graph: TrainingGraph, schedule: Schedule) -> str | None:
         return f"op {missing} never runs"
     for op in schedule.chained:
         if op not in graph.sums:
-            return f"op {op} is no sum that may be added up as its addends come"
+            return f"op {op} is no sum that may be added up as its addends come (accumulate=False leaves all to AddN)"
     return None

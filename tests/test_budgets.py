@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,35 @@ def test_search_takes_the_fastest_that_fits() -> None:
     found = search.within(Goal(int(0.7 * need), need, need, 0.7))
     fits = [f for f in search._tried if f.need <= 0.7 * meter.need(meter.plain)]
     assert found.proposal.extra_seconds == min(f.proposal.extra_seconds for f in fits)
+
+
+def test_out_of_time_the_least_is_asked_for_once() -> None:
+    graph = GRAPHS["unequal chain"]()
+    meter = Meter(graph, "control")
+    need = meter.need(meter.plain)
+    asked = []
+
+    def slow(graph: Any, limits: Limits) -> Proposal:
+        asked.append(limits.budget)
+        time.sleep(0.02)
+        return greedy(graph, limits) if limits.budget == 1 else meter.plain
+
+    least = meter.need(greedy(graph, Limits(budget=1)))
+    found = Search(meter, slow, seconds=0.01).within(Goal(least, need, need, least))
+    assert (found.need, found.stopped) == (least, "out of time")
+    assert asked[-1] == 1
+    assert asked.count(1) == 1
+
+
+def test_a_hopeless_budget_asks_for_the_least_alone() -> None:
+    graph = GRAPHS["chain"]()
+    meter = Meter(graph, "control")
+    need = meter.need(meter.plain)
+    search = Search(meter, greedy)
+    with pytest.raises(errors.BudgetError):
+        search.within(Goal(1, need, need, 1))
+    assert min(found.asked or 0 for found in search._tried) == 1
+    assert len(search._tried) <= 4
 
 
 def test_slowdown_is_kept_and_more_of_it_saves_more() -> None:
