@@ -180,7 +180,7 @@ def capture(
         raise GraphError(f"targets are of {len(graphs)} different graphs")
     edges = _Edges(cut)
     asked = _ancestors(roots, edges)
-    found = asked | _ancestors(others, edges, asked)
+    found = _ancestors(others, edges, asked)
     ops = _ordered(sorted(found, key=_tf.creation_index), edges)
     if late is not None:
         needed = _ancestors([op for op in ops if _tf.creation_index(op) < late], edges)
@@ -213,15 +213,14 @@ class _Edges(dict[tf.Operation, tuple[list[tuple[tf.Operation, int]], list[tf.Op
 def _ancestors(
     roots: Sequence[tf.Operation], edges: _Edges, known: Collection[tf.Operation] = ()
 ) -> set[tf.Operation]:
-    """``roots`` and all that they need; what lies behind those in ``known`` is left out."""
-    seen = set(roots)
-    stack = [op for op in seen if op not in known]
+    """``roots`` and all that they need, added to what is ``known`` with all that it needs."""
+    seen = {*known, *roots}
+    stack = list(seen.difference(known))
     while stack:
         for before in edges.before(stack.pop()):
             if before not in seen:
                 seen.add(before)
-                if before not in known:
-                    stack.append(before)
+                stack.append(before)
     return seen
 
 

@@ -178,9 +178,9 @@ class Search:
         self._tried: list[Found] = []
         self._by_asked: dict[int | None, Found] = {}
         self._shown = 0.0
-        large = self.meter.graph.length > MANY_OPS
-        self._rounds = FEW_ROUNDS if large else MOST_ROUNDS
-        self._floors = FLOORS[:1] if large else FLOORS
+        self._large = self.meter.graph.length > MANY_OPS
+        self._rounds = FEW_ROUNDS if self._large else MOST_ROUNDS
+        self._floors = FLOORS[:1] if self._large else FLOORS
 
     def free(self) -> Found:
         """What the planner aims at by itself, with no limit on bytes."""
@@ -260,10 +260,10 @@ class Search:
 
     def _is_hopeless(self, budget: int) -> bool:
         """Whether no plan at all fits, so that none has to be looked for; not asked where the answer takes a second."""
-        graph = self.meter.graph
-        if graph.length > MANY_OPS:
+        if self._large:
             return False
-        return least_extra_seconds(graph, budget, accumulate=self.accumulate) == float("inf")
+        least = least_extra_seconds(self.meter.graph, budget, accumulate=self.accumulate)
+        return least == float("inf")
 
     def _close_in(self, budget: int) -> None:
         """Ask for plans until one fits and uses most of the budget."""
@@ -273,7 +273,7 @@ class Search:
         asked = most
         if meter.gating != "data":
             asked = min(most, max(1, budget * meter.plain.peak // chunks))
-            if meter.graph.length > MANY_OPS:
+            if self._large:
                 # Holes take more of a plan than of plain training, and a plan that does not fit takes seconds.
                 asked = max(1, int(asked * STEP))
         # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too much.

@@ -118,7 +118,7 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
             except BudgetError as error:
                 if site.stopped == "interrupted":
                     # Plans that broke the budget as they ran are no smaller than it.
-                    raise (_no_smaller(error, broke, site) if broke else error) from None
+                    raise _no_smaller(error, broke, site) from None
                 break
             if outcome is None or outcome.plain:
                 return None if outcome is None else (outcome, None)
@@ -139,7 +139,7 @@ def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
         if outcome is None:
             return None
         outcome, result = _rewritten(site, outcome)
-        goal = site.sought.goal if site.sought is not None else None
+        goal = site.goal
         if goal is not None and outcome.need > goal.budget:
             site.take_back(result)
             raise too_small(goal, min(outcome.need, goal.plain_need), site.stopped)
@@ -161,11 +161,10 @@ def _rewritten(site: Site, outcome: Outcome) -> tuple[Outcome, Rewrite]:
 
 
 def _no_smaller(error: BudgetError, broke: int, site: Site) -> BudgetError:
-    """``error``, but naming no budget below the least that a plan needed as it ran."""
-    goal = site.sought.goal if site.sought is not None else None
-    if goal is None or error.least >= broke:
+    """``error``, but naming no budget below the least that a plan needed as it ran (0: none did run)."""
+    if site.goal is None or error.least >= broke:
         return error
-    return too_small(goal, min(broke, goal.plain_need), site.stopped)
+    return too_small(site.goal, min(broke, site.goal.plain_need), site.stopped)
 
 
 def _no_longer_kept(outcome: Outcome) -> PlanError:

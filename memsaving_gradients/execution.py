@@ -107,13 +107,13 @@ def simulate_execution(
     work = _work(ops, batch, held)
     plays: list[Simulation] = []
     many = len(work.reads)
+    # What is there before the step takes no place in it.
+    begins = min(sum(work.there), many - 1)
     for seed, (slowness, spread) in enumerate(PLAYS[: max(1, PLAYED_OPS // max(many, 1))]):
         noise = np.exp(spread * np.random.default_rng(seed).standard_normal(many))
         times = (np.array(work.seconds) * noise).tolist()
         order, until = _play(replace(work, seconds=times), slowness)
         born, dies, size = _lives(work, order, until)
-        # What is there before the step takes no place in it.
-        begins = min(sum(work.there), many - 1)
         lives = (born - begins, dies - begins, size)
         alive = timeline(*lives, many - begins)
         plays.append(Simulation(alive, int(alive.max(initial=0)), extra_seconds, lives))

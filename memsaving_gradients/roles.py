@@ -63,15 +63,14 @@ def capture_step(
         () if op.type in optypes.SHAPE_READERS else ops.inputs[i] for i, op in enumerate(ops.ops)
     ]
     bounds = [*ops.first_value.tolist(), len(ops.producer)]
-    held = [ops.value(t) for t in grads] if hold_gradients else []
+    results = [ops.value(t) for t in grads]
     takes = takes_constant(ops)
     expensive = {i for i, op in enumerate(ops.ops) if op.type in optypes.EXPENSIVE}
     sizes = ops.value_bytes(batch)
     fuses = _fuses(ops, takes)
     sums: dict[int, tuple[int, ...]] = {}
     if may_chain:
-        results = {ops.value(t) for t in grads}
-        sums = chainable(ops, border, sizes, results, short=short_sums)
+        sums = chainable(ops, border, sizes, set(results), short=short_sums)
     if profile:
         costs = profiling.measured(ops, batch, progress=progress)
     else:
@@ -91,7 +90,7 @@ def capture_step(
         seconds=costs.seconds,
         expensive=np.array([i in expensive for i in range(len(ops.ops))], np.bool_),
         ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),
-        targets=tuple(held),
+        targets=tuple(results) if hold_gradients else (),
         sums=sums,
         waits={i: waits for i, waits in enumerate(ops.controls) if waits},
         workspace=costs.workspace,

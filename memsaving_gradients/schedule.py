@@ -193,26 +193,27 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
     totals: list[tuple[int, list[int]]] = []
     extra = 0.0
     for now, (op, copy, copies) in enumerate(schedule.steps):
-        reads = graph.reads[op] if op not in schedule.chained else graph.sums[op]
-        read = []
-        for k, value in enumerate(reads):
-            at = buffer.get(value + copies[k] * many if copies else value)
-            if at is not None:
-                read.append(at)
         if op in schedule.chained:
+            # Addends are made by backward ops, which run once.
             (total,) = graph.writes[op]
-            for at, when in zip(read, _added_at(read, born), strict=True):
-                dies[at] = max(dies[at], when)
-                added_at[at] = when
-            totals.append((len(born), read[:2]))
+            addends = [buffer[value] for value in graph.sums[op] if value in buffer]
+            for addend, when in zip(addends, _added_at(addends, born), strict=True):
+                dies[addend] = max(dies[addend], when)
+                added_at[addend] = when
+            totals.append((len(born), addends[:2]))
             buffer[total] = len(born)
-            born.append(max((born[at] for at in read[:2]), default=now))
+            born.append(max((born[at] for at in addends[:2]), default=now))
             dies.append(now)
             sizes.append(size[total])
             owner.append(total)
             continue
-        for at in read:
-            dies[at] = now
+        reads = graph.reads[op]
+        read = []
+        for k, value in enumerate(reads):
+            at = buffer.get(value + copies[k] * many if copies else value)
+            if at is not None:
+                dies[at] = now
+                read.append(at)
         if copy:
             extra += seconds[op]
         for value in graph.writes[op]:

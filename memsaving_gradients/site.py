@@ -139,6 +139,11 @@ class Site:
         self._forget(len(self.operations))
 
     @property
+    def goal(self) -> Goal | None:
+        """The budget that is sought for; ``None``: there is none, or it is not known yet."""
+        return None if self.sought is None else self.sought.goal
+
+    @property
     def stopped(self) -> str:
         """Why planning ended early, or an empty string."""
         search = self.sought.search if self.sought is not None else None

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from tests.support import arithmetic_rewriting
 
 
 @pytest.fixture
@@ -21,14 +22,10 @@ def exact() -> Iterator[None]:
     """Op determinism on, grappler's arithmetic rewriting off, for the duration of one test."""
     from tensorflow.python.util import _pywrap_determinism
 
-    before = tf.config.optimizer.get_experimental_options()
     tf.config.experimental.enable_op_determinism()
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     tf.random.set_seed(1)
-    yield
-    tf.config.optimizer.set_experimental_options(
-        {"arithmetic_optimization": before.get("arithmetic_optimization", True)}
-    )
+    with arithmetic_rewriting(False):
+        yield
     _pywrap_determinism.enable(False)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +132,27 @@ class Outcome:
     plans: tuple[ms.Plan, ...] = ()
     clones: list[str] = field(default_factory=list)
     surviving: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def arithmetic_rewriting(on: bool) -> Iterator[None]:
+    """Switch grappler's arithmetic rewriting on or off, for functions; sessions have `session_config`."""
+    before = tf.config.optimizer.get_experimental_options().get("arithmetic_optimization", True)
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": on})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": before})
+
+
+def normalized_network(layers: int = 6) -> tuple[tf.Tensor, tf.Tensor]:
+    """Products and normalizations of 1024 rows of 64 numbers in the current graph: x, and the sum of the last layer."""
+    x = y = v1.placeholder(tf.float32, [1024, 64])
+    for _ in range(layers):
+        y = tf.matmul(y, v1.placeholder(tf.float32, [64, 64]))
+        mean, variance = tf.nn.moments(y, [0])
+        y = tf.nn.relu(tf.nn.batch_normalization(y, mean, variance, None, None, 1e-3))
+    return x, tf.reduce_sum(y)
 
 
 def session_config(arithmetic: bool = False) -> v1.ConfigProto:

@@ -13,6 +13,7 @@ from graph_tools.measure import in_fresh_process
 from graph_tools.views import viewed_input
 from memsaving_gradients import engine, execution
 from memsaving_gradients.execution import simulate_execution
+from tests.support import normalized_network
 
 UNIT = 4 * 2**14
 
@@ -199,11 +200,7 @@ def test_where_buffers_are_large_a_step_runs_as_planned(monkeypatch):
     # A thread that is four times slower than the other may still be at the loss when the backward pass is far on.
     monkeypatch.setattr(execution, "PLAYS", execution.PLAYS[:1])
     with tf.Graph().as_default():
-        x = y = fed(1024, 64)
-        for _ in range(6):
-            y = tf.matmul(y, fed(64, 64))
-            mean, variance = tf.nn.moments(y, [0])
-            y = tf.nn.relu(tf.nn.batch_normalization(y, mean, variance, None, None, 1e-3))
-        ms.gradients(tf.reduce_sum(y), x, budget=0.4)
+        x, y = normalized_network()
+        ms.gradients(y, x, budget=0.4)
     assert peaks
     assert all(played <= 1.02 * planned for planned, played in peaks)

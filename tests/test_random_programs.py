@@ -32,6 +32,7 @@ from tests.random_programs import (
     inputs,
     programs,
 )
+from tests.support import arithmetic_rewriting
 
 _fast = settings(
     max_examples=40,
@@ -58,14 +59,10 @@ def exact_arithmetic():
     """Op determinism on, arithmetic rewriting off; put back afterwards."""
     from tensorflow.python.util import _pywrap_determinism
 
-    before = tf.config.optimizer.get_experimental_options()
     was_on = _pywrap_determinism.is_enabled()
     tf.config.experimental.enable_op_determinism()
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-    yield
-    tf.config.optimizer.set_experimental_options(
-        {"arithmetic_optimization": before.get("arithmetic_optimization", True)}
-    )
+    with arithmetic_rewriting(False):
+        yield
     if not was_on:
         _pywrap_determinism.enable(False)
 

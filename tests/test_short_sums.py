@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from memsaving_gradients.schedule import ordered, plain, simulate
 from memsaving_gradients.training_graph import LONG_SUM
 from tests.random_graphs import rich
 from tests.schedules import forgetful
+from tests.support import normalized_network
 
 
 @given(rich(sums=True), st.integers(0, 2**32), st.floats(0.5, 2))
@@ -41,15 +43,9 @@ def test_with_room_for_all_none_is_a_chain(graph) -> None:
 
 def chains(budget: float) -> int:
     """How many sums of a normalized network become chains within a budget."""
-    import tensorflow as tf
-
     with tf.Graph().as_default() as graph:
-        x = y = tf.compat.v1.placeholder(tf.float32, [1024, 64])
-        for _ in range(6):
-            y = tf.matmul(y, tf.compat.v1.placeholder(tf.float32, [64, 64]))
-            mean, variance = tf.nn.moments(y, [0])
-            y = tf.nn.relu(tf.nn.batch_normalization(y, mean, variance, None, None, 1e-3))
-        ms.gradients(tf.reduce_sum(y), x, budget=budget)
+        x, y = normalized_network()
+        ms.gradients(y, x, budget=budget)
     return len(ms.plans(graph)[-1].schedule.chained)
 
 

@@ -19,7 +19,7 @@ from memsaving_gradients.sums import Sums
 from memsaving_gradients.training_graph import TrainingGraph
 from tests.random_graphs import rich
 from tests.schedules import forgetful
-from tests.support import session_config
+from tests.support import arithmetic_rewriting, session_config
 
 v1 = tf.compat.v1
 WIDTH = 64
@@ -67,10 +67,8 @@ def test_bits_of_short_sums_are_those_of_plain_training(
     # Here they are far from the peak.
     monkeypatch.setattr(planning, "left_alone", lambda graph, proposal, budget: proposal)
     numbers = np.random.default_rng(many).standard_normal((64, 257)).astype(np.float32)
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": sorts})
     outputs = []
-    try:
+    with arithmetic_rewriting(sorts):
         for gradients, options in ((tf.gradients, {}), (ms.gradients, {"checkpoints": "memory"})):
             with tf.Graph().as_default() as graph:
                 x = v1.placeholder(tf.float32, numbers.shape)
@@ -85,10 +83,6 @@ def test_bits_of_short_sums_are_those_of_plain_training(
                     assert "accumulate" in names
                 with v1.Session(config=session_config(arithmetic=sorts)) as session:
                     outputs.append(session.run(found, {x: numbers})[0].tobytes())
-    finally:
-        tf.config.optimizer.set_experimental_options(
-            {"arithmetic_optimization": before.get("arithmetic_optimization", True)}
-        )
     assert outputs[0] == outputs[1]
 
 
