@@ -56,6 +56,7 @@ class Recorder:
         self.steps: list[Step] = []
         self.copy = [0] * len(graph.producer)
         self._clones = [0] * graph.length
+        self._lost = False
         self._producer: list[int] = graph.producer.tolist()
         self._losable: list[bool] = graph.losable.tolist()
         self._views: dict[int, list[int]] = {}
@@ -65,8 +66,11 @@ class Recorder:
 
     def run(self, op: int) -> None:
         """Run an original, after making again what it reads and is not there."""
-        self.need(op)
-        self._add(op, 0)
+        if self._lost:
+            self.need(op)
+            self._add(op, 0)
+        else:
+            self.steps.append(Step(op))
 
     def need(self, op: int) -> None:
         """Make again what ``op`` reads and is not there."""
@@ -99,6 +103,7 @@ class Recorder:
         """Let nobody read what looks at this buffer any more; what cannot be made again stays."""
         for value in self._views.get(storage, ()):
             self.copy[value] = -1
+            self._lost = True
 
     def schedule(self, chained: Iterable[int] = ()) -> Schedule:
         """What was recorded, without clones that nobody reads."""
@@ -112,8 +117,9 @@ class Recorder:
         self._add(op, self._clones[op])
 
     def _add(self, op: int, copy: int) -> None:
-        reads = tuple(self.copy[v] for v in self.graph.reads[op])
-        self.steps.append(Step(op, copy, reads if copy or any(reads) else ()))
+        there = self.copy
+        reads = [there[v] for v in self.graph.reads[op]]
+        self.steps.append(Step(op, copy, tuple(reads) if copy or any(reads) else ()))
 
 
 def without_idle(graph: TrainingGraph, schedule: Schedule) -> Schedule:
@@ -122,25 +128,24 @@ def without_idle(graph: TrainingGraph, schedule: Schedule) -> Schedule:
     producer = graph.producer.tolist()
     left: list[Step] = []
     for step in reversed(schedule.steps):
-        if step.copy and (step.op, step.copy) not in needed:
+        op, clone, reads = step
+        if clone and (op, clone) not in needed:
             continue
         left.append(step)
-        for value, copy in zip(graph.reads[step.op], step.reads, strict=False):
-            if copy:
-                needed.add((producer[value], copy))
-    left.reverse()
+        if reads:
+            needed.update([(producer[v], k) for v, k in zip(graph.reads[op], reads, strict=True) if k])
     number: dict[tuple[int, int], int] = {}
     made: dict[int, int] = {}
     steps = []
-    for step in left:
-        reads = tuple(
-            number[producer[v], copy] if copy else 0
-            for v, copy in zip(graph.reads[step.op], step.reads, strict=False)
-        )
-        copy = step.copy
-        if copy:
-            made[step.op] = made.get(step.op, 0) + 1
-            number[step.op, copy] = made[step.op]
-            copy = made[step.op]
-        steps.append(Step(step.op, copy, reads))
+    for step in reversed(left):
+        op, clone, reads = step
+        if clone or reads:
+            again = tuple(
+                number[producer[v], k] if k else 0
+                for v, k in zip(graph.reads[op], reads, strict=bool(reads))
+            )
+            if clone:
+                made[op] = number[op, clone] = made.get(op, 0) + 1
+            step = Step(op, clone and made[op], again)
+        steps.append(step)
     return replace(schedule, steps=tuple(steps))

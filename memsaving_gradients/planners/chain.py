@@ -8,7 +8,7 @@ all budgets, so the whole curve of plans costs little more than one: `candidates
 The promises of the program hold for its model of stages, not for the graph. What counts is therefore the simulated
 peak: the fastest plan is chosen whose peak is within the budget, first of a fixed row of candidates, then of those
 between it and the next faster one. The row does not depend on the budget, so a larger budget never gets a slower plan. On large
-graphs, where few plans can be simulated, an endless row is entered at the budget and searched by halves, as if peaks fell along it.
+graphs, where few plans can be simulated, an endless row is entered at the budget, and searched as if peaks fell along it.
 Optimal for chains in the program's model, where every stage may run any number of times; what branches wider than a
 stage gets is a good plan. Deterministic.
 """
@@ -319,26 +319,32 @@ class _Search:
             self._try(bytes_, curve.schedule(bytes_), limit)
 
     def _walk(self, curve: _Curve, budget: int) -> None:
-        """From the budget, in steps that grow, to where plans begin to fit, or to be; then to the fastest that fits, by halves."""
-        number = max(0, math.ceil(math.log(max(budget, 1) / curve.step(0), STEP)))
+        """From the budget on, each time by as much as the peak is off, or else by halves, to the fastest plan that fits."""
+
+        def steps(bytes_: float) -> float:
+            return math.log(bytes_ / curve.step(0), STEP)
+
+        number = max(0, math.ceil(steps(max(budget, 1))))
         # Plans up to the first need too much; from the second on they fit, or there is none.
-        stride, over, enough = 1, -1, -1
-        known: dict[tuple[Action, ...] | None, bool] = {None: True}
-        while len(known) <= curve.trials:
+        over, enough = -1, -1
+        known: dict[tuple[Action, ...], int] = {}
+        while len(known) < curve.trials:
             self._report(0.1 + 0.9 * len(known) / curve.trials, "simulating plans near the budget")
             actions = curve.actions(curve.step(number))
-            if actions not in known:
-                assert actions is not None
-                self._try(curve.step(number), curve.record(actions))
-                known[actions] = self.trials[-1].peak <= budget
-            if known[actions]:
-                enough = number
-            else:
+            # The program has no answer below its least.
+            off = 0.0 if over >= 0 else -1.0
+            if actions is not None:
+                if actions not in known:
+                    self._try(curve.step(number), curve.record(actions))
+                    known[actions] = self.trials[-1].peak
+                off = steps(max(budget, 1)) - steps(known[actions])
+            if off > 0:
                 over = number
-            if enough < 0 or over < 0:
-                number = number + stride if enough < 0 else max(0, number - stride)
-                stride *= 2
+                number += math.ceil(off)
             else:
+                enough = number
+                number = max(0, number - int(-off))
+            if over >= 0 and enough >= 0 and not over < number < enough:
                 number = (over + enough) // 2
             if number in (over, enough):
                 return
