@@ -133,7 +133,9 @@ def without_idle(graph: TrainingGraph, schedule: Schedule) -> Schedule:
             continue
         left.append(step)
         if reads:
-            needed.update([(producer[v], k) for v, k in zip(graph.reads[op], reads, strict=True) if k])
+            needed.update(
+                [(producer[v], k) for v, k in zip(graph.reads[op], reads, strict=True) if k]
+            )
     number: dict[tuple[int, int], int] = {}
     made: dict[int, int] = {}
     steps = []

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from graph_tools.allocator import allocated_peak
 from graph_tools.liveness import timeline
+from memsaving_gradients.needs import after_needs
 from memsaving_gradients.training_graph import TrainingGraph
 
 Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -144,36 +145,20 @@ def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int
     reads, before = graph.losable_reads, graph.postponed_before
     producer = graph.producer.tolist()
     lost = (graph.losable & ~np.isin(graph.storage, list(kept))).tolist()
-    done: set[int] = set()
 
-    def missing(op: int) -> list[int]:
-        """What has to run before ``op``: clones, postponed ops."""
-        makers = [producer[v] for v in reads[op] if lost[v] and producer[v] not in done]
-        return [*makers, *(maker for maker in before.get(op, ()) if maker not in done)]
-
-    def run(op: int) -> None:
-        again = op < border
-        if again or op in postponable:
-            done.add(op)
-        copies = any(lost[v] for v in reads[op]) or again
-        steps.append(
-            Step(op, int(again), tuple(int(lost[v]) for v in graph.reads[op]) if copies else ())
-        )
+    # Forward ops stand for their clones.
+    def needs(op: int) -> list[int]:
+        return [*(producer[v] for v in reads[op] if lost[v]), *before.get(op, ())]
 
     steps = [Step(op) for op in range(border)]
     # Postponed ops that nobody reads are results; they come last.
     in_order = [op for op in range(border, graph.length) if op not in postponable]
-    for wanted in (*in_order, *sorted(postponable)):
-        stack = [wanted] if wanted not in done else []
-        while stack:
-            op = stack[-1]
-            first = missing(op) if op not in done else []
-            if first:
-                stack.extend(reversed(first))
-                continue
-            stack.pop()
-            if op not in done:
-                run(op)
+    for op in after_needs((*in_order, *sorted(postponable)), needs):
+        again = op < border
+        copies = again or any(lost[v] for v in reads[op])
+        steps.append(
+            Step(op, int(again), tuple(int(lost[v]) for v in graph.reads[op]) if copies else ())
+        )
     return Schedule(tuple(steps), frozenset(chained))
 
 

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from memsaving_gradients.needs import after_needs
+
 __all__ = ["LONG_SUM", "IntArray", "TrainingGraph"]
 
 #: A sum of so many addends is a long one. (`AddN` adds up to nine in one expression.)
@@ -188,21 +190,9 @@ class TrainingGraph:
         Postponable ops that nobody reads are results; they come last.
         """
         late, before = self.postponable, self.postponed_before
-        order = list(range(self.first_backward))
-        done: set[int] = set()
         in_order = (op for op in range(self.first_backward, self.length) if op not in late)
-        for wanted in (*in_order, *sorted(late)):
-            stack = [wanted] if wanted not in done else []
-            while stack:
-                first = [maker for maker in before.get(stack[-1], ()) if maker not in done]
-                if first:
-                    stack.extend(reversed(first))
-                    continue
-                op = stack.pop()
-                if op not in done:
-                    done.add(op)
-                    order.append(op)
-        return order
+        backward = after_needs((*in_order, *sorted(late)), lambda op: before.get(op, ()))
+        return [*range(self.first_backward), *backward]
 
     @cached_property
     def forward_seconds(self) -> float:

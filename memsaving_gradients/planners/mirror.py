@@ -27,6 +27,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.needs import after_needs
 from memsaving_gradients.planners.proposal import Limits, Proposal, proposed
 from memsaving_gradients.planners.segments import TINY, measure_segments
 from memsaving_gradients.recorder import without_idle
@@ -95,36 +96,20 @@ def scheduled(graph: TrainingGraph, counts: Mapping[int, int], chained: frozense
         int(counts.get(root, 0)) if may else 0
         for root, may in zip(graph.storage.tolist(), losable, strict=True)
     ]
-    done: set[tuple[int, int]] = set()
 
-    def missing(op: int, copy: int) -> list[tuple[int, int]]:
-        """What has to run before this copy of ``op``: copies, postponed ops."""
+    def needs(node: tuple[int, int]) -> list[tuple[int, int]]:
+        op, copy = node
         most = copy if op < border else MOST_LEVELS
         wanted = ((producer[v], min(most, level[v])) for v in reads[op] if level[v])
-        late = ((maker, 0) for maker in before.get(op, ()))
-        return [node for node in (*wanted, *late) if node not in done]
-
-    def run(op: int, copy: int) -> None:
-        if copy or op in postponable:
-            done.add((op, copy))
-        most = copy if op < border else MOST_LEVELS
-        copies = tuple(min(most, level[v]) for v in graph.reads[op])
-        steps.append(Step(op, copy, copies if copy or any(copies) else ()))
+        return [*wanted, *((maker, 0) for maker in before.get(op, ()))]
 
     steps = [Step(op) for op in range(border)]
     # Postponed ops that nobody reads are results; they come last.
     in_order = [op for op in range(border, graph.length) if op not in postponable]
-    for wanted in (*in_order, *sorted(postponable)):
-        stack = [(wanted, 0)] if (wanted, 0) not in done else []
-        while stack:
-            node = stack[-1]
-            first = missing(*node) if node not in done else []
-            if first:
-                stack.extend(reversed(first))
-                continue
-            stack.pop()
-            if node not in done:
-                run(*node)
+    for op, copy in after_needs(((op, 0) for op in (*in_order, *sorted(postponable))), needs):
+        most = copy if op < border else MOST_LEVELS
+        copies = tuple(min(most, level[v]) for v in graph.reads[op])
+        steps.append(Step(op, copy, copies if copy or any(copies) else ()))
     return without_idle(graph, Schedule(tuple(steps), chained))
 
 
