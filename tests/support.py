@@ -352,3 +352,26 @@ def check_error(error: ms.errors.ArgumentError, argument: str, value: str, way_o
     assert text.startswith(f"{argument}=")
     assert value in text
     assert way_out in text
+
+
+#: Modes of tests with long programs.
+SHORT = ("memory", "list", None)
+
+
+def data(**more):
+    """Inputs of programs made of `layers`: ``x`` of 16 rows of 32 numbers."""
+    return Inputs({"x": numbers("x", 16, 32)} | more)
+
+
+def layers(p, h, first, last, between=None):
+    """Tanh layers ``first`` … ``last - 1``, with something between any two."""
+    for i in range(first, last):
+        h = tf.tanh(tf.matmul(h, p.weight(f"w{i}", 32, 32)))
+        h = h if between is None else between(i, h)
+    return h
+
+
+def tall(p):
+    """Seven layers with a mark behind the third: what is marked, and the last one."""
+    h = p.mark(layers(p, p["x"], 0, 3))
+    return h, layers(p, h, 3, 7)
