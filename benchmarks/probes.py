@@ -126,19 +126,19 @@ def _requested(run: Callable[[], object]) -> int:
 
 def _plan(step: Step) -> dict[str, Any] | None:
     import memsaving_gradients as ms
+    from memsaving_gradients.budgets import chunk_bytes
 
     plans = ms.plans(step.graph)
     if not plans:
         return None
     newest = plans[-1]
-    return {
+    found = {
         name: getattr(newest, name)
         for name in (
             "mode",
             "peak",
             "peak_plain",
             "allocated",
-            "allocated_plain",
             "extra_time",
             "clones",
             "gating",
@@ -149,3 +149,7 @@ def _plan(step: Step) -> dict[str, Any] | None:
             "optimal",
         )
     }
+    # What is measured beside it is the worst of several steps, not the least that plain training may take.
+    if newest.simulation_plain is not None:
+        found["allocated_plain"] = chunk_bytes(newest.simulation_plain, newest.gating)
+    return found

@@ -38,6 +38,7 @@ RESULTS = Path(__file__).parent / "results" / "simulation.json"
 def probe(model: str, options: dict[str, Any], mode: str, steps: int = 5) -> dict[str, Any]:
     """Measured and simulated peaks of one step (in a process made for it)."""
     import memsaving_gradients as ms
+    from memsaving_gradients.budgets import chunk_bytes
 
     ours = mode != "plain"
     step = make_step(model, options, mode, ours=ours)
@@ -46,12 +47,13 @@ def probe(model: str, options: dict[str, Any], mode: str, steps: int = 5) -> dic
     requested = [requested_peak(allocation_events(step.run)) for _ in range(steps)]
     # Plain training is simulated where it is rewritten.
     plan = ms.plans(step.graph if ours else make_step(model, options, "speed", ours=True).graph)[-1]
-    suffix = "" if ours else "_plain"
+    simulation = plan.simulation if ours else plan.simulation_plain
+    assert simulation is not None
     return {
         "requested": requested,
         "allocated": measured.peaks,
-        "simulated_requested": getattr(plan, "peak" + suffix),
-        "simulated_allocated": getattr(plan, "allocated" + suffix),
+        "simulated_requested": simulation.peak,
+        "simulated_allocated": chunk_bytes(simulation, plan.gating),
     }
 
 

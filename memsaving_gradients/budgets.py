@@ -34,7 +34,17 @@ from memsaving_gradients.training_graph import TrainingGraph
 from memsaving_gradients.units import format_bytes
 from memsaving_gradients.validity import problem_of
 
-__all__ = ["MANY_OPS", "Found", "Goal", "Meter", "Search", "chunk_bytes", "safe_bytes", "too_small"]
+__all__ = [
+    "MANY_OPS",
+    "Found",
+    "Goal",
+    "Meter",
+    "Search",
+    "chunk_bytes",
+    "plain_bytes",
+    "safe_bytes",
+    "too_small",
+]
 
 #: Plans to ask for while one is sought that fits and uses the budget well, …
 MOST_ROUNDS = 5
@@ -55,6 +65,11 @@ def chunk_bytes(simulation: Simulation, gating: str) -> int:
     XLA (``gating="data"``) takes one buffer for a whole program.
     """
     return _one_chunk(simulation.peak) if gating == "data" else simulation.allocated_peak
+
+
+def plain_bytes(simulation: Simulation, gating: str) -> int:
+    """What fractions are of: the least that plain training may take in chunks, whatever is in the allocator before."""
+    return _one_chunk(simulation.peak) if gating == "data" else simulation.allocated_least
 
 
 def safe_bytes(simulation: Simulation, gating: str) -> int:
@@ -115,7 +130,7 @@ class Goal:
     plain_need
         What plain training may need of them.
     base
-        What fractions are of: the least that plain training may need.
+        What fractions are of: `plain_bytes`.
     value
         The budget as the user wrote it.
     """

@@ -63,7 +63,7 @@ class BudgetError(ArgumentError):
     least
         The least budget that a plan was found for, bytes.
     fraction
-        The same as a fraction of the simulated peak of plain training, rounded up: to be given as it stands.
+        The same as a fraction of what plain training takes (`Plan.allocated_plain`), rounded up: to be given as it stands.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class Options:
     batch_size
         Stands in for an unknown batch dimension when bytes are estimated; ``None``: 32, but a budget in bytes must know.
     budget
-        The most bytes of a step's transient peak: an int, a string with a unit, or a float, a fraction of the plain peak.
+        The most bytes of a step's transient peak: an int, a string with a unit, or a float, a fraction of what plain training takes.
     planner
         Who plans: one of `memsaving_gradients.planners.PLANNERS`, or a function of a training graph and limits.
     max_slowdown
@@ -102,7 +102,7 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
 
     @property
     def limit(self) -> int | float | None:
-        """The budget as bytes (int) or as a fraction of the plain peak (float)."""
+        """The budget as bytes (int) or as a fraction of what plain training takes (float)."""
         return None if self.budget is None else parse_budget(self.budget)
 
     @property

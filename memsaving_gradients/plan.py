@@ -11,19 +11,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients import planfile
-from memsaving_gradients.budgets import chunk_bytes
+from memsaving_gradients import planfile, plantext
+from memsaving_gradients.budgets import chunk_bytes, plain_bytes
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.fingerprint import Fingerprint
 from memsaving_gradients.schedule import Schedule, Simulation
-from memsaving_gradients.units import format_bytes
 
 __all__ = ["Comparison", "Decision", "Plan"]
 
 Fate = Literal["keep", "recompute", "offload", "encode"]
-
-#: Lines of the printed table.
-MOST_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Plan:
         One for each residual, and each tensor kept to recompute from, that is large enough to matter, in order of
         creation.
     peak_plain, peak
-        Simulated transient peak of plain training and of this plan, bytes asked for.
+        Simulated transient peak of plain training and of this plan, bytes asked for (see `allocated_plain`, `allocated`).
     extra_time
         Estimated time of the recomputation, as a fraction of the plain step's.
     clones
@@ -171,17 +167,18 @@ class Plan:
 
     @property
     def allocated_plain(self) -> int:
-        """``peak_plain`` as TensorFlow's BFC allocator counts it: in chunks, larger than the buffers in them.
+        """What plain training takes in the chunks of TensorFlow's BFC allocator: the figure that fractions are of.
 
-        XLA takes one buffer for a whole program.
+        Chunks are larger than the buffers in them, by how much is chance: this is the least. A step as it runs may take a few
+        hundredths more, which `allocated`, a promise, counts in. XLA takes one buffer for a whole program.
         """
         if self.chunks is not None:
             return self.chunks[0]
-        return chunk_bytes(_simulated(self, self.simulation_plain), self.gating)
+        return plain_bytes(_simulated(self, self.simulation_plain), self.gating)
 
     @property
     def allocated(self) -> int:
-        """``peak`` as TensorFlow's BFC allocator counts it."""
+        """What this plan takes in the allocator's chunks, at most."""
         if self.chunks is not None:
             return self.chunks[1]
         return chunk_bytes(_simulated(self, self.simulation), self.gating)
@@ -217,54 +214,10 @@ class Plan:
         return tuple(d for d in self.decisions if d.fate == "recompute")
 
     def __repr__(self) -> str:
-        return f"<{self._summary()}>"
+        return f"<{plantext.headline(self)}>"
 
     def __str__(self) -> str:
-        kept, again = self.kept, self.recomputed
-        lines = [
-            self._summary(),
-            *self._limits(),
-            f"kept {len(kept)} residuals of {sum(d.bytes for d in kept):,} bytes, "
-            f"recomputed {len(again)} of {sum(d.bytes for d in again):,}",
-            f"{'bytes':>14}  {'fate':<9}  {'tensor':<48}  {'reason':<22}  source",
-        ]
-        largest = sorted(self.decisions, key=lambda d: (-d.bytes, d.tensor))
-        lines += [
-            f"{d.bytes:>14,}  {d.fate:<9}  {_shorten(d.tensor, 48):<48}  {d.reason:<22}  {d.source}"
-            for d in largest[:MOST_LINES]
-        ]
-        if len(largest) > MOST_LINES:
-            lines.append(
-                f"{'':>14}  … and {len(largest) - MOST_LINES} smaller ones (plan.decisions)"
-            )
-        return "\n".join(lines)
-
-    def _summary(self) -> str:
-        return (
-            f"plan {self.mode!r}: simulated peak {self.peak:,} bytes, plain {self.peak_plain:,} "
-            f"({self.peak / max(self.peak_plain, 1):.0%}), extra time about {self.extra_time:.0%}, "
-            f"{self.clones:,} ops run again"
-        )
-
-    def _limits(self) -> list[str]:
-        """What is to say of a budget and of the planner's certainty."""
-        if self.budget is None and self.planned_for is None and self.complete:
-            return []
-        said = []
-        if self.budget is not None and self.slack is not None:
-            kept = f"{self.slack:,} left" if self.slack >= 0 else f"NOT KEPT, {-self.slack:,} over"
-            said.append(
-                f"budget {self.budget:,} bytes ({format_bytes(self.budget)}): {self.allocated:,} in the allocator's chunks, {kept}"
-            )
-        if self.optimal:
-            said.append(f"planner {self.planner!r}: proven to take the least time")
-        elif self.extra_time and self.lower_bound:
-            said.append(
-                f"planner {self.planner!r}: at most {self.gap:.1%} of a step above the least extra time ({self.lower_bound:.1%})"
-            )
-        if not self.complete:
-            said.append("planning was stopped before its end")
-        return ["; ".join(said)] if said else []
+        return plantext.text(self)
 
 
 @dataclass(frozen=True)
@@ -354,7 +307,3 @@ def _simulated(plan: Plan, simulation: Simulation | None) -> Simulation:
             "memsaving_gradients.plans for the one that was used",
         )
     return simulation
-
-
-def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]

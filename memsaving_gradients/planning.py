@@ -9,7 +9,15 @@ import tensorflow as tf
 
 from graph_tools.errors import GraphError
 from memsaving_gradients import registry
-from memsaving_gradients.budgets import Found, Goal, Meter, Search, chunk_bytes, safe_bytes
+from memsaving_gradients.budgets import (
+    Found,
+    Goal,
+    Meter,
+    Search,
+    chunk_bytes,
+    plain_bytes,
+    safe_bytes,
+)
 from memsaving_gradients.describe import describe, why_nothing
 from memsaving_gradients.errors import (
     NothingSavedWarning,
@@ -139,8 +147,8 @@ def by_limits(
     name = planner_name(options.planner)
     plain_need = chunk_bytes(sought.before, site.gating)
     if search is None:
-        assert budget is not None
-        _note_ample(site.graph, budget, plain_need)
+        assert goal is not None
+        _note_ample(site.graph, goal)
         untouched = Found(Meter(step.graph, site.gating).plain, plain_need, None)
         plan = _described(site, step, untouched, mode, name, before=sought.before, budget=budget)
         return Outcome(step, untouched.proposal, plan, plain=True)
@@ -167,7 +175,7 @@ def by_limits(
         )
         warn_nothing_saved(
             site.graph,
-            f"no plan {where}{so_far} needs less than the {plain_need:,} bytes of plain training",
+            f"no plan {where}{so_far} needs less than the {plain_bytes(sought.before, site.gating):,} bytes of plain training",
         )
         return None
     plan = _described(
@@ -308,7 +316,7 @@ def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
     if limit is None:
         return None
     most = safe_bytes(before, site.gating)
-    base = most if site.data_gates else before.allocated_least
+    base = plain_bytes(before, site.gating)
     if isinstance(limit, float):
         limit = max(1, int(limit * (most if limit == 1 else base)))
     else:
@@ -328,10 +336,11 @@ def warn_nothing_saved(
     warnings.warn(f"{what}: {why}.", NothingSavedWarning, stacklevel=stacklevel)
 
 
-def _note_ample(graph: tf.Graph, budget: int, plain_need: int) -> None:
+def _note_ample(graph: tf.Graph, goal: Goal) -> None:
+    most = f", {goal.plain_need:,} at most," if goal.plain_need > goal.base else ""
     note = (
-        f"plain training needs {plain_need:,} bytes ({format_bytes(plain_need)}) and meets the budget of {budget:,}: "
-        "gradients are plain, nothing is recomputed"
+        f"plain training needs {goal.base:,} bytes ({format_bytes(goal.base)}){most} and meets the budget "
+        f"of {goal.budget:,} ({format_bytes(goal.budget)}): gradients are plain, nothing is recomputed"
     )
     if not registry.warned(graph, note):
         warnings.warn(note + ".", PlanNote, stacklevel=6)

@@ -32,11 +32,11 @@ _WRITTEN = re.compile(rf"\s*([+-]?(?:(?:{_WHOLE})\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*
 _ACCEPTED = (
     f"give an int (bytes) or a string with one of the units {', '.join(UNITS)}, such as '2GiB'"
 )
-_SHARE = ", or a float in (0, 1]: a fraction of the simulated peak of plain training"
+_SHARE = ", or a float in (0, 1]: a fraction of what plain training takes"
 
 
 def parse_budget(value: Any, argument: str = "budget") -> int | float:
-    """A budget as an int of bytes, or as a float in (0, 1], a fraction of the peak of plain training.
+    """A budget as an int of bytes, or as a float in (0, 1], a fraction of what plain training takes.
 
     Raises
     ------
@@ -51,8 +51,8 @@ def parse_budget(value: Any, argument: str = "budget") -> int | float:
     Traceback (most recent call last):
         ...
     memsaving_gradients.errors.ArgumentError: budget='2 gigs': unknown unit 'gigs'; give an int (bytes) or a string with \
-one of the units B, kB, MB, GB, TB, KiB, MiB, GiB, TiB, such as '2GiB', or a float in (0, 1]: a fraction of the simulated \
-peak of plain training
+one of the units B, kB, MB, GB, TB, KiB, MiB, GiB, TiB, such as '2GiB', or a float in (0, 1]: a fraction of what plain \
+training takes
     """
     if isinstance(value, (float, np.floating)):
         return _share(float(value), argument)
@@ -79,7 +79,7 @@ def _share(value: float, argument: str) -> float:
         problem = "is not positive; " + _ACCEPTED + _SHARE
     else:
         problem = (
-            "a float is a fraction of the peak of plain training and at most 1; for bytes, give an int"
+            "a float is a fraction of what plain training takes and at most 1; for bytes, give an int"
             + (f": {int(value)}" if math.isfinite(value) else "")
             + ", or a string with a unit such as '2GiB'"
         )

@@ -53,7 +53,7 @@ def check_known(step: CapturedStep, plain_peak: int, batch_size: int | None) -> 
                 tensor.name,
                 f"the bytes of this tensor, of shape {tensor.shape}, are not known, and a budget in bytes needs them; give "
                 "its shape (input_signature, tf.ensure_shape; batch_size= stands for one unknown dimension only), or "
-                "give the budget as a fraction of the plain peak, such as budget=0.5",
+                "give the budget as a fraction of what plain training takes, such as budget=0.5",
             )
     if unknown and batch_size is None:
         tensor = _first(step, _lacks_batch, source.tensor(unknown[0]))
@@ -62,7 +62,7 @@ def check_known(step: CapturedStep, plain_peak: int, batch_size: int | None) -> 
             batch_size,
             f"a budget in bytes needs the batch size, and tensor {tensor.name!r} has shape {tensor.shape}; give "
             "batch_size=, the number of examples of a step, here (a callback does not see what fit was given: "
-            "MemorySavingGradients(..., batch_size=64)), or give the budget as a fraction of the plain peak, such as budget=0.5",
+            "MemorySavingGradients(..., batch_size=64)), or give the budget as a fraction of what plain training takes, such as budget=0.5",
         )
 
 
