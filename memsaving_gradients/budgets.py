@@ -25,6 +25,7 @@ from functools import cached_property
 import numpy as np
 
 from graph_tools.allocator import allocated_peak
+from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bound import least_extra_seconds
@@ -132,7 +133,7 @@ class Goal:
     base
         What fractions are of: `plain_bytes`.
     value
-        The budget as the user wrote it.
+        The budget as the user wrote it; a `DeviceMemory`, if it is what that leaves.
     """
 
     budget: int
@@ -431,17 +432,24 @@ def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
     fraction = min(1.0, math.ceil(least / base * 10_000) / 10_000)
     while fraction < 1 and int(fraction * base) < least:
         fraction = min(1.0, round(fraction + 0.0001, 4))
-    asked = "" if value == goal.budget else f" ({goal.budget:,} bytes)"
-    because, works = "no plan that fits was found", "the least budget that works is"
+    because, which = "no plan that fits was found", "that works is"
     if stopped:
         because = f"planning was {'interrupted' if stopped == 'interrupted' else 'stopped, out of time'}, and no plan so far fits"
-        works = "the least that was found so far is"
+        which = "that was found so far is"
+    if isinstance(value, DeviceMemory):
+        device, whole = value, value.enough_for(least)
+        argument, value = "device_memory", value.value
+        problem = (
+            f"{because}: {device.taken}, which leaves {goal.budget:,} bytes ({format_bytes(goal.budget)}) for a step; the "
+            f"least device memory {which} {whole:,} bytes ({format_bytes(whole)}), of which a step gets {least:,} "
+            f"({format_bytes(least)}), {fraction:g} of the {base:,} bytes of plain training"
+        )
+    else:
+        argument, asked = "budget", "" if value == goal.budget else f" ({goal.budget:,} bytes)"
+        problem = (
+            f"{because}{asked}; the least budget {which} {least:,} bytes ({format_bytes(least)}), {fraction:g} of the "
+            f"{base:,} bytes of plain training"
+        )
     return BudgetError(
-        "budget",
-        value,
-        f"{because}{asked}; {works} {least:,} bytes ({format_bytes(least)}), {fraction:g} of the {base:,} bytes of "
-        "plain training; give that, or a smaller batch",
-        goal.budget,
-        least,
-        fraction,
+        argument, value, f"{problem}; give that, or a smaller batch", goal.budget, least, fraction
     )

@@ -59,9 +59,9 @@ class BudgetError(ArgumentError):
     Attributes
     ----------
     budget
-        The budget, bytes.
+        The budget, bytes; of a device's memory, what was left for a step.
     least
-        The least budget that a plan was found for, bytes.
+        The least budget that a plan was found for, bytes. (The message also says what device has it, if one was given.)
     fraction
         The same as a fraction of what plain training takes (`Plan.allocated_plain`), rounded up: to be given as it stands.
     """

@@ -17,15 +17,12 @@ import keras
 import tensorflow as tf
 
 from memsaving_gradients import marks, patching, registry
+from memsaving_gradients.device import RESERVE, DeviceMemory
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
 from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
-from memsaving_gradients.units import parse_bytes
 
 __all__ = ["RESERVE", "Checkpoint", "MemorySavingGradients"]
-
-#: Of a device's memory, the share that is not planned with: inputs, metrics, libraries, holes between chunks.
-RESERVE = 1 / 20
 
 
 @keras.saving.register_keras_serializable(package="memsaving_gradients")
@@ -75,7 +72,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
     SelectionError
         During the first step, if checkpoints name nothing that can be one.
     BudgetError
-        During the first step, if no plan fits; it names the least budget that works.
+        During the first step, if no plan fits; it names the least budget that works, or the least device memory.
 
     Examples
     --------
@@ -113,31 +110,23 @@ class MemorySavingGradients(keras.callbacks.Callback):
             )
         self._reads_hold = hold_gradients is None
         self._reads_batch = batch_size is None
-        self._device_memory = device_memory
-        if device_memory is not None:
-            whole = parse_bytes(device_memory, "device_memory")
-            if budget is not None:
-                raise ArgumentError(
-                    "device_memory",
-                    device_memory,
-                    f"excludes budget={budget!r}, which would follow from it; leave one out",
-                )
-            # Stands for the budget until the variables are known, so that what excludes a budget excludes this.
-            budget = whole
+        device = None if device_memory is None else DeviceMemory(device_memory)
+        self._device = device
+        if device is not None and budget is not None:
+            raise ArgumentError(
+                "device_memory",
+                device_memory,
+                f"excludes budget={budget!r}, which would follow from it; leave one out",
+            )
         asked = {
             "checkpoints": checkpoints,
             "hold_gradients": False if hold_gradients is None else hold_gradients,
             "xla": xla,
             "batch_size": batch_size,
-            "budget": budget,
+            "budget": budget if device is None else device,
             **options,
         }
-        try:
-            self._asked = Options.of(asked)
-        except ArgumentError as error:
-            if device_memory is None or error.argument != "budget":
-                raise
-            raise ArgumentError("device_memory", device_memory, error.problem) from None
+        self._asked = Options.of(asked)
         self._verbose = verbose
         self._watch = registry.Watch()
         self._plain: Any = None
@@ -218,8 +207,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
             options = replace(options, hold_gradients=_holds(model.optimizer))
         if self._reads_batch:
             options = replace(options, batch_size=(self.params or {}).get("batch_size") or None)
-        if self._device_memory is not None:
-            options = replace(options, budget=_left_of(self._device_memory, model))
+        if self._device is not None:
+            options = replace(options, budget=_with_model(self._device, model))
         if options.xla is None and model.jit_compile:
             options = replace(options, xla=True)
         return options
@@ -232,27 +221,26 @@ def _build_optimizer(model: Any) -> None:
             model.optimizer.build(model.trainable_variables)
 
 
-def _left_of(device_memory: int | str, model: Any) -> int:
-    """The bytes that variables, slots and the reserve leave of a device's memory."""
-    whole = parse_bytes(device_memory, "device_memory")
+def _with_model(device: DeviceMemory, model: Any) -> DeviceMemory:
+    """The device with the variables of ``model`` and its optimizer on it."""
     if not model.built:
         raise ArgumentError(
             "device_memory",
-            device_memory,
+            device.value,
             "the variables of a model that was not built are not known; call model.build(input_shape) before fit, or give "
             "budget=",
         )
-    weights, slots = _bytes_of(model.variables), _bytes_of(model.optimizer.variables)
-    reserve = int(whole * RESERVE)
-    left = whole - weights - slots - reserve
-    if left <= 0:
+    device = replace(
+        device, weights=_bytes_of(model.variables), slots=_bytes_of(model.optimizer.variables)
+    )
+    if device.left <= 0:
         raise ArgumentError(
             "device_memory",
-            device_memory,
-            f"the model's variables take {weights:,} bytes, the optimizer's {slots:,}, and {reserve:,} are kept in reserve: "
-            "nothing is left for training; take a larger device, a smaller model or an optimizer with fewer slots",
+            device.value,
+            f"{device.taken}: nothing is left for training, nor on any device below {device.enough_for(1):,} bytes; take a "
+            "larger device, a smaller model or an optimizer with fewer slots",
         )
-    return left
+    return device
 
 
 def _bytes_of(variables: Iterable[Any]) -> int:

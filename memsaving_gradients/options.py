@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners import PLANNERS
@@ -45,7 +46,8 @@ class Options:
     batch_size
         Stands in for an unknown batch dimension when bytes are estimated; ``None``: 32, but a budget in bytes must know.
     budget
-        The most bytes of a step's transient peak: an int, a string with a unit, or a float, a fraction of what plain training takes.
+        The most bytes of a step's transient peak: an int, a string with a unit, or a float, a fraction of what plain training
+        takes; or a `DeviceMemory`, of what it leaves.
     planner
         Who plans: one of `memsaving_gradients.planners.PLANNERS`, or a function of a training graph and limits.
     max_slowdown
@@ -103,7 +105,16 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
     @property
     def limit(self) -> int | float | None:
         """The budget as bytes (int) or as a fraction of what plain training takes (float)."""
+        if isinstance(self.budget, DeviceMemory):
+            return self.budget.left
         return None if self.budget is None else parse_budget(self.budget)
+
+    @property
+    def asked_budget(self) -> tuple[str, Any]:
+        """The argument that a budget was given by, and its value."""
+        if isinstance(self.budget, DeviceMemory):
+            return "device_memory", self.budget.value
+        return "budget", self.budget
 
     @property
     def searches(self) -> bool:
@@ -135,7 +146,7 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
                 self.batch_size,
                 f"give a number of examples from 1 to {MOST_EXAMPLES:,}",
             )
-        if self.budget is not None:
+        if self.budget is not None and not isinstance(self.budget, DeviceMemory):
             parse_budget(self.budget)
         _check_planner(self.planner)
         if self.max_slowdown is not None and not _number(self.max_slowdown, least=1.0):
@@ -160,17 +171,18 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
 
     def _check_together(self) -> None:
         """What excludes what."""
+        limit, most = self.asked_budget
         if self.budget is not None and self.max_slowdown is not None:
             raise ArgumentError(
                 "max_slowdown",
                 self.max_slowdown,
-                f"excludes budget={self.budget!r}: a budget asks for the fastest plan that fits, max_slowdown for the "
+                f"excludes {limit}={most!r}: a budget asks for the fastest plan that fits, max_slowdown for the "
                 "least memory; leave one out",
             )
         asked = {
             name: value
             for name, value, default in (
-                ("budget", self.budget, None),
+                (limit, most, None),
                 ("max_slowdown", self.max_slowdown, None),
                 ("planner", self.planner, "auto"),
             )

@@ -19,6 +19,7 @@ from memsaving_gradients.budgets import (
     safe_bytes,
 )
 from memsaving_gradients.describe import describe, why_nothing
+from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import (
     NothingSavedWarning,
     PlanError,
@@ -320,7 +321,7 @@ def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
     if isinstance(limit, float):
         limit = max(1, int(limit * (most if limit == 1 else base)))
     else:
-        check_known(step, before.peak, site.options.batch_size)
+        check_known(step, before.peak, site.options.batch_size, site.options.asked_budget[0])
     return Goal(limit, most, base, site.options.budget)
 
 
@@ -338,9 +339,10 @@ def warn_nothing_saved(
 
 def _note_ample(graph: tf.Graph, goal: Goal) -> None:
     most = f", {goal.plain_need:,} at most," if goal.plain_need > goal.base else ""
+    device = f", what {goal.value} leaves" if isinstance(goal.value, DeviceMemory) else ""
     note = (
         f"plain training needs {goal.base:,} bytes ({format_bytes(goal.base)}){most} and meets the budget "
-        f"of {goal.budget:,} ({format_bytes(goal.budget)}): gradients are plain, nothing is recomputed"
+        f"of {goal.budget:,} ({format_bytes(goal.budget)}{device}): gradients are plain, nothing is recomputed"
     )
     if not registry.warned(graph, note):
         warnings.warn(note + ".", PlanNote, stacklevel=6)

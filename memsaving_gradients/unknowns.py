@@ -23,7 +23,9 @@ __all__ = ["check_known"]
 SHARE_THAT_MATTERS = 0.01
 
 
-def check_known(step: CapturedStep, plain_peak: int, batch_size: int | None) -> None:
+def check_known(
+    step: CapturedStep, plain_peak: int, batch_size: int | None, argument: str = "budget"
+) -> None:
     """Raise if the bytes of a tensor that matters are unknown.
 
     Parameters
@@ -34,6 +36,8 @@ def check_known(step: CapturedStep, plain_peak: int, batch_size: int | None) -> 
         Simulated transient peak of plain training, bytes.
     batch_size
         What the user gave.
+    argument
+        What the budget was given by.
 
     Raises
     ------
@@ -49,7 +53,7 @@ def check_known(step: CapturedStep, plain_peak: int, batch_size: int | None) -> 
         if value in guessed:
             tensor = _first(step, is_guess, source.tensor(value))
             raise ArgumentError(
-                "budget",
+                argument,
                 tensor.name,
                 f"the bytes of this tensor, of shape {tensor.shape}, are not known, and a budget in bytes needs them; give "
                 "its shape (input_signature, tf.ensure_shape; batch_size= stands for one unknown dimension only), or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from memsaving_gradients.device import DeviceMemory
 from tests.greedy import greedy
 
 MemorySavingGradients = ms.keras.MemorySavingGradients
@@ -124,11 +126,50 @@ def test_device_that_is_too_small() -> None:
     assert "variables take" in str(caught.value)
 
 
-def test_errors_name_what_was_given() -> None:
-    with pytest.raises(errors.ArgumentError, match="excludes checkpoints") as caught:
-        MemorySavingGradients("speed", device_memory="16GiB")
-    assert caught.value.argument == "device_memory"
-    assert caught.value.value == "16GiB"
+def test_least_device_memory_is_named_and_works() -> None:
+    trained = model()
+    weights = sum(int(np.prod(v.shape)) * 4 for v in trained.weights)
+    with pytest.raises(errors.BudgetError) as caught:
+        fit(trained, saving(device_memory=f"{3 * weights + 200_000} B"))
+    error = caught.value
+    assert error.argument == "device_memory"
+    assert error.value == f"{3 * weights + 200_000} B"
+    assert f"the model's variables take {weights:,} bytes" in str(error)
+    assert f"which leaves {error.budget:,} bytes" in str(error)
+    assert "budget=" not in str(error)
+    (least,) = re.findall(r"the least device memory that works is ([\d,]+) bytes", str(error))
+    callback = saving(device_memory=int(least.replace(",", "")))
+    fit(trained, callback)
+    assert callback.plans[-1].budget == error.least
+    with pytest.raises(errors.BudgetError):
+        fit(trained, saving(device_memory=int(least.replace(",", "")) - 2))
+
+
+def test_ample_device_is_named() -> None:
+    with pytest.warns(errors.PlanNote, match=r"MiB, what device_memory='8 MB' leaves\)"):
+        fit(model(), saving(device_memory="8 MB"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"checkpoints": "speed"}, "device_memory='16GiB': excludes checkpoints='speed'"),
+        ({"max_slowdown": 1.2}, "max_slowdown=1.2: excludes device_memory='16GiB'"),
+    ],
+    ids=lambda options: "-".join(options) if isinstance(options, dict) else "",
+)
+def test_errors_name_what_was_given(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(errors.ArgumentError) as caught:
+        MemorySavingGradients(device_memory="16GiB", **options)
+    assert str(caught.value).startswith(says)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 19, 123_457])
+def test_a_device_that_is_enough_for_a_budget_is_the_least(taken: int) -> None:
+    for budget in (1, 20, 999_999):
+        whole = DeviceMemory(1, weights=taken).enough_for(budget)
+        assert DeviceMemory(whole, weights=taken).left >= budget
+        assert whole == 1 or DeviceMemory(whole - 1, slots=taken).left < budget
 
 
 def test_the_same_error_every_time() -> None:

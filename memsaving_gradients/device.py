@@ -1,0 +1,77 @@
+"""A device's memory as a budget: what variables, slots and a reserve leave of it for a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memsaving_gradients.units import format_bytes, parse_bytes
+
+__all__ = ["RESERVE", "DeviceMemory"]
+
+#: Of a device's memory, the share that is not planned with: inputs, metrics, libraries, holes between chunks.
+RESERVE = 1 / 20
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of a device, and what is taken of it before a step begins.
+
+    Attributes
+    ----------
+    value
+        As the user wrote it.
+    weights, slots
+        Bytes of the model's variables, and of the optimizer's.
+
+    Examples
+    --------
+    >>> device = DeviceMemory("1 MB", weights=200_000, slots=400_000)
+    >>> device.left
+    350000
+    >>> device.enough_for(400_000)
+    1052631
+    """
+
+    value: int | str
+    weights: int = 0
+    slots: int = 0
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.value, "device_memory")
+
+    @property
+    def whole(self) -> int:
+        """All of it, bytes."""
+        return parse_bytes(self.value, "device_memory")
+
+    @property
+    def left(self) -> int:
+        """What a step may take, bytes; not positive: nothing."""
+        return _left(self.whole, self.weights + self.slots)
+
+    def enough_for(self, budget: int) -> int:
+        """The least memory of a device that leaves ``budget`` bytes."""
+        taken = self.weights + self.slots
+        whole = int((budget + taken) / (1 - RESERVE)) - 2
+        while _left(whole, taken) < budget:
+            whole += 1
+        return whole
+
+    @property
+    def taken(self) -> str:
+        """What is taken, in words."""
+        return (
+            f"the model's variables take {_shown(self.weights)}, the optimizer's {_shown(self.slots)}, and "
+            f"{_shown(int(self.whole * RESERVE))} are kept in reserve"
+        )
+
+    def __str__(self) -> str:
+        return f"device_memory={self.value!r}"
+
+
+def _left(whole: int, taken: int) -> int:
+    return whole - int(whole * RESERVE) - taken
+
+
+def _shown(size: int) -> str:
+    return f"{size:,} bytes ({format_bytes(size)})"
