@@ -168,11 +168,11 @@ def _no_smaller(error: BudgetError, broke: int, site: Site) -> BudgetError:
 
 
 def _no_longer_kept(outcome: Outcome) -> PlanError:
-    plan = outcome.plan
+    given = outcome.given or outcome.plan
     return PlanError(
         "plan",
-        plan.planner or plan.mode,
-        f"would need {outcome.need:,} bytes here, more than its budget of {plan.budget:,}: hold_gradients, xla or the "
+        given.file or given,
+        f"would need {outcome.need:,} bytes here, more than its budget of {given.budget:,}: hold_gradients, xla or the "
         "device are others than it was made for; plan anew with budget=",
     )
 

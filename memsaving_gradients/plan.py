@@ -102,6 +102,8 @@ class Plan:
         The simulations behind these figures: bytes alive at every op, lives of all buffers. Not saved in files.
     chunks
         `allocated_plain` and `allocated`, of a plan that was read from a file.
+    file
+        The file that it was read from, or an empty string.
     """
 
     mode: str
@@ -125,6 +127,7 @@ class Plan:
     simulation_plain: Simulation | None = field(default=None, compare=False)
     simulation: Simulation | None = field(default=None, compare=False)
     chunks: tuple[int, int] | None = field(default=None, compare=False)
+    file: str = field(default="", compare=False)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -214,7 +217,7 @@ class Plan:
         return tuple(d for d in self.decisions if d.fate == "recompute")
 
     def __repr__(self) -> str:
-        return f"<{plantext.headline(self)}>"
+        return f"<Plan {plantext.brief(self)}>"
 
     def __str__(self) -> str:
         return plantext.text(self)
@@ -302,7 +305,7 @@ def _simulated(plan: Plan, simulation: Simulation | None) -> Simulation:
     if simulation is None:
         raise PlanError(
             "plan",
-            plan.planner or plan.mode,
+            plan.file or plan.planner or plan.mode,
             "was read from a file, which has no timelines; apply it (gradients(..., plan=...)) and ask "
             "memsaving_gradients.plans for the one that was used",
         )

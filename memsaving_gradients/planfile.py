@@ -79,7 +79,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
             "plan", shown, "is damaged: its checksum is wrong; save it again with Plan.save(path)"
         )
     try:
-        return _plan(dict(body))
+        return _plan(dict(body), str(shown))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise PlanError(
             "plan", shown, f"is damaged: {error!r}; save it again with Plan.save(path)"
@@ -117,12 +117,13 @@ def _body(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _plan(body: dict[str, Any]) -> Plan:
+def _plan(body: dict[str, Any], file: str) -> Plan:
     from memsaving_gradients.plan import Decision, Plan
 
     graph = body["graph"]
     return Plan(
         **{name: body[name] for name in _PLAIN},
+        file=file,
         chunks=(int(body["chunks"][0]), int(body["chunks"][1])),
         checkpoints=tuple(body["checkpoints"]),
         decisions=tuple(Decision(*fields) for fields in body["decisions"]),

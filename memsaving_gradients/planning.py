@@ -71,7 +71,8 @@ _ENDED = {"interrupted": "interrupted", "out of time": "stopped, out of time"}
 class Outcome:
     """What to make of a gradient computation.
 
-    ``plain``: nothing; it does what was asked for as it is. ``stopped``: why planning ended early, or an empty string.
+    ``plain``: nothing; it does what was asked for as it is. ``stopped``: why planning ended early, or an empty string. ``given``:
+    the saved plan that is followed.
     """
 
     step: CapturedStep
@@ -79,6 +80,7 @@ class Outcome:
     plan: Plan
     plain: bool = False
     stopped: str = ""
+    given: Plan | None = None
 
     @property
     def need(self) -> int:
@@ -233,11 +235,11 @@ def by_saved_plan(site: Site) -> Outcome:
             if not different:
                 return _applied(site, step, plan, unpacked, before)
             difference = difference or different
-    shown = plans[0].planner or plans[0].mode
+    given = [plan.file or plan for plan in plans]
     raise PlanError(
         "plan",
-        shown if len(plans) == 1 else [plan.planner or plan.mode for plan in plans],
-        f"was made for another graph: {difference}; plan anew, with the options that the plan was made with",
+        given[0] if len(given) == 1 else given,
+        f"{'was made for another graph' if len(given) == 1 else 'none was made for this graph; of the first'}: {difference}; plan anew, with the options that the plan was made with",
     )
 
 
@@ -247,9 +249,7 @@ def _applied(
     schedule = plan.schedule
     problem = "it has no schedule" if schedule is None else problem_of(step.graph, schedule)
     if schedule is None or problem:
-        raise PlanError(
-            "plan", plan.planner or plan.mode, f"cannot be applied here: {problem}; plan anew"
-        )
+        raise PlanError("plan", plan.file or plan, f"cannot be applied here: {problem}; plan anew")
     seconds = unpacked.graph.total_seconds
     proposal = Proposal(
         schedule,
@@ -271,7 +271,7 @@ def _applied(
         unpacked=unpacked if plan.mode in LIMITED else None,
     )
     untouched = schedule == plain(step.graph) and not plan.packed
-    return Outcome(step, proposal, described, plain=untouched)
+    return Outcome(step, proposal, described, plain=untouched, given=plan)
 
 
 def _described(

@@ -9,7 +9,7 @@ from memsaving_gradients.units import format_bytes
 if TYPE_CHECKING:
     from memsaving_gradients.plan import Plan
 
-__all__ = ["headline", "text"]
+__all__ = ["brief", "text"]
 
 #: Lines of the table.
 MOST_LINES = 20
@@ -17,11 +17,18 @@ MOST_LINES = 20
 
 def text(plan: Plan) -> str:
     """The whole plan, for people to read."""
-    return "\n".join([headline(plan), *_limits(plan), _requested(plan), *_table(plan)])
+    return "\n".join([_headline(plan), *_limits(plan), _requested(plan), *_table(plan)])
 
 
-def headline(plan: Plan) -> str:
-    """The plan in a line."""
+def brief(plan: Plan) -> str:
+    """The plan in a few words."""
+    return (
+        f"{plan.mode!r}: {format_bytes(plan.allocated)} of {format_bytes(plan.allocated_plain)}, "
+        f"{plan.clones:,} ops run again"
+    )
+
+
+def _headline(plan: Plan) -> str:
     where = "in one buffer of XLA" if plan.gating == "data" else "in the allocator's chunks"
     did = f"extra time about {_percent(plan.extra_time)}, {plan.clones:,} ops run again"
     if not (plan.clones or plan.packed):

@@ -138,6 +138,46 @@ def test_plan_for_another_graph_is_refused(other: dict[str, Any], says: str) -> 
     assert says in str(caught.value)
 
 
+def test_refusal_names_what_was_given(tmp_path: Path) -> None:
+    _, plan = build(checkpoints="memory")
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    for asked, shown in (
+        (path, repr(str(path))),
+        (ms.Plan.load(path), repr(str(path))),
+        (plan, repr(plan)),
+        ([plan, path], f"[{plan!r}, '{path}"[:100]),
+    ):
+        with pytest.raises(errors.PlanError) as caught:
+            build(plan=asked, layers=17)
+        assert str(caught.value).startswith(f"plan={shown}")
+    with pytest.raises(errors.PlanError) as caught:
+        _ = ms.Plan.load(path).timeline
+    assert str(caught.value).startswith(f"plan={str(path)!r}: was read")
+    steps = tuple(step for step in plan.schedule.steps if not step.copy)
+    wrong = replace(ms.Plan.load(path), schedule=replace(plan.schedule, steps=steps))
+    with pytest.raises(errors.PlanError, match="cannot be applied here") as caught:
+        build(plan=wrong)
+    assert str(caught.value).startswith(f"plan={str(path)!r}: ")
+
+
+def test_plan_that_would_break_its_budget_is_refused_by_its_file(tmp_path: Path) -> None:
+    def step(**options: Any) -> tuple[ms.Plan, ...]:
+        with tf.Graph().as_default() as graph:
+            y = v1.placeholder(tf.float32, [64, 256])
+            ws = [v1.placeholder(tf.float32, [256, 256]) for _ in range(12)]
+            for w in ws:
+                y = tf.tanh(y @ w)
+            ms.gradients(y, ws, **options)
+        return ms.plans(graph)
+
+    (plan,) = step(budget=0.8, planner=greedy)
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(errors.PlanError, match="more than its budget of") as caught:
+        step(plan=tmp_path / "plan.json", hold_gradients=True)
+    assert "plan.json" in str(caught.value)
+
+
 def test_plan_for_another_batch_is_refused() -> None:
     _, plan = build(checkpoints="memory", batch=None, batch_size=16)
     with pytest.raises(errors.PlanError, match="batch_size=16, and this is batch_size=32"):
