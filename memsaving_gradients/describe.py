@@ -89,6 +89,7 @@ def _decisions(step: CapturedStep, proposal: Proposal) -> list[Decision]:
     read = {int(graph.storage[v]) for entry in clones for v in graph.reads[entry.op]}
     kept = {s for s in read & proposal.reasons.keys() if graph.producer[s] not in again}
     largest = float(graph.size.max(initial=0))
+    origin = "from checkpoints" if proposal.reasons else "from the inputs"
     decisions = []
     for storage in sorted(kept | graph.residuals):
         maker = int(graph.producer[storage])
@@ -102,7 +103,7 @@ def _decisions(step: CapturedStep, proposal: Proposal) -> list[Decision]:
                 tensor=tensor.name,
                 bytes=size,
                 fate="recompute" if lost else "keep",
-                reason="recomputed from checkpoints" if lost else _reason(step, proposal, storage),
+                reason=origin if lost else _reason(step, proposal, storage),
                 op_type=tensor.op.type,
                 source=_source(tensor.op),
             )
@@ -113,7 +114,7 @@ def _decisions(step: CapturedStep, proposal: Proposal) -> list[Decision]:
 def _reason(step: CapturedStep, proposal: Proposal, storage: int) -> str:
     if not step.graph.clonable[step.graph.producer[storage]]:
         return "cannot be recomputed"
-    return proposal.reasons.get(storage, "read before it would be lost")
+    return proposal.reasons.get(storage, "read before it is lost")
 
 
 def _source(op: tf.Operation) -> str:

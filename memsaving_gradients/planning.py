@@ -107,7 +107,7 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     most = simulate(step.graph, plain(step.graph)).peak
     with showing(options.progress) as hook:
         limits = Limits(
-            keep=site.keep(step, "named"),
+            keep=site.keep(step, "marked" if mode == "collection" else "named"),
             accumulate=options.accumulate,
             seconds=options.planning_seconds,
             progress=hook,

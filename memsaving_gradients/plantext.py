@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memsaving_gradients.units import format_bytes
@@ -9,10 +13,12 @@ from memsaving_gradients.units import format_bytes
 if TYPE_CHECKING:
     from memsaving_gradients.plan import Plan
 
-__all__ = ["brief", "text"]
+__all__ = ["brief", "common_scope", "natural", "text"]
 
 #: Lines of the table.
 MOST_LINES = 20
+#: Longer names lose their beginning.
+NAME_WIDTH = 48
 
 
 def text(plan: Plan) -> str:
@@ -34,9 +40,20 @@ def _headline(plan: Plan) -> str:
     if not (plan.clones or plan.packed):
         did = "nothing is run again"
     return (
-        f"plan {plan.mode!r}: {_both(plan.allocated)} {where}, "
+        f"{_title(plan)}: {_both(plan.allocated)} {where}, "
         f"{_percent(plan.allocated / max(plan.allocated_plain, 1))} of plain training's {plan.allocated_plain:,}; {did}"
     )
+
+
+def _title(plan: Plan) -> str:
+    if plan.mode == "planner":
+        return f"planner {plan.planner!r}, no limit"
+    if plan.mode == "slowdown":
+        return f"plan 'slowdown', planner {plan.planner!r}"
+    if plan.mode == "named":
+        count = len(plan.checkpoints)
+        return f"plan 'named', {count or 'no'} checkpoint{'' if count == 1 else 's'}"
+    return f"plan {plan.mode!r}"
 
 
 def _limits(plan: Plan) -> list[str]:
@@ -76,17 +93,71 @@ def _table(plan: Plan) -> list[str]:
     kept, again = plan.kept, plan.recomputed
     lines = [
         f"kept {len(kept)} residuals of {sum(d.bytes for d in kept):,} bytes, "
-        f"recomputed {len(again)} of {sum(d.bytes for d in again):,}",
-        f"{'bytes':>14}  {'fate':<9}  {'tensor':<48}  {'reason':<22}  source",
+        f"recomputed {len(again)} of {sum(d.bytes for d in again):,}"
     ]
-    largest = sorted(plan.decisions, key=lambda d: (-d.bytes, d.tensor))
-    lines += [
-        f"{d.bytes:>14,}  {d.fate:<9}  {_shorten(d.tensor, 48):<48}  {d.reason:<22}  {d.source}"
+    if not plan.decisions:
+        return lines
+    scope = common_scope([d.tensor for d in plan.decisions])
+    largest = sorted(plan.decisions, key=lambda d: (-d.bytes, natural(d.tensor)))
+    rows = [
+        (
+            f"{d.bytes:,}",
+            d.fate,
+            _shorten(d.tensor[len(scope) :], NAME_WIDTH),
+            d.reason,
+            _below_here(d.source),
+        )
         for d in largest[:MOST_LINES]
     ]
+    lines += _columns(
+        [("bytes", "fate", f"tensor in {scope}" if scope else "tensor", "reason", "source"), *rows]
+    )
     if len(largest) > MOST_LINES:
-        lines.append(f"{'':>14}  … and {len(largest) - MOST_LINES} smaller ones (plan.decisions)")
+        lines.append(f"… and {len(largest) - MOST_LINES} smaller ones (plan.decisions)")
     return lines
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows as wide as what is in them; numbers, in the first column, to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return [
+        "  ".join(
+            [row[0].rjust(first), *(cell.ljust(w) for cell, w in zip(row[1:], others, strict=True))]
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def common_scope(names: Sequence[str]) -> str:
+    """The scopes that all ``names`` are in, with a slash at the end.
+
+    Examples
+    --------
+    >>> common_scope(["net/block_1/a/Tanh:0", "net/block_1/b/Tanh:0", "net/block_1/Relu:0"])
+    'net/block_1/'
+    >>> common_scope(["block_1/Tanh:0", "block_10/Tanh:0"])
+    ''
+    """
+    scopes = [name.split("/")[:-1] for name in names]
+    level = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*scopes, strict=False))
+    return "".join(f"{parts[0]}/" for parts in level)
+
+
+def natural(name: str) -> list[tuple[str, int]]:
+    """A key that sorts numbers in names as numbers.
+
+    Examples
+    --------
+    >>> sorted(["block_10/a", "block_2/b", "block_2/a"], key=natural)
+    ['block_2/a', 'block_2/b', 'block_10/a']
+    """
+    return [(words, int(digits or 0)) for words, digits in re.findall(r"(\D*)(\d*)", name)]
+
+
+def _below_here(source: str) -> str:
+    """A place in a file, relative to the working folder if it lies below it."""
+    here = os.path.join(os.getcwd(), "")
+    return source[len(here) :] if source.startswith(here) else source
 
 
 def _both(size: int) -> str:

@@ -166,9 +166,15 @@ class Site:
     def keep(self, step: CapturedStep, why: str) -> dict[int, str]:
         """The storages to keep, and why."""
         kept = _storages(step, self.kept, why)
-        return kept | _storages(step, self.masks.packed, "mask, in bits")
+        return kept | dict.fromkeys(_storages(step, self.masks.packed, ""), "mask, in bits")
 
 
 def _storages(step: CapturedStep, tensors: Iterable[tf.Tensor], why: str) -> dict[int, str]:
-    inside = [t for t in tensors if t.op.name in step.source.position]
-    return dict.fromkeys((int(step.graph.storage[step.source.value(t)]) for t in inside), why)
+    found: dict[int, str] = {}
+    for tensor in tensors:
+        if tensor.op.name in step.source.position:
+            storage = int(step.graph.storage[step.source.value(tensor)])
+            # A mark is a tensor of its own, by a name of its own, in the buffer of the one that is marked.
+            itself = step.source.tensor(storage) is tensor
+            found[storage] = why if itself else f"{why} {tensor.op.name.rpartition('/')[2]!r}"
+    return found

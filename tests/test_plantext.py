@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,3 +90,110 @@ def test_messages_name_the_same_figure() -> None:
     assert f"plain training needs {said} bytes" in str(noted[0].message)
     assert f"of the {said} bytes of plain training" in str(caught.value)
     assert f"of plain training's {said};" in str(ms.plans(graph)[0])
+
+
+# --- the table
+
+
+def decision(tensor: str, size: int = 4096, **fields: Any) -> ms.Decision:
+    known = {"fate": "keep", "reason": "checkpoint 1", "op_type": "Tanh", "source": ""}
+    return ms.Decision(tensor, size, **{**known, **fields})
+
+
+def table(*decisions: ms.Decision) -> list[str]:
+    found = lines(plan(decisions=decisions))
+    return found[found.index(next(line for line in found if line.startswith("kept"))) + 1 :]
+
+
+def test_equal_bytes_are_in_the_order_of_numbers() -> None:
+    shown = table(*(decision(f"net/block_{k}/Tanh:0") for k in (10, 2, 1)), decision("net/x:0", 1))
+    assert [line.split()[2] for line in shown[1:]] == [
+        "block_1/Tanh:0",
+        "block_2/Tanh:0",
+        "block_10/Tanh:0",
+        "x:0",
+    ]
+
+
+def test_scope_of_all_is_said_once() -> None:
+    shown = table(decision("a/b/c:0"), decision("a/b/d/c:0"))
+    assert "tensor in a/b/ " in shown[0]
+    assert not any("a/b" in line for line in shown[1:])
+    assert "tensor  " in table(decision("a/b:0"), decision("c:0"))[0]
+
+
+def test_columns_are_as_wide_as_what_is_in_them() -> None:
+    long = "x" * 60
+    shown = table(
+        decision("a:0", 5_000_000, source="/far/a.py:1"),
+        decision(
+            long, 7, fate="recompute", reason="a reason that is rather long", source="/far/b.py:2"
+        ),
+    )
+    assert shown[0].index("source") == shown[1].index("/far/a") == shown[2].index("/far/b")
+    assert shown[0].index("reason") == shown[1].index("checkpoint") == shown[2].index("a reason")
+    assert shown[1].index("5,000,000") == 0
+    assert long not in shown[2] and "…xxx" in shown[2]
+
+
+def test_sources_below_the_working_folder_are_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside, beside = f"{tmp_path}/models/a.py:3", f"{tmp_path}s/b.py:4"
+    shown = table(decision("a:0", source=inside), decision("b:0", source=beside))
+    assert shown[1].endswith("  models/a.py:3")
+    assert shown[2].endswith(f"  {beside}")
+
+
+def test_no_table_of_nothing() -> None:
+    assert lines(plan())[-1].startswith("kept 0 residuals")
+
+
+def chain_plan(**options: Any) -> ms.Plan:
+    with tf.Graph().as_default() as graph:
+        x = y = v1.placeholder(tf.float32, [4096])
+        for k in range(12):
+            y = tf.tanh(y, name=f"layer{k}")
+            if k == 5:
+                y = ms.checkpoint(y, name="middle")
+            if k == 8:
+                ms.checkpoint(y)
+        ms.gradients(y, x, **options)
+    return ms.plans(graph)[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"checkpoints": "collection"}, "marked"),
+        ({"budget": 0.6, "planner": greedy}, "marked"),
+        ({"checkpoints": ["middle", "layer8"]}, "named"),
+    ],
+    ids=["collection", "budget", "list"],
+)
+def test_reason_of_what_the_user_chose(options: dict[str, Any], word: str) -> None:
+    reasons = {d.tensor: d.reason for d in chain_plan(**options).decisions}
+    assert reasons["layer5:0"] == f"{word} 'middle'"
+    assert reasons["layer8:0"] == word
+
+
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        ({"planner": "chain"}, "planner 'chain', no limit: "),
+        ({"max_slowdown": 1.3, "planner": greedy}, "plan 'slowdown', planner 'greedy': "),
+        ({"checkpoints": ["layer5"]}, "plan 'named', 1 checkpoint: "),
+        ({"checkpoints": "memory"}, "plan 'memory': "),
+    ],
+    ids=lambda options: "-".join(options) if isinstance(options, dict) else "",
+)
+def test_title(options: dict[str, Any], title: str) -> None:
+    assert str(chain_plan(**options)).startswith(title)
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+def test_title_without_checkpoints() -> None:
+    found = chain_plan(checkpoints=None)
+    assert str(found).startswith("plan 'named', no checkpoints: ")
+    assert {d.reason for d in found.recomputed} == {"from the inputs"}
