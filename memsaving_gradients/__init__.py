@@ -14,11 +14,11 @@ from memsaving_gradients.api import gradients as gradients
 from memsaving_gradients.api import gradients_collection as gradients_collection
 from memsaving_gradients.api import gradients_memory as gradients_memory
 from memsaving_gradients.api import gradients_speed as gradients_speed
+from memsaving_gradients.comparison import Comparison as Comparison
 from memsaving_gradients.marks import checkpoint as checkpoint
 from memsaving_gradients.patching import patch as patch
 from memsaving_gradients.patching import patched as patched
 from memsaving_gradients.patching import unpatch as unpatch
-from memsaving_gradients.plan import Comparison as Comparison
 from memsaving_gradients.plan import Decision as Decision
 from memsaving_gradients.plan import Plan as Plan
 from memsaving_gradients.registry import plans as plans

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from memsaving_gradients import planfile, plantext
 from memsaving_gradients.budgets import chunk_bytes, plain_bytes
+from memsaving_gradients.comparison import Comparison
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.fingerprint import Fingerprint
 from memsaving_gradients.schedule import Schedule, Simulation
@@ -221,84 +221,6 @@ class Plan:
 
     def __str__(self) -> str:
         return plantext.text(self)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two plans side by side.
-
-    Attributes
-    ----------
-    first, second
-        The plans.
-
-    Examples
-    --------
-    >>> import tensorflow as tf
-    >>> import memsaving_gradients as ms
-    >>> with tf.Graph().as_default() as graph:
-    ...     x = y = tf.compat.v1.placeholder(tf.float32, [1024])
-    ...     for _ in range(16):
-    ...         y = tf.tanh(y)
-    ...     for mode in ("memory", ["Tanh_7"]):
-    ...         grads = ms.gradients(y, x, checkpoints=mode)
-    >>> several, one = ms.plans(graph)
-    >>> print(several.compare(one))
-                                  memory           named
-    peak                          24,576          36,864
-    allocated                     24,576          36,864
-    ...
-    """
-
-    first: Plan
-    second: Plan
-
-    @property
-    def changed(self) -> tuple[tuple[Decision | None, Decision | None], ...]:
-        """The decisions on tensors that the plans treat differently, largest tensors first."""
-        mine = {d.tensor: d for d in self.first.decisions}
-        its = {d.tensor: d for d in self.second.decisions}
-        pairs = [(mine.get(name), its.get(name)) for name in dict.fromkeys([*mine, *its])]
-        other = [(a, b) for a, b in pairs if (a and a.fate) != (b and b.fate)]
-        return tuple(sorted(other, key=lambda ab: -max(d.bytes for d in ab if d is not None)))
-
-    @property
-    def same_graph(self) -> bool:
-        """Whether both are for the same graph."""
-        a, b = self.first.fingerprint, self.second.fingerprint
-        return a is not None and b is not None and a.digest == b.digest
-
-    @property
-    def rows(self) -> tuple[tuple[str, str, str], ...]:
-        """The lines of the table: what, of the first plan, of the second."""
-
-        def of(plan: Plan) -> dict[str, Any]:
-            fates: Counter[str] = Counter()
-            for decision in plan.decisions:
-                fates[decision.fate] += decision.bytes
-            return {
-                "peak": f"{plan.peak:,}",
-                "allocated": f"{plan.allocated:,}",
-                "budget": "" if plan.budget is None else f"{plan.budget:,}",
-                "extra time": f"{plan.extra_time:.1%}",
-                "its lower bound": f"{plan.lower_bound:.1%}",
-                "ops run again": f"{plan.clones:,}",
-                "bytes kept": f"{fates['keep']:,}",
-                "bytes recomputed": f"{fates['recompute']:,}",
-            }
-
-        one, two = of(self.first), of(self.second)
-        rows = [(what, one[what], two[what]) for what in one]
-        rows.append(("tensors that change", "", f"{len(self.changed):,}"))
-        return tuple(rows)
-
-    def __str__(self) -> str:
-        heads = [plan.planner or plan.mode for plan in (self.first, self.second)]
-        lines = [f"{'':<20}{heads[0]:>16}{heads[1]:>16}"]
-        lines += [f"{what:<20}{a:>16}{b:>16}" for what, a, b in self.rows]
-        if not self.same_graph:
-            lines.append("the plans are for different graphs")
-        return "\n".join(lines)
 
 
 def _simulated(plan: Plan, simulation: Simulation | None) -> Simulation:

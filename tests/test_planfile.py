@@ -246,6 +246,37 @@ def test_compare() -> None:
     assert "different graphs" in str(tight.compare(other))
 
 
+def traced(name: str, **options: Any) -> ms.Plan:
+    """The plan of a network of numbered blocks under a scope."""
+    with tf.Graph().as_default() as graph:
+        x = y = v1.placeholder(tf.float32, [options.pop("width", 4096)])
+        for k in range(options.pop("layers", 12)):
+            y = tf.tanh(y, name=f"{name}/block_{k}/Tanh")
+        ms.gradients(y, x, **options)
+    return ms.plans(graph)[-1]
+
+
+def test_compare_tensors_of_the_same_graph_by_position() -> None:
+    one, two = traced("functional_14", checkpoints="memory"), traced("other", checkpoints="speed")
+    same = traced("functional_15", checkpoints="memory")
+    assert not one.compare(same).changed
+    pairs = one.compare(two).pairs
+    assert all(a and b for a, b in pairs)
+    assert len(pairs) == len(one.decisions)
+
+
+def test_compare_tensors_of_different_graphs_by_name() -> None:
+    one = traced("functional_14", checkpoints="memory")
+    two = traced("functional_15", checkpoints="memory", width=2048, layers=13)
+    comparison = one.compare(two)
+    assert not comparison.same_graph
+    both = [(a.layer, b.layer) for a, b in comparison.pairs if a and b]
+    assert both == [(f"functional_14/block_{k}", f"functional_15/block_{k}") for k in range(12)]
+    (new,) = [b for a, b in comparison.pairs if a is None]
+    assert new is not None
+    assert new.layer == "functional_15/block_12"
+
+
 steps_strategy = st.lists(
     st.builds(Step, st.integers(0, 30), st.integers(0, 3), st.lists(st.integers(0, 2)).map(tuple))
 )

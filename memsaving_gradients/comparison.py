@@ -1,0 +1,133 @@
+"""Two plans side by side: what they take, and the tensors that they treat differently."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memsaving_gradients.plan import Decision, Plan
+
+__all__ = ["Comparison"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two plans side by side.
+
+    Tensors of the same graph are compared one by one, by their position; those of different graphs by their names. Numbers
+    at the end of a scope (``functional_14/``, ``functional_15/``: the same model, traced twice) do not matter where names
+    are unique without them.
+
+    Attributes
+    ----------
+    first, second
+        The plans.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> import memsaving_gradients as ms
+    >>> with tf.Graph().as_default() as graph:
+    ...     x = y = tf.compat.v1.placeholder(tf.float32, [1024])
+    ...     for _ in range(16):
+    ...         y = tf.tanh(y)
+    ...     for mode in ("memory", ["Tanh_7"]):
+    ...         grads = ms.gradients(y, x, checkpoints=mode)
+    >>> several, one = ms.plans(graph)
+    >>> print(several.compare(one))
+                                  memory           named
+    peak                          24,576          36,864
+    allocated                     24,576          36,864
+    ...
+    """
+
+    first: Plan
+    second: Plan
+
+    @property
+    def pairs(self) -> tuple[tuple[Decision | None, Decision | None], ...]:
+        """The decisions of both plans on the same tensor; ``None``: one of them has none on it."""
+        first, second = self.first.decisions, self.second.decisions
+        alike = [(d.bytes, d.op_type) for d in first] == [(d.bytes, d.op_type) for d in second]
+        if self.same_graph and alike:
+            return tuple(zip(first, second, strict=True))
+        mine, its = {d.tensor: d for d in first}, {d.tensor: d for d in second}
+        names = _same_names(list(mine.keys() - its.keys()), list(its.keys() - mine.keys()))
+        known = {names.get(name, name): d for name, d in its.items()}
+        return tuple((mine.get(n), known.get(n)) for n in dict.fromkeys([*mine, *known]))
+
+    @property
+    def changed(self) -> tuple[tuple[Decision | None, Decision | None], ...]:
+        """The decisions on tensors that the plans treat differently, largest tensors first."""
+        other = [(a, b) for a, b in self.pairs if (a and a.fate) != (b and b.fate)]
+        return tuple(sorted(other, key=lambda ab: -max(d.bytes for d in ab if d is not None)))
+
+    @property
+    def same_graph(self) -> bool:
+        """Whether both are for the same graph."""
+        a, b = self.first.fingerprint, self.second.fingerprint
+        return a is not None and b is not None and a.digest == b.digest
+
+    @property
+    def rows(self) -> tuple[tuple[str, str, str], ...]:
+        """The lines of the table: what, of the first plan, of the second."""
+
+        def of(plan: Plan) -> dict[str, Any]:
+            fates: Counter[str] = Counter()
+            for decision in plan.decisions:
+                fates[decision.fate] += decision.bytes
+            return {
+                "peak": f"{plan.peak:,}",
+                "allocated": f"{plan.allocated:,}",
+                "budget": "" if plan.budget is None else f"{plan.budget:,}",
+                "extra time": f"{plan.extra_time:.1%}",
+                "its lower bound": f"{plan.lower_bound:.1%}",
+                "ops run again": f"{plan.clones:,}",
+                "bytes kept": f"{fates['keep']:,}",
+                "bytes recomputed": f"{fates['recompute']:,}",
+            }
+
+        one, two = of(self.first), of(self.second)
+        rows = [(what, one[what], two[what]) for what in one]
+        rows.append(("tensors that change", "", f"{len(self.changed):,}"))
+        return tuple(rows)
+
+    def __str__(self) -> str:
+        heads = [plan.planner or plan.mode for plan in (self.first, self.second)]
+        lines = [f"{'':<20}{heads[0]:>16}{heads[1]:>16}"]
+        lines += [f"{what:<20}{a:>16}{b:>16}" for what, a, b in self.rows]
+        if not self.same_graph:
+            lines.append("the plans are for different graphs")
+        return "\n".join(lines)
+
+
+def _same_names(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
+    """For names of the second plan, those of the first that mean the same, but for numbers at the ends of scopes.
+
+    Outer scopes first: there the same model is numbered anew when it is traced again. What is numbered within it are its parts.
+
+    Examples
+    --------
+    >>> _same_names(["net_14/block_1/a", "net_14/block_2/a"], ["net_15/block_1/a", "net_15/block_3/a"])
+    {'net_15/block_1/a': 'net_14/block_1/a'}
+    """
+    mine, its = ([name.split("/") for name in names] for names in (first, second))
+    deepest = max((len(parts) for parts in (*mine, *its)), default=1)
+    for level in range(deepest - 1):
+        bare = [[_without_number(parts, level) for parts in names] for names in (mine, its)]
+        if all(len(set(map(tuple, names))) == len(names) for names in bare):
+            mine, its = bare
+    known = {tuple(parts): name for parts, name in zip(mine, first, strict=True)}
+    pairs = ((name, known.get(tuple(parts))) for parts, name in zip(its, second, strict=True))
+    return {name: same for name, same in pairs if same is not None}
+
+
+def _without_number(parts: list[str], level: int) -> list[str]:
+    """A name whose scope at ``level``, if it has one, has no number at its end."""
+    if level >= len(parts) - 1:
+        return parts
+    return [*parts[:level], re.sub(r"_\d+$", "", parts[level]), *parts[level + 1 :]]
