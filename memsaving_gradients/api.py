@@ -90,7 +90,7 @@ def gradients(
         been made for the same graph.
     progress
         ``None``: a bar on standard error where that is a terminal and planning takes more than a second. ``False``: none.
-        A function is called with a share from 0 to 1 and a phrase; it may raise `memsaving_gradients.planners.Interrupted`,
+        A function is called with a share from 0 to 1 (at last 1, also when planning was stopped) and a phrase; it may raise `memsaving_gradients.planners.Interrupted`,
         which ends planning with the best plan so far. So does Ctrl-C, if a plan that fits is at hand. Planners that search
         tell of it: those of budgets; modes plan at once.
     planning_seconds

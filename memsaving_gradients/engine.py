@@ -21,6 +21,7 @@ from memsaving_gradients.planning import (
     warn_nothing_saved,
     warn_stopped,
 )
+from memsaving_gradients.progress import showing
 from memsaving_gradients.rewrite import Rewrite, rewrite
 from memsaving_gradients.site import Site
 
@@ -78,7 +79,8 @@ def save_memory(
         )
         return list(grads)
     site = Site(graph, first_backward, ys, flat, kept, options, data_gates)
-    followed = _followed(site, mode)
+    with showing(options.progress) as site.progress:
+        followed = _followed(site, mode)
     if followed is None:
         site.unpack()
         return list(grads)

@@ -38,7 +38,6 @@ from memsaving_gradients.planners import (
     planner_name,
 )
 from memsaving_gradients.planners.short_sums import left_alone
-from memsaving_gradients.progress import showing
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.site import Site, Sought
@@ -105,14 +104,13 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     if mode == "memory" and site.pack():
         step = site.capture()
     most = simulate(step.graph, plain(step.graph)).peak
-    with showing(options.progress) as hook:
-        limits = Limits(
-            keep=site.keep(step, "marked" if mode == "collection" else "named"),
-            accumulate=options.accumulate,
-            seconds=options.planning_seconds,
-            progress=hook,
-        )
-        proposal = _BY_MODE.get(mode, named.plan)(step.graph, limits)
+    limits = Limits(
+        keep=site.keep(step, "marked" if mode == "collection" else "named"),
+        accumulate=options.accumulate,
+        seconds=options.planning_seconds,
+        progress=site.progress,
+    )
+    proposal = _BY_MODE.get(mode, named.plan)(step.graph, limits)
     proposal = left_alone(step.graph, proposal, None)
     works = proposal.schedule.clones or proposal.schedule.chained
     if not works or (proposal.peak >= most and mode in _BY_MODE):
@@ -156,15 +154,14 @@ def by_limits(
         plan = _described(site, step, untouched, mode, name, before=sought.before, budget=budget)
         return Outcome(step, untouched.proposal, plan, plain=True)
     found: Found | None
-    with showing(options.progress) as hook:
-        search.progress = hook
-        if goal is not None:
-            found = search.within(goal, share, below) if share else search.least()
-        elif options.max_slowdown is not None:
-            allowed = options.max_slowdown * sought.unpacked.graph.total_seconds
-            found = search.within_time(allowed - step.graph.total_seconds)
-        else:
-            found = search.free()
+    search.progress = site.progress
+    if goal is not None:
+        found = search.within(goal, share, below) if share else search.least()
+    elif options.max_slowdown is not None:
+        allowed = options.max_slowdown * sought.unpacked.graph.total_seconds
+        found = search.within_time(allowed - step.graph.total_seconds)
+    else:
+        found = search.free()
     if found is None or (budget is None and found.need >= plain_need):
         where = (
             f"within max_slowdown={options.max_slowdown}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
+
+from memsaving_gradients.planners import Interrupted
 
 __all__ = ["showing"]
 
@@ -18,7 +20,7 @@ Hook = Callable[[float, str], None]
 
 @contextmanager
 def showing(progress: Any) -> Iterator[Hook | None]:
-    """The hook for `Limits.progress` that ``progress`` asks for.
+    """The hook for `Limits.progress` that ``progress`` asks for; it is told of the end unless there was an error.
 
     Parameters
     ----------
@@ -30,14 +32,20 @@ def showing(progress: Any) -> Iterator[Hook | None]:
     >>> with showing(lambda share, what: print(f"{share:.0%} {what}")) as hook:
     ...     hook(0.5, "cutting")
     50% cutting
+    100% done
     """
     if callable(progress):
         yield progress
+        # It may stop planning at any call; now there is nothing to stop.
+        with suppress(Interrupted):
+            progress(1.0, "done")
     elif progress is False or not sys.stderr.isatty():
         yield None
     else:
         with ExitStack() as at_end:
-            yield _bar(at_end)
+            hook = _bar(at_end)
+            yield hook
+            hook(1.0, "done")
 
 
 def _bar(at_end: ExitStack) -> Hook:
@@ -48,7 +56,7 @@ def _bar(at_end: ExitStack) -> Hook:
     def hook(share: float, what: str) -> None:
         nonlocal draw
         if draw is None:
-            if time.monotonic() - began < PATIENCE_SECONDS:
+            if share >= 1 or time.monotonic() - began < PATIENCE_SECONDS:
                 return
             draw = _drawn(at_end)
         draw(share, what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,8 @@ class Site:
         Whether the graph is compiled by XLA.
     masks
         What was packed so far.
+    progress
+        Told how far planning is.
     """
 
     graph: tf.Graph
@@ -77,6 +79,7 @@ class Site:
     options: Options
     data_gates: bool
     masks: Masks = field(default_factory=Masks)
+    progress: Callable[[float, str], None] | None = None
 
     def __post_init__(self) -> None:
         self.operations = self.graph.get_operations()

@@ -285,8 +285,35 @@ def test_progress_is_told() -> None:
     planned(budget=0.5, progress=lambda share, what: told.append((share, what)))
     shares = [share for share, _ in told]
     assert shares == sorted(shares)
-    assert 0 <= shares[0] < shares[-1] <= 1
-    assert {what for _, what in told} == {"keeping"}
+    assert 0 <= shares[0] < shares[-2] <= 1
+    assert {what for _, what in told[:-1]} == {"keeping"}
+    assert told[-1] == (1.0, "done")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"checkpoints": "memory", "planner": "auto"}, {"planner": "memory"}, {"budget": 1.0}],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.PlanNote")
+def test_progress_ends_at_one(options: dict[str, Any]) -> None:
+    told: list[float] = []
+    planned(**options, progress=lambda share, what: told.append(share))
+    assert told[-1] == 1
+
+
+def test_progress_ends_at_one_when_it_stops_planning() -> None:
+    told: list[float] = []
+
+    def hook(share: float, what: str) -> None:
+        told.append(share)
+        if what == "done":
+            raise Interrupted
+
+    with pytest.warns(errors.PlanningStoppedWarning):
+        planned(HOLEY, budget=0.7, planner=Stops(1, Interrupted), progress=hook)
+    assert told[-1] == 1
+    assert told.count(1.0) == 1
 
 
 class Stops:
@@ -450,9 +477,26 @@ def test_bar_in_a_terminal(
     with showing(None) as hook:
         assert hook is not None
         hook(0.5, "cutting")
-    assert "cutting" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "planning" in shown
+    assert "100%" in shown
     with showing(False) as hook:
         assert hook is None
+
+
+@pytest.mark.parametrize("patience", [0.0, 1e9])
+def test_no_bar_for_what_is_over(
+    patience: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("memsaving_gradients.progress.PATIENCE_SECONDS", patience)
+    with showing(None) as hook:
+        assert hook is not None
+        if patience:
+            hook(0.5, "cutting")
+    assert not capsys.readouterr().err
 
 
 def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
