@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
+from tensorflow.python.util import tf_stack
 
 __all__ = [
     "add_control_inputs",
@@ -24,6 +25,7 @@ __all__ = [
     "outside_scopes",
     "profile",
     "protect",
+    "stack",
     "tape_is_recording",
     "unrecorded",
     "update_input",
@@ -145,6 +147,15 @@ def in_v1_control_flow(op: tf.Operation) -> bool:
             return True
         context = context.outer_context
     return False
+
+
+def stack() -> list[tuple[str, int]]:
+    """``(file, line)`` of the Python frames that run now, outermost first.
+
+    In functions that AutoGraph converted they are those of the user's file, which only TensorFlow's own way of looking at the
+    stack knows; it is not public (2.16 to 2.21).
+    """
+    return [(frame.filename, frame.lineno) for frame in tf_stack.extract_stack()]
 
 
 def user_frames(op: tf.Operation) -> list[tuple[str, int, str]]:

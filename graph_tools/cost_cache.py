@@ -14,7 +14,6 @@ import json
 import os
 import re
 import tempfile
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import tensorflow as tf
 
 from graph_tools.errors import CacheWarning
 from graph_tools.kernels import Measured
+from graph_tools.warn import warn
 
 __all__ = ["CostCache", "describe", "folder"]
 
@@ -103,9 +103,10 @@ class CostCache:
                 os.unlink(name)
                 raise
         except OSError as error:
-            _warn(
+            warn(
                 f"measured costs cannot be kept in {self.path} ({error}); set {ENVIRONMENT} to a folder "
-                "that can be written to, or they are measured again in each process"
+                "that can be written to, or they are measured again in each process",
+                CacheWarning,
             )
 
     def _read(self) -> Entries:
@@ -115,7 +116,9 @@ class CostCache:
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-            _warn(f"{self.path} holds no measured costs ({error!r}) and is written anew")
+            warn(
+                f"{self.path} holds no measured costs ({error!r}) and is written anew", CacheWarning
+            )
             return {}
 
 
@@ -133,7 +136,3 @@ def _entries(content: Any, header: Mapping[str, Any]) -> Entries:
             raise ValueError(f"{key!r} costs {cost}")
         found[key] = Measured(seconds, workspace)
     return found
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, CacheWarning, stacklevel=4)

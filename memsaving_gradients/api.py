@@ -202,7 +202,7 @@ def gradients(
 
 
 def _plainly(graph: tf.Graph, differentiate: Callable[[], Any]) -> Any:
-    warn_nothing_saved(graph, f"{OUTER}; call gradients where ys are computed", stacklevel=4)
+    warn_nothing_saved(graph, f"{OUTER}; call gradients where ys are computed")
     with paused():
         return differentiate()
 

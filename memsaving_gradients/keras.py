@@ -8,7 +8,6 @@ training, also an error in another callback, the model is left with its own func
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from graph_tools.warn import warn
 from memsaving_gradients import marks, patching, registry
 from memsaving_gradients.device import RESERVE, DeviceMemory
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
@@ -165,12 +165,11 @@ class MemorySavingGradients(keras.callbacks.Callback):
             self._check()
         if not self._watch.plans and not self._watch.warned:
             self._watch.warned = True
-            warnings.warn(
+            warn(
                 "MemorySavingGradients: the training step asked for no gradients that could be rewired, so "
                 "nothing was saved; compute them in train_step with tf.GradientTape or tf.gradients, not inside "
                 "of another tf.function that was traced before",
                 NothingSavedWarning,
-                stacklevel=2,
             )
 
     def on_train_end(self, logs: Any = None) -> None:

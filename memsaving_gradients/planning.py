@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
 from graph_tools.errors import GraphError
+from graph_tools.warn import warn
 from memsaving_gradients import registry
 from memsaving_gradients.budgets import (
     Found,
@@ -325,13 +325,12 @@ def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
 def warn_nothing_saved(
     graph: tf.Graph,
     why: str,
-    stacklevel: int = 6,
     what: str = "gradients are plain TensorFlow gradients and save no memory",
 ) -> None:
     """Say, once for each graph, why gradients are TensorFlow's own, or else ``what`` is so."""
     if registry.warned(graph, why):
         return
-    warnings.warn(f"{what}: {why}.", NothingSavedWarning, stacklevel=stacklevel)
+    warn(f"{what}: {why}.", NothingSavedWarning)
 
 
 def _note_ample(graph: tf.Graph, goal: Goal) -> None:
@@ -342,14 +341,13 @@ def _note_ample(graph: tf.Graph, goal: Goal) -> None:
         f"of {goal.budget:,} ({format_bytes(goal.budget)}{device}): gradients are plain, nothing is recomputed"
     )
     if not registry.warned(graph, note):
-        warnings.warn(note + ".", PlanNote, stacklevel=6)
+        warn(note + ".", PlanNote)
 
 
 def warn_stopped(plan: Plan, why: str) -> None:
     """Say that planning ended early."""
-    warnings.warn(
+    warn(
         f"planning was {_ENDED[why]}; the best plan so far is used: extra time about {plan.extra_time:.1%}, at most "
         f"{plan.gap:.1%} of a step above the least ({plan.lower_bound:.1%}).",
         PlanningStoppedWarning,
-        stacklevel=6,
     )
