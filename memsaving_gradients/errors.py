@@ -87,7 +87,7 @@ class PatchError(MemorySavingError, RuntimeError):
 
 
 class NothingSavedWarning(UserWarning):
-    """Plain gradients were returned, or a plan was used that lowers no peak."""
+    """Plain gradients were returned, a plan was used that lowers no peak, or no gradients were asked for."""
 
 
 class PlanningStoppedWarning(UserWarning):

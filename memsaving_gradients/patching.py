@@ -17,7 +17,13 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools import _tf_autodiff
-from memsaving_gradients.errors import EagerExecutionError, PatchError, SelectionError
+from graph_tools.warn import warn
+from memsaving_gradients.errors import (
+    EagerExecutionError,
+    NothingSavedWarning,
+    PatchError,
+    SelectionError,
+)
 from memsaving_gradients.options import Options
 from memsaving_gradients.planning import OUTER, warn_nothing_saved
 from memsaving_gradients.saving import is_paused, paused, saving
@@ -30,11 +36,13 @@ __all__ = ["ends_in", "patch", "patched", "rewired", "scoped", "unpatch"]
 class _InForce:
     """Options in force, and what became of a list of checkpoints.
 
-    ``unused``: for each position of the list that no gradient computation could use so far, why the last one could not.
+    ``asked``: whether gradients were asked for. ``unused``: for each position of the list that no gradient computation could use
+    so far, why the last one could not.
     """
 
     options: Options
     eager_is_error: bool = True
+    asked: bool = False
     used: set[int] = field(default_factory=set)
     unused: dict[int, SelectionError] = field(default_factory=dict)
 
@@ -117,6 +125,9 @@ def unpatch() -> None:
 def patched(**options: Any) -> Iterator[None]:
     """`patch` for the duration of a ``with`` block; what is traced inside saves memory.
 
+    A ``tf.function`` that was traced before keeps the graph it has. If nothing inside asks for gradients, a
+    `NothingSavedWarning` says so.
+
     Examples
     --------
     >>> import tensorflow as tf
@@ -142,11 +153,20 @@ def patched(**options: Any) -> Iterator[None]:
     except BaseException:
         # The error of the block matters, not what it left unused.
         mine.unused.clear()
+        mine.asked = True
         raise
     finally:
         # The block may have unpatched, and patched anew.
-        if mine in _by_user:
+        ended_early = mine not in _by_user
+        if not ended_early:
             unpatch()
+    if not (mine.asked or ended_early):
+        warn(
+            f"patched({_shown(mine)}): no gradients were asked for inside of the block, which therefore saved nothing; a "
+            "tf.function that was traced before keeps the graph it has: trace it for the first time inside, or make a new "
+            "tf.function of it there.",
+            NothingSavedWarning,
+        )
 
 
 @contextmanager
@@ -242,6 +262,8 @@ def _gradients_saving(inner: Callable[..., Any]) -> Callable[..., Any]:
         # src_graph, the tenth parameter: the graph that is differentiated, where it is not the current one.
         source = kwargs.get("src_graph", args[7] if len(args) > 7 else None)
         elsewhere = source is not None and source is not tf.compat.v1.get_default_graph()
+        if not elsewhere:
+            _note_asked()
         if elsewhere or _stays_plain("tf.gradients"):
             return inner(ys, xs, *args, **kwargs)
         return _patched(lambda: inner(ys, xs, *args, **kwargs), ys, xs)
@@ -252,6 +274,7 @@ def _gradients_saving(inner: Callable[..., Any]) -> Callable[..., Any]:
 def _tape_saving(original: Callable[..., Any]) -> Callable[..., Any]:
     @tf.autograph.experimental.do_not_convert
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        _note_asked()
         if _stays_plain("GradientTape.gradient"):
             return original(self, target, sources, *args, **kwargs)
         return _patched(lambda: original(self, target, sources, *args, **kwargs), target, sources)
@@ -263,10 +286,16 @@ def _tape_saving(original: Callable[..., Any]) -> Callable[..., Any]:
 def _plain_inside(original: Callable[..., Any]) -> Callable[..., Any]:
     @tf.autograph.experimental.do_not_convert
     def jacobian(*args: Any, **kwargs: Any) -> Any:
+        _note_asked()
         with paused():
             return original(*args, **kwargs)
 
     return functools.wraps(original)(jacobian)
+
+
+def _note_asked() -> None:
+    for patch in _stack:
+        patch.asked = True
 
 
 def _stays_plain(what: str) -> bool:

@@ -72,7 +72,7 @@ def warned(graph: tf.Graph, message: str) -> bool:
 
 
 def plans(graph_or_function: Any) -> tuple[Plan, ...]:
-    """The plans used in a graph or in any trace of a function, newest last.
+    """The plans used in a graph or in any trace of a function, newest last; none if its gradients are plain.
 
     Parameters
     ----------

@@ -15,6 +15,7 @@ from tensorflow import hessians
 
 import memsaving_gradients as ms
 from memsaving_gradients import patching
+from memsaving_gradients.options import Options
 
 v1 = tf.compat.v1
 errors = ms.errors
@@ -370,15 +371,16 @@ def test_restored_after_an_error() -> None:
 
 def test_signature_and_documentation_stay() -> None:
     before = inspect.signature(tf.GradientTape.gradient), tf.GradientTape.gradient.__doc__
-    with ms.patched():
-        assert inspect.signature(tf.GradientTape.gradient) == before[0]
-        assert tf.GradientTape.gradient.__doc__ == before[1]
+    ms.patch()
+    assert inspect.signature(tf.GradientTape.gradient) == before[0]
+    assert tf.GradientTape.gradient.__doc__ == before[1]
+    ms.unpatch()
 
 
 def test_not_patched_outside() -> None:
     function = tf.function(taped)
-    with ms.patched():
-        pass
+    ms.patch()
+    ms.unpatch()
     function(data())
     assert ms.plans(function) == ()
 
@@ -454,3 +456,40 @@ def test_eager_is_plain_where_that_was_asked() -> None:
     plain = taped(data())
     with patching.scoped(ms.options.Options(), eager_is_error=False):
         np.testing.assert_array_equal(taped(data()), plain)
+
+
+# --- a block that nothing is traced in
+
+
+def test_function_that_was_traced_before_is_said() -> None:
+    traced = tf.function(taped)
+    traced(data())
+    with (
+        pytest.warns(errors.NothingSavedWarning, match="traced before keeps the graph") as said,
+        ms.patched(checkpoints="memory"),
+    ):
+        traced(data())
+    assert len(said) == 1
+    assert str(said[0].message).startswith("patched(checkpoints='memory'): no gradients were asked")
+    assert said[0].filename == __file__
+    assert ms.plans(traced) == ()
+
+
+@pytest.mark.filterwarnings("error")
+def test_block_with_gradients_is_silent() -> None:
+    with ms.patched():
+        tf.function(taped)(data())
+    with ms.patched():
+        tf.function(lambda x: ms.gradients(chain(x), x))(data())
+    with ms.patched(), patching.scoped(Options(checkpoints="speed")):
+        tf.function(taped)(data())
+    with pytest.raises(KeyError), ms.patched():
+        raise KeyError
+
+
+@pytest.mark.filterwarnings("error::memsaving_gradients.errors.NothingSavedWarning")
+def test_tensorflow_is_restored_where_the_warning_is_an_error() -> None:
+    with pytest.raises(errors.NothingSavedWarning), ms.patched():
+        pass
+    with pytest.raises(errors.PatchError):
+        ms.unpatch()
