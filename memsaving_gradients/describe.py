@@ -27,6 +27,7 @@ def describe(
     data_gates: bool,
     packed: bool,
     before: Simulation,
+    batch_is_known: bool = True,
     budget: int | None = None,
     plain_seconds: float | None = None,
 ) -> Plan:
@@ -40,8 +41,8 @@ def describe(
         The proposal that was followed.
     mode, planner, budget
         What was asked for.
-    batch
-        The batch size that was planned for.
+    batch, batch_is_known
+        The batch size that was planned for, and whether somebody gave it.
     data_gates
         Whether gating is for XLA.
     packed
@@ -58,6 +59,7 @@ def describe(
     more = graph.total_seconds - seconds if plain_seconds is not None else 0.0
     by_choice = ("checkpoint", "named", "marked")
     checkpoints = [s for s, why in proposal.reasons.items() if why.startswith(by_choice)]
+    mark = fingerprint(step, batch)
     return Plan(
         mode=mode,
         decisions=tuple(_decisions(step, proposal)),
@@ -76,7 +78,8 @@ def describe(
         packed=packed,
         schedule=proposal.schedule,
         reasons=proposal.reasons,
-        fingerprint=fingerprint(step, batch),
+        fingerprint=mark,
+        assumed_batch=None if batch_is_known or not mark.batch else batch,
         simulation_plain=before,
         simulation=after,
     )

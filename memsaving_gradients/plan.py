@@ -102,6 +102,8 @@ class Plan:
         The simulations behind these figures: bytes alive at every op, lives of all buffers. Not saved in files.
     chunks
         `allocated_plain` and `allocated`, of a plan that was read from a file.
+    assumed_batch
+        The batch size that stands in for an unknown dimension, and was told by nobody; ``None``: bytes are known.
     file
         The file that it was read from, or an empty string.
     """
@@ -127,6 +129,7 @@ class Plan:
     simulation_plain: Simulation | None = field(default=None, compare=False)
     simulation: Simulation | None = field(default=None, compare=False)
     chunks: tuple[int, int] | None = field(default=None, compare=False)
+    assumed_batch: int | None = None
     file: str = field(default="", compare=False)
 
     @classmethod

@@ -99,6 +99,7 @@ def _body(plan: Plan) -> dict[str, Any]:
     return {
         **{name: getattr(plan, name) for name in _PLAIN},
         "chunks": [plan.allocated_plain, plan.allocated],
+        "assumed_batch": plan.assumed_batch,
         "checkpoints": list(plan.checkpoints),
         "decisions": [
             [d.tensor, d.bytes, d.fate, d.reason, d.op_type, d.source] for d in plan.decisions
@@ -124,6 +125,7 @@ def _plan(body: dict[str, Any], file: str) -> Plan:
     return Plan(
         **{name: body[name] for name in _PLAIN},
         file=file,
+        assumed_batch=body.get("assumed_batch"),
         chunks=(int(body["chunks"][0]), int(body["chunks"][1])),
         checkpoints=tuple(body["checkpoints"]),
         decisions=tuple(Decision(*fields) for fields in body["decisions"]),

@@ -291,6 +291,7 @@ def _described(
         mode=mode,
         planner=planner,
         batch=site.options.batch,
+        batch_is_known=site.options.batch_size is not None,
         data_gates=site.data_gates,
         packed=packed,
         budget=budget,

@@ -92,6 +92,30 @@ def test_messages_name_the_same_figure() -> None:
     assert f"of plain training's {said};" in str(ms.plans(graph)[0])
 
 
+def of_any_batch(**options: Any) -> ms.Plan:
+    with tf.Graph().as_default() as graph:
+        x = y = v1.placeholder(tf.float32, [None, 1024])
+        for _ in range(12):
+            y = tf.tanh(y)
+        ms.gradients(y, x, **options)
+    return ms.plans(graph)[-1]
+
+
+def test_batch_that_was_assumed_is_said(tmp_path: Path) -> None:
+    assumed = of_any_batch()
+    assert assumed.assumed_batch == 32
+    assert lines(assumed)[1].endswith("; for a batch of 32, assumed: give batch_size=")
+    assumed.save(tmp_path / "plan.json")
+    assert ms.Plan.load(tmp_path / "plan.json").assumed_batch == 32
+    assert of_any_batch(plan=tmp_path / "plan.json") == assumed
+
+
+def test_batch_that_is_known_is_not_assumed() -> None:
+    for known in (of_any_batch(batch_size=32), chain_plan()):
+        assert known.assumed_batch is None
+        assert "batch" not in str(known)
+
+
 # --- the table
 
 
