@@ -292,7 +292,10 @@ def table(results: dict[str, dict[str, Any]], settings: Settings) -> Table:
 
 
 def picture(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Memory over one step, simulated, with the measured peaks as horizontal lines."""
+    """Memory over one step, simulated, with the measured peaks as horizontal lines.
+
+    The lines count the optimizer's tensors, too, and the allocator's chunks instead of the bytes asked for.
+    """
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -304,11 +307,11 @@ def picture(results: dict[str, dict[str, Any]], path: Path) -> None:
         axes.plot(progress, mebibytes, color=color, label=f"{RUNS[run]}, simulated")
         axes.fill_between(progress, mebibytes, color=color, alpha=0.2, linewidth=0)
         peak = results[run]["peak"] / 2**20
-        label = f"{RUNS[run]}, measured peak"
+        label = f"{RUNS[run]}, measured peak (with optimizer)"
         axes.axhline(peak, color=color, linestyle="--", linewidth=1, label=label)
     axes.set(xlabel="ops of one training step, first to last", ylabel="MiB alive", xlim=(0, 1))
     axes.set_ylim(bottom=0)
-    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
