@@ -20,12 +20,13 @@ from memsaving_gradients.planning import (
     by_saved_plan,
     warn_nothing_saved,
     warn_stopped,
+    warn_together,
 )
 from memsaving_gradients.progress import showing
 from memsaving_gradients.rewrite import Rewrite, rewrite
 from memsaving_gradients.site import Site
 
-__all__ = ["save_memory"]
+__all__ = ["components", "save_memory"]
 
 guard.install()
 
@@ -69,7 +70,7 @@ def save_memory(
         The gradients, in which tensors that became chains of additions are replaced.
     """
     operations = graph.get_operations()
-    flat = [t for t in _components(grads) if t.graph is graph]
+    flat = components(grads, graph)
     if not flat or len(operations) <= first_backward:
         return list(grads)
     data_gates = _tf_autodiff.compiled_by_xla() if options.xla is None else options.xla
@@ -92,16 +93,18 @@ def save_memory(
     registry.record(graph, outcome.plan)
     if outcome.stopped:
         warn_stopped(outcome.plan, outcome.stopped)
-    if result is None:
-        return list(grads)
-    guard.remember(graph, result.rewiring)
-    grads = [_replace(grad, result.replaced) for grad in grads]
-    if result.readers_of:
-        grads = [
-            _after(grad, result.readers_of, _tf_autodiff.tensors_in(graph, [x]))
-            for grad, x in zip(grads, xs, strict=True)
-        ]
-    return grads
+    found = list(grads)
+    if result is not None:
+        guard.remember(graph, result.rewiring)
+        found = [_replace(grad, result.replaced) for grad in grads]
+        if result.readers_of:
+            found = [
+                _after(grad, result.readers_of, _tf_autodiff.tensors_in(graph, [x]))
+                for grad, x in zip(found, xs, strict=True)
+            ]
+    if outcome.plan.budget is not None:
+        warn_together(site, outcome.plan.budget, components(found, graph))
+    return found
 
 
 def _followed(site: Site, mode: str) -> tuple[Outcome, Rewrite | None] | None:
@@ -185,14 +188,17 @@ def _planned(site: Site, mode: str, share: float, below: int | None = None) -> O
     return by_limits(site, mode, share, below) if mode in LIMITED else by_mode(site, mode)
 
 
-def _components(grads: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.Tensor]:
+def components(
+    grads: Sequence[tf.Tensor | tf.IndexedSlices | None], graph: tf.Graph
+) -> list[tf.Tensor]:
+    """The tensors of ``graph`` that gradients consist of."""
     flat: list[tf.Tensor] = []
     for grad in grads:
         if isinstance(grad, tf.IndexedSlices):
             flat += [t for t in (grad.values, grad.indices, grad.dense_shape) if t is not None]
         elif grad is not None:
             flat.append(grad)
-    return flat
+    return [t for t in flat if t.graph is graph]
 
 
 def _replace(grad: Any, replaced: dict[object, tf.Tensor]) -> Any:

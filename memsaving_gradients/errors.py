@@ -9,6 +9,7 @@ from graph_tools.errors import GraphToolsError
 __all__ = [
     "ArgumentError",
     "BudgetError",
+    "BudgetWarning",
     "EagerExecutionError",
     "MemorySavingError",
     "NothingSavedWarning",
@@ -84,6 +85,10 @@ class EagerExecutionError(MemorySavingError, RuntimeError):
 
 class PatchError(MemorySavingError, RuntimeError):
     """TensorFlow is patched already, or is not."""
+
+
+class BudgetWarning(UserWarning):
+    """Gradients that several calls compute in one step keep their budgets each, but not together."""
 
 
 class NothingSavedWarning(UserWarning):

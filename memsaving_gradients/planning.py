@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -21,6 +22,7 @@ from memsaving_gradients.budgets import (
 from memsaving_gradients.describe import describe, why_nothing
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import (
+    BudgetWarning,
     NothingSavedWarning,
     PlanError,
     PlanningStoppedWarning,
@@ -343,6 +345,19 @@ def _note_ample(graph: tf.Graph, goal: Goal) -> None:
     )
     if not registry.warned(graph, note):
         warn(note + ".", PlanNote)
+
+
+def warn_together(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> None:
+    """Say that a step does not keep a budget that each of its calls for gradients keeps by itself."""
+    played = site.play_together(grads)
+    need = 0 if played is None else safe_bytes(played, site.gating)
+    if need > budget:
+        warn(
+            f"each call for gradients keeps its budget of {budget:,} bytes ({format_bytes(budget)}) by itself, but with the "
+            f"gradients of earlier calls the step may take {need:,} ({format_bytes(need)}); give smaller budgets, or "
+            "compute these gradients in steps (traced functions) of their own.",
+            BudgetWarning,
+        )
 
 
 def warn_stopped(plan: Plan, why: str) -> None:

@@ -1,9 +1,9 @@
-"""What is known of each graph: the plans used, what lies idle. Lives as long as the graph; nothing to reset."""
+"""What is known of each graph: the plans used, gradients built, what lies idle. Lives as long as the graph; nothing to reset."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +14,12 @@ from graph_tools import _tf_autodiff
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.plan import Plan
 
-__all__ = ["Watch", "idle", "plans", "record", "warned", "watching"]
+__all__ = ["Watch", "earlier", "idle", "plans", "record", "returned", "warned", "watching"]
 
 _plans: weakref.WeakKeyDictionary[tf.Graph, list[tuple[int, Plan]]] = weakref.WeakKeyDictionary()
 _warnings: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
+#: By name: tensors would keep their graph alive.
+_returned: weakref.WeakKeyDictionary[tf.Graph, list[tuple[str, bool]]] = weakref.WeakKeyDictionary()
 _idle: weakref.WeakKeyDictionary[tf.Graph, set[int]] = weakref.WeakKeyDictionary()
 _count = 0
 
@@ -51,6 +53,16 @@ def record(graph: tf.Graph, plan: Plan) -> None:
     _plans.setdefault(graph, []).append((_count, plan))
     for watch in _watches:
         watch.plans.append(plan)
+
+
+def returned(graph: tf.Graph, grads: Sequence[tf.Tensor], held: bool) -> None:
+    """Note that ``grads`` were built in ``graph`` and given to the user; ``held``: to live until the end of the step."""
+    _returned.setdefault(graph, []).extend((tensor.name, held) for tensor in grads)
+
+
+def earlier(graph: tf.Graph) -> list[tuple[tf.Tensor, bool]]:
+    """The gradients built in ``graph`` so far, each with whether it lives until the end of the step."""
+    return [(graph.get_tensor_by_name(name), held) for name, held in _returned.get(graph, ())]
 
 
 def idle(graph: tf.Graph) -> set[int]:

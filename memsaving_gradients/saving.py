@@ -10,7 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.engine import save_memory
+from memsaving_gradients import registry
+from memsaving_gradients.engine import components, save_memory
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.options import Options
 from memsaving_gradients.selection import marks_between, resolve
@@ -60,6 +61,7 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
         flat = save_memory(
             graph, first_backward, ends, starts, tf.nest.flatten(grads), mode, kept, options
         )
+    registry.returned(graph, components(flat, graph), options.hold_gradients)
     return tf.nest.pack_sequence_as(grads, flat)
 
 

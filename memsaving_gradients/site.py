@@ -117,12 +117,28 @@ class Site:
     def play_rewritten(self, result: Rewrite, extra_seconds: float) -> Simulation:
         """The step that was just rewritten, as it runs."""
         grads = [result.replaced.get(t.ref(), t) for t in self.grads]
+        return self._play_built(grads, (), extra_seconds)
+
+    def play_together(self, grads: Sequence[tf.Tensor]) -> Simulation | None:
+        """The step as it runs with these gradients and those of earlier calls; ``None``: there are none, or XLA orders it."""
+        others = registry.earlier(self.graph)
+        if not others or self.data_gates:
+            return None
+        return self._play_built(grads, others)
+
+    def _play_built(
+        self,
+        grads: Sequence[tf.Tensor],
+        others: Sequence[tuple[tf.Tensor, bool]],
+        extra_seconds: float = 0.0,
+    ) -> Simulation:
         border = _tf.creation_index(self.operations[self.first_backward])
-        ops = capture(grads, besides=self._ends, late=border)
+        ops = capture(grads, besides=[*self._ends, *(t for t, _ in others)], late=border)
+        held = [*(grads if self.options.hold_gradients else ()), *(t for t, held in others if held)]
         return simulate_execution(
             ops,
             batch=self.options.batch,
-            held=[ops.value(t) for t in grads] if self.options.hold_gradients else (),
+            held=[ops.value(t) for t in held],
             extra_seconds=extra_seconds,
         )[0]
 
