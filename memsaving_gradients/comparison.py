@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memsaving_gradients.units import format_share
+
 if TYPE_CHECKING:
     from memsaving_gradients.plan import Decision, Plan
 
@@ -84,8 +86,8 @@ class Comparison:
                 "peak": f"{plan.peak:,}",
                 "allocated": f"{plan.allocated:,}",
                 "budget": "" if plan.budget is None else f"{plan.budget:,}",
-                "extra time": f"{plan.extra_time:.1%}",
-                "its lower bound": f"{plan.lower_bound:.1%}",
+                "extra time": format_share(plan.extra_time, 1),
+                "its lower bound": format_share(plan.lower_bound, 1),
                 "ops run again": f"{plan.clones:,}",
                 "bytes kept": f"{fates['keep']:,}",
                 "bytes recomputed": f"{fates['recompute']:,}",

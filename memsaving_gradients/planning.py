@@ -43,7 +43,7 @@ from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.site import Site, Sought
-from memsaving_gradients.units import format_bytes
+from memsaving_gradients.units import format_bytes, format_share
 from memsaving_gradients.unknowns import check_known
 from memsaving_gradients.validity import problem_of
 
@@ -363,7 +363,7 @@ def warn_together(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> None:
 def warn_stopped(plan: Plan, why: str) -> None:
     """Say that planning ended early."""
     warn(
-        f"planning was {_ENDED[why]}; the best plan so far is used: extra time about {plan.extra_time:.1%}, at most "
-        f"{plan.gap:.1%} of a step above the least ({plan.lower_bound:.1%}).",
+        f"planning was {_ENDED[why]}; the best plan so far is used: extra time about {format_share(plan.extra_time, 1)}, at most "
+        f"{format_share(plan.gap, 1)} of a step above the least ({format_share(plan.lower_bound, 1)}).",
         PlanningStoppedWarning,
     )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memsaving_gradients.units import format_bytes
+from memsaving_gradients.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from memsaving_gradients.plan import Plan
@@ -36,12 +36,12 @@ def brief(plan: Plan) -> str:
 
 def _headline(plan: Plan) -> str:
     where = "in one buffer of XLA" if plan.gating == "data" else "in the allocator's chunks"
-    did = f"extra time about {_percent(plan.extra_time)}, {plan.clones:,} ops run again"
+    did = f"extra time about {format_share(plan.extra_time)}, {plan.clones:,} ops run again"
     if not (plan.clones or plan.packed):
         did = "nothing is run again"
     return (
         f"{_title(plan)}: {_both(plan.allocated)} {where}, "
-        f"{_percent(plan.allocated / max(plan.allocated_plain, 1))} of plain training's {plan.allocated_plain:,}; {did}"
+        f"{format_share(plan.allocated / max(plan.allocated_plain, 1))} of plain training's {plan.allocated_plain:,}; {did}"
     )
 
 
@@ -65,8 +65,8 @@ def _limits(plan: Plan) -> list[str]:
         said.append(f"planner {plan.planner!r}: proven to take the least time")
     elif plan.extra_time and plan.lower_bound:
         said.append(
-            f"planner {plan.planner!r}: at most {_percent(plan.gap, 1)} of a step above the least extra time "
-            f"({_percent(plan.lower_bound, 1)})"
+            f"planner {plan.planner!r}: at most {format_share(plan.gap, 1)} of a step above the least extra time "
+            f"({format_share(plan.lower_bound, 1)})"
         )
     elif plan.budget is not None:
         said.append(f"planner {plan.planner!r}")
@@ -165,10 +165,6 @@ def _below_here(source: str) -> str:
 def _both(size: int) -> str:
     """Bytes, exactly and to be read."""
     return f"{size:,} bytes" + (f" ({format_bytes(size)})" if size >= 1024 else "")
-
-
-def _percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f} %"
 
 
 def _shorten(name: str, width: int) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from memsaving_gradients.errors import ArgumentError
 
-__all__ = ["UNITS", "format_bytes", "parse_budget", "parse_bytes"]
+__all__ = ["UNITS", "format_bytes", "format_share", "parse_budget", "parse_bytes"]
 
 #: Bytes of each unit.
 UNITS = {
@@ -132,3 +132,14 @@ def format_bytes(size: float) -> str:
         if abs(size) >= 1024**power:
             return f"{size / 1024**power:.2f} {unit}"
     return f"{size:.0f} B"
+
+
+def format_share(share: float, digits: int = 0) -> str:
+    """A share for people, in percent.
+
+    Examples
+    --------
+    >>> format_share(0.583), format_share(0.0125, 1)
+    ('58 %', '1.2 %')
+    """
+    return f"{100 * share:.{digits}f} %"

@@ -238,6 +238,7 @@ def test_compare() -> None:
     assert comparison.changed
     assert all(a is None or b is None or a.fate != b.fate for a, b in comparison.changed)
     rows = {what: (a, b) for what, a, b in comparison.rows}
+    assert rows["extra time"][0] == f"{100 * tight.extra_time:.1f} %"
     assert rows["peak"] == (f"{tight.peak:,}", f"{loose.peak:,}")
     assert rows["tensors that change"][1] == str(len(comparison.changed))
     assert str(comparison).count("\n") == len(comparison.rows)
