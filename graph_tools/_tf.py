@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
-from tensorflow.python.util import tf_stack
+from tensorflow.python.util import _pywrap_util_port, tf_stack
 
 __all__ = [
     "add_control_inputs",
@@ -22,6 +23,7 @@ __all__ = [
     "create_op",
     "creation_index",
     "in_v1_control_flow",
+    "normalizes_with_onednn",
     "outside_scopes",
     "profile",
     "protect",
@@ -147,6 +149,12 @@ def in_v1_control_flow(op: tf.Operation) -> bool:
             return True
         context = context.outer_context
     return False
+
+
+@cache
+def normalizes_with_onednn() -> bool:
+    """Whether batch normalizations are oneDNN's: on CPUs, where it is switched on (which nothing public tells, 2.16 to 2.21)."""
+    return bool(_pywrap_util_port.IsMklEnabled()) and not tf.config.list_physical_devices("GPU")
 
 
 def stack() -> list[tuple[str, int]]:

@@ -105,6 +105,9 @@ FORWARDING = frozenset(
     SparseSoftmaxCrossEntropyWithLogits""".split()
 )
 
+#: Ops whose last output is what they reserve for their gradient, of no shape that is known before they run.
+RESERVES = frozenset({"FusedBatchNormV3"})
+
 #: Ops that make no more bytes than the largest of their inputs: where shapes are unknown, that says more than a guess.
 SIZED_BY_INPUTS = FORWARDING | frozenset("Sum Mean Prod Max Min All Any Select SelectV2".split())
 

@@ -311,6 +311,7 @@ def test_masks_are_packed_no_more_after_an_error() -> None:
     assert plan.allocated <= caught.value.least
 
 
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 @pytest.mark.parametrize("planner", [greedy, "memory", "speed"])
 @pytest.mark.parametrize("gates", [False, True])
 def test_least_budget_that_is_named_works(planner: Any, gates: bool) -> None:

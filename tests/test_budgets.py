@@ -243,6 +243,7 @@ def test_slowdown_that_is_unreachable_is_plain_and_said() -> None:
         assert not ms.plans(graph)
 
 
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 def test_unknown_batch() -> None:
     with tf.Graph().as_default() as graph:
         x, y = tower(width=None)

@@ -204,3 +204,36 @@ def test_where_buffers_are_large_a_step_runs_as_planned(monkeypatch):
         ms.gradients(y, x, budget=0.4)
     assert peaks
     assert all(played <= 1.02 * planned for planned, played in peaks)
+
+
+def run_normalizations(dtype: str) -> dict[str, int]:
+    """Bytes of a chain of convolutions, batch normalizations and ReLUs: as simulated, and as asked for when it runs."""
+    from graph_tools.allocations import allocation_events, requested_peak
+
+    filters = tf.Variable(tf.ones([8, 1, 1, 32, 32], dtype) / 32)
+    simulated = []
+
+    @tf.function(autograph=False)
+    def step(x):
+        y = x
+        for k in range(8):
+            y = tf.nn.conv2d(y, filters[k], 1, "SAME")
+            y, *_ = tf.compat.v1.nn.fused_batch_norm(y, tf.ones(32), tf.zeros(32))
+            y = tf.nn.relu(y)
+        grads = tf.gradients(tf.reduce_sum(y), x)
+        simulated.append(simulate_execution(capture(grads), batch=1)[0].peak)
+        return grads[0]
+
+    batch = tf.cast(tf.random.stateless_normal([16, 32, 32, 32], [1, 2]), dtype)
+    for _ in range(2):
+        step(batch).numpy()
+    measured = requested_peak(allocation_events(lambda: step(batch).numpy()))
+    return {"simulated": simulated[0], "measured": measured}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_normalization_reserves_for_its_gradient_is_counted(dtype):
+    bytes_ = in_fresh_process(
+        "tests.test_execution:run_normalizations", {"dtype": dtype}, timeout=120
+    )
+    assert bytes_["simulated"] == pytest.approx(bytes_["measured"], rel=0.02)
