@@ -22,6 +22,7 @@ __all__ = [
     "compiled_by_xla",
     "differentiate",
     "enclosing_graphs",
+    "ends_of",
     "graphs_of",
     "passes_gradient",
     "replace_differentiate",
@@ -107,6 +108,14 @@ def enclosing_graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
         yield inner
         # Only FuncGraphs have it; the class is not public (2.16 to 2.21).
         inner = getattr(inner, "outer_graph", None)
+
+
+def ends_of(graph: tf.Graph) -> list[tf.Tensor | tf.Operation]:
+    """What runs when the function runs that ``graph`` is the body of; nothing if that is not known, or not yet.
+
+    Only FuncGraphs have outputs, and ops that run for their effect; the class is not public (2.16 to 2.21).
+    """
+    return [*getattr(graph, "outputs", ()), *getattr(graph, "control_outputs", ())]
 
 
 def graphs_of(thing: Any) -> list[tf.Graph] | None:

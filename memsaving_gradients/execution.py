@@ -54,8 +54,8 @@ PLAYS = (
 )
 #: All plays together execute about so many ops, if that allows more than one play.
 PLAYED_OPS = 200_000
-#: By what share a step may need more chunks than the worst play: small changes of the order change into which holes buffers fall.
-CHANCE = 0.03
+#: By what share a step may need more chunks than it does on average: small changes of the order change into which holes buffers fall.
+CHANCE = 0.05
 #: Kernels that the executor runs at once, without asking for a thread. All others count as dear for their first twenty
 #: runs or so, until their measured times outweigh the high estimate that they begin with.
 CHEAP = optypes.SOURCES | optypes.VIEWS | optypes.SHAPES | {"NoOp"}

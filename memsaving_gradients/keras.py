@@ -21,6 +21,7 @@ from memsaving_gradients.device import RESERVE, DeviceMemory
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
 from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
+from memsaving_gradients.whole_step import check_steps
 
 __all__ = ["RESERVE", "Checkpoint", "MemorySavingGradients"]
 
@@ -191,7 +192,9 @@ class MemorySavingGradients(keras.callbacks.Callback):
                     patching.scoped(options, eager_is_error=False) as self._check,
                     registry.watching(watch),
                 ):
-                    return function(iterator)
+                    result = function(iterator)
+                check_steps(watch.traced[known:])
+                return result
             finally:
                 model.train_function = plain
                 if self._verbose:

@@ -26,10 +26,15 @@ _count = 0
 
 @dataclass
 class Watch:
-    """What happened while it watched: the plans used, and whether a warning was given."""
+    """What happened while it watched: the plans used, each with its graph, and whether a warning was given."""
 
-    plans: list[Plan] = field(default_factory=list)
+    traced: list[tuple[tf.Graph, Plan]] = field(default_factory=list)
     warned: bool = False
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans used, newest last."""
+        return [plan for _, plan in self.traced]
 
 
 # Not a context variable: distribution strategies trace in threads of their own.
@@ -52,7 +57,7 @@ def record(graph: tf.Graph, plan: Plan) -> None:
     _count += 1
     _plans.setdefault(graph, []).append((_count, plan))
     for watch in _watches:
-        watch.plans.append(plan)
+        watch.traced.append((graph, plan))
 
 
 def returned(graph: tf.Graph, grads: Sequence[tf.Tensor], held: bool) -> None:

@@ -17,12 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.allocator import allocated_peak
+from graph_tools.allocator import Buffers, allocated_peak, irregular_peak
 from graph_tools.liveness import timeline
 from memsaving_gradients.needs import after_needs
 from memsaving_gradients.training_graph import TrainingGraph
-
-Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 __all__ = [
     "SUMMED_AT_ONCE",
@@ -38,6 +36,8 @@ __all__ = [
 
 #: Addends of one group in TensorFlow's kernel for sums.
 SUMMED_AT_ONCE = 8
+#: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many buffers, within bounds.
+ALLOCATED, FEWEST_STEPS, MOST_STEPS = 50_000, 3, 10
 
 
 class Step(NamedTuple):
@@ -115,14 +115,14 @@ class Simulation:
     def allocated_peak(self) -> int:
         """The peak in chunks of TensorFlow's allocator, which are larger than the buffers in them.
 
-        How much larger depends on what was allocated earlier, so it is the most for several pasts.
+        A schedule is one order, step after step. A step that was played is several, and small things are irregular: what may be
+        needed is more than this, by `margin`.
         """
-        pasts = (self.persistent, sorted(self.persistent)) if self.persistent else ()
-        return max(
-            *(allocated_peak(*order) for order in (self.buffers, *self.other_orders)),
-            *(allocated_peak(*self.buffers, before=past) for past in pasts),
-            0,
-        )
+        if not (self.other_orders or self.persistent):
+            return allocated_peak(*self.buffers)
+        orders = (self.buffers, *self.other_orders)
+        steps = min(max(ALLOCATED // max(len(self.buffers[0]), 1), FEWEST_STEPS), MOST_STEPS)
+        return irregular_peak(orders, before=self.persistent, steps=steps)
 
 
 def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
