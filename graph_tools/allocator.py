@@ -112,8 +112,8 @@ def irregular_peak(
         late = random.integers(0, _LATE + 1, len(dies)) * (size < peak * _SMALL)
         asked.append(max(peak, 1))
         chunks.append(arena.step(born, dies + late, size, random.random(len(born))))
-    larger = np.divide(chunks, asked)
-    return int(max(asked) * np.mean(larger[2:] if steps > 2 else larger))
+    counted = slice(2 if steps > 2 else 0, None)
+    return int(max(asked) * sum(chunks[counted]) / sum(asked[counted]))
 
 
 class _Arena:

@@ -18,6 +18,9 @@ from tests.greedy import greedy
 MemorySavingGradients = ms.keras.MemorySavingGradients
 errors = ms.errors
 
+# Weights are as large as activations here, and so is what Adam does with them.
+pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
+
 ROWS, WIDTH = 128, 64
 
 

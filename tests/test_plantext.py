@@ -71,7 +71,9 @@ def test_what_a_budget_leaves() -> None:
     assert "(100.00 KiB, 0.5 of plain): NOT KEPT, 16,384 over; planner 'auto'" in str(
         plan(budget=100 * KILO)
     )
-    ample = plan(budget=2**30, clones=0, extra_time=0.0, simulation=simulation(0, 200 * KILO))
+    ample = plan(
+        budget=2**30, clones=0, extra_time=0.0, simulation=simulation(200 * KILO, 200 * KILO)
+    )
     assert "100 % of plain training's 204,800; nothing is run again" in str(ample)
     assert "budget 1,073,741,824 bytes (1.00 GiB): 1,073,537,024 left" in str(ample)
 
