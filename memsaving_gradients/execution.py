@@ -15,7 +15,8 @@ constants where grappler moves them (:mod:`graph_tools.folding`), and with views
 several times: with two threads of equal speed, with either thread slower than the other, and with times of single ops drawn anew (from
 fixed seeds). A thread that is stalled for long, because its core is given to somebody else, is not considered. The peak is the worst
 of these; that of the first play is what is to be expected (`simulate_execution` gives both). A large difference means that the
-order matters and nothing fixes it.
+order matters and nothing fixes it. Into which holes between chunks buffers fall is chance, too: chunks are counted as they are on average
+(:func:`graph_tools.allocator.irregular_peak`), and `CHANCE` is added to what is promised.
 
 Not covered: one inter-op thread alone, which runs all queued ops last; kernels' scratch space, which is small beside the peaks of
 the networks in the benchmarks, but was not listed for each of them.
@@ -56,6 +57,8 @@ PLAYS = (
 PLAYED_OPS = 200_000
 #: By what share a step may need more chunks than it does on average: small changes of the order change into which holes buffers fall.
 CHANCE = 0.05
+#: In large graphs holes average out: simulated and measured peaks of 1001 layers differ by less than this.
+LARGE, CHANCE_OF_LARGE = 50_000, 0.03
 #: Kernels that the executor runs at once, without asking for a thread. All others count as dear for their first twenty
 #: runs or so, until their measured times outweigh the high estimate that they begin with.
 CHEAP = optypes.SOURCES | optypes.VIEWS | optypes.SHAPES | {"NoOp"}
@@ -123,7 +126,7 @@ def simulate_execution(
         worst,
         other_orders=others,
         persistent=_persistent(ops, batch),
-        margin=CHANCE,
+        margin=CHANCE if many <= LARGE else CHANCE_OF_LARGE,
     )
     return worst, plays[0]
 
