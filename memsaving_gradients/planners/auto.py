@@ -33,7 +33,7 @@ from memsaving_gradients.training_graph import TrainingGraph
 __all__ = ["plan"]
 
 #: Steps that are played through while a plan is searched for.
-MOST_STEPS = 3_000_000
+MOST_STEPS = 2_400_000
 #: The share of them for coming down to the budget, from all places together.
 DESCENT = 0.4
 #: Sets of cuts that are looked at, for each kind of place to begin.
