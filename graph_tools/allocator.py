@@ -105,10 +105,13 @@ def irregular_peak(
     """
     random = np.random.default_rng(0)
     arena = _Arena(before)
+    peaks = [
+        int(timeline(*order, int(order[1].max(initial=0)) + 1).max(initial=0)) for order in orders
+    ]
     asked, chunks = [], []
     for number in range(steps):
         born, dies, size = orders[number % len(orders)]
-        peak = int(timeline(born, dies, size, int(dies.max(initial=0)) + 1).max(initial=0))
+        peak = peaks[number % len(orders)]
         late = random.integers(0, _LATE + 1, len(dies)) * (size < peak * _SMALL)
         asked.append(max(peak, 1))
         chunks.append(arena.step(born, dies + late, size, random.random(len(born))))

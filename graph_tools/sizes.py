@@ -56,15 +56,8 @@ def tensor_bytes(tensor: tf.Tensor) -> Bytes:
     if tensor.dtype.base_dtype in (tf.string, tf.resource, tf.variant):
         return Bytes(0, 0)
     shape = tensor.shape
-    if _is_reserve(tensor):
-        output = tensor.op.outputs[0]
-        readers = [op.type for op in output.consumers()]
-        if readers != ["Relu"] or not _tf.normalizes_with_onednn():
-            return Bytes(item, 0)
-        bits = output.dtype.base_dtype.size * 8
-        return Bytes(*(size * item // bits for size in tensor_bytes(output)))
     if shape.rank is None:
-        return Bytes(0, item * UNKNOWN_DIM)
+        return _reserved_bytes(tensor) if _is_reserve(tensor) else Bytes(0, item * UNKNOWN_DIM)
     elements, unknown = 1, 0
     for dim in shape:
         if dim is None:
@@ -83,6 +76,15 @@ def is_guess(tensor: tf.Tensor) -> bool:
 
 
 def _is_reserve(tensor: tf.Tensor) -> bool:
+    """Whether a tensor of unknown rank is what an op reserves for its gradient."""
     op = tensor.op
-    last = tensor.value_index == len(op.outputs) - 1
-    return last and op.type in optypes.RESERVES and tensor.shape.rank is None
+    return op.type in optypes.RESERVES and tensor.value_index == len(op.outputs) - 1
+
+
+def _reserved_bytes(tensor: tf.Tensor) -> Bytes:
+    item, output = tensor.dtype.base_dtype.size, tensor.op.outputs[0]
+    readers = [op.type for op in output.consumers()]
+    if readers != ["Relu"] or not _tf.normalizes_with_onednn():
+        return Bytes(item, 0)
+    bits = output.dtype.base_dtype.size * 8
+    return Bytes(*(size * item // bits for size in tensor_bytes(output)))
