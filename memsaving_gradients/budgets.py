@@ -32,7 +32,7 @@ from memsaving_gradients.planners.bound import least_extra_seconds
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.training_graph import TrainingGraph
-from memsaving_gradients.units import format_bytes
+from memsaving_gradients.units import exact_bytes, format_bytes
 from memsaving_gradients.validity import problem_of
 
 __all__ = [
@@ -440,14 +440,14 @@ def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
         device, whole = value, value.enough_for(least)
         argument, value = "device_memory", value.value
         problem = (
-            f"{because}: {device.taken}, which leaves {goal.budget:,} bytes ({format_bytes(goal.budget)}) for a step; the "
-            f"least device memory {which} {whole:,} bytes ({format_bytes(whole)}), of which a step gets {least:,} "
+            f"{because}: {device.taken}, which leaves {exact_bytes(goal.budget)} for a step; the "
+            f"least device memory {which} {exact_bytes(whole)}, of which a step gets {least:,} "
             f"({format_bytes(least)}), {fraction:g} of the {base:,} bytes of plain training"
         )
     else:
         argument, asked = "budget", "" if value == goal.budget else f" ({goal.budget:,} bytes)"
         problem = (
-            f"{because}{asked}; the least budget {which} {least:,} bytes ({format_bytes(least)}), {fraction:g} of the "
+            f"{because}{asked}; the least budget {which} {exact_bytes(least)}, {fraction:g} of the "
             f"{base:,} bytes of plain training"
         )
     return BudgetError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memsaving_gradients.units import format_bytes, parse_bytes
+from memsaving_gradients.units import exact_bytes, parse_bytes
 
 __all__ = ["RESERVE", "DeviceMemory"]
 
@@ -61,8 +61,8 @@ class DeviceMemory:
     def taken(self) -> str:
         """What is taken, in words."""
         return (
-            f"the model's variables take {_shown(self.weights)}, the optimizer's {_shown(self.slots)}, and "
-            f"{_shown(int(self.whole * RESERVE))} are kept in reserve"
+            f"the model's variables take {exact_bytes(self.weights)}, the optimizer's {exact_bytes(self.slots)}, and "
+            f"{exact_bytes(int(self.whole * RESERVE))} are kept in reserve"
         )
 
     def __str__(self) -> str:
@@ -71,7 +71,3 @@ class DeviceMemory:
 
 def _left(whole: int, taken: int) -> int:
     return whole - int(whole * RESERVE) - taken
-
-
-def _shown(size: int) -> str:
-    return f"{size:,} bytes ({format_bytes(size)})"

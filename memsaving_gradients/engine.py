@@ -20,11 +20,11 @@ from memsaving_gradients.planning import (
     by_saved_plan,
     warn_nothing_saved,
     warn_stopped,
-    warn_together,
 )
 from memsaving_gradients.progress import showing
 from memsaving_gradients.rewrite import Rewrite, rewrite
 from memsaving_gradients.site import Site
+from memsaving_gradients.whole_step import check_calls
 
 __all__ = ["components", "save_memory"]
 
@@ -103,7 +103,7 @@ def save_memory(
                 for grad, x in zip(found, xs, strict=True)
             ]
     if outcome.plan.budget is not None:
-        warn_together(site, outcome.plan.budget, components(found, graph))
+        check_calls(site, outcome.plan.budget, components(found, graph))
     return found
 
 

@@ -88,7 +88,7 @@ class PatchError(MemorySavingError, RuntimeError):
 
 
 class BudgetWarning(UserWarning):
-    """Gradients that several calls compute in one step keep their budgets each, but not together."""
+    """Gradients keep their budget, but not the whole step, with those of earlier calls or the optimizer's part."""
 
 
 class NothingSavedWarning(UserWarning):

@@ -6,7 +6,7 @@ postponed ops, and what those need in turn. Linear in the needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 __all__ = ["after_needs"]
@@ -16,7 +16,7 @@ _Node = TypeVar("_Node", bound=Hashable)
 
 def after_needs(
     wanted: Iterable[_Node], needs: Callable[[_Node], Sequence[_Node]]
-) -> Iterable[_Node]:
+) -> Iterator[_Node]:
     """``wanted`` and all that they need, each once and after what it needs itself; in the order of ``wanted`` otherwise.
 
     Examples
@@ -26,13 +26,11 @@ def after_needs(
     [0, 1, 2, 3]
     """
     done: set[_Node] = set()
-    for node in wanted:
-        stack = [node]
+    for first in wanted:
+        stack = [first]
         while stack:
             node = stack[-1]
-            missing = (
-                [other for other in needs(node) if other not in done] if node not in done else []
-            )
+            missing = () if node in done else [n for n in needs(node) if n not in done]
             if missing:
                 stack.extend(reversed(missing))
                 continue

@@ -176,7 +176,7 @@ class Plan:
         """What plain training takes in the chunks of TensorFlow's BFC allocator: the figure that fractions are of.
 
         Chunks are larger than the buffers in them, by how much is chance: this is the least. A step as it runs may take a few
-        hundredths more, which `allocated`, a promise, counts in. XLA takes one buffer for a whole program.
+        hundredths more. XLA takes one buffer for a whole program.
         """
         if self.chunks is not None:
             return self.chunks[0]
@@ -184,7 +184,7 @@ class Plan:
 
     @property
     def allocated(self) -> int:
-        """What this plan takes in the allocator's chunks, at most."""
+        """What this plan takes in the allocator's chunks, on average; a budget is kept with a share left to chance above it."""
         if self.chunks is not None:
             return self.chunks[1]
         return chunk_bytes(_simulated(self, self.simulation), self.gating)

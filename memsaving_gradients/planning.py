@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -22,7 +21,6 @@ from memsaving_gradients.budgets import (
 from memsaving_gradients.describe import describe, why_nothing
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import (
-    BudgetWarning,
     NothingSavedWarning,
     PlanError,
     PlanningStoppedWarning,
@@ -43,7 +41,7 @@ from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.site import Site, Sought
-from memsaving_gradients.units import format_bytes, format_share
+from memsaving_gradients.units import exact_bytes, format_bytes, format_share
 from memsaving_gradients.unknowns import check_known
 from memsaving_gradients.validity import problem_of
 
@@ -235,10 +233,12 @@ def by_saved_plan(site: Site) -> Outcome:
                 return _applied(site, step, plan, unpacked, before)
             difference = difference or different
     given = [plan.file or plan for plan in plans]
+    one = len(given) == 1
+    wrong = "was made for another graph" if one else "none was made for this graph; of the first"
     raise PlanError(
         "plan",
-        given[0] if len(given) == 1 else given,
-        f"{'was made for another graph' if len(given) == 1 else 'none was made for this graph; of the first'}: {difference}; plan anew, with the options that the plan was made with",
+        given[0] if one else given,
+        f"{wrong}: {difference}; plan anew, with the options that the plan was made with",
     )
 
 
@@ -340,24 +340,11 @@ def _note_ample(graph: tf.Graph, goal: Goal) -> None:
     most = f", {goal.plain_need:,} at most," if goal.plain_need > goal.base else ""
     device = f", what {goal.value} leaves" if isinstance(goal.value, DeviceMemory) else ""
     note = (
-        f"plain training needs {goal.base:,} bytes ({format_bytes(goal.base)}){most} and meets the budget "
+        f"plain training needs {exact_bytes(goal.base)}{most} and meets the budget "
         f"of {goal.budget:,} ({format_bytes(goal.budget)}{device}): gradients are plain, nothing is recomputed"
     )
     if not registry.warned(graph, note):
         warn(note + ".", PlanNote)
-
-
-def warn_together(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> None:
-    """Say that a step does not keep a budget that each of its calls for gradients keeps by itself."""
-    played = site.play_together(grads)
-    need = 0 if played is None else safe_bytes(played, site.gating)
-    if need > budget:
-        warn(
-            f"each call for gradients keeps its budget of {budget:,} bytes ({format_bytes(budget)}) by itself, but with the "
-            f"gradients of earlier calls the step may take {need:,} ({format_bytes(need)}); give smaller budgets, or "
-            "compute these gradients in steps (traced functions) of their own.",
-            BudgetWarning,
-        )
 
 
 def warn_stopped(plan: Plan, why: str) -> None:

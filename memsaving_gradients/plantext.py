@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memsaving_gradients.units import format_bytes, format_share
+from memsaving_gradients.units import exact_bytes, format_bytes, format_share
 
 if TYPE_CHECKING:
     from memsaving_gradients.plan import Plan
@@ -163,8 +163,8 @@ def _below_here(source: str) -> str:
 
 
 def _both(size: int) -> str:
-    """Bytes, exactly and to be read."""
-    return f"{size:,} bytes" + (f" ({format_bytes(size)})" if size >= 1024 else "")
+    """`exact_bytes`, where the two differ."""
+    return exact_bytes(size) if size >= 1024 else f"{size:,} bytes"
 
 
 def _shorten(name: str, width: int) -> str:

@@ -141,7 +141,7 @@ def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int
     Storages whose op must not be copied are kept as well, whether named or not. Backward ops that can be postponed
     run as late as possible, too.
     """
-    border, postponable = graph.first_backward, graph.postponable
+    border = graph.first_backward
     reads, before = graph.losable_reads, graph.postponed_before
     producer = graph.producer.tolist()
     lost = (graph.losable & ~np.isin(graph.storage, list(kept))).tolist()
@@ -151,9 +151,7 @@ def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int
         return [*(producer[v] for v in reads[op] if lost[v]), *before.get(op, ())]
 
     steps = [Step(op) for op in range(border)]
-    # Postponed ops that nobody reads are results; they come last.
-    in_order = [op for op in range(border, graph.length) if op not in postponable]
-    for op in after_needs((*in_order, *sorted(postponable)), needs):
+    for op in after_needs(graph.wanted, needs):
         again = op < border
         copies = again or any(lost[v] for v in reads[op])
         steps.append(

@@ -184,14 +184,20 @@ class TrainingGraph:
         return frozenset(found)
 
     @cached_property
-    def order(self) -> list[int]:
-        """All ops in the order in which a plan runs the originals: as they stand, but postponable ones when they are due.
+    def wanted(self) -> list[int]:
+        """Backward ops as they are asked for, each after what it needs: as they stand, but postponable ones last.
 
-        Postponable ops that nobody reads are results; they come last.
+        Those of these that are due earlier are needed earlier; the others are results.
         """
-        late, before = self.postponable, self.postponed_before
+        late = self.postponable
         in_order = (op for op in range(self.first_backward, self.length) if op not in late)
-        backward = after_needs((*in_order, *sorted(late)), lambda op: before.get(op, ()))
+        return [*in_order, *sorted(late)]
+
+    @cached_property
+    def order(self) -> list[int]:
+        """All ops in the order in which a plan runs the originals: as they stand, but postponable ones when they are due."""
+        before = self.postponed_before
+        backward = after_needs(self.wanted, lambda op: before.get(op, ()))
         return [*range(self.first_backward), *backward]
 
     @cached_property

@@ -134,6 +134,17 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def exact_bytes(size: int) -> str:
+    """Bytes, exactly and to be read.
+
+    Examples
+    --------
+    >>> exact_bytes(3_145_728)
+    '3,145,728 bytes (3.00 MiB)'
+    """
+    return f"{size:,} bytes ({format_bytes(size)})"
+
+
 def format_share(share: float, digits: int = 0) -> str:
     """A share for people, in percent.
 

@@ -1,15 +1,19 @@
-"""What a whole step takes, the optimizer's part included, once its graph is complete.
+"""What a whole step takes, beside the gradients that a budget was planned for.
 
-A budget is planned for when gradients are asked for, before the optimizer's ops exist. Most of these run when their gradient is
+**Several calls for gradients** in one step are planned each by itself; when one is done, the step is played with the
+gradients of the calls before it.
+
+**The optimizer**: a budget is planned for before the optimizer's ops exist. Most of these run when their gradient is
 there, but what needs no gradient runs as soon as the step begins: ``momentum * velocity`` of Keras' SGD, the decay of weights, of
 RMSprop's averages. That takes as much memory as the variables concerned, through the forward pass and most of the backward pass.
-A rewritten graph cannot prevent it; it is said. (Memory that the optimizer takes while it works on one gradient after
-the other is small, and counted here, too.) Costs a capture of the graph, and the plays.
+So a function is played as a whole when its graph is complete.
+
+A rewritten graph can prevent neither; it is said. Costs a capture of the graph, and the plays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
@@ -20,9 +24,23 @@ from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.errors import BudgetWarning
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.plan import Plan
-from memsaving_gradients.units import format_bytes
+from memsaving_gradients.site import Site
+from memsaving_gradients.units import exact_bytes, format_bytes
 
-__all__ = ["check_steps"]
+__all__ = ["check_calls", "check_steps"]
+
+
+def check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> None:
+    """Warn of a step that does not keep a budget that each of its calls for gradients keeps by itself."""
+    played = site.play_together(grads)
+    need = 0 if played is None else safe_bytes(played, site.gating)
+    if need > budget:
+        warn(
+            f"each call for gradients keeps its budget of {exact_bytes(budget)} by itself, but with the "
+            f"gradients of earlier calls the step may take {need:,} ({format_bytes(need)}); give smaller budgets, or "
+            "compute these gradients in steps (traced functions) of their own.",
+            BudgetWarning,
+        )
 
 
 def check_steps(traced: Iterable[tuple[tf.Graph, Plan]]) -> None:
@@ -35,8 +53,8 @@ def check_steps(traced: Iterable[tuple[tf.Graph, Plan]]) -> None:
         need = safe_bytes(played, plan.gating)
         if need > plan.budget:
             warn(
-                f"gradients keep their budget of {plan.budget:,} bytes ({format_bytes(plan.budget)}), but with what the rest of "
+                f"gradients keep their budget of {exact_bytes(plan.budget)}, but with what the rest of "
                 f"the step does, such as the optimizer, it may take {need:,} ({format_bytes(need)}); if that is too much, give a "
-                f"budget that is smaller by the difference.",
+                "budget that is smaller by the difference.",
                 BudgetWarning,
             )

@@ -324,7 +324,8 @@ class _Search:
         def steps(bytes_: float) -> float:
             return math.log(bytes_ / curve.step(0), STEP)
 
-        number = max(0, math.ceil(steps(max(budget, 1))))
+        wanted = steps(max(budget, 1))
+        number = max(0, math.ceil(wanted))
         # Plans up to the first need too much; from the second on they fit, or there is none.
         over, enough = -1, -1
         known: dict[tuple[Action, ...], int] = {}
@@ -337,7 +338,7 @@ class _Search:
                 if actions not in known:
                     self._try(curve.step(number), curve.record(actions))
                     known[actions] = self.trials[-1].peak
-                off = steps(max(budget, 1)) - steps(known[actions])
+                off = wanted - steps(known[actions])
             if off > 0:
                 over = number
                 number += math.ceil(off)

@@ -89,7 +89,7 @@ def checked(mirror: Mapping[int, int]) -> None:
 
 def scheduled(graph: TrainingGraph, counts: Mapping[int, int], chained: frozenset[int]) -> Schedule:
     """Algorithm 2 for these counts, each copy as late as possible."""
-    border, postponable = graph.first_backward, graph.postponable
+    border = graph.first_backward
     producer, losable = graph.producer.tolist(), graph.losable.tolist()
     before, reads = graph.postponed_before, graph.losable_reads
     level = [
@@ -104,9 +104,7 @@ def scheduled(graph: TrainingGraph, counts: Mapping[int, int], chained: frozense
         return [*wanted, *((maker, 0) for maker in before.get(op, ()))]
 
     steps = [Step(op) for op in range(border)]
-    # Postponed ops that nobody reads are results; they come last.
-    in_order = [op for op in range(border, graph.length) if op not in postponable]
-    for op, copy in after_needs(((op, 0) for op in (*in_order, *sorted(postponable))), needs):
+    for op, copy in after_needs(((op, 0) for op in graph.wanted), needs):
         most = copy if op < border else MOST_LEVELS
         copies = tuple(min(most, level[v]) for v in graph.reads[op])
         steps.append(Step(op, copy, copies if copy or any(copies) else ()))
