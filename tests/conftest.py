@@ -18,6 +18,13 @@ from tests.support import arithmetic_rewriting
 
 
 @pytest.fixture
+def graph() -> Iterator[tf.Graph]:
+    """A graph of its own, to be built in."""
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture
 def exact() -> Iterator[None]:
     """Op determinism on, grappler's arithmetic rewriting off, for the duration of one test."""
     from tensorflow.python.util import _pywrap_determinism

@@ -18,12 +18,6 @@ from graph_tools import Bytes, GraphError, GraphToolsError, _tf, capture, tensor
 v1 = tf.compat.v1
 
 
-@pytest.fixture
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
 def types(captured) -> list[str]:
     return [op.type for op in captured.ops]
 

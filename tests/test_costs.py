@@ -13,12 +13,6 @@ from graph_tools import capture, costs
 v1 = tf.compat.v1
 
 
-@pytest.fixture
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
-
-
 def types(found):
     return [op.type for op in found.ops]
 

@@ -7,18 +7,11 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from graph_tools import _tf, capture, edit, optypes
 
 v1 = tf.compat.v1
-
-
-@pytest.fixture
-def graph():
-    with tf.Graph().as_default() as graph:
-        yield graph
 
 
 # What an op is ---------------------------------------------------------------------------------------------------
