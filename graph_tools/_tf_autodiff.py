@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import backprop
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import func_graph, ops
 from tensorflow.python.ops import control_flow_util, gradients_util
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_loops
 
@@ -26,7 +26,9 @@ __all__ = [
     "graphs_of",
     "passes_gradient",
     "replace_differentiate",
+    "replace_tracer",
     "tensors_in",
+    "tracer",
     "vectorized",
 ]
 
@@ -46,6 +48,20 @@ def differentiate() -> Callable[..., Any]:
 def replace_differentiate(function: Callable[..., Any]) -> None:
     """Put ``function`` in the place of `differentiate`."""
     gradients_util._GradientsHelper = function
+
+
+def tracer() -> Callable[..., tf.Graph]:
+    """The function that traces all others: bodies of ``tf.function``, of branches and of loops.
+
+    There is no public way to see a function's graph complete and not yet compiled. Its callers look it up in its module at each
+    call (2.16 to 2.21).
+    """
+    return func_graph.func_graph_from_py_func
+
+
+def replace_tracer(function: Callable[..., tf.Graph]) -> None:
+    """Put ``function`` in the place of `tracer`."""
+    func_graph.func_graph_from_py_func = function
 
 
 def compiled_by_xla() -> bool:

@@ -34,7 +34,8 @@ class AllocationEvent:
     op
         Name of the op that asked for the buffer, as the runtime calls it: the name of the last op where several were fused.
     kind
-        ``"output"``, ``"temp"`` (scratch space) or ``"persist"``; empty where the runtime does not say.
+        ``"output"``, ``"temp"`` (scratch space) or ``"persist"``; empty where the runtime does not say. ``"before"``: the release
+        of a buffer that was allocated before the step.
     requested, chunk
         Bytes asked for, and bytes of the chunk that was given; negative for a release.
     seconds
@@ -61,8 +62,6 @@ def allocation_events(
     run: Callable[[], object], *, device: str = "/host:CPU"
 ) -> tuple[AllocationEvent, ...]:
     """The allocations and releases of one call of ``run``, in order.
-
-    Releases of what was allocated before the call are left out.
 
     Parameters
     ----------
@@ -118,7 +117,7 @@ def alive_at_peak(
     found: list[AllocationEvent] = []
     for event in events:
         if event.requested < 0:
-            alive.pop(event.buffer)
+            alive.pop(event.buffer, None)
             continue
         alive[event.buffer] = event
         bytes_now = event.allocated if chunks else event.running
@@ -170,7 +169,10 @@ def _paired(raw: Sequence[dict[str, Any]]) -> Iterator[AllocationEvent]:
             op, kind, buffer = born.op, born.kind, born.buffer
             requested, chunk = -born.requested, -born.chunk
         else:
-            continue
+            # A buffer from before the step, such as that of a variable which gets a new one.
+            op, kind, buffer = "", "before", count
+            requested, chunk = -event["requested_bytes"], -event["allocation_bytes"]
+            count += 1
         running, allocated = running + requested, allocated + chunk
         noted = AllocationEvent(op, kind, requested, chunk, seconds, buffer, running, allocated)
         if sign > 0:

@@ -15,7 +15,7 @@ one step, six times, up to a tenth less.)
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,11 @@ def allocated_peak(
 
 
 def irregular_peak(
-    orders: Sequence[Buffers], *, before: Sequence[int] = (), steps: int = 10
+    orders: Sequence[Buffers],
+    *,
+    before: Sequence[int] = (),
+    steps: int = 10,
+    replaces: Sequence[npt.NDArray[np.int64]] = (),
 ) -> int:
     """Most bytes in chunks in the worst of several orders, if small buffers come and go irregularly, on average.
 
@@ -88,6 +92,9 @@ def irregular_peak(
         As in `allocated_peak`.
     steps
         How many steps. By how much chunks are larger than what is asked for is the mean of all but the first two, if there are more.
+    replaces
+        For each of the orders, for each buffer, the place in ``before`` of the buffer that it takes the place of when its time is over
+        (the updated value of a variable); -1: of none. Nothing: none does.
 
     Notes
     -----
@@ -111,10 +118,11 @@ def irregular_peak(
     asked, chunks = [], []
     for number in range(steps):
         born, dies, size = orders[number % len(orders)]
+        into = replaces[number % len(orders)] if replaces else None
         peak = peaks[number % len(orders)]
         late = random.integers(0, _LATE + 1, len(dies)) * (size < peak * _SMALL)
         asked.append(max(peak, 1))
-        chunks.append(arena.step(born, dies + late, size, random.random(len(born))))
+        chunks.append(arena.step(born, dies + late, size, random.random(len(born)), into))
     counted = slice(2 if steps > 2 else 0, None)
     return int(max(asked) * sum(chunks[counted]) / sum(asked[counted]))
 
@@ -138,8 +146,15 @@ class _Arena:
         dies: npt.NDArray[np.int64],
         size: npt.NDArray[np.int64],
         rank: npt.NDArray[Any],
+        into: npt.NDArray[np.int64] | None = None,
     ) -> int:
-        """The most bytes in chunks of one step, more than before it; buffers that are born together come by ``rank``."""
+        """The most bytes in chunks of one step, more than before it; buffers that are born together come by ``rank``.
+
+        ``into``: for each buffer, the one from before that is freed instead, and that it is in the place of from then on; or -1.
+        """
+        replaced = (
+            {} if into is None else {k: -1 - i for k, i in enumerate(into.tolist()) if i >= 0}
+        )
         order = np.lexsort((rank, born)).tolist()
         births, deaths, sizes = born.tolist(), dies.tolist(), size.tolist()
         frees: dict[int, list[int]] = {}
@@ -150,11 +165,22 @@ class _Arena:
         for k in order:
             while now < births[k] - 1:
                 now += 1
-                self.free(frees.get(now, ()))
+                self._end(frees.get(now, ()), replaced)
             self.allocate(k, sizes[k])
         for later in sorted(t for t in frees if t > now):
-            self.free(frees[later])
+            self._end(frees[later], replaced)
         return self.peak - base
+
+    def _end(self, keys: Sequence[int], replaced: Mapping[int, int]) -> None:
+        """Free buffers, or those that they replace."""
+        for key in keys:
+            old = replaced.get(key)
+            if old is not None:
+                self.address_of[key], self.address_of[old] = (
+                    self.address_of[old],
+                    self.address_of[key],
+                )
+        self.free(keys)
 
     def allocate(self, key: int, request: int) -> None:
         need = max(_GRAIN, -(-request // _GRAIN) * _GRAIN)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from graph_tools import _tf
 
 __all__ = [
+    "ASSIGNS",
     "CONCATENATIONS",
     "EXPENSIVE",
     "FOLDED_TOGETHER",
@@ -27,6 +28,8 @@ __all__ = [
     "SHAPE_READERS",
     "SIZED_BY_INPUTS",
     "SOURCES",
+    "SPLIT",
+    "UPDATES_IN_PLACE",
     "VIEWS",
     "fold_together",
     "is_clonable",
@@ -41,6 +44,9 @@ VIEWS = frozenset(
     Bitcast""".split()
 )
 
+#: Views of several tensors at once. Grappler makes an Identity of each (``model_pruner.cc``), so that none waits for the others.
+SPLIT = frozenset({"IdentityN"})
+
 #: Ops whose outputs may be such views, too, depending on shapes and constants (:mod:`graph_tools.views`).
 MAY_VIEW = frozenset("Unpack Split SplitV Slice StridedSlice Mul Add AddV2 Sub Div RealDiv".split())
 
@@ -52,6 +58,17 @@ SOURCES = frozenset(
 
 #: Variables that are updated in place, under whoever reads them (TF1 without ``use_resource``).
 REFERENCE_VARIABLES = frozenset({"VariableV2", "Variable", "TemporaryVariable"})
+
+#: Ops that give a variable (their first input) a new buffer, which is that of their last input; the old one is let go …
+ASSIGNS = frozenset({"AssignVariableOp"})
+#: … and ops that change the variable's buffer in place, or a copy of it while somebody still reads what was in it.
+UPDATES_IN_PLACE = frozenset(
+    """AssignAddVariableOp AssignSubVariableOp ResourceApplyAdaMax ResourceApplyAdadelta ResourceApplyAdagrad
+    ResourceApplyAdagradV2 ResourceApplyAdam ResourceApplyAdamWithAmsgrad ResourceApplyCenteredRMSProp ResourceApplyFtrl
+    ResourceApplyFtrlV2 ResourceApplyGradientDescent ResourceApplyKerasMomentum ResourceApplyMomentum
+    ResourceApplyProximalGradientDescent ResourceApplyRMSProp ResourceScatterAdd ResourceScatterSub
+    ResourceScatterUpdate""".split()
+)
 
 #: Ops that give an input's shape, or a part of it.
 SHAPES = frozenset("Shape ShapeN Size Rank".split())

@@ -27,7 +27,7 @@ O(ops + edges) a play, about 10 µs an op; large graphs are played less often.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
@@ -37,10 +37,10 @@ from graph_tools import costs, optypes
 from graph_tools.capture import OpGraph
 from graph_tools.folding import pushed_down
 from graph_tools.liveness import timeline
-from graph_tools.sizes import tensor_bytes
 from graph_tools.views import viewed_input
 from memsaving_gradients.schedule import Simulation
 from memsaving_gradients.training_graph import IntArray
+from memsaving_gradients.variables import Updated, persistent_bytes, updated_variables
 
 __all__ = ["simulate_execution"]
 
@@ -71,7 +71,8 @@ class _Work:
     """The ops as the executor sees them.
 
     For each op: ``before``, those that it waits for; ``reads`` and ``writes``, values; ``there``: whether it runs, or was
-    folded, before the step begins. For each value: ``storage`` and ``size`` as in `TrainingGraph`.
+    folded, before the step begins. For each value: ``storage`` and ``size`` as in `TrainingGraph`. ``variables``: those that
+    are updated. ``persistent``: bytes of what is there before.
     """
 
     before: Sequence[Sequence[int]]
@@ -84,6 +85,8 @@ class _Work:
     cheap: Sequence[bool]
     forwards: Sequence[bool]
     held: Sequence[int]
+    variables: Sequence[Updated]
+    persistent: Mapping[object, int]
 
 
 def simulate_execution(
@@ -116,35 +119,26 @@ def simulate_execution(
         noise = np.exp(spread * np.random.default_rng(seed).standard_normal(many))
         times = (np.array(work.seconds) * noise).tolist()
         order, until = _play(replace(work, seconds=times), slowness)
-        born, dies, size = _lives(work, order, until)
+        born, dies, size, into = _lives(work, order, until)
         lives = (born - begins, dies - begins, size)
         alive = timeline(*lives, many - begins)
-        plays.append(Simulation(alive, int(alive.max(initial=0)), extra_seconds, lives))
+        peak = int(alive.max(initial=0))
+        plays.append(Simulation(alive, peak, extra_seconds, lives, replaces=(into,)))
     worst = max(plays, key=lambda play: play.peak)
-    others = tuple(play.buffers for play in plays if play is not worst)
+    others = [play for play in plays if play is not worst]
+    replaces = tuple(play.replaces[0] for play in (worst, *others))
     worst = replace(
         worst,
-        other_orders=others,
-        persistent=_persistent(ops, batch),
+        other_orders=tuple(play.buffers for play in others),
+        persistent=tuple(work.persistent.values()),
+        replaces=replaces if any((into >= 0).any() for into in replaces) else (),
         margin=CHANCE if many <= LARGE else CHANCE_OF_LARGE,
     )
     return worst, plays[0]
 
 
-def _persistent(ops: OpGraph, batch: int) -> tuple[int, ...]:
-    """Bytes of the variables and fed inputs that a graph reads."""
-    found: dict[object, int] = {}
-    for op in ops.ops:
-        if op.type in optypes.SOURCES and op.type != "Const" and op.outputs:
-            # Reads of one variable are one buffer.
-            owner = op.inputs[0].ref() if op.inputs else op.outputs[0].ref()
-            size = tensor_bytes(op.outputs[0])
-            found[owner] = size.fixed + size.per_example * batch
-    return tuple(size for size in found.values() if size)
-
-
 def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
-    reads = pushed_down(ops)
+    reads = _split(ops, pushed_down(ops))
     storage, source = _storages(ops), ops.source.tolist()
     producer = ops.producer.tolist()
     bounds = [*ops.first_value.tolist(), len(producer)]
@@ -159,19 +153,36 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         there.append(not before[i] and all(source[storage[v]] for v in writes[i]))
         if op.type in optypes.SHAPE_READERS:
             reads[i] = ()
-    sizes = ops.value_bytes(batch).tolist()
+    persistent = persistent_bytes(ops, batch)
+    of_values = [
+        size if storage[v] == v else 0 for v, size in enumerate(ops.value_bytes(batch).tolist())
+    ]
     return _Work(
         before=before,
         reads=reads,
         writes=writes,
         storage=storage,
-        size=[size if storage[v] == v else 0 for v, size in enumerate(sizes)],
+        size=of_values,
         there=there,
         seconds=costs.op_seconds(ops, batch).tolist(),
         cheap=[op.type in CHEAP for op in ops.ops],
         forwards=[op.type in optypes.FORWARDING for op in ops.ops],
         held=held,
+        variables=updated_variables(ops, reads, storage, persistent),
+        persistent=persistent,
     )
+
+
+def _split(ops: OpGraph, reads: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """``reads``, past the views of several tensors at once, which read nothing themselves."""
+    first = ops.first_value.tolist()
+    past: dict[int, int] = {}
+    found = list(reads)
+    for i, op in enumerate(ops.ops):
+        if op.type in optypes.SPLIT:
+            past.update((first[i] + k, past.get(v, v)) for k, v in enumerate(reads[i]))
+            found[i] = ()
+    return [[past.get(v, v) for v in values] for values in found] if past else found
 
 
 def _storages(ops: OpGraph) -> list[int]:
@@ -261,8 +272,10 @@ def _play(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]
     return order, until
 
 
-def _lives(work: _Work, order: list[int], until: list[int]) -> tuple[IntArray, IntArray, IntArray]:
-    """First place, last place and bytes of every buffer."""
+def _lives(
+    work: _Work, order: list[int], until: list[int]
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """First place, last place and bytes of every buffer, and the number of what it then takes the place of, or -1."""
     storage, size = work.storage, work.size
     start = [0] * len(order)
     for place, op in enumerate(order):
@@ -277,6 +290,28 @@ def _lives(work: _Work, order: list[int], until: list[int]) -> tuple[IntArray, I
                 others[root] = end
     for value in work.held:
         dies[storage[value]] = others[storage[value]] = len(order) - 1
+    copies: list[tuple[int, int, int, int]] = []
+    into: dict[int, int] = {}
+    for variable in work.variables:
+        before = -1
+        for op, root in sorted(variable.updates, key=lambda update: start[update[0]]):
+            # What was read since the last update holds the old buffer.
+            read_until = max(
+                (
+                    until[user]
+                    for read, users in variable.reads
+                    if before < start[read] < start[op]
+                    for user in users
+                ),
+                default=-1,
+            )
+            before = start[op]
+            if root < 0 and read_until > start[op]:
+                copies.append((start[op], read_until, variable.size, variable.number))
+            elif root >= 0 and dies[root] >= start[op]:
+                # The variable's from now on, in the place of the old one.
+                holder[root], dies[root] = op, min(dies[root], max(until[op], read_until))
+                into[root] = variable.number
     born = [-1] * len(storage)
     for op in order:
         taken: set[int] = set()
@@ -299,8 +334,6 @@ def _lives(work: _Work, order: list[int], until: list[int]) -> tuple[IntArray, I
                     taken.add(root)
                     break
     made = [value for value, place in enumerate(born) if place >= 0]
-    return (
-        np.array([born[v] for v in made], np.int64),
-        np.array([dies[v] for v in made], np.int64),
-        np.array([size[v] for v in made], np.int64),
-    )
+    lives = [(born[v], dies[v], size[v], into.get(v, -1)) for v in made] + copies
+    found = np.array(lives, np.int64).reshape(-1, 4)
+    return found[:, 0].copy(), found[:, 1].copy(), found[:, 2].copy(), found[:, 3].copy()

@@ -20,7 +20,7 @@ from tensorflow.python.ops import gradients_util
 from graph_tools._tf_autodiff import enclosing_graphs
 from graph_tools.edit import Rewiring
 
-__all__ = ["as_built", "install", "remember"]
+__all__ = ["as_built", "forget", "install", "remember"]
 
 #: A rewiring refers to its graph, so it lives on the graph itself: a table of them, weak or not, would keep it alive.
 _ATTRIBUTE = "_memsaving_gradients_rewirings"
@@ -29,6 +29,12 @@ _ATTRIBUTE = "_memsaving_gradients_rewirings"
 def remember(graph: tf.Graph, rewiring: Rewiring) -> None:
     """Note that ``graph`` was edited by ``rewiring``."""
     setattr(graph, _ATTRIBUTE, [*getattr(graph, _ATTRIBUTE, ()), rewiring])
+
+
+def forget(graph: tf.Graph, rewiring: Rewiring) -> None:
+    """Note that ``rewiring`` was undone for good."""
+    edits = getattr(graph, _ATTRIBUTE, ())
+    setattr(graph, _ATTRIBUTE, [edit for edit in edits if edit is not rewiring])
 
 
 @contextmanager

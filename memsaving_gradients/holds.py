@@ -13,7 +13,7 @@ left as they are, and so is every edge whose ends may be merged (:mod:`memsaving
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 
 import tensorflow as tf
@@ -62,7 +62,9 @@ class Holds:
         rewiring: Rewiring,
         merging: Merging,
         sums: Sums,
+        updates: Mapping[str, Sequence[tf.Operation]],
     ) -> None:
+        self.updates = updates
         self.step, self.graph, self.ops = step, step.graph, step.source
         self.rewiring, self.merging, self.sums = rewiring, merging, sums
         self.written = 0
@@ -87,9 +89,11 @@ class Holds:
             # What goes into a sum is there until it is added.
             op = self.sums.add(entry.op, op) or op
         if lined_up and self._may_trigger(entry, op):
+            # So is a gradient until it has been used, where it is known for what.
+            ends = self.updates.get(self.ops.ops[entry.op].name) or [op]
             # What could not be made to wait takes its place beside those that it should have waited for. Filter gradients
             # are such: until they have run, they hold a recomputed input, which what comes next must not add to.
-            self.last_huge = [op] if held else [*self.last_huge[-MOST_TRIGGERS:], op]
+            self.last_huge = [*ends] if held else [*self.last_huge[-MOST_TRIGGERS:], *ends]
 
     def _hold_in_line(self, position: int, lined_up: bool) -> bool:
         """Let an original wait for the end of the line, and for the last additions of the large sums that it makes an addend of."""

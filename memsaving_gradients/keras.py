@@ -21,7 +21,6 @@ from memsaving_gradients.device import RESERVE, DeviceMemory
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
 from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
-from memsaving_gradients.whole_step import check_steps
 
 __all__ = ["RESERVE", "Checkpoint", "MemorySavingGradients"]
 
@@ -192,9 +191,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
                     patching.scoped(options, eager_is_error=False) as self._check,
                     registry.watching(watch),
                 ):
-                    result = function(iterator)
-                check_steps(watch.traced[known:])
-                return result
+                    return function(iterator)
             finally:
                 model.train_function = plain
                 if self._verbose:

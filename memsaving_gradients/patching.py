@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from graph_tools import _tf_autodiff
 from graph_tools.warn import warn
-from memsaving_gradients import registry
 from memsaving_gradients.errors import (
     EagerExecutionError,
     NothingSavedWarning,
@@ -29,7 +28,6 @@ from memsaving_gradients.options import Options
 from memsaving_gradients.planning import OUTER, warn_nothing_saved
 from memsaving_gradients.saving import is_paused, paused, saving
 from memsaving_gradients.selection import resolve
-from memsaving_gradients.whole_step import check_steps
 
 __all__ = ["ends_in", "patch", "patched", "rewired", "scoped", "unpatch"]
 
@@ -150,10 +148,8 @@ def patched(**options: Any) -> Iterator[None]:
     """
     patch(**options)
     mine = _by_user[-1]
-    watch = registry.Watch()
     try:
-        with registry.watching(watch):
-            yield
+        yield
     except BaseException:
         # The error of the block matters, not what it left unused.
         mine.unused.clear()
@@ -164,7 +160,6 @@ def patched(**options: Any) -> Iterator[None]:
         ended_early = mine not in _by_user
         if not ended_early:
             unpatch()
-    check_steps(watch.traced)
     if not (mine.asked or ended_early):
         warn(
             f"patched({_shown(mine)}): no gradients were asked for inside of the block, which therefore saved nothing; a "

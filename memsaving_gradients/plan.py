@@ -102,6 +102,9 @@ class Plan:
         The simulations behind these figures: bytes alive at every op, lives of all buffers. Not saved in files.
     chunks
         `allocated_plain` and `allocated`, of a plan that was read from a file.
+    whole_step
+        The most bytes in chunks that the step may take with what follows the gradients (the optimizer), and with what they return
+        held to its end. ``None``: no budget, or not known: the function was not traced to its end. Not saved in files.
     assumed_batch
         The batch size that stands in for an unknown dimension, and was told by nobody; ``None``: bytes are known.
     file
@@ -129,6 +132,7 @@ class Plan:
     simulation_plain: Simulation | None = field(default=None, compare=False)
     simulation: Simulation | None = field(default=None, compare=False)
     chunks: tuple[int, int] | None = field(default=None, compare=False)
+    whole_step: int | None = field(default=None, compare=False)
     assumed_batch: int | None = None
     file: str = field(default="", compare=False)
 

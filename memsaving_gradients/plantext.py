@@ -79,6 +79,8 @@ def _limits(plan: Plan) -> list[str]:
 def _budget(plan: Plan, budget: int) -> str:
     left = budget - plan.allocated
     kept = f"{left:,} left" if left >= 0 else f"NOT KEPT, {-left:,} over"
+    if plan.whole_step is not None:
+        kept += f"; the whole step takes at most {plan.whole_step:,}"
     share = budget / max(plan.allocated_plain, 1)
     # Above 1, plain training keeps it, and the share says nothing.
     of_plain = f", {share:.4g} of plain" if share <= 1 else ""

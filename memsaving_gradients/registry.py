@@ -14,27 +14,34 @@ from graph_tools import _tf_autodiff
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.plan import Plan
 
-__all__ = ["Watch", "earlier", "idle", "plans", "record", "returned", "warned", "watching"]
+__all__ = [
+    "Watch",
+    "amend",
+    "earlier",
+    "idle",
+    "operations_since",
+    "plans",
+    "record",
+    "returned",
+    "warned",
+    "watching",
+]
 
 _plans: weakref.WeakKeyDictionary[tf.Graph, list[tuple[int, Plan]]] = weakref.WeakKeyDictionary()
 _warnings: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
 #: By name: tensors would keep their graph alive.
 _returned: weakref.WeakKeyDictionary[tf.Graph, list[tuple[str, bool]]] = weakref.WeakKeyDictionary()
+_built: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
 _idle: weakref.WeakKeyDictionary[tf.Graph, set[int]] = weakref.WeakKeyDictionary()
 _count = 0
 
 
 @dataclass
 class Watch:
-    """What happened while it watched: the plans used, each with its graph, and whether a warning was given."""
+    """What happened while it watched: the plans used, newest last, and whether a warning was given."""
 
-    traced: list[tuple[tf.Graph, Plan]] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
     warned: bool = False
-
-    @property
-    def plans(self) -> list[Plan]:
-        """The plans used, newest last."""
-        return [plan for _, plan in self.traced]
 
 
 # Not a context variable: distribution strategies trace in threads of their own.
@@ -57,17 +64,31 @@ def record(graph: tf.Graph, plan: Plan) -> None:
     _count += 1
     _plans.setdefault(graph, []).append((_count, plan))
     for watch in _watches:
-        watch.traced.append((graph, plan))
+        watch.plans.append(plan)
+
+
+def amend(graph: tf.Graph, plan: Plan) -> None:
+    """Put ``plan`` in the place of the newest one of ``graph``."""
+    count, old = _plans[graph][-1]
+    _plans[graph][-1] = count, plan
+    for watch in _watches:
+        watch.plans = [plan if other is old else other for other in watch.plans]
 
 
 def returned(graph: tf.Graph, grads: Sequence[tf.Tensor], held: bool) -> None:
     """Note that ``grads`` were built in ``graph`` and given to the user; ``held``: to live until the end of the step."""
     _returned.setdefault(graph, []).extend((tensor.name, held) for tensor in grads)
+    _built[graph] = len(graph.get_operations())
 
 
 def earlier(graph: tf.Graph) -> list[tuple[tf.Tensor, bool]]:
     """The gradients built in ``graph`` so far, each with whether it lives until the end of the step."""
     return [(graph.get_tensor_by_name(name), held) for name, held in _returned.get(graph, ())]
+
+
+def operations_since(graph: tf.Graph) -> list[tf.Operation]:
+    """The ops created in ``graph`` after the newest gradients."""
+    return list(graph.get_operations()[_built.get(graph, 0) :])
 
 
 def idle(graph: tf.Graph) -> set[int]:

@@ -25,6 +25,7 @@ Cost: one op creation for each clone, about 0.1 ms. No knowledge of budgets or o
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,8 @@ class Rewrite:
     ----------
     rewiring
         The edges that were re-pointed.
+    built
+        The ops that were made.
     clones
         The clones, by the position of their original and their number.
     replaced
@@ -61,6 +64,7 @@ class Rewrite:
     """
 
     rewiring: edit.Rewiring = field(default_factory=edit.Rewiring)
+    built: list[tf.Operation] = field(default_factory=list)
     clones: dict[tuple[int, int], tf.Operation] = field(default_factory=dict)
     replaced: dict[object, tf.Tensor] = field(default_factory=dict)
     readers_of: dict[tf.Operation, list[tf.Operation]] = field(default_factory=dict)
@@ -72,6 +76,7 @@ def rewrite(
     simulation: Simulation,
     *,
     data_gates: bool,
+    updates: Mapping[str, Sequence[tf.Operation]] | None = None,
 ) -> Rewrite:
     """Rewire the graph behind ``step`` so that it follows ``schedule``.
 
@@ -85,9 +90,13 @@ def rewrite(
         Bytes alive over the schedule: what is small beside the peak need not be on time.
     data_gates
         Gate by data edges (XLA) instead of control edges.
+    updates
+        By name of a gradient's op, the ops that end what is done with the gradient, where these are built already.
     """
-    writer = _Writer(step, schedule, simulation, data_gates)
-    with _tf.outside_scopes(step.source.ops[0].graph), _tf.unrecorded():
+    writer = _Writer(step, schedule, simulation, data_gates, updates or {})
+    graph = step.source.ops[0].graph
+    known = len(graph.get_operations())
+    with _tf.outside_scopes(graph), _tf.unrecorded():
         for entry in schedule.steps:
             if writer.barriers is not None and entry.op >= step.graph.first_backward:
                 writer.barriers.pass_backward(entry.op)
@@ -100,6 +109,7 @@ def rewrite(
             if writer.holds is not None:
                 writer.holds.place(entry, writer.op_of(entry))
         writer.finish()
+    writer.result.built += graph.get_operations()[known:]
     return writer.result
 
 
@@ -112,7 +122,12 @@ class _Writer:
     """
 
     def __init__(
-        self, step: CapturedStep, schedule: Schedule, simulation: Simulation, data_gates: bool
+        self,
+        step: CapturedStep,
+        schedule: Schedule,
+        simulation: Simulation,
+        data_gates: bool,
+        updates: Mapping[str, Sequence[tf.Operation]],
     ) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source
         self.result = Rewrite()
@@ -124,7 +139,9 @@ class _Writer:
         if data_gates:
             self.barriers = Barriers(step, simulation.peak, self.result.rewiring)
         else:
-            self.holds = Holds(step, simulation, self.result.rewiring, self.merging, self.sums)
+            self.holds = Holds(
+                step, simulation, self.result.rewiring, self.merging, self.sums, updates
+            )
         self.window: list[int] = []
         self.runs = Runs(step.graph, self.merging, simulation.peak)
         self.gate: Any = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -57,27 +56,11 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     mode, kept = _chosen(graph, first_backward, ends, starts, options)
     with paused():
         grads = differentiate()
-    with _uncollected():
-        flat = save_memory(
-            graph, first_backward, ends, starts, tf.nest.flatten(grads), mode, kept, options
-        )
+    flat = save_memory(
+        graph, first_backward, ends, starts, tf.nest.flatten(grads), mode, kept, options
+    )
     registry.returned(graph, components(flat, graph), options.hold_gradients)
     return tf.nest.pack_sequence_as(grads, flat)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No cyclic garbage collection inside.
-
-    Planning makes millions of small objects that live to its end; looking for cycles among them took half of its time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _chosen(

@@ -93,6 +93,8 @@ class Simulation:
         Buffers for other orders that the ops may run in.
     persistent
         Bytes of variables and fed inputs, which are there before the step: they decide what holes buffers fall into.
+    replaces
+        For these buffers and those of other orders, which of the persistent ones each takes the place of (-1: of none).
     margin
         Share of its chunks by which a step may need more, for chance.
     """
@@ -104,6 +106,7 @@ class Simulation:
     owner: list[int] = field(default_factory=list)
     other_orders: tuple[Buffers, ...] = ()
     persistent: tuple[int, ...] = ()
+    replaces: tuple[npt.NDArray[np.int64], ...] = ()
     margin: float = 0.0
 
     @cached_property
@@ -122,7 +125,7 @@ class Simulation:
             return allocated_peak(*self.buffers)
         orders = (self.buffers, *self.other_orders)
         steps = min(max(ALLOCATED // max(len(self.buffers[0]), 1), FEWEST_STEPS), MOST_STEPS)
-        return irregular_peak(orders, before=self.persistent, steps=steps)
+        return irregular_peak(orders, before=self.persistent, steps=steps, replaces=self.replaces)
 
 
 def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:

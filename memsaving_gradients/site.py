@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from graph_tools import _tf
 from graph_tools.capture import capture
-from memsaving_gradients import registry
+from memsaving_gradients import guard, registry
 from memsaving_gradients.budgets import Goal, Search
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.options import Options
@@ -169,9 +169,10 @@ class Site:
         return "" if search is None else search.stopped
 
     def take_back(self, result: Rewrite) -> None:
-        """Undo a rewrite."""
+        """Undo a rewrite, for good."""
         result.rewiring.undo()
-        self._forget(len(self.operations))
+        guard.forget(self.graph, result.rewiring)
+        registry.idle(self.graph).update(map(_tf.creation_index, result.built))
 
     def abandon(self) -> None:
         """Leave the graph as it was: what was built for these gradients stands there, and nobody reads it."""

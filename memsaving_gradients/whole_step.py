@@ -1,37 +1,161 @@
 """What a whole step takes, beside the gradients that a budget was planned for.
 
 **Several calls for gradients** in one step are planned each by itself; when one is done, the step is played with the
-gradients of the calls before it.
+gradients of the calls before it, and it is said if they do not keep the budget together.
 
-**The optimizer**: a budget is planned for before the optimizer's ops exist. Most of these run when their gradient is
-there, but what needs no gradient runs as soon as the step begins: ``momentum * velocity`` of Keras' SGD, the decay of weights, of
-RMSprop's averages. That takes as much memory as the variables concerned, through the forward pass and most of the backward pass.
-So a function is played as a whole when its graph is complete.
+**The optimizer**: a budget is planned for before the optimizer's ops exist. When TensorFlow has traced a function to its end, those
+that need no gradient are told to wait for one (:mod:`~memsaving_gradients.updates`), and the step is played as a whole. If
+that breaks the budget, a plan for less is followed; if none helps, it is said.
 
-A rewritten graph can prevent neither; it is said. Costs a capture of the graph, and the plays.
+The end of a trace is seen by wrapping the one function of TensorFlow that traces all others, once, when the package is
+imported; traces without gradients of ours are none of its business. Costs a capture of the graph and the plays for each plan with a
+budget, about as much as an attempt at a plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import networkx as nx
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff
+from graph_tools import _tf, _tf_autodiff
 from graph_tools.capture import capture
+from graph_tools.edit import Rewiring
+from graph_tools.errors import GraphError
 from graph_tools.warn import warn
+from memsaving_gradients import guard, registry
 from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.errors import BudgetWarning
 from memsaving_gradients.execution import simulate_execution
-from memsaving_gradients.plan import Plan
+from memsaving_gradients.following import Followed, Following
+from memsaving_gradients.schedule import Simulation
 from memsaving_gradients.site import Site
 from memsaving_gradients.units import exact_bytes, format_bytes
+from memsaving_gradients.updates import Updates
 
-__all__ = ["check_calls", "check_steps"]
+__all__ = ["install", "note"]
 
 
-def check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> None:
-    """Warn of a step that does not keep a budget that each of its calls for gradients keeps by itself."""
+@dataclass(frozen=True, eq=False)
+class _Built:
+    """Gradients that were built, what they follow, the tensors that the user got, and whether there was a warning."""
+
+    following: Following
+    followed: Followed
+    grads: Sequence[tf.Tensor]
+    said: bool
+
+
+@dataclass(eq=False)
+class _Trace:
+    """The gradients that were built while a function, and what it calls, was traced."""
+
+    built: list[_Built] = field(default_factory=list)
+
+
+#: Innermost last. Functions are traced in several threads at a time: graphs tell whose gradients are whose.
+_traces: list[_Trace] = []
+
+
+def install() -> None:
+    """Wrap the function by which TensorFlow traces functions; does nothing the second time."""
+    inner = _tf_autodiff.tracer()
+    if getattr(inner, "_memsaving_whole_step", False):
+        return
+
+    @functools.wraps(inner)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        mine = _Trace()
+        _traces.append(mine)
+        try:
+            graph = inner(*args, **kwargs)
+        finally:
+            _traces.remove(mine)
+        built = [entry for entry in mine.built if entry.following.site.graph is graph]
+        if built:
+            _finish(graph, built)
+        return graph
+
+    traced._memsaving_whole_step = True  # type: ignore[attr-defined]
+    _tf_autodiff.replace_tracer(traced)
+
+
+def note(following: Following, followed: Followed, grads: Sequence[tf.Tensor]) -> None:
+    """Note gradients that were built, and that the user gets as ``grads``; warn if they break the budget with those before."""
+    budget = followed.outcome.plan.budget
+    said = budget is not None and _check_calls(following.site, budget, grads)
+    for trace in _traces:
+        trace.built.append(_Built(following, followed, grads, said))
+
+
+def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
+    """Order the rest of a step, which was just traced to its end, and let its gradients leave room for it."""
+    following, followed = built[-1].following, built[-1].followed
+    if following.site.data_gates:
+        # XLA orders a step as it sees fit.
+        return
+    need_of = _Needs(graph, following.site.options.batch)
+    try:
+        updates = Updates(
+            registry.operations_since(graph), {t.op for t, _ in registry.earlier(graph)}
+        )
+        updates.defer()
+        budget = followed.outcome.plan.budget
+        if budget is None:
+            return
+        need = need_of(followed)
+    except (GraphError, nx.NetworkXUnfeasible):
+        # Something besides the gradients that cannot be captured, such as a loop of TF1.
+        return
+    plan = followed.outcome.plan
+    if need > budget and len(built) == 1:
+        followed = following.lower(followed, need_of, _ends(built[0], updates))
+        need = need_of(followed)
+        plan = followed.outcome.plan
+        if need <= budget:
+            plan = followed.outcome.as_it_runs(need_of.played[followed]).plan
+    registry.amend(graph, replace(plan, whole_step=need))
+    if need > budget and not any(entry.said for entry in built):
+        warn(
+            f"gradients keep their budget of {exact_bytes(budget)}, but with what the rest of "
+            f"the step does, such as the optimizer, it may take {need:,} ({format_bytes(need)}), and no plan for less was found "
+            "with which it does not; if that is too much, take a smaller batch.",
+            BudgetWarning,
+        )
+
+
+def _ends(built: _Built, updates: Updates) -> dict[str, list[tf.Operation]]:
+    """By name of a gradient's op, as it was built, what ends the use of the gradient."""
+    site, rewiring = built.following.site, Rewiring()
+    updates.split(rewiring)
+    guard.remember(site.graph, rewiring)
+    ends = updates.ends(_tf.creation_index(site.operations[site.first_backward]))
+    pairs = zip(site.grads, built.grads, strict=True)
+    return {grad.op.name: ends[given.op] for grad, given in pairs if given.op in ends}
+
+
+class _Needs:
+    """The bytes of a budget that a whole step needs, by what its gradients follow; each is played once."""
+
+    def __init__(self, graph: tf.Graph, batch: int) -> None:
+        self.graph, self.batch = graph, batch
+        self.played: dict[Followed, Simulation] = {}
+
+    def __call__(self, followed: Followed) -> int:
+        if followed not in self.played:
+            ops = capture(_tf_autodiff.ends_of(self.graph))
+            held = [ops.value(tensor) for tensor in self.graph.outputs]
+            played, _ = simulate_execution(ops, batch=self.batch, held=held)
+            self.played[followed] = played
+        return safe_bytes(self.played[followed], followed.outcome.plan.gating)
+
+
+def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> bool:
+    """Warn of a step that does not keep a budget that each of its calls for gradients keeps by itself; whether that is so."""
     played = site.play_together(grads)
     need = 0 if played is None else safe_bytes(played, site.gating)
     if need > budget:
@@ -41,20 +165,4 @@ def check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> None:
             "compute these gradients in steps (traced functions) of their own.",
             BudgetWarning,
         )
-
-
-def check_steps(traced: Iterable[tuple[tf.Graph, Plan]]) -> None:
-    """Warn of functions that take more, as a whole, than the budgets that their gradients keep."""
-    for graph, plan in dict(traced).items():
-        ends = _tf_autodiff.ends_of(graph)
-        if plan.budget is None or plan.gating == "data" or plan.fingerprint is None or not ends:
-            continue
-        played, _ = simulate_execution(capture(ends), batch=plan.fingerprint.batch)
-        need = safe_bytes(played, plan.gating)
-        if need > plan.budget:
-            warn(
-                f"gradients keep their budget of {exact_bytes(plan.budget)}, but with what the rest of "
-                f"the step does, such as the optimizer, it may take {need:,} ({format_bytes(need)}); if that is too much, give a "
-                "budget that is smaller by the difference.",
-                BudgetWarning,
-            )
+    return need > budget

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import memsaving_gradients as ms
 from graph_tools.measure import in_fresh_process, measure_peak
-from memsaving_gradients import engine
+from memsaving_gradients import following
 from memsaving_gradients.budgets import Found
 from memsaving_gradients.describe import describe
 from memsaving_gradients.merging import Merging
@@ -42,14 +42,14 @@ class Scheduled:
         self.seen = []
 
     def __enter__(self) -> Scheduled:
-        self.planned = engine._planned
-        engine._planned = self._planned
+        self.planned = following.by_mode
+        following.by_mode = self._by_mode
         return self
 
     def __exit__(self, *_: object) -> None:
-        engine._planned = self.planned
+        following.by_mode = self.planned
 
-    def _planned(self, site, mode, share, below=None):
+    def _by_mode(self, site, mode):
         step = site.capture()
         schedule = self.make(step)
         check_schedule(step.graph, schedule)

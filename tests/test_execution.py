@@ -11,7 +11,7 @@ from graph_tools import capture
 from graph_tools.folding import pushed_down
 from graph_tools.measure import in_fresh_process
 from graph_tools.views import viewed_input
-from memsaving_gradients import engine, execution
+from memsaving_gradients import execution, following
 from memsaving_gradients.execution import simulate_execution
 from tests.support import normalized_network
 
@@ -189,14 +189,14 @@ def test_a_plan_tells_what_the_rewritten_graph_will_take():
 def test_where_buffers_are_large_a_step_runs_as_planned(monkeypatch):
     """A buffer is a quarter of the peak; what could run early, and hold one more, waits for its turn all the same."""
     peaks = []
-    rewritten = engine._rewritten
+    rewritten = following.Following._rewritten
 
-    def spy(site, outcome):
-        result = rewritten(site, outcome)
-        peaks.append((outcome.proposal.peak, result[0].plan.peak))
-        return result
+    def spy(self, outcome):
+        followed = rewritten(self, outcome)
+        peaks.append((outcome.proposal.peak, followed.outcome.plan.peak))
+        return followed
 
-    monkeypatch.setattr(engine, "_rewritten", spy)
+    monkeypatch.setattr(following.Following, "_rewritten", spy)
     # A thread that is four times slower than the other may still be at the loss when the backward pass is far on.
     monkeypatch.setattr(execution, "PLAYS", execution.PLAYS[:1])
     with tf.Graph().as_default():

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from graph_tools import _tf, capture
 from graph_tools.edit import CLONE_SUFFIX
-from memsaving_gradients import engine
+from memsaving_gradients import following
 from memsaving_gradients.planners import Limits, named
 from memsaving_gradients.planners.proposal import propose
 from memsaving_gradients.schedule import simulate
@@ -75,14 +75,14 @@ class _Spy:
         self.seen: list[tuple[object, object]] = []
 
     def __enter__(self) -> _Spy:
-        self.rewrite, self.plan = engine.rewrite, named.plan
-        engine.rewrite = self._rewrite
+        self.rewrite, self.plan = following.rewrite, named.plan
+        following.rewrite = self._rewrite
         if self.kept is not None:
             named.plan = self._plan
         return self
 
     def __exit__(self, *_: object) -> None:
-        engine.rewrite, named.plan = self.rewrite, self.plan
+        following.rewrite, named.plan = self.rewrite, self.plan
 
     def _rewrite(self, step, schedule, simulation, **kwargs):
         self.seen.append((step, schedule))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,15 +25,41 @@ def model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
     return found
 
 
-def fit(optimizer: keras.optimizers.Optimizer, budget: float | str) -> None:
+OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "momentum": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
+    "AdamW": lambda: keras.optimizers.AdamW(1e-3),
+    "Adam": lambda: keras.optimizers.Adam(1e-3),
+    "RMSprop": lambda: keras.optimizers.RMSprop(1e-3, momentum=0.9, centered=True),
+    "clipped": lambda: keras.optimizers.SGD(1e-3, momentum=0.9, global_clipnorm=1.0),
+    "Lamb": lambda: keras.optimizers.Lamb(1e-3),
+}
+
+
+def fit(optimizer: keras.optimizers.Optimizer, budget: float | str) -> Any:
     x = np.zeros([256, WIDTH], "f")
     saving = ms.keras.MemorySavingGradients(budget=budget, planner=greedy, batch_size=256)
     model(optimizer).fit(x, x, batch_size=256, verbose=0, callbacks=[saving])
+    return saving
 
 
-def test_momentum_that_is_multiplied_before_there_are_gradients_is_counted() -> None:
+@pytest.mark.parametrize("name", ["momentum", "AdamW", "Adam", "RMSprop", "clipped", "Lamb"])
+def test_gradients_leave_room_for_the_optimizer(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        (plan,) = fit(OPTIMIZERS[name](), 0.6).plans
+    assert plan.whole_step is not None
+    assert plan.budget is not None
+    assert plan.allocated <= plan.whole_step <= plan.budget
+    assert f"the whole step takes at most {plan.whole_step:,}" in str(plan)
+
+
+def test_what_an_optimizer_takes_more_than_any_plan_leaves_is_said() -> None:
+    with pytest.raises(ms.errors.BudgetError) as caught:
+        fit(keras.optimizers.RMSprop(1e-3), 0.01)
     with pytest.warns(BudgetWarning, match="the rest of the step"):
-        fit(keras.optimizers.SGD(1e-3, momentum=0.9), 0.6)
+        (plan,) = fit(keras.optimizers.RMSprop(1e-3), caught.value.least).plans
+    assert plan.whole_step is not None
+    assert plan.whole_step > caught.value.least >= plan.allocated
 
 
 @pytest.mark.parametrize("budget", [0.6, "16 MB"])

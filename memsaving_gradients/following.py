@@ -1,0 +1,248 @@
+"""From plan to plan, until one keeps its budget as it runs.
+
+How the executor runs a step is known when the step is rewritten. Where that breaks the promise, the rewrite is taken back, and a plan
+is made for less; at last the plan of least memory. The same once more for the step as a whole, when the function is traced to its end
+(:mod:`~memsaving_gradients.whole_step`). An attempt costs a plan, a rewrite and the plays of the graph.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import tensorflow as tf
+
+from memsaving_gradients import guard
+from memsaving_gradients.budgets import MANY_OPS, too_small
+from memsaving_gradients.errors import BudgetError, PlanError
+from memsaving_gradients.planning import LIMITED, Outcome, by_limits, by_mode, by_saved_plan
+from memsaving_gradients.progress import showing
+from memsaving_gradients.rewrite import Rewrite, rewrite
+from memsaving_gradients.site import Site
+
+__all__ = ["Followed", "Following"]
+
+#: Plans that are rewritten and played until one keeps the budget, and the most that the next one gets of what this one had.
+MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
+#: Where an attempt takes seconds (`MANY_OPS`), there are fewer, and the first one leaves room for what the executor adds.
+FEW_ATTEMPTS, FIRST_SHARE = 5, 0.96
+
+
+@dataclass(frozen=True, eq=False)
+class Followed:
+    """A plan that a graph follows.
+
+    Attributes
+    ----------
+    outcome
+        The plan, described by what the executor will make of it.
+    result
+        The rewrite; ``None``: gradients are plain.
+    planned
+        The bytes of a budget that it was thought to need before it was rewritten.
+    """
+
+    outcome: Outcome
+    result: Rewrite | None
+    planned: int
+
+    def keeps(self, need: int) -> bool:
+        """Whether ``need`` is within the budget."""
+        budget = self.outcome.plan.budget
+        return budget is None or need <= budget
+
+
+#: What a step needs that follows a plan, in bytes of a budget.
+Need = Callable[[Followed], int]
+
+
+class Following:
+    """One gradient computation on its way from plan to plan.
+
+    Attributes
+    ----------
+    site
+        The gradient computation.
+    mode
+        What a plan will be called, see `memsaving_gradients.engine.save_memory`.
+    """
+
+    def __init__(self, site: Site, mode: str) -> None:
+        self.site, self.mode = site, mode
+        self._large = len(site.operations) > MANY_OPS
+        self._updates: Mapping[str, Sequence[tf.Operation]] = {}
+        self._share = FIRST_SHARE if self._large else 1.0
+        self._below: int | None = None
+        self._broke = 0
+
+    def follow(self) -> Followed | None:
+        """Follow a plan with which the gradients keep the budget; ``None``: nothing can be saved.
+
+        Raises
+        ------
+        BudgetError
+            If there is none; the graph is left as it was.
+        """
+        try:
+            with _uncollected(), showing(self.site.options.progress) as self.site.progress:
+                return self._follow()
+        except BaseException:
+            self.site.abandon()
+            raise
+
+    def _follow(self) -> Followed | None:
+        most = FEW_ATTEMPTS if self._large else MOST_ATTEMPTS
+        found, ended = self._search(most if self.mode == "budget" else 1, _alone)
+        if ended:
+            return found
+        found = self._next(0.0)
+        goal = self.site.goal
+        if found is None or goal is None or found.outcome.need <= goal.budget:
+            return found
+        self._take_back(found)
+        raise too_small(goal, min(found.outcome.need, goal.plain_need), self.site.stopped)
+
+    def lower(
+        self, found: Followed, need_of: Need, updates: Mapping[str, Sequence[tf.Operation]]
+    ) -> Followed:
+        """Follow a plan with which ``need_of`` keeps the budget, in the place of ``found``, with which it does not.
+
+        The first is ``found`` itself, with a place in the order for ``updates``: by name of a gradient's op, the ops that
+        end what is done with the gradient. Where no plan keeps the budget, it is the last one as well.
+        """
+        result, goal, sought = found.result, self.site.goal, self.site.sought
+        if result is None or result.readers_of:
+            return found
+        with _uncollected(), showing(self.site.options.progress) as self.site.progress:
+            self._take_back(found)
+            self._updates = updates
+            lower = self._again(found)
+            if not lower.keeps(need_of(lower)) and goal and sought and sought.search:
+                self._share = min(1.0, found.planned / goal.budget)
+                self._give_up(lower, need_of(lower), 0)
+                lower = self._lower(need_of) or self._again(found)
+        assert lower.result is not None
+        guard.remember(self.site.graph, lower.result.rewiring)
+        return lower
+
+    def _again(self, found: Followed) -> Followed:
+        """The graph made to follow a plan once more."""
+        return replace(found, result=self._rewritten(found.outcome).result)
+
+    def _lower(self, need_of: Need) -> Followed | None:
+        try:
+            lower, ended = self._search(FEW_ATTEMPTS, need_of)
+            if ended:
+                return lower
+            lower = self._next(0.0)
+        except BudgetError:
+            # Interrupted: there will be no other plan.
+            return None
+        if lower is not None and not lower.keeps(need_of(lower)):
+            self._take_back(lower)
+            return None
+        return lower
+
+    def _search(self, attempts: int, need_of: Need) -> tuple[Followed | None, bool]:
+        """A plan that keeps the budget; and whether the search is over, with this one, with plain gradients or with nothing."""
+        for attempt in range(attempts):
+            try:
+                found = self._next(self._share, self._below)
+            except BudgetError as error:
+                if self.site.stopped == "interrupted":
+                    # Plans that broke the budget as they ran are no smaller than it.
+                    raise self._no_smaller(error) from None
+                return None, False
+            if found is None or found.result is None:
+                return found, True
+            need = need_of(found)
+            if found.keeps(need):
+                return found, True
+            if self.mode == "saved":
+                self._take_back(found)
+                raise _no_longer_kept(found.outcome)
+            self._give_up(found, need, attempt)
+            # Holes between chunks are chance, and the next plan may have fewer; what the rest of a step takes is not.
+            if need_of is _alone and not self._large:
+                self._below = found.planned
+        return None, False
+
+    def _give_up(self, found: Followed, need: int, attempt: int) -> None:
+        """Take a plan back, and ask for less from now on."""
+        self._take_back(found)
+        self._broke = min(self._broke or need, need)
+        # What the executor adds to one plan it adds to the next, about. Holes between chunks need not shrink with the
+        # plan: each step down is a larger one.
+        share = min(found.planned / need, self._share * MOST_SHARE)
+        self._share = share * MOST_SHARE**attempt
+        self._below = None
+
+    def _next(self, share: float, below: int | None = None) -> Followed | None:
+        """Plan and rewrite."""
+        if self.mode == "saved":
+            outcome: Outcome | None = by_saved_plan(self.site)
+        elif self.mode in LIMITED:
+            outcome = by_limits(self.site, self.mode, share, below)
+        else:
+            outcome = by_mode(self.site, self.mode)
+        if outcome is None:
+            return None
+        return Followed(outcome, None, outcome.need) if outcome.plain else self._rewritten(outcome)
+
+    def _rewritten(self, outcome: Outcome) -> Followed:
+        """The graph made to follow a plan, and the plan described by what the executor will make of it."""
+        proposal, gates = outcome.proposal, self.site.data_gates
+        planned = outcome.need
+        result = rewrite(
+            outcome.step,
+            proposal.schedule,
+            proposal.simulation,
+            data_gates=gates,
+            updates=self._updates,
+        )
+        if not gates:
+            outcome = outcome.as_it_runs(self.site.play_rewritten(result, proposal.extra_seconds))
+        return Followed(outcome, result, planned)
+
+    def _take_back(self, found: Followed) -> None:
+        assert found.result is not None
+        self.site.take_back(found.result)
+
+    def _no_smaller(self, error: BudgetError) -> BudgetError:
+        """``error``, but naming no budget below the least that a plan needed as it ran (0: none did run)."""
+        goal = self.site.goal
+        if goal is None or error.least >= self._broke:
+            return error
+        return too_small(goal, min(self._broke, goal.plain_need), self.site.stopped)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No cyclic garbage collection inside.
+
+    Planning makes millions of small objects that live to its end; looking for cycles among them took half of its time.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _alone(found: Followed) -> int:
+    """What the gradients need by themselves."""
+    return found.outcome.need
+
+
+def _no_longer_kept(outcome: Outcome) -> PlanError:
+    given = outcome.given or outcome.plan
+    return PlanError(
+        "plan",
+        given.file or given,
+        f"would need {outcome.need:,} bytes here, more than its budget of {given.budget:,}: hold_gradients, xla or the "
+        "device are others than it was made for; plan anew with budget=",
+    )

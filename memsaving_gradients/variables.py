@@ -1,0 +1,103 @@
+"""Variables as an executed step sees them: buffers from before, which updates replace or copy.
+
+An assignment makes the buffer of its value the variable's, and the old one is let go. An update in place
+(``assign_add``, the kernels of TF1's optimizers) copies the variable's buffer first if somebody still uses what was read from it, such as
+the gradient with respect to a layer's input, which needs the weights. Either way the variable has moved to where the step had its
+transient buffers, and leaves a hole where it was. (``training_ops.cc``, ``resource_variable_ops.cc``, TensorFlow 2.16 to 2.21.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from graph_tools import optypes
+from graph_tools.capture import OpGraph
+from graph_tools.sizes import tensor_bytes
+
+__all__ = ["Updated", "persistent_bytes", "updated_variables"]
+
+
+@dataclass(frozen=True, eq=False)
+class Updated:
+    """A variable that a step updates.
+
+    Attributes
+    ----------
+    updates
+        The ops that do, each with the storage that it gives to the variable; -1: it works in place.
+    reads
+        The ops that read the variable, each with the ops that use what was read, which is the variable's buffer itself.
+    number
+        The variable's place among what is persistent; -1: it is not known.
+    size
+        Its bytes.
+    """
+
+    updates: Sequence[tuple[int, int]]
+    reads: Sequence[tuple[int, Sequence[int]]]
+    number: int
+    size: int
+
+
+def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
+    """Bytes of the variables and fed inputs that a graph reads, by a tensor that stands for them."""
+    found: dict[object, int] = {}
+    for op in ops.ops:
+        if op.type in optypes.SOURCES and op.type != "Const" and op.outputs:
+            # Reads of one variable are one buffer.
+            owner = op.inputs[0].ref() if op.inputs else op.outputs[0].ref()
+            size = tensor_bytes(op.outputs[0])
+            found[owner] = size.fixed + size.per_example * batch
+    return {owner: size for owner, size in found.items() if size}
+
+
+def updated_variables(
+    ops: OpGraph,
+    reads: Sequence[Sequence[int]],
+    storage: Sequence[int],
+    persistent: Mapping[object, int],
+) -> list[Updated]:
+    """The variables that a graph updates.
+
+    Parameters
+    ----------
+    ops
+        The graph of a step.
+    reads, storage
+        What each op reads, and whose buffer each value uses, as the executor sees it.
+    persistent
+        What `persistent_bytes` gives.
+    """
+    updates: dict[int, list[tuple[int, int]]] = {}
+    for i, op in enumerate(ops.ops):
+        if op.type in optypes.ASSIGNS:
+            updates.setdefault(ops.inputs[i][0], []).append((i, storage[ops.inputs[i][-1]]))
+        elif op.type in optypes.UPDATES_IN_PLACE:
+            updates.setdefault(ops.inputs[i][0], []).append((i, -1))
+    if not updates:
+        return []
+    first = ops.first_value.tolist()
+    users: dict[int, list[int]] = {}
+    of_variable: dict[int, list[int]] = {handle: [] for handle in updates}
+    for i, op in enumerate(ops.ops):
+        if op.type == "ReadVariableOp" and ops.inputs[i][0] in of_variable:
+            of_variable[ops.inputs[i][0]].append(i)
+            users[first[i]] = []
+    for i, values in enumerate(reads):
+        for value in values:
+            if storage[value] in users:
+                users[storage[value]].append(i)
+    numbers = {owner: k for k, owner in enumerate(persistent)}
+    found = []
+    for handle, readers in of_variable.items():
+        owner = ops.tensor(handle).ref()
+        found.append(
+            Updated(
+                updates[handle],
+                [(i, users[first[i]]) for i in readers],
+                numbers.get(owner, -1),
+                persistent.get(owner, 0),
+            )
+        )
+    return found

@@ -1,0 +1,194 @@
+"""The rest of a step waits for gradients, and they for it: nothing changes but when things run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import networkx as nx
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+from graph_tools import _tf
+from graph_tools.edit import Rewiring
+from memsaving_gradients.updates import Updates
+from tests.greedy import greedy
+from tests.test_whole_step import OPTIMIZERS
+
+WIDTH, LAYERS, ROWS = 48, 10, 96
+
+
+class Momentum:
+    """A step of momentum written by hand, traced up to its end."""
+
+    def __init__(
+        self, more: Callable[[tf.Tensor, list[tf.Tensor]], Any] = lambda x, grads: []
+    ) -> None:
+        self.weights = [tf.Variable(tf.ones([64, 64])) for _ in range(3)]
+        self.slots = [tf.Variable(tf.zeros([64, 64])) for _ in range(3)]
+
+        @tf.function(autograph=False)
+        def step(x: tf.Tensor) -> Any:
+            y = x
+            for weight in self.weights:
+                y = tf.tanh(y @ weight)
+            grads = tf.gradients(y, self.weights)
+            self.known = len(grads[0].graph.get_operations())
+            self.grads = grads
+            kept = more(y, grads)
+            for weight, slot, grad in zip(self.weights, self.slots, grads, strict=True):
+                with tf.name_scope("decayed"):
+                    decayed = 0.9 * slot
+                slot.assign(decayed + grad)
+                weight.assign_sub(0.1 * slot)
+            return kept
+
+        self.graph = step.get_concrete_function(tf.ones([64, 64])).graph
+        operations = self.graph.get_operations()[self.known :]
+        self.updates = Updates(operations, {grad.op for grad in self.grads})
+
+    def named(self, name: str) -> list[tf.Operation]:
+        return [
+            op
+            for op in self.graph.get_operations()
+            if op.name.startswith(name) and op.type == "Mul"
+        ]
+
+
+def test_what_needs_no_gradient_waits_for_the_one_it_meets() -> None:
+    step = Momentum()
+    assert not any(op.control_inputs for op in step.named("decayed"))
+    assert step.updates.defer() == 3
+    for op, grad in zip(step.named("decayed"), step.grads, strict=True):
+        assert [other.name for other in op.control_inputs] == [grad.op.name]
+    assert nx.is_directed_acyclic_graph(step.updates.steps)
+
+
+def test_metrics_and_what_reads_activations_are_left_alone() -> None:
+    def more(y: tf.Tensor, grads: list[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.name_scope("metric"):
+            kept = [y * 2.0]
+        with tf.name_scope("activation"):
+            return [*kept, y * 3.0 + grads[0]]
+
+    step = Momentum(more)
+    assert step.updates.defer() == 3
+    assert not any(
+        op.control_inputs for name in ("metric", "activation") for op in step.named(name)
+    )
+
+
+def test_what_several_gradients_meet_waits_for_none_of_them() -> None:
+    shared = tf.Variable(tf.ones([64, 64]))
+
+    def more(y: tf.Tensor, grads: list[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.name_scope("shared"):
+            both = shared * 2.0
+        return [both + grads[0], both + grads[2]]
+
+    step = Momentum(more)
+    assert step.updates.defer() == 3
+    assert not step.named("shared")[0].control_inputs
+
+
+def test_an_update_ends_with_its_last_op() -> None:
+    step = Momentum()
+    step.updates.defer()
+    ends = step.updates.ends(_tf.creation_index(step.grads[0].op))
+    assert set(ends) == {grad.op for grad in step.grads}
+    for ops in ends.values():
+        assert "AssignSubVariableOp" in {op.type for op in ops}
+
+
+def test_what_needs_several_gradients_ends_none() -> None:
+    def more(y: tf.Tensor, grads: list[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.name_scope("norm"):
+            return [tf.linalg.global_norm(grads)]
+
+    step = Momentum(more)
+    ends = step.updates.ends(_tf.creation_index(step.grads[0].op))
+    kinds = {op.type for ops in ends.values() for op in ops}
+    assert kinds >= {"AssignSubVariableOp", "L2Loss"}
+    assert not kinds & {"Pack", "Sum", "Sqrt"}
+
+
+def test_views_of_all_gradients_together_are_read_past() -> None:
+    def more(y: tf.Tensor, grads: list[tf.Tensor]) -> list[tf.Tensor]:
+        grads[:] = [grad * 1.0 for grad in tf.identity_n(grads)]
+        return []
+
+    step = Momentum(more)
+    makers = {grad.op.inputs[0].op.inputs[step_k].op for step_k, grad in enumerate(step.grads)}
+    updates = Updates(step.graph.get_operations()[step.known :], makers)
+    rewiring = Rewiring()
+    updates.split(rewiring)
+    assert len(rewiring.edges) == 3
+    assert {grad.op.inputs[0].op for grad in step.grads} == makers
+    assert set(updates.ends(_tf.creation_index(next(iter(makers))))) == makers
+
+
+def trained(name: str, callback: Any) -> list[np.ndarray]:
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(LAYERS)]
+    model = keras.Sequential([keras.Input([WIDTH]), *layers])
+    model.compile(OPTIMIZERS[name](), "mse", jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(4 * ROWS, WIDTH)).astype("f")
+    callbacks = [] if callback is None else [callback]
+    losses = model.fit(
+        x, x, batch_size=ROWS, epochs=2, shuffle=False, verbose=0, callbacks=callbacks
+    )
+    return [
+        np.array(losses.history["loss"]),
+        *model.get_weights(),
+        *(np.asarray(variable) for variable in model.optimizer.variables),
+    ]
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_same_weights_and_slots(name: str) -> None:
+    saving = ms.keras.MemorySavingGradients(budget=0.7, planner=greedy, batch_size=ROWS)
+    for ours, plain in zip(trained(name, saving), trained(name, None), strict=True):
+        np.testing.assert_array_equal(ours, plain)
+    (plan,) = saving.plans
+    assert plan.whole_step is not None
+    assert plan.clones
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
+def test_gradients_that_are_returned_and_used_in_a_function_of_the_users() -> None:
+    def run(**options: Any) -> list[np.ndarray]:
+        weights = [
+            tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], [k, 1]) / 7)
+            for k in range(LAYERS)
+        ]
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.01)
+        optimizer.build(weights)
+
+        @tf.function(autograph=False)
+        def step(x: tf.Tensor) -> Any:
+            y = x
+            for weight in weights:
+                y = tf.tanh(y @ weight) + y
+            loss = tf.reduce_sum(y)
+            grads = (
+                ms.gradients(loss, weights, **options) if options else tf.gradients(loss, weights)
+            )
+            with tf.control_dependencies(grads[:1]):
+                extra = tf.reduce_sum(grads[0]) + tf.reduce_sum(grads[-1])
+            optimizer.apply_gradients(zip(grads, weights, strict=True))
+            return loss, extra, grads[2]
+
+        x = tf.random.stateless_normal([ROWS, WIDTH], [9, 9])
+        found = [value.numpy() for _ in range(3) for value in step(x)]
+        if options:
+            (plan,) = ms.plans(step)
+            assert plan.whole_step is not None
+        return [*found, *(weight.numpy() for weight in weights)]
+
+    for ours, plain in zip(run(budget=0.7, planner=greedy), run(), strict=True):
+        np.testing.assert_array_equal(ours, plain)
