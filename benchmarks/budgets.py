@@ -61,13 +61,21 @@ def main(arguments: list[str] | None = None) -> int:
     if not models:
         print(f"--only {options.only!r} matches no model of {', '.join(MODELS)}", file=sys.stderr)
         return 2
+    if options.optimizer and options.json == RESULTS:
+        options.json = RESULTS.with_stem(f"{RESULTS.stem}-{options.optimizer}")
     results: dict[str, Any] = {}
     console = Console(stderr=True)
     for name in models:
-        for case, result in measure(name, *MODELS[name], options, console):
+        model, sizes = MODELS[name]
+        if options.optimizer:
+            sizes = {**sizes, "optimizer": options.optimizer}
+        for case, result in measure(name, model, sizes, options, console):
             results[case] = result
             write(options.json, results)
     figures = judge(results)
+    if options.optimizer:
+        # Plain training is simulated without.
+        figures = [figure for figure in figures if "simulated" not in figure.what]
     write(options.json, results, figures)
     print_results(results, figures, Console(width=180))
     failed = [case for case, result in results.items() if "failed" in result]
@@ -278,6 +286,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser("budgets", __doc__, RESULTS, list(EXTRA))
     options.add_argument(
         "--only", default="*", metavar="GLOB", help="names of models, with * and ?"
+    )
+    options.add_argument(
+        "--optimizer",
+        choices=["sgd", "adam", "adamw"],
+        help="train: steps, plain and ours, update the variables",
     )
     return options.parse_args(arguments)
 

@@ -1,7 +1,7 @@
 """One training step as a callable: loss, gradients, and every gradient consumed at once.
 
-Nothing is updated.  Each gradient is summed up in squares as soon as it exists, as an optimizer
-that takes one variable after another would use it, and the sums are returned: a gradient that
+Nothing is updated, unless an optimizer is asked for.  Each gradient is summed up in squares as soon as it exists, as an
+optimizer that takes one variable after another would use it, and the sums are returned: a gradient that
 nothing reads would be pruned, and one that is returned would live to the end of the step.
 """
 
@@ -54,7 +54,7 @@ def make_step(
     Parameters
     ----------
     model, options
-        For `benchmarks.models.build`.
+        For `benchmarks.models.build`; and ``optimizer``: ``"sgd"`` (with momentum), ``"adam"`` or ``"adamw"`` updates the variables.
     checkpoints
         For ``memsaving_gradients.gradients``.
     ours
@@ -65,13 +65,19 @@ def make_step(
         Arguments of ``memsaving_gradients.gradients`` in place of `checkpoints`: ``{"budget": 0.5}``.
     """
     asked = {"checkpoints": checkpoints} if settings is None else dict(settings)
+    options = dict(options)
+    optimizer_name = options.pop("optimizer", None)
     seconds: dict[str, float] = {}
+    optimizer: Any = None
 
     def sums(network: Model, *batch: tf.Tensor) -> tf.Tensor:
         start = time.perf_counter()
         loss = network.loss(*batch)
         seconds["forward"] = time.perf_counter() - start
         grads = _gradients(loss, list(network.variables), asked, ours, seconds)
+        if optimizer is not None:
+            optimizer.apply_gradients(zip(grads, network.variables, strict=True))
+            return tf.stack([loss])
         return tf.stack([tf.reduce_sum(tf.square(tf.convert_to_tensor(g))) for g in grads])
 
     if how == "session":
@@ -86,6 +92,8 @@ def make_step(
         return Step(lambda: session.run(fetch, feed), graph, seconds)
 
     network = build(model, **options)
+    if optimizer_name is not None:
+        optimizer = _optimizer(optimizer_name, network)
     batch = [tf.constant(b) for b in network.batch]
 
     def compute(*batch: tf.Tensor) -> tf.Tensor:
@@ -94,6 +102,20 @@ def make_step(
     step = tf.function(compute, jit_compile=how == "xla")
     graph = step.get_concrete_function(*batch).graph
     return Step(lambda: step(*batch).numpy(), graph, seconds)
+
+
+def _optimizer(name: str, network: Model) -> Any:
+    """A Keras optimizer, with slots, that moves next to nothing."""
+    import keras
+
+    make = {
+        "sgd": lambda: keras.optimizers.SGD(1e-6, momentum=0.9),
+        "adam": lambda: keras.optimizers.Adam(1e-7),
+        "adamw": lambda: keras.optimizers.AdamW(1e-7),
+    }
+    found = make[name]()
+    found.build(list(network.variables))
+    return found
 
 
 def _gradients(
