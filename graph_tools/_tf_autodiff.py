@@ -24,6 +24,7 @@ __all__ = [
     "enclosing_graphs",
     "ends_of",
     "graphs_of",
+    "outputs_of",
     "passes_gradient",
     "replace_differentiate",
     "replace_tracer",
@@ -131,7 +132,12 @@ def ends_of(graph: tf.Graph) -> list[tf.Tensor | tf.Operation]:
 
     Only FuncGraphs have outputs, and ops that run for their effect; the class is not public (2.16 to 2.21).
     """
-    return [*getattr(graph, "outputs", ()), *getattr(graph, "control_outputs", ())]
+    return [*outputs_of(graph), *getattr(graph, "control_outputs", ())]
+
+
+def outputs_of(graph: tf.Graph) -> list[tf.Tensor]:
+    """What the function returns that ``graph`` is the body of (see `ends_of`)."""
+    return list(getattr(graph, "outputs", ()))
 
 
 def graphs_of(thing: Any) -> list[tf.Graph] | None:

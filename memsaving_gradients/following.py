@@ -72,7 +72,7 @@ class Following:
     def __init__(self, site: Site, mode: str) -> None:
         self.site, self.mode = site, mode
         self._large = len(site.operations) > MANY_OPS
-        self._updates: Mapping[str, Sequence[tf.Operation]] = {}
+        self._updates: Mapping[str, Sequence[tf.Operation]] | None = None
         self._share = FIRST_SHARE if self._large else 1.0
         self._below: int | None = None
         self._broke = 0
@@ -192,7 +192,7 @@ class Following:
         return Followed(outcome, None, outcome.need) if outcome.plain else self._rewritten(outcome)
 
     def _rewritten(self, outcome: Outcome) -> Followed:
-        """The graph made to follow a plan, and the plan described by what the executor will make of it."""
+        """The graph made to follow a plan, and the plan described by what the executor will make of it, if the gradients are alone."""
         proposal, gates = outcome.proposal, self.site.data_gates
         planned = outcome.need
         result = rewrite(
@@ -200,9 +200,9 @@ class Following:
             proposal.schedule,
             proposal.simulation,
             data_gates=gates,
-            updates=self._updates,
+            updates=self._updates or {},
         )
-        if not gates:
+        if not gates and self._updates is None:
             outcome = outcome.as_it_runs(self.site.play_rewritten(result, proposal.extra_seconds))
         return Followed(outcome, result, planned)
 

@@ -81,6 +81,20 @@ class Updates:
                     deferred += 1
         return deferred
 
+    def take_memory(self, outputs: Sequence[tf.Tensor]) -> bool:
+        """Whether there is more to them than reducing gradients to a few numbers.
+
+        They update variables, read what the forward or the backward pass would let go, or return (``outputs``) what is large.
+        """
+        changes = optypes.ASSIGNS | optypes.UPDATES_IN_PLACE
+        if any(op.type in changes for op in self.operations):
+            return True
+        read = (tensor for op in self.operations for tensor in op.inputs)
+        return any(
+            not _is_source(tensor) and tensor.op not in self.grads and tensor.op not in self.steps
+            for tensor in read
+        ) or not all(map(_is_source, outputs))
+
     def split(self, rewiring: Rewiring) -> None:
         """Let no op wait for gradients that it does not read: views of several tensors at once are read past.
 

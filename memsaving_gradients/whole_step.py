@@ -105,7 +105,7 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         )
         updates.defer()
         budget = followed.outcome.plan.budget
-        if budget is None:
+        if budget is None or not updates.take_memory(_tf_autodiff.outputs_of(graph)):
             return
         need = need_of(followed)
     except (GraphError, nx.NetworkXUnfeasible):
@@ -148,7 +148,7 @@ class _Needs:
     def __call__(self, followed: Followed) -> int:
         if followed not in self.played:
             ops = capture(_tf_autodiff.ends_of(self.graph))
-            held = [ops.value(tensor) for tensor in self.graph.outputs]
+            held = [ops.value(tensor) for tensor in _tf_autodiff.outputs_of(self.graph)]
             played, _ = simulate_execution(ops, batch=self.batch, held=held)
             self.played[followed] = played
         return safe_bytes(self.played[followed], followed.outcome.plan.gating)

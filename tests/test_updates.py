@@ -130,6 +130,36 @@ def test_views_of_all_gradients_together_are_read_past() -> None:
     assert set(updates.ends(_tf.creation_index(next(iter(makers))))) == makers
 
 
+def sums_of(reads: str) -> bool:
+    """Whether it is worth a play to look at gradients, and more."""
+    weight = tf.Variable(tf.ones([64, 64]))
+    grads: list[tf.Tensor] = []
+    known: list[int] = []
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        y = tf.tanh(x @ weight)
+        grads.extend(tf.gradients(tf.tanh(y), weight))
+        known.append(len(grads[0].graph.get_operations()))
+        found = tf.reduce_sum(tf.square(grads[0]))
+        if reads == "forward":
+            found += tf.reduce_sum(y)
+        elif reads == "weights":
+            found += tf.reduce_sum(weight)
+        elif reads == "update":
+            weight.assign_sub(grads[0])
+        return grads[0] if reads == "returned" else found
+
+    graph = step.get_concrete_function(tf.ones([64, 64])).graph
+    operations = graph.get_operations()[known[0] :]
+    return Updates(operations, [grads[0].op]).take_memory(graph.outputs)
+
+
+def test_sums_of_gradients_are_not_worth_a_play() -> None:
+    takes = ("forward", "update", "returned", "weights", "nothing")
+    assert [reads for reads in takes if sums_of(reads)] == ["forward", "update", "returned"]
+
+
 def trained(name: str, callback: Any) -> list[np.ndarray]:
     keras.utils.set_random_seed(3)
     layers = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(LAYERS)]
