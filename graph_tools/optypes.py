@@ -23,6 +23,7 @@ __all__ = [
     "MAY_VIEW",
     "MERGED_AT_RUN_TIME",
     "MERGES_AT_RUN_TIME",
+    "READS",
     "REFERENCE_VARIABLES",
     "SHAPES",
     "SHAPE_READERS",
@@ -55,6 +56,9 @@ SOURCES = frozenset(
     """Const Placeholder PlaceholderWithDefault VarHandleOp VariableV2 Variable ReadVariableOp TemporaryVariable
     _Arg""".split()
 )
+
+#: Those that read a variable (their first input), whenever that is.
+READS = frozenset({"ReadVariableOp"})
 
 #: Variables that are updated in place, under whoever reads them (TF1 without ``use_resource``).
 REFERENCE_VARIABLES = frozenset({"VariableV2", "Variable", "TemporaryVariable"})

@@ -59,6 +59,8 @@ PLAYED_OPS = 200_000
 CHANCE = 0.05
 #: In large graphs holes average out: simulated and measured peaks of 1001 layers differ by less than this.
 LARGE, CHANCE_OF_LARGE = 50_000, 0.03
+#: Variables that get new buffers in every step leave holes elsewhere in every step: so much more.
+CHANCE_OF_MOVES = 0.03
 #: Kernels that the executor runs at once, without asking for a thread. All others count as dear for their first twenty
 #: runs or so, until their measured times outweigh the high estimate that they begin with.
 CHEAP = optypes.SOURCES | optypes.VIEWS | optypes.SHAPES | {"NoOp"}
@@ -127,12 +129,14 @@ def simulate_execution(
     worst = max(plays, key=lambda play: play.peak)
     others = [play for play in plays if play is not worst]
     replaces = tuple(play.replaces[0] for play in (worst, *others))
+    moves = any((into >= 0).any() for into in replaces)
+    chance = CHANCE if many <= LARGE else CHANCE_OF_LARGE
     worst = replace(
         worst,
         other_orders=tuple(play.buffers for play in others),
         persistent=tuple(work.persistent.values()),
-        replaces=replaces if any((into >= 0).any() for into in replaces) else (),
-        margin=CHANCE if many <= LARGE else CHANCE_OF_LARGE,
+        replaces=replaces if moves else (),
+        margin=chance + CHANCE_OF_MOVES if moves else chance,
     )
     return worst, plays[0]
 
@@ -179,7 +183,7 @@ def _split(ops: OpGraph, reads: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     past: dict[int, int] = {}
     found = list(reads)
     for i, op in enumerate(ops.ops):
-        if op.type in optypes.SPLIT:
+        if op.type in optypes.SPLIT and not op.control_inputs:
             past.update((first[i] + k, past.get(v, v)) for k, v in enumerate(reads[i]))
             found[i] = ()
     return [[past.get(v, v) for v in values] for values in found] if past else found

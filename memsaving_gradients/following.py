@@ -28,6 +28,8 @@ __all__ = ["Followed", "Following"]
 MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
 #: Where an attempt takes seconds (`MANY_OPS`), there are fewer, and the first one leaves room for what the executor adds.
 FEW_ATTEMPTS, FIRST_SHARE = 5, 0.96
+#: Plans for less that are tried to leave room for the rest of a step, before the one of least memory.
+WHOLE_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +135,7 @@ class Following:
 
     def _lower(self, need_of: Need) -> Followed | None:
         try:
-            lower, ended = self._search(FEW_ATTEMPTS, need_of)
+            lower, ended = self._search(WHOLE_ATTEMPTS, need_of)
             if ended:
                 return lower
             lower = self._next(0.0)

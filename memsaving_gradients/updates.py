@@ -5,11 +5,10 @@ function is traced to its end, all ops are there. `Updates` is the graph of thos
 
 **What needs no gradient waits for one** (`Updates.defer`). An optimizer multiplies momenta, decays weights and averages before it looks
 at a gradient, and the executor runs what needs no gradient as soon as the step begins: each result, as large as a variable,
-then lives through the forward pass until its gradient comes. (So do many single numbers, which split holes between chunks.)
-An op that needs no gradient and works on variables alone gets control edges from what it meets: the gradients, or what is
-made of them, that the first op behind it reads which needs any. What meets no gradient (metrics), or those of several
-variables (a learning rate), or reads activations, which it would keep alive, is left alone, and so is an op whose
-wait would close a cycle.
+then lives through the forward pass until its gradient comes. Where such an op works on a variable that is read for it, the read gets
+control edges from what the op meets: the gradients, or what is made of them, that the first op behind it reads which needs
+any. So kernels are fused and folded as they were. What meets no gradient (metrics), or those of several variables (a learning
+rate), or reads activations, which it would keep alive, is left alone, and so is a read whose wait would close a cycle.
 
 **What is done with one gradient alone has an end** (`Updates.ends`), for which what follows in the backward pass can wait. An update
 takes a few times what its gradient does, and those of several large weights are easily late together.
@@ -21,7 +20,7 @@ the gradients), but for the search for a cycle, which ends as soon as what follo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import networkx as nx
 import tensorflow as tf
@@ -32,12 +31,15 @@ from graph_tools.sizes import tensor_bytes
 
 __all__ = ["Updates"]
 
+#: What waits for one of these prevents, or changes, how it is merged with others, or waits for nothing.
+_NOT_WAITED_FOR = optypes.FUSED | optypes.MERGED_AT_RUN_TIME | optypes.VIEWS
+
 #: Tensors of at most so many bytes may be kept alive: losses, counters.
 SMALL = 256
 
 
 class Updates:
-    """What was created after the gradients.
+    """What is done after the gradients.
 
     Parameters
     ----------
@@ -45,41 +47,86 @@ class Updates:
         All ops of a graph that were created after its gradients.
     grads
         The ops that make these.
+    ends
+        What runs when the graph does: ops that it does not need are not looked at.
     """
 
-    def __init__(self, operations: Sequence[tf.Operation], grads: Collection[tf.Operation]) -> None:
+    def __init__(
+        self,
+        operations: Sequence[tf.Operation],
+        grads: Collection[tf.Operation],
+        ends: Iterable[tf.Operation],
+    ) -> None:
         self.grads = set(grads)
-        self.operations = operations
-        self.steps = nx.DiGraph()
-        self.steps.add_nodes_from([*grads, *operations])
-        for op in operations:
-            self.steps.add_edges_from((other, op) for other in _before(op) if other in self.steps)
-        self.order = list(nx.topological_sort(self.steps))
+        needed = _needed(ends, {*grads, *operations})
+        self.operations = [op for op in operations if op in needed]
+        #: What each op needs as the graph is built, and when views of several tensors at once are read past.
+        self.built, self.steps = nx.DiGraph(), nx.DiGraph()
+        for graph, before in ((self.built, _before), (self.steps, _before_split)):
+            graph.add_nodes_from([*grads, *self.operations])
+            for op in self.operations:
+                graph.add_edges_from((other, op) for other in before(op) if other in graph)
+        self.order = list(nx.topological_sort(self.built))
 
     def defer(self) -> int:
-        """Let what needs no gradient wait for the gradient that it meets; how many ops got control edges."""
-        steps, owner = self.steps, self._owners(None)
+        """Let what needs no gradient wait for the gradient that it meets; how many reads of variables got control edges."""
+        owner = self._owners(None)
         free: set[tf.Operation] = set()
         for op in self.order:
             if op not in owner and all(t.op in free or _is_source(t) for t in op.inputs):
                 free.add(op)
         meets = self._meetings(owner)
-        waiting: set[tf.Operation] = set()
-        deferred = 0
+        deferred, last = 0, None
         for op in self.order:
-            meeting = meets.get(op) if op in free else None
+            meeting = meets.get(op) if op in free and self._is_worked_on(op, owner) else None
             if meeting is None:
                 continue
-            if not waiting.isdisjoint(steps.predecessors(op)):
-                waiting.add(op)
-            elif op.type not in optypes.SOURCES and op.type not in optypes.VIEWS:
-                others = [other for other in steps.predecessors(meeting) if other in owner]
-                if not any(nx.has_path(steps, op, other) for other in others):
-                    _tf.add_control_inputs(op, others)
-                    steps.add_edges_from((other, op) for other in others)
-                    waiting.add(op)
-                    deferred += 1
+            triggers = self._triggers(meeting, owner)
+            if triggers and owner[meeting] is None:
+                # Gradients that are scaled together are there together; what meets them is made one by one.
+                triggers += [last] if last is not None else []
+                last = self._used_by(meeting)
+            if triggers and not any(nx.has_path(self.built, op, other) for other in triggers):
+                _tf.add_control_inputs(op, triggers)
+                for graph in (self.built, self.steps):
+                    graph.add_edges_from((other, op) for other in triggers)
+                deferred += 1
         return deferred
+
+    def _is_worked_on(
+        self, op: tf.Operation, owner: Mapping[tf.Operation, tf.Operation | None]
+    ) -> bool:
+        """Whether an op reads a variable of more than a few numbers, and others make something of it before a gradient is needed."""
+        return (
+            op.type in optypes.READS
+            and tensor_bytes(op.outputs[0]).at(1) > SMALL
+            and any(
+                reader not in owner and reader.type not in optypes.VIEWS
+                for reader in self.steps.successors(op)
+            )
+        )
+
+    def _used_by(self, meeting: tf.Operation) -> tf.Operation | None:
+        """The first op from ``meeting`` on that may be waited for."""
+        found = (op for op in nx.bfs_tree(self.steps, meeting) if op.type not in _NOT_WAITED_FOR)
+        return next(found, None)
+
+    def _triggers(
+        self, meeting: tf.Operation, owner: Mapping[tf.Operation, tf.Operation | None]
+    ) -> list[tf.Operation]:
+        """What ``meeting`` needs that needs gradients, back to what may be waited for without being merged or fused otherwise."""
+        found: dict[tf.Operation, None] = {}
+        stack = [other for other in self.steps.predecessors(meeting) if other in owner]
+        while stack:
+            op = stack.pop()
+            if op in self.grads:
+                if op.type not in optypes.MERGED_AT_RUN_TIME:
+                    found[op] = None
+            elif op.type in _NOT_WAITED_FOR:
+                stack += [other for other in self.steps.predecessors(op) if other in owner]
+            else:
+                found[op] = None
+        return list(found)
 
     def take_memory(self, outputs: Sequence[tf.Tensor]) -> bool:
         """Whether there is more to them than reducing gradients to a few numbers.
@@ -104,6 +151,7 @@ class Updates:
             for k, tensor in enumerate(op.inputs):
                 if (viewed := _past(tensor)) is not tensor:
                     rewiring.point(op, k, viewed)
+        self.built = self.steps
 
     def ends(self, first_backward: int) -> dict[tf.Operation, list[tf.Operation]]:
         """For each op that makes gradients, the ops that end what is done with these alone; call after `split`.
@@ -115,7 +163,12 @@ class Updates:
         found: dict[tf.Operation, list[tf.Operation]] = defaultdict(list)
         for op, grad in owner.items():
             later = (owner[other] for other in self.steps.successors(op))
-            if grad is not None and op is not grad and all(other is not grad for other in later):
+            if (
+                grad is not None
+                and op is not grad
+                and op.type not in _NOT_WAITED_FOR
+                and all(other is not grad for other in later)
+            ):
                 found[grad].append(op)
         return dict(found)
 
@@ -155,27 +208,45 @@ class Updates:
             met = {
                 reader if reader in owner else found[reader]
                 for reader in self.steps.successors(op)
-                if reader in owner or reader in found
+                # What has neither inputs nor outputs only waits, as the end of the function does.
+                if (reader in owner or reader in found) and (reader.inputs or reader.outputs)
             }
             known = {meeting for meeting in met if meeting}
             alone = {meeting for meeting in known if owner[meeting]}
+            first = min(alone or known, key=place.__getitem__, default=None)
             several = len({owner[meeting] for meeting in alone}) > 1 or (
-                not alone and len(known) > 1
+                not alone and not all(nx.has_path(self.steps, first, other) for other in known)
             )
             if met:
-                first = min(alone or known, key=place.__getitem__, default=None)
                 found[op] = None if several or None in met else first
         return found
 
 
+def _needed(ends: Iterable[tf.Operation], within: Collection[tf.Operation]) -> set[tf.Operation]:
+    """Those of ``within`` that ``ends`` need."""
+    found = {op for op in ends if op in within}
+    stack = list(found)
+    while stack:
+        for other in _before(stack.pop()):
+            if other in within and other not in found:
+                found.add(other)
+                stack.append(other)
+    return found
+
+
 def _before(op: tf.Operation) -> list[tf.Operation]:
     """The ops that ``op`` needs to have run."""
+    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+
+
+def _before_split(op: tf.Operation) -> list[tf.Operation]:
+    """The same when views of several tensors at once are read past."""
     return [*(_past(tensor).op for tensor in op.inputs), *op.control_inputs]
 
 
 def _past(tensor: tf.Tensor) -> tf.Tensor:
-    """What ``tensor`` is a view of, if together with others."""
-    while tensor.op.type in optypes.SPLIT:
+    """What ``tensor`` is a view of, if together with others, unless these wait for something."""
+    while tensor.op.type in optypes.SPLIT and not tensor.op.control_inputs:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 

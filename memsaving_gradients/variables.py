@@ -81,7 +81,7 @@ def updated_variables(
     users: dict[int, list[int]] = {}
     of_variable: dict[int, list[int]] = {handle: [] for handle in updates}
     for i, op in enumerate(ops.ops):
-        if op.type == "ReadVariableOp" and ops.inputs[i][0] in of_variable:
+        if op.type in optypes.READS and ops.inputs[i][0] in of_variable:
             of_variable[ops.inputs[i][0]].append(i)
             users[first[i]] = []
     for i, values in enumerate(reads):

@@ -32,6 +32,7 @@ from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.errors import BudgetWarning
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.following import Followed, Following
+from memsaving_gradients.planning import warn_stopped
 from memsaving_gradients.schedule import Simulation
 from memsaving_gradients.site import Site
 from memsaving_gradients.units import exact_bytes, format_bytes
@@ -100,30 +101,37 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         return
     need_of = _Needs(graph, following.site.options.batch)
     try:
-        updates = Updates(
-            registry.operations_since(graph), {t.op for t, _ in registry.earlier(graph)}
-        )
-        updates.defer()
+        ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
+        grads = {tensor.op for tensor, _ in registry.earlier(graph)}
+        updates = Updates(registry.operations_since(graph), grads, ends)
         budget = followed.outcome.plan.budget
-        if budget is None or not updates.take_memory(_tf_autodiff.outputs_of(graph)):
+        if budget is None:
+            updates.defer()
+            return
+        if not updates.take_memory(_tf_autodiff.outputs_of(graph)):
             return
         need = need_of(followed)
+        if need > budget and updates.defer():
+            need_of = _Needs(graph, following.site.options.batch)
+            need = need_of(followed)
     except (GraphError, nx.NetworkXUnfeasible):
         # Something besides the gradients that cannot be captured, such as a loop of TF1.
         return
-    plan = followed.outcome.plan
+    plan, stopped = followed.outcome.plan, following.site.stopped
     if need > budget and len(built) == 1:
         followed = following.lower(followed, need_of, _ends(built[0], updates))
         need = need_of(followed)
         plan = followed.outcome.plan
         if need <= budget:
             plan = followed.outcome.as_it_runs(need_of.played[followed]).plan
+        if following.site.stopped != stopped:
+            warn_stopped(plan, following.site.stopped)
     registry.amend(graph, replace(plan, whole_step=need))
     if need > budget and not any(entry.said for entry in built):
         warn(
             f"gradients keep their budget of {exact_bytes(budget)}, but with what the rest of "
-            f"the step does, such as the optimizer, it may take {need:,} ({format_bytes(need)}), and no plan for less was found "
-            "with which it does not; if that is too much, take a smaller batch.",
+            f"the step does, such as the optimizer, it may take {need:,} ({format_bytes(need)}), and no plan with which it "
+            "takes less than the budget was found; if that is too much, take a smaller batch.",
             BudgetWarning,
         )
 

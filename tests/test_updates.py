@@ -12,13 +12,17 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools import _tf
+from graph_tools import _tf, _tf_autodiff
 from graph_tools.edit import Rewiring
 from memsaving_gradients.updates import Updates
 from tests.greedy import greedy
 from tests.test_whole_step import OPTIMIZERS
 
 WIDTH, LAYERS, ROWS = 48, 10, 96
+
+
+def ends_of(graph: tf.Graph) -> list[tf.Operation]:
+    return [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
 
 
 class Momentum:
@@ -48,21 +52,21 @@ class Momentum:
 
         self.graph = step.get_concrete_function(tf.ones([64, 64])).graph
         operations = self.graph.get_operations()[self.known :]
-        self.updates = Updates(operations, {grad.op for grad in self.grads})
+        self.updates = Updates(operations, {grad.op for grad in self.grads}, ends_of(self.graph))
 
-    def named(self, name: str) -> list[tf.Operation]:
+    def reads(self, name: str) -> list[tf.Operation]:
         return [
             op
             for op in self.graph.get_operations()
-            if op.name.startswith(name) and op.type == "Mul"
+            if op.name.startswith(name) and op.type == "ReadVariableOp"
         ]
 
 
 def test_what_needs_no_gradient_waits_for_the_one_it_meets() -> None:
     step = Momentum()
-    assert not any(op.control_inputs for op in step.named("decayed"))
+    assert not any(op.control_inputs for op in step.reads("decayed"))
     assert step.updates.defer() == 3
-    for op, grad in zip(step.named("decayed"), step.grads, strict=True):
+    for op, grad in zip(step.reads("decayed"), step.grads, strict=True):
         assert [other.name for other in op.control_inputs] == [grad.op.name]
     assert nx.is_directed_acyclic_graph(step.updates.steps)
 
@@ -77,7 +81,7 @@ def test_metrics_and_what_reads_activations_are_left_alone() -> None:
     step = Momentum(more)
     assert step.updates.defer() == 3
     assert not any(
-        op.control_inputs for name in ("metric", "activation") for op in step.named(name)
+        op.control_inputs for name in ("metric", "activation") for op in step.reads(name)
     )
 
 
@@ -91,7 +95,7 @@ def test_what_several_gradients_meet_waits_for_none_of_them() -> None:
 
     step = Momentum(more)
     assert step.updates.defer() == 3
-    assert not step.named("shared")[0].control_inputs
+    assert not step.reads("shared")[0].control_inputs
 
 
 def test_an_update_ends_with_its_last_op() -> None:
@@ -122,7 +126,7 @@ def test_views_of_all_gradients_together_are_read_past() -> None:
 
     step = Momentum(more)
     makers = {grad.op.inputs[0].op.inputs[step_k].op for step_k, grad in enumerate(step.grads)}
-    updates = Updates(step.graph.get_operations()[step.known :], makers)
+    updates = Updates(step.graph.get_operations()[step.known :], makers, ends_of(step.graph))
     rewiring = Rewiring()
     updates.split(rewiring)
     assert len(rewiring.edges) == 3
@@ -152,7 +156,7 @@ def sums_of(reads: str) -> bool:
 
     graph = step.get_concrete_function(tf.ones([64, 64])).graph
     operations = graph.get_operations()[known[0] :]
-    return Updates(operations, [grads[0].op]).take_memory(graph.outputs)
+    return Updates(operations, [grads[0].op], ends_of(graph)).take_memory(graph.outputs)
 
 
 def test_sums_of_gradients_are_not_worth_a_play() -> None:
@@ -222,3 +226,98 @@ def test_gradients_that_are_returned_and_used_in_a_function_of_the_users() -> No
 
     for ours, plain in zip(run(budget=0.7, planner=greedy), run(), strict=True):
         np.testing.assert_array_equal(ours, plain)
+
+
+def by_hand(update: Callable[..., Any], **options: Any) -> list[np.ndarray]:
+    """Three steps with an update written by hand; what the function gives, weights and slots."""
+    numbers = [tf.random.stateless_normal([WIDTH, WIDTH], [k, 1]) / 7 for k in range(2 * LAYERS)]
+    weights = [tf.Variable(number) for number in numbers[:LAYERS]]
+    slots = [tf.Variable(number) for number in numbers[LAYERS:]]
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        y = x
+        for weight in weights:
+            y = tf.tanh(y @ weight) + y
+        loss = tf.reduce_sum(y)
+        grads = ms.gradients(loss, weights, **options) if options else tf.gradients(loss, weights)
+        return [loss, *(update(weights, slots, grads) or ())]
+
+    x = tf.random.stateless_normal([ROWS, WIDTH], [9, 9])
+    found = [value.numpy() for _ in range(3) for value in step(x)]
+    if options:
+        assert ms.plans(step)
+    return [*found, *(variable.numpy() for variable in (*weights, *slots))]
+
+
+def waits_together(weights: Any, slots: Any, grads: Any) -> None:
+    decayed = [0.9 * s + 0.01 * w for s, w in zip(slots, weights, strict=True)]
+    with tf.control_dependencies(decayed):
+        grads = tf.identity_n(grads)
+    for w, s, g, d in zip(weights, slots, grads, decayed, strict=True):
+        s.assign(d + g * 1.5)
+        w.assign_sub(0.01 * s)
+
+
+def constants(weights: Any, slots: Any, grads: Any) -> None:
+    for w, s, g in zip(weights, slots, grads, strict=True):
+        s.assign((g * 0.37) / tf.pow(1.7, 3.0))
+        w.assign_sub(0.01 * s * tf.maximum(1.0, tf.constant(2.0) / 3.0))
+
+
+def fused(weights: Any, slots: Any, grads: Any) -> None:
+    for k, (w, s, g) in enumerate(zip(weights, slots, grads, strict=True)):
+        made = tf.nn.bias_add(w @ slots[k - 1], s[0])
+        s.assign([tf.sigmoid, tf.tanh, tf.nn.elu, tf.identity][k % 4](made) + g)
+        w.assign_sub(0.01 * s)
+
+
+def twice(weights: Any, slots: Any, grads: Any) -> list[tf.Tensor]:
+    before = [tf.reduce_sum(s) for s in slots]
+    for w, s, g in zip(weights, slots, grads, strict=True):
+        s.assign(0.5 * s)
+        w.assign(0.99 * w)
+        s.assign_add(0.1 * g)
+        w.assign_sub(s)
+    return [*before, *(tf.reduce_sum(s) for s in slots)]
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
+@pytest.mark.parametrize("update", [waits_together, constants, fused, twice])
+@pytest.mark.parametrize("options", [{"budget": 0.7, "planner": greedy}, {"checkpoints": "memory"}])
+def test_the_same_with_updates_by_hand(update: Callable[..., Any], options: Any) -> None:
+    for ours, plain in zip(by_hand(update, **options), by_hand(update), strict=True):
+        np.testing.assert_array_equal(ours, plain)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
+def test_what_guards_all_updates_goes_on_guarding_them() -> None:
+    seen: list[tf.Variable] = []
+
+    def update(weights: Any, slots: Any, grads: Any) -> None:
+        seen[:] = slots
+        bad = tf.debugging.check_numerics(tf.reduce_sum(grads[0]) / 0.0, "bad")
+        with tf.control_dependencies([bad]):
+            grads = tf.identity_n(grads)
+        for w, s, g in zip(weights, slots, grads, strict=True):
+            s.assign(tf.zeros_like(s) * g)
+            w.assign_sub(tf.sqrt(tf.abs(0.9 * s + g * s)) + g)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bad"):
+        by_hand(update, budget=0.7, planner=greedy)
+    assert all(np.any(slot.numpy()) for slot in seen)
+
+
+def test_what_nobody_asked_for_is_not_waited_for() -> None:
+    def more(y: tf.Tensor, grads: list[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.name_scope("dead"):
+            other = step_slots[0] * 2.0
+        _ = other + grads[0]
+        return [tf.reduce_sum(other)]
+
+    step_slots = [tf.Variable(tf.zeros([64, 64]))]
+    step = Momentum(more)
+    assert step.updates.defer() == 3
+    assert not step.reads("dead")[0].control_inputs

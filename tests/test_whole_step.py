@@ -32,6 +32,7 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "RMSprop": lambda: keras.optimizers.RMSprop(1e-3, momentum=0.9, centered=True),
     "clipped": lambda: keras.optimizers.SGD(1e-3, momentum=0.9, global_clipnorm=1.0),
     "Lamb": lambda: keras.optimizers.Lamb(1e-3),
+    "Muon": lambda: keras.optimizers.Muon(1e-3),
 }
 
 
@@ -42,7 +43,9 @@ def fit(optimizer: keras.optimizers.Optimizer, budget: float | str) -> Any:
     return saving
 
 
-@pytest.mark.parametrize("name", ["momentum", "AdamW", "Adam", "RMSprop", "clipped", "Lamb"])
+@pytest.mark.parametrize(
+    "name", ["momentum", "AdamW", "Adam", "RMSprop", "clipped", "Lamb", "Muon"]
+)
 def test_gradients_leave_room_for_the_optimizer(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", BudgetWarning)
