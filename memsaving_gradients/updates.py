@@ -128,19 +128,22 @@ class Updates:
                 found[op] = None
         return list(found)
 
-    def take_memory(self, outputs: Sequence[tf.Tensor]) -> bool:
-        """Whether there is more to them than reducing gradients to a few numbers.
+    def take_memory(self, outputs: Collection[tf.Tensor], batch: int) -> float:
+        """How many bytes there may be beside gradients: infinitely many if variables are updated.
 
-        They update variables, read what the forward or the backward pass would let go, or return (``outputs``) what is large.
+        Else what is read of the forward and the backward pass, which would be let go, and what is returned (``outputs``).
         """
         changes = optypes.ASSIGNS | optypes.UPDATES_IN_PLACE
         if any(op.type in changes for op in self.operations):
-            return True
+            return float("inf")
         read = (tensor for op in self.operations for tensor in op.inputs)
-        return any(
-            not _is_source(tensor) and tensor.op not in self.grads and tensor.op not in self.steps
+        kept = {
+            tensor.ref(): tensor
             for tensor in read
-        ) or not all(map(_is_source, outputs))
+            if not (_is_source(tensor) or tensor.op in self.grads or tensor.op in self.steps)
+        }
+        kept |= {tensor.ref(): tensor for tensor in outputs}
+        return float(sum(tensor_bytes(tensor).at(batch) for tensor in kept.values()))
 
     def split(self, rewiring: Rewiring) -> None:
         """Let no op wait for gradients that it does not read: views of several tensors at once are read past.

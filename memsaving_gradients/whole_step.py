@@ -40,6 +40,9 @@ from memsaving_gradients.updates import Updates
 
 __all__ = ["install", "note"]
 
+#: Where less than this share of the budget is done with gradients, a step is not played as a whole.
+LITTLE = 1 / 200
+
 
 @dataclass(frozen=True, eq=False)
 class _Built:
@@ -99,7 +102,8 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
     if following.site.data_gates:
         # XLA orders a step as it sees fit.
         return
-    need_of = _Needs(graph, following.site.options.batch)
+    batch = following.site.options.batch
+    need_of = _Needs(graph, batch)
     try:
         ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
         grads = {tensor.op for tensor, _ in registry.earlier(graph)}
@@ -108,11 +112,11 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         if budget is None:
             updates.defer()
             return
-        if not updates.take_memory(_tf_autodiff.outputs_of(graph)):
+        if updates.take_memory(_tf_autodiff.outputs_of(graph), batch) < budget * LITTLE:
             return
         need = need_of(followed)
         if need > budget and updates.defer():
-            need_of = _Needs(graph, following.site.options.batch)
+            need_of = _Needs(graph, batch)
             need = need_of(followed)
     except (GraphError, nx.NetworkXUnfeasible):
         # Something besides the gradients that cannot be captured, such as a loop of TF1.

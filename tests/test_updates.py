@@ -134,8 +134,8 @@ def test_views_of_all_gradients_together_are_read_past() -> None:
     assert set(updates.ends(_tf.creation_index(next(iter(makers))))) == makers
 
 
-def sums_of(reads: str) -> bool:
-    """Whether it is worth a play to look at gradients, and more."""
+def bytes_of(reads: str) -> float:
+    """What it takes to look at gradients, and more."""
     weight = tf.Variable(tf.ones([64, 64]))
     grads: list[tf.Tensor] = []
     known: list[int] = []
@@ -156,12 +156,15 @@ def sums_of(reads: str) -> bool:
 
     graph = step.get_concrete_function(tf.ones([64, 64])).graph
     operations = graph.get_operations()[known[0] :]
-    return Updates(operations, [grads[0].op], ends_of(graph)).take_memory(graph.outputs)
+    return Updates(operations, [grads[0].op], ends_of(graph)).take_memory(graph.outputs, batch=1)
 
 
-def test_sums_of_gradients_are_not_worth_a_play() -> None:
-    takes = ("forward", "update", "returned", "weights", "nothing")
-    assert [reads for reads in takes if sums_of(reads)] == ["forward", "update", "returned"]
+def test_sums_of_gradients_take_no_memory() -> None:
+    weight = 4 * 64 * 64
+    assert bytes_of("nothing") == bytes_of("weights") == 4
+    assert bytes_of("forward") == weight + 4
+    assert bytes_of("returned") == weight
+    assert bytes_of("update") == float("inf")
 
 
 def trained(name: str, callback: Any) -> list[np.ndarray]:
