@@ -37,7 +37,7 @@ __all__ = [
 #: Addends of one group in TensorFlow's kernel for sums.
 SUMMED_AT_ONCE = 8
 #: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many buffers, within bounds.
-ALLOCATED, FEWEST_STEPS, MOST_STEPS = 50_000, 3, 10
+ALLOCATED, FEWEST_STEPS, MOST_STEPS = 50_000, 8, 10
 
 
 class Step(NamedTuple):
