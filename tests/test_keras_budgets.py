@@ -213,7 +213,13 @@ def test_saved_plan(tmp_path: Path) -> None:
     fit(model(), again)
     (first,), (second,) = callback.plans, again.plans
     assert first.fingerprint == second.fingerprint
-    assert (first.peak, first.clones, first.mode) == (second.peak, second.clones, second.mode)
+    assert (first.schedule, first.clones, first.mode) == (
+        second.schedule,
+        second.clones,
+        second.mode,
+    )
+    # The first one was made anew to leave room for the optimizer, and is described with it.
+    assert first.peak == pytest.approx(second.peak, rel=0.05)
     assert second.whole_step is not None
     assert first.budget is not None
     assert second.whole_step <= first.budget
