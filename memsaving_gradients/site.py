@@ -86,6 +86,11 @@ class Site:
         self.sought: Sought | None = None
 
     @property
+    def first_operation(self) -> tf.Operation:
+        """The first op of the backward pass."""
+        return self.operations[self.first_backward]
+
+    @property
     def gating(self) -> str:
         """``"data"`` or ``"control"``."""
         return "data" if self.data_gates else "control"
@@ -95,7 +100,7 @@ class Site:
         options = self.options
         more: dict[str, Any] = {"profile": True} if options.profile else {}
         return capture_step(
-            _tf.creation_index(self.operations[self.first_backward]),
+            _tf.creation_index(self.first_operation),
             self._ends,
             self.grads,
             batch=options.batch,
@@ -132,7 +137,7 @@ class Site:
         others: Sequence[tuple[tf.Tensor, bool]],
         extra_seconds: float = 0.0,
     ) -> Simulation:
-        border = _tf.creation_index(self.operations[self.first_backward])
+        border = _tf.creation_index(self.first_operation)
         ops = capture(grads, besides=[*self._ends, *(t for t, _ in others)], late=border)
         held = [*(grads if self.options.hold_gradients else ()), *(t for t, held in others if held)]
         return simulate_execution(

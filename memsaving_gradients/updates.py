@@ -49,6 +49,8 @@ class Updates:
         The ops that make these.
     ends
         What runs when the graph does: ops that it does not need are not looked at.
+    first_backward
+        The creation index of the first op of the backward pass.
     """
 
     def __init__(
@@ -56,8 +58,9 @@ class Updates:
         operations: Sequence[tf.Operation],
         grads: Collection[tf.Operation],
         ends: Iterable[tf.Operation],
+        first_backward: int,
     ) -> None:
-        self.grads = set(grads)
+        self.grads, self.first_backward = set(grads), first_backward
         needed = _needed(ends, {*grads, *operations})
         self.operations = [op for op in operations if op in needed]
         #: What each op needs as the graph is built, and when views of several tensors at once are read past.
@@ -70,7 +73,7 @@ class Updates:
 
     def defer(self) -> int:
         """Let what needs no gradient wait for the gradient that it meets; how many reads of variables got control edges."""
-        owner = self._owners(None)
+        owner = self._owners()
         free: set[tf.Operation] = set()
         for op in self.order:
             if op not in owner and all(t.op in free or _is_source(t) for t in op.inputs):
@@ -120,7 +123,9 @@ class Updates:
         while stack:
             op = stack.pop()
             if op in self.grads:
-                if op.type not in optypes.MERGED_AT_RUN_TIME:
+                # A gradient may be a value of the forward pass, whose ops are fused.
+                forward = _tf.creation_index(op) < self.first_backward
+                if op.type not in (_NOT_WAITED_FOR if forward else optypes.MERGED_AT_RUN_TIME):
                     found[op] = None
             elif op.type in _NOT_WAITED_FOR:
                 stack += [other for other in self.steps.predecessors(op) if other in owner]
@@ -156,13 +161,12 @@ class Updates:
                     rewiring.point(op, k, viewed)
         self.built = self.steps
 
-    def ends(self, first_backward: int) -> dict[tf.Operation, list[tf.Operation]]:
+    def ends(self) -> dict[tf.Operation, list[tf.Operation]]:
         """For each op that makes gradients, the ops that end what is done with these alone; call after `split`.
 
-        ``first_backward``: the creation index of the first op of the backward pass. What reads others of these than gradients is
-        not known to be there when its gradient is.
+        What reads others of the backward pass than gradients is not known to be there when its gradient is.
         """
-        owner = self._owners(first_backward)
+        owner = self._owners(strictly=True)
         found: dict[tf.Operation, list[tf.Operation]] = defaultdict(list)
         for op, grad in owner.items():
             later = (owner[other] for other in self.steps.successors(op))
@@ -175,10 +179,10 @@ class Updates:
                 found[grad].append(op)
         return dict(found)
 
-    def _owners(self, first_backward: int | None) -> dict[tf.Operation, tf.Operation | None]:
+    def _owners(self, *, strictly: bool = False) -> dict[tf.Operation, tf.Operation | None]:
         """For each op that needs gradients, the op that makes them; ``None``: several do.
 
-        With ``first_backward`` also where the op needs something of the backward pass that is no gradient.
+        ``strictly``: also where the op needs something of the backward pass that is no gradient.
         """
         found: dict[tf.Operation, tf.Operation | None] = {}
         for op in nx.topological_sort(self.steps):
@@ -186,8 +190,8 @@ class Updates:
                 found[op] = op
                 continue
             owners = {found[other] for other in self.steps.predecessors(op) if other in found}
-            if first_backward is not None and any(
-                other not in self.steps and _tf.creation_index(other) >= first_backward
+            if strictly and any(
+                other not in self.steps and _tf.creation_index(other) >= self.first_backward
                 for other in _before(op)
             ):
                 owners.add(None)

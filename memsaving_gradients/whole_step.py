@@ -107,7 +107,8 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
     try:
         ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
         grads = {tensor.op for tensor, _ in registry.earlier(graph)}
-        updates = Updates(registry.operations_since(graph), grads, ends)
+        border = _tf.creation_index(built[0].following.site.first_operation)
+        updates = Updates(registry.operations_since(graph), grads, ends, border)
         budget = followed.outcome.plan.budget
         if budget is None:
             updates.defer()
@@ -145,7 +146,7 @@ def _ends(built: _Built, updates: Updates) -> dict[str, list[tf.Operation]]:
     site, rewiring = built.following.site, Rewiring()
     updates.split(rewiring)
     guard.remember(site.graph, rewiring)
-    ends = updates.ends(_tf.creation_index(site.operations[site.first_backward]))
+    ends = updates.ends()
     pairs = zip(site.grads, built.grads, strict=True)
     return {grad.op.name: ends[given.op] for grad, given in pairs if given.op in ends}
 
