@@ -82,4 +82,5 @@ def peaks_together() -> tuple[int, int]:
 
 def test_what_the_step_may_take_is_about_what_it_takes() -> None:
     peak, need = in_fresh_process("tests.test_several_calls:peaks_together")
-    assert 0.7 * need <= peak <= 1.2 * need
+    # Few cores may run one call after the other; what may run together is what is said.
+    assert 0.5 * need <= peak <= 1.2 * need
