@@ -29,12 +29,12 @@ __all__ = [
     "SHAPE_READERS",
     "SIZED_BY_INPUTS",
     "SOURCES",
-    "SPLIT",
     "UPDATES_IN_PLACE",
     "VIEWS",
     "fold_together",
     "is_clonable",
     "is_random",
+    "is_split",
     "is_stateful",
     "reads_known_shapes",
 ]
@@ -44,9 +44,6 @@ VIEWS = frozenset(
     """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape CheckNumerics
     Bitcast""".split()
 )
-
-#: Views of several tensors at once. Grappler makes an Identity of each (``model_pruner.cc``), so that none waits for the others.
-SPLIT = frozenset({"IdentityN"})
 
 #: Ops whose outputs may be such views, too, depending on shapes and constants (:mod:`graph_tools.views`).
 MAY_VIEW = frozenset("Unpack Split SplitV Slice StridedSlice Mul Add AddV2 Sub Div RealDiv".split())
@@ -162,6 +159,14 @@ def is_stateful(op: tf.Operation) -> bool:
 def is_random(op: tf.Operation) -> bool:
     """Whether ``op`` draws random numbers (legacy stateful draws and stateless ones alike)."""
     return "Random" in op.type or "Multinomial" in op.type or op.type.startswith("RngRead")
+
+
+def is_split(op: tf.Operation) -> bool:
+    """Whether ``op`` is a view of several tensors at once of which grappler makes one of each, so that none waits for the others.
+
+    It does unless they wait for something else (``model_pruner.cc``).
+    """
+    return op.type == "IdentityN" and not op.control_inputs
 
 
 def is_clonable(op: tf.Operation) -> bool:

@@ -155,15 +155,13 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         if op.type in optypes.SHAPE_READERS:
             reads[i] = ()
     persistent = persistent_bytes(ops, batch)
-    of_values = [
-        size if storage[v] == v else 0 for v, size in enumerate(ops.value_bytes(batch).tolist())
-    ]
+    sizes = ops.value_bytes(batch).tolist()
     return _Work(
         before=before,
         reads=reads,
         writes=writes,
         storage=storage,
-        size=of_values,
+        size=[size if storage[v] == v else 0 for v, size in enumerate(sizes)],
         there=there,
         seconds=costs.op_seconds(ops, batch).tolist(),
         cheap=[op.type in CHEAP for op in ops.ops],
@@ -180,7 +178,7 @@ def _split(ops: OpGraph, reads: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     past: dict[int, int] = {}
     found = list(reads)
     for i, op in enumerate(ops.ops):
-        if op.type in optypes.SPLIT and not op.control_inputs:
+        if optypes.is_split(op):
             past.update((first[i] + k, past.get(v, v)) for k, v in enumerate(reads[i]))
             found[i] = ()
     return [[past.get(v, v) for v in values] for values in found] if past else found

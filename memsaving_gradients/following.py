@@ -123,7 +123,7 @@ class Following:
             lower = self._again(found)
             if not lower.keeps(need_of(lower)) and goal and sought and sought.search:
                 self._share = min(1.0, found.planned / goal.budget)
-                self._give_up(lower, need_of(lower), 0)
+                self._give_up(lower, need_of, 0)
                 lower = self._lower(need_of) or self._again(found)
         assert lower.result is not None
         guard.remember(self.site.graph, lower.result.rewiring)
@@ -159,27 +159,26 @@ class Following:
                 return None, False
             if found is None or found.result is None:
                 return found, True
-            need = need_of(found)
-            if found.keeps(need):
+            if found.keeps(need_of(found)):
                 return found, True
             if self.mode == "saved":
                 self._take_back(found)
                 raise _no_longer_kept(found.outcome)
-            self._give_up(found, need, attempt)
-            # Holes between chunks are chance, and the next plan may have fewer; what the rest of a step takes is not.
-            if need_of is _alone and not self._large:
-                self._below = found.planned
+            self._give_up(found, need_of, attempt)
         return None, False
 
-    def _give_up(self, found: Followed, need: int, attempt: int) -> None:
+    def _give_up(self, found: Followed, need_of: Need, attempt: int) -> None:
         """Take a plan back, and ask for less from now on."""
+        need = need_of(found)
         self._take_back(found)
         self._broke = min(self._broke or need, need)
         # What the executor adds to one plan it adds to the next, about. Holes between chunks need not shrink with the
         # plan: each step down is a larger one, and large from the first where an attempt takes seconds.
         share = min(found.planned / need, self._share * MOST_SHARE)
         self._share = share * MOST_SHARE ** (attempt + 2 * self._large)
-        self._below = None
+        # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
+        by_chance = need_of is _alone and not self._large
+        self._below = found.planned if by_chance else None
 
     def _next(self, share: float, below: int | None = None) -> Followed | None:
         """Plan and rewrite."""

@@ -69,7 +69,8 @@ class Plan:
         One for each residual, and each tensor kept to recompute from, that is large enough to matter, in order of
         creation.
     peak_plain, peak
-        Simulated transient peak of plain training and of this plan, bytes asked for (see `allocated_plain`, `allocated`).
+        Simulated transient peak of plain training and of this plan, bytes asked for (see `allocated_plain`, `allocated`). Of a
+        plan that was made anew to leave room for the optimizer, ``peak`` is that of the whole step.
     extra_time
         Estimated time of the recomputation, as a fraction of the plain step's.
     clones

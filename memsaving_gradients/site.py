@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf
+from graph_tools import _tf, _tf_autodiff
 from graph_tools.capture import capture
 from memsaving_gradients import guard, registry
 from memsaving_gradients.budgets import Goal, Search
@@ -130,6 +130,18 @@ class Site:
         if not others or self.data_gates:
             return None
         return self._play_built(grads, others)
+
+    def play_traced(self) -> Simulation:
+        """The step as it runs with all that the function does that was traced to its end, and what it returns held to the end.
+
+        Raises
+        ------
+        GraphError
+            If something besides the gradients cannot be captured, such as a loop of TF1.
+        """
+        ops = capture(_tf_autodiff.ends_of(self.graph))
+        held = [ops.value(tensor) for tensor in _tf_autodiff.outputs_of(self.graph)]
+        return simulate_execution(ops, batch=self.options.batch, held=held)[0]
 
     def _play_built(
         self,

@@ -20,7 +20,9 @@ the gradients), but for the search for a cycle, which ends as soon as what follo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 
 import networkx as nx
 import tensorflow as tf
@@ -61,15 +63,22 @@ class Updates:
         first_backward: int,
     ) -> None:
         self.grads, self.first_backward = set(grads), first_backward
-        needed = _needed(ends, {*grads, *operations})
-        self.operations = [op for op in operations if op in needed]
-        #: What each op needs as the graph is built, and when views of several tensors at once are read past.
-        self.built, self.steps = nx.DiGraph(), nx.DiGraph()
-        for graph, before in ((self.built, _before), (self.steps, _before_split)):
-            graph.add_nodes_from([*grads, *self.operations])
-            for op in self.operations:
-                graph.add_edges_from((other, op) for other in before(op) if other in graph)
-        self.order = list(nx.topological_sort(self.built))
+        built = _graph(operations, self.grads, _before)
+        needed = nx.bfs_layers(built.reverse(copy=False), [op for op in ends if op in built])
+        live = self.grads.union(*needed)
+        #: What each op needs as the graph is built.
+        self.built = built.subgraph(live).copy()
+        self.operations = [op for op in operations if op in live]
+
+    @cached_property
+    def steps(self) -> nx.DiGraph:
+        """What each op needs when views of several tensors at once are read past."""
+        return _graph(self.operations, self.grads, _before_split)
+
+    @cached_property
+    def order(self) -> list[tf.Operation]:
+        """All ops, each after what it needs."""
+        return list(nx.topological_sort(self.built))
 
     def defer(self) -> int:
         """Let what needs no gradient wait for the gradient that it meets; how many reads of variables got control edges."""
@@ -111,7 +120,8 @@ class Updates:
 
     def _used_by(self, meeting: tf.Operation) -> tf.Operation | None:
         """The first op from ``meeting`` on that may be waited for."""
-        found = (op for op in nx.bfs_tree(self.steps, meeting) if op.type not in _NOT_WAITED_FOR)
+        behind = (op for _, op in nx.bfs_edges(self.steps, meeting))
+        found = (op for op in chain([meeting], behind) if op.type not in _NOT_WAITED_FOR)
         return next(found, None)
 
     def _triggers(
@@ -229,16 +239,17 @@ class Updates:
         return found
 
 
-def _needed(ends: Iterable[tf.Operation], within: Collection[tf.Operation]) -> set[tf.Operation]:
-    """Those of ``within`` that ``ends`` need."""
-    found = {op for op in ends if op in within}
-    stack = list(found)
-    while stack:
-        for other in _before(stack.pop()):
-            if other in within and other not in found:
-                found.add(other)
-                stack.append(other)
-    return found
+def _graph(
+    operations: Iterable[tf.Operation],
+    grads: Iterable[tf.Operation],
+    before: Callable[[tf.Operation], list[tf.Operation]],
+) -> nx.DiGraph:
+    """An edge to each of ``operations`` from each of these and of ``grads`` that it needs."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from([*grads, *operations])
+    for op in operations:
+        graph.add_edges_from((other, op) for other in before(op) if other in graph)
+    return graph
 
 
 def _before(op: tf.Operation) -> list[tf.Operation]:
@@ -253,7 +264,7 @@ def _before_split(op: tf.Operation) -> list[tf.Operation]:
 
 def _past(tensor: tf.Tensor) -> tf.Tensor:
     """What ``tensor`` is a view of, if together with others, unless these wait for something."""
-    while tensor.op.type in optypes.SPLIT and not tensor.op.control_inputs:
+    while optypes.is_split(tensor.op):
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 

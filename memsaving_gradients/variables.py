@@ -47,8 +47,7 @@ def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
         if op.type in optypes.SOURCES and op.type != "Const" and op.outputs:
             # Reads of one variable are one buffer.
             owner = op.inputs[0].ref() if op.inputs else op.outputs[0].ref()
-            size = tensor_bytes(op.outputs[0])
-            found[owner] = size.fixed + size.per_example * batch
+            found[owner] = tensor_bytes(op.outputs[0]).at(batch)
     return {owner: size for owner, size in found.items() if size}
 
 

@@ -23,14 +23,12 @@ import networkx as nx
 import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
-from graph_tools.capture import capture
 from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.warn import warn
 from memsaving_gradients import guard, registry
 from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.errors import BudgetWarning
-from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.following import Followed, Following
 from memsaving_gradients.planning import warn_stopped
 from memsaving_gradients.schedule import Simulation
@@ -99,11 +97,11 @@ def note(following: Following, followed: Followed, grads: Sequence[tf.Tensor]) -
 def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
     """Order the rest of a step, which was just traced to its end, and let its gradients leave room for it."""
     following, followed = built[-1].following, built[-1].followed
-    if following.site.data_gates:
+    site = following.site
+    if site.data_gates:
         # XLA orders a step as it sees fit.
         return
-    batch = following.site.options.batch
-    need_of = _Needs(graph, batch)
+    need_of = _Needs(site)
     try:
         ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
         grads = {tensor.op for tensor, _ in registry.earlier(graph)}
@@ -113,24 +111,27 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         if budget is None:
             updates.defer()
             return
-        if updates.take_memory(_tf_autodiff.outputs_of(graph), batch) < budget * LITTLE:
+        if (
+            updates.take_memory(_tf_autodiff.outputs_of(graph), site.options.batch)
+            < budget * LITTLE
+        ):
             return
         need = need_of(followed)
         if need > budget and updates.defer():
-            need_of = _Needs(graph, batch)
+            need_of.played.clear()
             need = need_of(followed)
     except (GraphError, nx.NetworkXUnfeasible):
         # Something besides the gradients that cannot be captured, such as a loop of TF1.
         return
-    plan, stopped = followed.outcome.plan, following.site.stopped
+    plan, stopped = followed.outcome.plan, site.stopped
     if need > budget and len(built) == 1:
         followed = following.lower(followed, need_of, _ends(built[0], updates))
         need = need_of(followed)
         plan = followed.outcome.plan
         if need <= budget:
             plan = followed.outcome.as_it_runs(need_of.played[followed]).plan
-        if following.site.stopped != stopped:
-            warn_stopped(plan, following.site.stopped)
+        if site.stopped != stopped:
+            warn_stopped(plan, site.stopped)
     registry.amend(graph, replace(plan, whole_step=need))
     if need > budget and not any(entry.said for entry in built):
         warn(
@@ -154,17 +155,14 @@ def _ends(built: _Built, updates: Updates) -> dict[str, list[tf.Operation]]:
 class _Needs:
     """The bytes of a budget that a whole step needs, by what its gradients follow; each is played once."""
 
-    def __init__(self, graph: tf.Graph, batch: int) -> None:
-        self.graph, self.batch = graph, batch
+    def __init__(self, site: Site) -> None:
+        self.site = site
         self.played: dict[Followed, Simulation] = {}
 
     def __call__(self, followed: Followed) -> int:
         if followed not in self.played:
-            ops = capture(_tf_autodiff.ends_of(self.graph))
-            held = [ops.value(tensor) for tensor in _tf_autodiff.outputs_of(self.graph)]
-            played, _ = simulate_execution(ops, batch=self.batch, held=held)
-            self.played[followed] = played
-        return safe_bytes(self.played[followed], followed.outcome.plan.gating)
+            self.played[followed] = self.site.play_traced()
+        return safe_bytes(self.played[followed], self.site.gating)
 
 
 def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> bool:

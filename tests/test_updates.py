@@ -200,26 +200,33 @@ def test_the_same_weights_and_slots(name: str) -> None:
     assert plan.clones
 
 
+def random_variables(count: int) -> list[tf.Variable]:
+    numbers = (tf.random.stateless_normal([WIDTH, WIDTH], [k, 1]) for k in range(count))
+    return [tf.Variable(number / 7) for number in numbers]
+
+
+def loss_and_gradients(x: tf.Tensor, weights: list[tf.Variable], options: Any) -> Any:
+    """Of residual layers; plain without options."""
+    y = x
+    for weight in weights:
+        y = tf.tanh(y @ weight) + y
+    loss = tf.reduce_sum(y)
+    if not options:
+        return loss, tf.gradients(loss, weights)
+    return loss, ms.gradients(loss, weights, **options)
+
+
 @pytest.mark.usefixtures("exact")
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 def test_gradients_that_are_returned_and_used_in_a_function_of_the_users() -> None:
     def run(**options: Any) -> list[np.ndarray]:
-        weights = [
-            tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], [k, 1]) / 7)
-            for k in range(LAYERS)
-        ]
+        weights = random_variables(LAYERS)
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.01)
         optimizer.build(weights)
 
         @tf.function(autograph=False)
         def step(x: tf.Tensor) -> Any:
-            y = x
-            for weight in weights:
-                y = tf.tanh(y @ weight) + y
-            loss = tf.reduce_sum(y)
-            grads = (
-                ms.gradients(loss, weights, **options) if options else tf.gradients(loss, weights)
-            )
+            loss, grads = loss_and_gradients(x, weights, options)
             with tf.control_dependencies(grads[:1]):
                 extra = tf.reduce_sum(grads[0]) + tf.reduce_sum(grads[-1])
             optimizer.apply_gradients(zip(grads, weights, strict=True))
@@ -238,24 +245,19 @@ def test_gradients_that_are_returned_and_used_in_a_function_of_the_users() -> No
 
 def by_hand(update: Callable[..., Any], **options: Any) -> list[np.ndarray]:
     """Three steps with an update written by hand; what the function gives, weights and slots."""
-    numbers = [tf.random.stateless_normal([WIDTH, WIDTH], [k, 1]) / 7 for k in range(2 * LAYERS)]
-    weights = [tf.Variable(number) for number in numbers[:LAYERS]]
-    slots = [tf.Variable(number) for number in numbers[LAYERS:]]
+    variables = random_variables(2 * LAYERS)
+    weights, slots = variables[:LAYERS], variables[LAYERS:]
 
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> Any:
-        y = x
-        for weight in weights:
-            y = tf.tanh(y @ weight) + y
-        loss = tf.reduce_sum(y)
-        grads = ms.gradients(loss, weights, **options) if options else tf.gradients(loss, weights)
+        loss, grads = loss_and_gradients(x, weights, options)
         return [loss, *(update(weights, slots, grads) or ())]
 
     x = tf.random.stateless_normal([ROWS, WIDTH], [9, 9])
     found = [value.numpy() for _ in range(3) for value in step(x)]
     if options:
         assert ms.plans(step)
-    return [*found, *(variable.numpy() for variable in (*weights, *slots))]
+    return [*found, *(variable.numpy() for variable in variables)]
 
 
 def waits_together(weights: Any, slots: Any, grads: Any) -> None:
@@ -337,10 +339,7 @@ def test_the_same_where_a_gradient_is_a_value_of_the_forward_pass() -> None:
 
     def run(checkpoints: Any) -> list[np.ndarray]:
         factor, slot = (tf.Variable(tf.ones([WIDTH, WIDTH])) for _ in range(2))
-        weights = [
-            tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], [k, 1]) / 7)
-            for k in range(LAYERS)
-        ]
+        weights = random_variables(LAYERS)
 
         @tf.function(autograph=False)
         def step(x: tf.Tensor) -> tf.Tensor:
