@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -91,14 +91,19 @@ class Meter:
         The training graph.
     gating
         ``"control"``, or ``"data"`` under XLA.
+    persistent
+        Bytes of what is there before the step. In a graph of more than `MANY_OPS`, schedules are played amidst of it, for several steps: a
+        second each, where one that turns out to need more costs five.
     """
 
-    def __init__(self, graph: TrainingGraph, gating: str) -> None:
+    def __init__(self, graph: TrainingGraph, gating: str, persistent: Sequence[int] = ()) -> None:
         self.graph, self.gating = graph, gating
+        self.persistent = tuple(persistent) if graph.length > MANY_OPS else ()
 
     def need(self, proposal: Proposal) -> int:
         """The bytes in chunks that a proposal needs."""
-        return chunk_bytes(proposal.simulation, self.gating)
+        simulation = replace(proposal.simulation, persistent=self.persistent)
+        return chunk_bytes(simulation, self.gating)
 
     @cached_property
     def plain(self) -> Proposal:

@@ -27,7 +27,7 @@ __all__ = ["Followed", "Following"]
 #: Plans that are rewritten and played until one keeps the budget, and the most that the next one gets of what this one had.
 MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
 #: Where an attempt takes seconds (`MANY_OPS`), there are fewer, and the first one leaves room for what the executor adds.
-FEW_ATTEMPTS, FIRST_SHARE = 5, 0.9
+FEW_ATTEMPTS, FIRST_SHARE = 5, 0.92
 #: Plans for less that are tried to leave room for the rest of a step, before the one of least memory.
 WHOLE_ATTEMPTS = 3
 
@@ -173,9 +173,9 @@ class Following:
         self._take_back(found)
         self._broke = min(self._broke or need, need)
         # What the executor adds to one plan it adds to the next, about. Holes between chunks need not shrink with the
-        # plan: each step down is a larger one, and large from the first where an attempt takes seconds.
+        # plan: each step down is a larger one.
         share = min(found.planned / need, self._share * MOST_SHARE)
-        self._share = share * MOST_SHARE ** (attempt + 2 * self._large)
+        self._share = share * MOST_SHARE**attempt
         # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
         by_chance = need_of is _alone and not self._large
         self._below = found.planned if by_chance else None

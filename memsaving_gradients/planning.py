@@ -196,7 +196,7 @@ def _seek(site: Site) -> Sought | None:
     if site.pack():
         step = site.capture()
     search = Search(
-        Meter(step.graph, site.gating),
+        Meter(step.graph, site.gating, before.persistent),
         find_planner(options.planner),
         keep=site.keep(step, "marked"),
         accumulate=options.accumulate,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from memsaving_gradients import budgets
 from memsaving_gradients.budgets import Goal, Meter, Search
 from memsaving_gradients.planners import Limits, Proposal
-from tests.graphs import GRAPHS
+from tests.graphs import GRAPHS, chain
 from tests.greedy import greedy
 from tests.towers import LAYERS, WIDTH, planned, tower
 
@@ -51,6 +53,18 @@ def test_search_takes_the_fastest_that_fits() -> None:
     found = search.within(Goal(int(0.7 * need), need, need, 0.7))
     fits = [f for f in search._tried if f.need <= 0.7 * meter.need(meter.plain)]
     assert found.proposal.extra_seconds == min(f.proposal.extra_seconds for f in fits)
+
+
+def test_large_graphs_are_played_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What they leave of their regions is larger than a buffer, and smaller than two.
+    graph, there = chain([1 << 18] * 8), [(5 << 17) + 256] * 2
+    alone = Meter(graph, "control")
+    small = Meter(graph, "control", there)
+    assert small.need(small.plain) == alone.need(alone.plain)
+    monkeypatch.setattr(budgets, "MANY_OPS", 1)
+    large = Meter(graph, "control", there)
+    played = replace(large.plain.simulation, persistent=tuple(there))
+    assert large.need(large.plain) == played.allocated_peak != alone.need(alone.plain)
 
 
 def test_out_of_time_the_least_is_asked_for_once() -> None:
