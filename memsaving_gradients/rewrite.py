@@ -2,8 +2,9 @@
 
 The executor runs an op as soon as its inputs are there, so a clone alone would run during the forward pass and save
 nothing. Clones come in runs: those that the schedule puts between two backward ops. A run waits, through one gate, for
-every backward op before it in the schedule that nothing else waits for; only the *roots* of the run (clones that read no
-other clone of it) need the gate, and each gate waits for the one before it.
+every backward op before it in the schedule that nothing else waits for, but for those that may finish beside it
+(:mod:`memsaving_gradients.stragglers`); only the *roots* of the run (clones that read no other clone of it) need the gate, and each gate
+waits for the one before it.
 
 An op may have several clones. What they read tells them apart: two clones in one run would be merged, so the second
 one begins a run of its own, which waits for the clones before it; a clone that reads clones of an earlier run, or what
@@ -39,6 +40,7 @@ from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.runs import Runs
 from memsaving_gradients.schedule import Schedule, Simulation, Step
+from memsaving_gradients.stragglers import Stragglers
 from memsaving_gradients.sums import Sums
 
 __all__ = ["Rewrite", "rewrite"]
@@ -143,6 +145,7 @@ class _Writer:
                 step, simulation, self.result.rewiring, self.merging, self.sums, updates
             )
         self.window: list[int] = []
+        self.stragglers = Stragglers(step.graph, schedule, simulation)
         self.runs = Runs(step.graph, self.merging, simulation.peak)
         self.gate: Any = None
         self.gates: dict[tuple[int, int], Gate] = {}
@@ -168,7 +171,7 @@ class _Writer:
             gate = self.gates[tied]
         else:
             if not self.runs.open:
-                self._open_gate(op)
+                self._open_gate(op, key)
             elif self.runs.must_part(key, reads, in_order=self.barriers is None):
                 self._part_run(op)
             gate = self.gate
@@ -254,9 +257,12 @@ class _Writer:
         op = int(self.ops.producer[value])
         return self.result.clones[op, copy].outputs[value - int(self.ops.first_value[op])]
 
-    def _open_gate(self, root: tf.Operation) -> None:
+    def _open_gate(self, root: tf.Operation, key: tuple[int, int]) -> None:
         """Begin a run behind the backward ops of the window."""
-        triggers = [self._original(i) for i in self._sinks()]
+        sinks = self._sinks()
+        if self.barriers is None:
+            sinks = self.stragglers.waited_for(sinks, key)
+        triggers = [self._original(i) for i in sinks]
         self.window = []
         if not triggers:
             self._part_run(root)
