@@ -24,7 +24,7 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_tools.allocator import allocated_peak
+from graph_tools.allocator import allocated_peak, irregular_peak
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
@@ -49,10 +49,10 @@ __all__ = [
 
 #: Plans to ask for while one is sought that fits and uses the budget well, …
 MOST_ROUNDS = 5
-#: … on graphs of more ops than this so many, if one of them fits.
-MANY_OPS, FEW_ROUNDS = 30_000, 2
-#: The further steps down are longer by this factor.
-STEP = 0.95
+#: … on graphs of more ops than this so many, if one of them fits; chunks are played for so many steps there.
+MANY_OPS, FEW_ROUNDS, STEPS = 30_000, 2, 5
+#: The further ones are smaller by this factor.
+SMALLER = 0.95
 #: A plan that needs at least this share of the budget uses it well enough.
 CLOSE = 0.96
 #: What is asked for last, as multiples of the peak that comes when a byte is asked for (a search for too much loses its way, and may
@@ -92,8 +92,8 @@ class Meter:
     gating
         ``"control"``, or ``"data"`` under XLA.
     persistent
-        Bytes of what is there before the step. In a graph of more than `MANY_OPS`, schedules are played amidst of it, for several steps: a
-        second each, where one that turns out to need more costs five.
+        Bytes of what is there before the step. In a graph of more than `MANY_OPS`, schedules are played amidst of it, for `STEPS`: half
+        a second each, where one that turns out to need more costs five.
     """
 
     def __init__(self, graph: TrainingGraph, gating: str, persistent: Sequence[int] = ()) -> None:
@@ -102,8 +102,10 @@ class Meter:
 
     def need(self, proposal: Proposal) -> int:
         """The bytes in chunks that a proposal needs."""
-        simulation = replace(proposal.simulation, persistent=self.persistent)
-        return chunk_bytes(simulation, self.gating)
+        simulation = proposal.simulation
+        if not self.persistent or self.gating == "data":
+            return chunk_bytes(simulation, self.gating)
+        return irregular_peak([simulation.buffers], before=self.persistent, steps=STEPS)
 
     @cached_property
     def plain(self) -> Proposal:
@@ -296,7 +298,7 @@ class Search:
             asked = min(most, max(1, budget * meter.plain.peak // chunks))
             if self._large:
                 # Holes take more of a plan than of plain training, and a plan that does not fit takes seconds.
-                asked = max(1, int(asked * STEP))
+                asked = max(1, int(asked * SMALLER))
         # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too much.
         low, high = 0, most + 1
         for number in range(MOST_ROUNDS):
@@ -322,7 +324,7 @@ class Search:
             asked = int(asked * (budget / max(found.need, 1)))
             if found.need > budget:
                 # Holes between chunks need not shrink with the plan: each step down is a larger one.
-                asked = int(asked * STEP**number)
+                asked = int(asked * SMALLER**number)
             if not low < asked < high:
                 asked = (low + high) // 2 if low else high - 1
             if not low < asked < high:
