@@ -1,0 +1,144 @@
+"""Checkpoints within checkpoints: the least recomputation for so many of them on a chain of equal steps.
+
+Treeverse (Griewank 1992; as *revolve*, Griewank and Walther 2000, ACM Algorithm 799) reverses a chain of N steps with s
+checkpoints, its input among them. If no step is advanced over more than r times, at most C(s + r, s) steps can be reversed. The first checkpoint
+is set such that what lies before it can be done in r − 1 more advances, and what lies behind it with s − 1 checkpoints; likewise within
+both. That takes r·N − C(s + r, s + 1) advances for the least such r, and no schedule takes fewer. With s about log₂(N) so does r: a chain of
+a thousand steps in the memory of two dozen.
+
+The graph is cut into stages (:mod:`~memsaving_gradients.planners.stages`), which count as equal steps. Within a budget, the most
+checkpoints are taken with which the simulated peak fits: fewer advances for more of them. Optimal for equal stages, with peaks that
+grow with the number of checkpoints; for unequal ones :mod:`~memsaving_gradients.planners.chain` is, but its table grows with the third
+power of stages. Cost: log₂(N) schedules, each linear in its steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from memsaving_gradients.planners.chain import record
+from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
+from memsaving_gradients.planners.rotor import Action
+from memsaving_gradients.planners.stages import Stages, cut_stages
+from memsaving_gradients.schedule import Schedule, ordered
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["advances", "levels", "plan", "recomputations_by_level", "reversal"]
+
+#: Stages at the most.
+MOST_STAGES = 4096
+
+
+def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
+    """The fewest recomputations by this recursion within the budget; about log₂ of the number of stages checkpoints without one."""
+    plain = proposed(graph, limits, ordered(graph, limits.sums(graph)))
+    if limits.budget is not None and plain.peak <= limits.budget:
+        return replace(plain, optimal=True)
+    stages: Stages = graph.derived(_stages, frozenset(limits.keep))
+    length = len(stages.histories)
+    if limits.budget is None:
+        trial = _recursion(graph, limits, stages, math.ceil(math.log2(max(length, 2))))
+        return min(plain, trial, key=lambda proposal: proposal.peak)
+    # With `low` checkpoints it fits (of 0 nobody knows), with `high` it does not.
+    low, high = 0, length + 1
+    best = plain
+    try:
+        while high - low > 1:
+            slots = (low + high) // 2
+            trial = _recursion(graph, limits, stages, slots)
+            if trial.peak <= limits.budget:
+                best, low = trial, slots
+            else:
+                best = best if low else min(best, trial, key=lambda proposal: proposal.peak)
+                high = slots
+            if limits.progress is not None:
+                limits.progress(1 - (high - low) / (length + 1), "choosing checkpoints")
+    except Interrupted:
+        return replace(best, complete=False)
+    return best
+
+
+def advances(steps: int, slots: int) -> int:
+    """The least advances over steps that reverse ``steps`` of them with ``slots`` checkpoints, the input among them.
+
+    Examples
+    --------
+    >>> [advances(10, slots) for slots in (1, 2, 3, 4, 10)]
+    [45, 20, 15, 14, 9]
+    """
+    r = levels(steps, slots)
+    return r * steps - math.comb(slots + r, slots + 1)
+
+
+def levels(steps: int, slots: int) -> int:
+    """The least number of times that steps must be advanced over, with ``slots`` checkpoints, the input among them.
+
+    Examples
+    --------
+    >>> [levels(1024, slots) for slots in (1, 10, 32, 44, 1023)]
+    [1023, 5, 3, 2, 1]
+    """
+    r = 0
+    while math.comb(slots + r, slots) < steps:
+        r += 1
+    return r
+
+
+def reversal(steps: int, slots: int) -> Iterator[Action]:
+    """Treeverse: what to do with each stage, in order."""
+    todo = [(0, steps, slots)]
+    while todo:
+        first, last, free = todo.pop()
+        if last - first == 1 or free == 1:
+            for stage in range(last - 1, first - 1, -1):
+                yield Action("history", stage)
+                yield Action("backward", stage)
+            continue
+        middle = first + _before_checkpoint(last - first, free)
+        yield Action("keep", middle)
+        todo += [(first, middle, free), (middle, last, free - 1)]
+
+
+def _before_checkpoint(steps: int, slots: int) -> int:
+    """How many of ``steps`` lie before the next checkpoint, two or more of each."""
+    r = levels(steps, slots)
+    # Behind it: at least as many as r − 1 advances are enough for, so that nothing before it needs more than that.
+    behind = math.comb(slots + r - 2, slots - 1)
+    return max(1, min(math.comb(slots + r - 1, slots), steps - behind))
+
+
+def recomputations_by_level(schedule: Schedule) -> dict[int, int]:
+    """How many ops are run again once, twice, …: times → ops.
+
+    Examples
+    --------
+    >>> from memsaving_gradients.schedule import Step
+    >>> recomputations_by_level(Schedule((Step(0), Step(1), Step(0, 1), Step(1, 1), Step(0, 2))))
+    {1: 1, 2: 1}
+    """
+    times = Counter(step.op for step in schedule.steps if step.copy)
+    return dict(sorted(Counter(times.values()).items()))
+
+
+def _recursion(graph: TrainingGraph, limits: Limits, stages: Stages, slots: int) -> Proposal:
+    actions = _actions(stages, slots)
+    return proposed(graph, limits, record(graph, stages, actions, limits.sums(graph)))
+
+
+def _actions(stages: Stages, slots: int) -> Iterator[Action]:
+    """The reversal of all stages; those at the end that keep nothing turn back together with the last one that does."""
+    whole = len(stages.histories)
+    length = max((k + 1 for k in range(whole) if stages.histories[k][0]), default=1)
+    behind = [Action("backward", stage) for stage in range(whole - 1, length - 1, -1)]
+    for action in reversal(length, slots):
+        yield action
+        if action.kind == "history":
+            yield from behind
+            behind = []
+
+
+_stages = partial(cut_stages, most=MOST_STAGES)
