@@ -69,7 +69,15 @@ def peaks_together() -> tuple[int, int]:
 
     @tf.function(autograph=False)
     def step(a, b):
-        return ms.gradients(tower(a), a, budget=0.5) + ms.gradients(tower(b), b, budget=0.5)
+        ys = tower(a), tower(b)
+        # One core would run one call after the other.
+        with tf.control_dependencies(ys):
+            seed = tf.identity(1.0)
+        return [
+            grad
+            for x, y in zip((a, b), ys, strict=True)
+            for grad in ms.gradients(y, x, grad_ys=seed, budget=0.5)
+        ]
 
     batch = tf.ones([2**18]), tf.ones([2**18]) * 0.5
     with warnings.catch_warnings(record=True) as said:
@@ -82,5 +90,4 @@ def peaks_together() -> tuple[int, int]:
 
 def test_what_the_step_may_take_is_about_what_it_takes() -> None:
     peak, need = in_fresh_process("tests.test_several_calls:peaks_together")
-    # Few cores may run one call after the other; what may run together is what is said.
-    assert 0.5 * need <= peak <= 1.2 * need
+    assert 0.7 * need <= peak <= 1.2 * need
