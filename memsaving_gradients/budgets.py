@@ -98,12 +98,13 @@ class Meter:
 
     def __init__(self, graph: TrainingGraph, gating: str, persistent: Sequence[int] = ()) -> None:
         self.graph, self.gating = graph, gating
-        self.persistent = tuple(persistent) if graph.length > MANY_OPS else ()
+        amidst = graph.length > MANY_OPS and gating != "data"
+        self.persistent = tuple(persistent) if amidst else ()
 
     def need(self, proposal: Proposal) -> int:
         """The bytes in chunks that a proposal needs."""
         simulation = proposal.simulation
-        if not self.persistent or self.gating == "data":
+        if not self.persistent:
             return chunk_bytes(simulation, self.gating)
         return irregular_peak([simulation.buffers], before=self.persistent, steps=STEPS)
 

@@ -137,6 +137,7 @@ class _Writer:
         self.sums = Sums(step.graph, step.source.ops, schedule.chained)
         # XLA orders by data alone.
         self.holds: Holds | None = None
+        self.stragglers: Stragglers | None = None
         self.barriers: Barriers | None = None
         if data_gates:
             self.barriers = Barriers(step, simulation.peak, self.result.rewiring)
@@ -144,8 +145,8 @@ class _Writer:
             self.holds = Holds(
                 step, simulation, self.result.rewiring, self.merging, self.sums, updates
             )
+            self.stragglers = Stragglers(step.graph, schedule, simulation)
         self.window: list[int] = []
-        self.stragglers = Stragglers(step.graph, schedule, simulation)
         self.runs = Runs(step.graph, self.merging, simulation.peak)
         self.gate: Any = None
         self.gates: dict[tuple[int, int], Gate] = {}
@@ -171,7 +172,7 @@ class _Writer:
             gate = self.gates[tied]
         else:
             if not self.runs.open:
-                self._open_gate(op, key)
+                self._open_gate(key)
             elif self.runs.must_part(key, reads, in_order=self.barriers is None):
                 self._part_run(op)
             gate = self.gate
@@ -257,11 +258,11 @@ class _Writer:
         op = int(self.ops.producer[value])
         return self.result.clones[op, copy].outputs[value - int(self.ops.first_value[op])]
 
-    def _open_gate(self, root: tf.Operation, key: tuple[int, int]) -> None:
-        """Begin a run behind the backward ops of the window."""
-        sinks = self._sinks()
-        if self.barriers is None:
-            sinks = self.stragglers.waited_for(sinks, key)
+    def _open_gate(self, first: tuple[int, int]) -> None:
+        """Begin a run, of which this is the first clone, behind the backward ops of the window."""
+        root, sinks = self.ops.ops[first[0]], self._sinks()
+        if self.stragglers is not None:
+            sinks = self.stragglers.waited_for(sinks, first)
         triggers = [self._original(i) for i in sinks]
         self.window = []
         if not triggers:

@@ -17,14 +17,13 @@ from tests.graphs import Maker
 v1 = tf.compat.v1
 
 
-def two_layers() -> tuple[TrainingGraph, int, int]:
-    """Three ops with weights; backward ops make a gradient of the weight, which nobody reads, and one of the input each."""
+def layers() -> tuple[TrainingGraph, int, int]:
+    """A chain, and two of its backward ops: one whose result nobody reads, and one whose result another reads."""
     make = Maker()
     at = make.op(make.source(), size=4)
     for _ in range(3):
         at = make.op(at, make.source(), size=4)
     graph = make.graph()
-    # Two ops instead of one: the last backward op of each layer reads the same, and is read by nobody.
     read = {v for values in graph.reads for v in values}
     leaves = [
         op for op in range(graph.first_backward, graph.length) if read.isdisjoint(graph.writes[op])
@@ -46,7 +45,7 @@ def with_room(graph: TrainingGraph, room: int) -> tuple[Schedule, Simulation, tu
 
 @pytest.mark.parametrize(("room", "is_left"), [(50, True), (3, False)])
 def test_what_has_room_may_finish_later(room, is_left):
-    graph, leaf, inner = two_layers()
+    graph, leaf, inner = layers()
     schedule, simulation, clone = with_room(graph, room)
     stragglers = Stragglers(graph, schedule, simulation)
     assert stragglers.waited_for([inner, leaf], clone) == ([inner] if is_left else [inner, leaf])
@@ -56,13 +55,13 @@ def test_what_has_room_may_finish_later(room, is_left):
 
 
 def test_what_others_read_is_waited_for():
-    graph, _, inner = two_layers()
+    graph, _, inner = layers()
     schedule, simulation, clone = with_room(graph, 50)
     assert Stragglers(graph, schedule, simulation).waited_for([inner, inner], clone) == [inner] * 2
 
 
 def test_a_gate_waits_for_something():
-    graph, leaf, _ = two_layers()
+    graph, leaf, _ = layers()
     schedule, simulation, clone = with_room(graph, 50)
     assert Stragglers(graph, schedule, simulation).waited_for([leaf], clone) == [leaf]
 

@@ -18,7 +18,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 from memsaving_gradients.planners.chain import record
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
@@ -38,7 +37,7 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     plain = proposed(graph, limits, ordered(graph, limits.sums(graph)))
     if limits.budget is not None and plain.peak <= limits.budget:
         return replace(plain, optimal=True)
-    stages: Stages = graph.derived(_stages, frozenset(limits.keep))
+    stages: Stages = graph.derived(cut_stages, frozenset(limits.keep), MOST_STAGES)
     length = len(stages.histories)
     if limits.budget is None:
         trial = _recursion(graph, limits, stages, math.ceil(math.log2(max(length, 2))))
@@ -139,6 +138,3 @@ def _actions(stages: Stages, slots: int) -> Iterator[Action]:
         if action.kind == "history":
             yield from behind
             behind = []
-
-
-_stages = partial(cut_stages, most=MOST_STAGES)
