@@ -13,20 +13,13 @@ and the caller simulates the schedule on the whole graph in any case. Linear in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from graph_tools.liveness import timeline
-from memsaving_gradients.planners.retention import (
-    DROPPED,
-    KEPT,
-    STRICT,
-    Problem,
-    appointments,
-    leaves_at_once,
-)
+from memsaving_gradients.planners.retention import DROPPED, KEPT, Problem, run
 from memsaving_gradients.planners.segments import small_storages
 from memsaving_gradients.recorder import Recorder
 from memsaving_gradients.schedule import Schedule, ordered, simulate
@@ -83,41 +76,77 @@ class Coarse:
 
     def schedule(self, decisions: Sequence[int]) -> Schedule:
         """The schedule of the whole graph that follows ``decisions``."""
+        return self.follow(run(self.problem, decisions).again)
+
+    def follow(self, executions: Iterable[tuple[int, int]]) -> Schedule:
+        """The schedule of the whole graph in which these recipes are run again, each behind the event before which, in order."""
         graph, problem = self.graph, self.problem
         recorder = Recorder(graph)
         storage = graph.storage.tolist()
-        number = {s: k for k, s in enumerate(self.storages)}
-        gap_of = problem.first_gap[:-1].copy()
-        returns, leaves = appointments(problem, decisions)
+        again: dict[int, list[int]] = {}
+        for event, recipe in executions:
+            again.setdefault(event, []).append(recipe)
+
+        def forget(begin: int) -> None:
+            # What lies between decided values is there for nobody but those that it was made for.
+            for op, copy, _ in recorder.steps[begin:]:
+                if copy:
+                    for root in {storage[v] for v in graph.writes[op]} & self.undecided:
+                        recorder.drop(root)
+
         for event, ops in enumerate(self.stretches):
+            for recipe in again.get(event, ()):
+                done = len(recorder.steps)
+                made = [
+                    self.storages[value]
+                    for value in problem.outputs[recipe]
+                    if problem.recipe[value] == recipe
+                ]
+                for root in made:
+                    recorder.drop(root)
+                recorder.make(made)
+                forget(done)
             done = len(recorder.steps)
-            for gap in returns.get(event, ()):
-                recorder.make((self.storages[problem.owner[gap]],))
-            # All that the event reads comes back before it begins.
-            for value in problem.reads[event]:
-                recorder.make((self.storages[value],))
             for op in ops:
                 recorder.run(op)
-            for value in problem.reads[event]:
-                gap_of[value] += 1
-            for op, copy, _ in recorder.steps[done:]:
-                if not copy:
-                    continue
-                for made in graph.writes[op]:
-                    root = storage[made]
-                    value = number.get(root, -1)
-                    strict = value >= 0 and decisions[gap_of[value]] == STRICT
-                    if root in self.undecided or (strict and problem.recipe[value] >= 0):
-                        recorder.drop(root)
-            for value in (*problem.reads[event], *problem.writes[event]):
-                what = decisions[gap_of[value]]
-                if what and problem.recipe[value] >= 0 and leaves_at_once(what):
-                    recorder.drop(self.storages[value])
-            for gap in leaves.get(event, ()):
-                recorder.drop(self.storages[problem.owner[gap]])
+            forget(done)
             for root in self.passing[event]:
                 recorder.drop(root)
         return recorder.schedule(self.chained)
+
+    def executions(self, schedule: Schedule) -> list[tuple[int, int]]:
+        """What `follow` would be given for a schedule, or for one like it."""
+        problem = self.problem
+        recipe_of = {
+            int(self.graph.producer[self.storages[outputs[0]]]): recipe
+            for recipe, outputs in enumerate(problem.outputs)
+        }
+        event_of = {op: event for event, ops in enumerate(self.stretches) for op in ops}
+        found: list[tuple[int, int]] = []
+        event = len(self.stretches)
+        for step in reversed(schedule.steps):
+            if not step.copy:
+                event = event_of[step.op]
+            elif step.op in recipe_of:
+                found.append((event, recipe_of[step.op]))
+        return found[::-1]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every plan of the graph is one of the problem, and takes the same bytes and the same time there."""
+        graph = self.graph
+        own = graph.storage == np.arange(len(graph.storage))
+        decisive = np.flatnonzero(graph.losable & (graph.size > 0)).tolist()
+
+        def works(op: int) -> bool:
+            return bool(graph.reads[op]) or any(graph.size[v] for v in graph.writes[op])
+
+        return (
+            bool(own.all())
+            and all(sum(map(works, ops)) <= 1 for ops in self.stretches)
+            and set(decisive) <= set(self.storages)
+            and not (self.undecided or self.chained or graph.forwards.any())
+        )
 
 
 def coarsen(graph: TrainingGraph, keep: Collection[int] = (), accumulate: bool = True) -> Coarse:

@@ -129,6 +129,8 @@ class Run:
         Time of the recipes that were run again.
     event
         For each step, the event that it belongs to: the one that it makes something for, or itself.
+    again
+        The recipes that were run again, in order, each behind the event before which it was.
     born, last, value, gap
         For each time that a value was made: the step, the last step that reads it, the value, and the gap in which it was made.
     """
@@ -137,6 +139,7 @@ class Run:
     peak: int
     extra_seconds: float
     event: list[int]
+    again: list[tuple[int, int]]
     born: list[int]
     last: list[int]
     value: list[int]
@@ -200,6 +203,7 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
     made_in: list[int] = []
     beside: list[int] = []
     event_of: list[int] = []
+    recipes: list[tuple[int, int]] = []
     returns, leaves = appointments(problem, decisions)
     extra = 0.0
     step = 0
@@ -237,6 +241,7 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
                         there[v] = 1
                         again.append(v)
                 extra += seconds[number]
+                recipes.append((event, number))
                 beside.append(between[event] + scratch[number] + twice)
                 event_of.append(event)
                 step += 1
@@ -267,4 +272,5 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
     np.add.at(delta, born, size)
     np.add.at(delta, np.array(last, np.int64) + 1, -size)
     alive = np.cumsum(delta[:step]) + np.array(beside, np.int64)
-    return Run(alive, int(alive.max(initial=0)), extra, event_of, born, last, value_of, made_in)
+    peak = int(alive.max(initial=0))
+    return Run(alive, peak, extra, event_of, recipes, born, last, value_of, made_in)
