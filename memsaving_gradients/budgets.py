@@ -29,6 +29,7 @@ from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bound import least_extra_seconds
+from memsaving_gradients.planners.integer_bound import tightest_bound
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.training_graph import TrainingGraph
@@ -36,6 +37,7 @@ from memsaving_gradients.units import exact_bytes, format_bytes
 from memsaving_gradients.validity import problem_of
 
 __all__ = [
+    "FLOORS",
     "MANY_OPS",
     "Found",
     "Goal",
@@ -186,6 +188,8 @@ class Search:
         As in `Limits`.
     seconds
         The most time for all plans together; ``None``: no limit.
+    floors
+        What is asked for where nothing fits, see `FLOORS`.
     """
 
     meter: Meter
@@ -194,6 +198,7 @@ class Search:
     accumulate: bool = True
     seconds: float | None = None
     progress: Callable[[float, str], None] | None = None
+    floors: Sequence[float] = FLOORS
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -204,7 +209,8 @@ class Search:
         self._shown = 0.0
         self._large = self.meter.graph.length > MANY_OPS
         self._rounds = FEW_ROUNDS if self._large else MOST_ROUNDS
-        self._floors = FLOORS[:1] if self._large else FLOORS
+        if self._large:
+            self.floors = self.floors[:1]
 
     def free(self) -> Found:
         """What the planner aims at by itself, with no limit on bytes."""
@@ -334,11 +340,11 @@ class Search:
     def _reach_floor(self) -> list[Found]:
         """The least that the planner can do: the same attempts whatever the budget is, but only one where time is over."""
         floors: list[Found] = []
-        for number, factor in enumerate(self._floors):
+        for number, factor in enumerate(self.floors):
             if floors and self._stopped:
                 break
             asked = int(floors[0].proposal.peak * factor) if number else 1
-            found = self._attempt(asked, len(self._floors) - number, late=not number)
+            found = self._attempt(asked, len(self.floors) - number, late=not number)
             if found is None:
                 break
             floors.append(found)
@@ -417,7 +423,7 @@ class Search:
         proposal = found.proposal
         if found.asked is not None and proposal.lower_bound > proposal.extra_seconds:
             # It was asked for the least, which no bound of time holds for; within what it takes there is one.
-            bound = least_extra_seconds(self.meter.graph, proposal.peak, accumulate=self.accumulate)
+            bound = tightest_bound(self.meter.graph, proposal.peak, accumulate=self.accumulate)
             proposal = replace(proposal, lower_bound=min(bound, proposal.extra_seconds))
             found = replace(found, proposal=proposal, asked=proposal.peak)
         if self._stopped:

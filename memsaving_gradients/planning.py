@@ -201,6 +201,7 @@ def _seek(site: Site) -> Sought | None:
         keep=site.keep(step, "marked"),
         accumulate=options.accumulate,
         seconds=options.planning_seconds,
+        floors=site.floors,
     )
     return Sought(step, unpacked, before, goal, search)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from graph_tools import _tf, _tf_autodiff
 from graph_tools.capture import capture
 from memsaving_gradients import guard, registry
-from memsaving_gradients.budgets import Goal, Search
+from memsaving_gradients.budgets import FLOORS, Goal, Search
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.options import Options
 from memsaving_gradients.packing import Masks, pack_masks
@@ -69,6 +69,8 @@ class Site:
         What was packed so far.
     progress
         Told how far planning is.
+    floors
+        What a search for a plan asks for where nothing fits.
     """
 
     graph: tf.Graph
@@ -80,6 +82,7 @@ class Site:
     data_gates: bool
     masks: Masks = field(default_factory=Masks)
     progress: Callable[[float, str], None] | None = None
+    floors: Sequence[float] = FLOORS
 
     def __post_init__(self) -> None:
         self.operations = self.graph.get_operations()

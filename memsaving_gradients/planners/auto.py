@@ -9,8 +9,9 @@ the coarse budget is corrected. Where nothing fits, or what fits is far above th
 recomputed several times. In deep networks it is asked first, and if it comes close to the bound, there is no search.
 
 Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a lower bound is given with each plan
-(:mod:`~memsaving_gradients.planners.bound`). Nothing that is found for one budget is known at another, so that a larger one may get a
-slower plan; on four networks, 20 budgets each, none did. Cost: `MOST_STEPS` steps played, a few seconds; the same plan in every process.
+(:mod:`~memsaving_gradients.planners.bound`, and with SciPy :mod:`~memsaving_gradients.planners.integer_bound`). Nothing that is found for one budget is known at another, so that a larger one may get a
+slower plan; on four networks, 20 budgets each, none did. Cost: `MOST_STEPS` steps played, a few seconds; the same plan in every process,
+unless a limit on time is given. In large graphs that fall into no blocks most of that is used.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from memsaving_gradients.planners import chain, cheap_ops, least_memory
-from memsaving_gradients.planners.bound import least_extra_seconds
 from memsaving_gradients.planners.coarse import Coarse, coarsen
+from memsaving_gradients.planners.integer_bound import tightest_bound
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.retention import Run, run
 from memsaving_gradients.planners.search import Search
@@ -34,6 +35,8 @@ __all__ = ["plan"]
 
 #: Steps that are played through while a plan is searched for.
 MOST_STEPS = 2_400_000
+#: So many times through the whole step, where no plan fits.
+MOST_IN_VAIN = 4000
 #: The share of them for coming down to the budget, from all places together.
 DESCENT = 0.4
 #: Sets of cuts that are looked at, for each kind of place to begin.
@@ -44,6 +47,9 @@ EQUAL = 1e-9
 DEEP, GOOD = 20_000, 3.0
 #: How boldly the descents go: with few large steps, and with many small ones.
 BOLD = (8, 0)
+#: In problems of so many events: if no descent comes to the budget, the best goes on for so many runs; and if there is a limit on time, they
+#: are improved, so many runs at a time, until this share of it is left for other attempts.
+MANY_EVENTS, LONG_DESCENT, SLICE, LEFT = 800, 6000, 2000, 0.4
 #: So many of the places come to are improved, with this part of the steps each, before the best is gone on with.
 IMPROVED, SHARE = 3, 10
 #: Corrections of the coarse budget, and the slack that is left alone.
@@ -71,7 +77,7 @@ class _Planning:
         self.graph, self.limits = graph, limits
         self.budget = int(limits.budget or 0)
         self.found: Proposal | None = None
-        self.bound = least_extra_seconds(graph, self.budget, accumulate=limits.accumulate)
+        self.bound = tightest_bound(graph, self.budget, accumulate=limits.accumulate)
         self.searches: list[Search] = []
         self.ticks = 0
         self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds
@@ -84,9 +90,11 @@ class _Planning:
     @cached_property
     def most_runs(self) -> int:
         """What all searches together may cost."""
-        # If nothing fits, only how low one can come is to be found.
-        steps = MOST_STEPS // 4 if self.bound == float("inf") else MOST_STEPS
-        return max(60, steps // max(1, len(self.coarse.problem.reads)))
+        runs = MOST_STEPS // max(1, len(self.coarse.problem.reads))
+        if self.bound == float("inf"):
+            # Nothing fits: only how low one can come is to be found.
+            runs = min(runs // 4, MOST_IN_VAIN)
+        return max(60, runs)
 
     def plan(self) -> Proposal:
         complete, deep = True, self.graph.length > DEEP
@@ -141,6 +149,10 @@ class _Planning:
                 self._note(self._proposal(came_to[0]))
             found.append(came_to)
         found.sort(key=lambda came_to: came_to[1].worth(budget))
+        many = len(self.coarse.problem.reads) >= MANY_EVENTS
+        if many and found[0][1].peak > budget and self.bound < float("inf"):
+            # The way down is long.
+            found.insert(0, self._new_search(budget).descend(found[0][0], LONG_DESCENT))
         improved = [
             self._new_search(budget).improve(
                 decisions, result, self.most_runs // SHARE, self.bound * (1 + EQUAL)
@@ -165,6 +177,22 @@ class _Planning:
             if trial.peak <= self.budget and abs(wanted - budget) <= SLACK * self.budget:
                 break
             budget = max(0, min(wanted, budget - 1) if trial.peak > self.budget else wanted)
+        if many:
+            self._improve_for_long(*best, budget)
+
+    def _improve_for_long(self, decisions: list[int], result: Run, budget: int) -> None:
+        """In a large graph, improve as long as there is time, if somebody said how much."""
+        if self.limits.seconds is None or self.ends is None:
+            return
+        took, ends = 0.0, self.ends - LEFT * self.limits.seconds
+        while time.monotonic() + 1.5 * took < ends:
+            began = time.monotonic()
+            search = self._new_search(budget, seed=len(self.searches))
+            decisions, result = search.improve(decisions, result, SLICE, self.bound * (1 + EQUAL))
+            self._note(self._proposal(decisions))
+            took = time.monotonic() - began
+            if search.runs < SLICE:
+                return
 
     def _starts(self) -> Iterator[list[int]]:
         """Decisions to begin with: plain; of each kind of cuts the fastest that fits and the next smaller one that does not."""
@@ -201,8 +229,8 @@ class _Planning:
         """What the searches have cost so far."""
         return sum(search.runs for search in self.searches)
 
-    def _new_search(self, budget: int) -> Search:
-        self.searches.append(Search(self.coarse.problem, budget, tick=self._tick))
+    def _new_search(self, budget: int, seed: int = 0) -> Search:
+        self.searches.append(Search(self.coarse.problem, budget, tick=self._tick, seed=seed))
         return self.searches[-1]
 
     def _tick(self) -> None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from memsaving_gradients.schedule import ordered, simulate
 from memsaving_gradients.training_graph import IntArray, TrainingGraph
 
-__all__ = ["least_extra_seconds"]
+__all__ = ["Crowd", "least_extra_seconds"]
 
 #: Moments looked at: those with the most bytes alive, no two of them next to each other.
 MOST_MOMENTS = 200
@@ -41,39 +41,89 @@ def least_extra_seconds(graph: TrainingGraph, budget: int, *, accumulate: bool =
     >>> [least_extra_seconds(chain, budget) for budget in (5, 4, 3, 2)]
     [0.0, 1.0, 2.0, inf]
     """
-    order = graph.order
-    chained = frozenset(graph.sums if accumulate else ())
-    alive = simulate(graph, ordered(graph, chained)).bytes_alive
-    place = np.empty(graph.length, np.int64)
-    place[order] = np.arange(graph.length)
-    last = _last_reads(graph, place)
-    born = place[graph.producer]
-    roots = graph.storage == np.arange(len(graph.storage))
-    counted = np.flatnonzero(roots & ~graph.source & (graph.size > 0))
-    added = {int(v) for op in chained for v in (*graph.reads[op], *graph.writes[op])}
-    free = graph.losable[counted]
-    summed = np.isin(counted, sorted(added))
-    size, seconds = graph.size[counted], _seconds_again(graph, counted)
-    rate = seconds / size
-    best = 0.0
-    for moment in _moments(alive, budget):
-        op = order[moment]
-        across = (born[counted] < moment) & (last[counted] > moment) & ~summed
-        touched = np.isin(counted, graph.storage[np.array(graph.reads[op], np.int64)])
-        fixed = int(size[(across & ~free) | (touched & ~summed)].sum()) + _made(graph, op)
-        items = np.flatnonzero(across & free & ~touched)
-        missing = fixed + int(size[items].sum()) - budget
+    return Crowd(graph, budget, accumulate=accumulate).bound
+
+
+class Crowd:
+    """What is alive in plain training at the places of the order where that is more than a budget.
+
+    Attributes
+    ----------
+    places
+        Those places.
+    alive
+        Bytes alive at each place of the order.
+    storages, size
+        Those that take memory, and how much of it.
+    born, last
+        For each of them, the place of its op, and of the last original that reads it (-1: none).
+    """
+
+    def __init__(self, graph: TrainingGraph, budget: int, *, accumulate: bool) -> None:
+        self.graph, self.budget = graph, budget
+        chained = frozenset(graph.sums if accumulate else ())
+        self.alive = simulate(graph, ordered(graph, chained)).bytes_alive
+        self.places = np.flatnonzero(self.alive > budget)
+        place = np.empty(graph.length, np.int64)
+        place[graph.order] = np.arange(graph.length)
+        roots = graph.storage == np.arange(len(graph.storage))
+        self.storages = np.flatnonzero(roots & ~graph.source & (graph.size > 0))
+        self.size = graph.size[self.storages]
+        self.born = place[graph.producer][self.storages]
+        self.last = _last_reads(graph, place)[self.storages]
+        self.free = graph.losable[self.storages]
+        self._seconds = _seconds_again(graph, self.storages)
+        self._rate = self._seconds / self.size
+        added = {int(v) for op in chained for v in (*graph.reads[op], *graph.writes[op])}
+        self._summed = np.isin(self.storages, sorted(added))
+
+    @property
+    def bound(self) -> float:
+        """The most time that has to be lost at one place, seconds."""
+        return max((self.least_seconds(place) for place in self._spread()), default=0.0)
+
+    def at(self, place: int) -> tuple[int, IntArray]:
+        """Bytes that no plan can spare at a place, and which other storages (by their index here) are there in plain training."""
+        op = self.graph.order[place]
+        across = (self.born < place) & (self.last > place) & ~self._summed
+        touched = self.touched(place)
+        fixed = (across & ~self.free) | (touched & ~self._summed)
+        bytes_fixed = int(self.size[fixed].sum()) + _made(self.graph, op)
+        return bytes_fixed, np.flatnonzero(across & self.free & ~touched)
+
+    def least_seconds(self, place: int) -> float:
+        """How much time has to be lost because of what has no room at a place."""
+        fixed, items = self.at(place)
+        missing = fixed + int(self.size[items].sum()) - self.budget
         if missing <= 0:
-            continue
-        if fixed > budget:
+            return 0.0
+        if fixed > self.budget:
             return float("inf")
-        items = items[np.argsort(rate[items], kind="stable")]
-        freed = np.cumsum(size[items])
+        items = items[np.argsort(self._rate[items], kind="stable")]
+        freed = np.cumsum(self.size[items])
         k = int(np.searchsorted(freed, missing))
         before = int(freed[k - 1]) if k else 0
-        lost = float(seconds[items[:k]].sum()) + (missing - before) * float(rate[items[k]])
-        best = max(best, lost)
-    return best
+        last = (missing - before) * float(self._rate[items[k]])
+        return float(self._seconds[items[:k]].sum()) + last
+
+    def worst(self, many: int) -> list[int]:
+        """So many places where most time has to be lost, no two of them close to each other."""
+        ranked = sorted(self._spread(), key=lambda place: (-self.least_seconds(place), place))
+        found: list[int] = []
+        for place in ranked:
+            if all(abs(place - other) > len(self.alive) // (4 * many) for other in found):
+                found.append(place)
+        return found[:many]
+
+    def _spread(self) -> list[int]:
+        """Crowded places, the most crowded among them, no two next to each other if there are many."""
+        ranked = self.places[np.argsort(-self.alive[self.places], kind="stable")]
+        return [int(p) for p in ranked[:: max(1, len(ranked) // MOST_MOMENTS)]]
+
+    def touched(self, place: int) -> npt.NDArray[np.bool_]:
+        """Which storages the op at a place reads."""
+        read = np.array(self.graph.reads[self.graph.order[place]], np.int64)
+        return np.isin(self.storages, self.graph.storage[read])
 
 
 def _seconds_again(graph: TrainingGraph, storages: IntArray) -> npt.NDArray[np.float64]:
@@ -118,9 +168,3 @@ def _made(graph: TrainingGraph, op: int) -> int:
         taken = next((s for s in made if s in read), 0)
         return sum(made) - taken
     return sum(made)
-
-
-def _moments(alive: IntArray, budget: int) -> list[int]:
-    over = np.flatnonzero(alive > budget)
-    ranked = over[np.argsort(-alive[over], kind="stable")]
-    return [int(m) for m in ranked[:: max(1, len(ranked) // MOST_MOMENTS)]]
