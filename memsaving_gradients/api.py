@@ -73,7 +73,7 @@ def gradients(
         int is bytes; a string has a unit (``"2GiB"``, ``"800 MB"``); a float in (0, 1] is a fraction of what plain training
         takes. Where plain training fits, gradients are plain (a `PlanNote` says so once). Marked tensors are kept besides.
     planner
-        Who looks for the plan: ``"auto"``, ``"chain"``, ``"chen"``, ``"memory"``, ``"recursive"``, ``"speed"``, or a function of a
+        Who looks for the plan: ``"auto"``, ``"chain"``, ``"chen"``, ``"exact"``, ``"memory"``, ``"recursive"``, ``"speed"``, or a function of a
         ``TrainingGraph`` and ``Limits`` that returns a ``Proposal`` (`memsaving_gradients.planners`).
     max_slowdown
         The other way to ask: the least memory with which a step takes at most this many times the estimated time of a plain

@@ -2,6 +2,7 @@
 
 - :mod:`~memsaving_gradients.planners.auto`: the fastest plan within a budget, on any graph; behind ``budget=``.
 - :mod:`~memsaving_gradients.planners.chain`: the same by a dynamic program, for networks that are chains of stages.
+- :mod:`~memsaving_gradients.planners.exact`: the fastest plan, proven, by constraint programming; needs OR-Tools.
 - :mod:`~memsaving_gradients.planners.recursive`: checkpoints within checkpoints, down to a memory of log₂ of the depth.
 - :mod:`~memsaving_gradients.planners.least_memory`: the least peak with every value recomputed at most once.
 - :mod:`~memsaving_gradients.planners.cheap_ops`: keep what is expensive, recompute what is cheap.
@@ -37,6 +38,7 @@ PLANNERS = {
     "auto": "auto",
     "chain": "chain",
     "chen": "chen_budget",
+    "exact": "exact",
     "memory": "least_memory",
     "recursive": "recursive",
     "speed": "cheap_ops",

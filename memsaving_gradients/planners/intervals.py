@@ -1,0 +1,201 @@
+"""The executions that take the least time within a budget, as OR-Tools' CP-SAT proves them.
+
+*Executions* are the other form of a plan for a retention problem: which recipes are run again, and before which event each. Whoever reads a
+value reads the latest that was made, and every value is freed behind its last reader; so they say all. Decisions on gaps can be
+searched through one by one; executions can be handed to a solver (the model is in :mod:`memsaving_gradients.planners._cp_sat`).
+
+CP-SAT runs in another process, which stays for the next question. It can be given an *effort*, in its own measure of work done (a unit takes
+some seconds): then it finds the same in every process, on every machine. Given seconds, it does not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.planners.retention import Problem
+
+__all__ = ["Execution", "Solution", "check_installed", "is_installed", "solve"]
+
+#: A recipe that is run again, behind the event before which it is.
+Execution = tuple[int, int]
+
+#: Workers of CP-SAT within a limit on seconds; within one on effort there is one, so that chance decides nothing.
+WORKERS = 4
+#: So often somebody is told that nothing is new, seconds.
+PATIENCE = 0.1
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What CP-SAT found.
+
+    Attributes
+    ----------
+    executions
+        The best that are known, in order; ``None``: none that fit.
+    bound
+        No executions within the limits on copies and bytes take less, seconds.
+    proven
+        Whether there are none better, or none at all.
+    """
+
+    executions: tuple[Execution, ...] | None
+    bound: float
+    proven: bool
+
+
+def is_installed() -> bool:
+    """Whether there is a solver."""
+    return importlib.util.find_spec("ortools") is not None
+
+
+def check_installed() -> None:
+    """Raise `ArgumentError` if there is no solver."""
+    if not is_installed():
+        raise ArgumentError(
+            "planner", "exact", "needs OR-Tools; pip install 'memsaving-gradients[exact]'"
+        )
+
+
+def solve(
+    problem: Problem,
+    budget: int,
+    *,
+    copies: Sequence[int],
+    hint: Sequence[Execution] = (),
+    bound: float = 0.0,
+    effort: float | None = None,
+    seconds: float | None = None,
+    tick: Callable[[], None] | None = None,
+) -> Solution:
+    """The executions that take the least time.
+
+    Parameters
+    ----------
+    problem
+        What runs; values that no event makes are unknown here.
+    budget
+        The most bytes alive.
+    copies
+        For each recipe, how many times it may be run again.
+    hint
+        Executions to begin with. They need not fit.
+    bound
+        No executions take less, as far as is known, seconds.
+    effort, seconds
+        When to stop with the best so far; ``None``: no limit.
+    tick
+        Called ten times a second. What it raises ends the search, and is raised.
+
+    Examples
+    --------
+    A chain of three values of a byte each, which the backward pass reads last one first; two fit:
+
+    >>> chain = Problem(
+    ...     reads=[(), (0,), (1,), (2,), (3, 1), (4, 0)], writes=[(0,), (1,), (2,), (3,), (4,), (5,)], size=[1] * 6,
+    ...     recipe=[0, 1, 2, -1, -1, -1], inputs=[(), (0,), (1,)], outputs=[(0,), (1,), (2,)], seconds=[1.0, 1.0, 1.0],
+    ...     scratch=[0, 0, 0], during=[0] * 6, between=[0] * 6)
+    >>> solve(chain, 3, copies=[3, 3, 3]) if is_installed() else Solution(((5, 0),), 1.0, True)
+    Solution(executions=((5, 0),), bound=1.0, proven=True)
+    """
+    check_installed()
+    request = {
+        "problem": asdict(problem),
+        "budget": int(budget),
+        "copies": list(copies),
+        "hint": list(hint),
+        "bound": bound,
+        "effort": effort,
+        "seconds": seconds,
+        "workers": WORKERS if effort is None else 1,
+    }
+    executions: tuple[Execution, ...] | None = None
+    for answer in _Solver.running().ask(request, tick or (lambda: None)):
+        bound = max(bound, answer["bound"])
+        if "executions" in answer:
+            executions = tuple((event, recipe) for event, recipe in answer["executions"])
+    least = answer["status"]
+    if least == "optimal" and executions is not None:
+        bound = sum(problem.seconds[recipe] for _, recipe in executions)
+    return Solution(executions, bound, least in ("optimal", "infeasible"))
+
+
+class _Solver:
+    """The process of CP-SAT."""
+
+    _one: _Solver | None = None
+
+    @classmethod
+    def running(cls) -> _Solver:
+        """The one there is; a new one if there is none."""
+        if cls._one is None:
+            cls._one = cls()
+            atexit.register(cls._end)
+        return cls._one
+
+    @classmethod
+    def _end(cls) -> None:
+        if cls._one is not None:
+            cls._one.process.kill()
+            cls._one.process.communicate()
+            cls._one = None
+            atexit.unregister(cls._end)
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("_cp_sat.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._said: list[str] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._listen_to_errors, daemon=True).start()
+
+    def ask(self, request: dict[str, Any], tick: Callable[[], None]) -> list[dict[str, Any]]:
+        """All answers to a request, the status last. Whoever interrupts it ends the process."""
+        answers: list[dict[str, Any]] = []
+        done = False
+        try:
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            while not answers or "status" not in answers[-1]:
+                tick()
+                try:
+                    line = self._lines.get(timeout=PATIENCE)
+                except queue.Empty:
+                    continue
+                if not line:
+                    raise RuntimeError(f"OR-Tools ended early: {''.join(self._said[-20:])}")
+                answers.append(json.loads(line))
+            done = True
+        except BrokenPipeError:
+            raise RuntimeError(f"OR-Tools ended early: {''.join(self._said[-20:])}") from None
+        finally:
+            if not done:
+                self._end()
+        return answers
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _listen_to_errors(self) -> None:
+        assert self.process.stderr is not None
+        self._said.extend(self.process.stderr)

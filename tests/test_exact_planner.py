@@ -1,0 +1,168 @@
+"""The planner that proves: against exhaustive search, and what holds of its bound and of its process."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.models.layered import unet_vgg
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.planners import Interrupted, Limits, Proposal, exact, intervals
+from memsaving_gradients.planners.coarse import coarsen
+from memsaving_gradients.planners.integer_bound import tightest_bound
+from memsaving_gradients.planners.retention import run
+from memsaving_gradients.schedule import plain, simulate
+from memsaving_gradients.training_graph import TrainingGraph
+from tests.checker import check_schedule
+from tests.graphs import chain
+from tests.oracle import least_seconds
+from tests.random_graphs import rich, small
+
+NEAR = 1e-6
+
+
+def planned(graph: TrainingGraph, budget: int, **limits) -> Proposal:
+    """The plan, checked for what holds of every one."""
+    proposal = exact.plan(graph, Limits(budget=budget, **limits))
+    checked = check_schedule(graph, proposal.schedule)
+    assert proposal.peak <= checked.peak or proposal.schedule.chained
+    assert proposal.extra_seconds == pytest.approx(checked.extra_seconds)
+    if proposal.peak <= budget:
+        assert proposal.lower_bound <= proposal.extra_seconds + NEAR
+    return proposal
+
+
+def check_against_exhaustive_search(seed: int) -> int:
+    """Every budget of a small graph that has a plan; how many of them need clones."""
+    graph = small(seed)
+    many = 0
+    for budget in range(1, simulate(graph, plain(graph)).peak + 1):
+        optimum = least_seconds(graph, budget)
+        assert tightest_bound(graph, budget) <= optimum + NEAR, (seed, budget)
+        if optimum == math.inf:
+            continue
+        proposal = planned(graph, budget)
+        assert proposal.peak <= budget, (seed, budget)
+        assert proposal.extra_seconds == pytest.approx(optimum), (seed, budget)
+        assert proposal.optimal, (seed, budget)
+        many += optimum > 0
+    return many
+
+
+def test_against_exhaustive_search():
+    assert sum(map(check_against_exhaustive_search, range(200))) >= 80
+
+
+@pytest.mark.slow
+def test_against_exhaustive_search_on_thousands():
+    assert sum(map(check_against_exhaustive_search, range(1000, 3000))) >= 800
+
+
+def test_no_plan_fits_less_than_the_least():
+    for seed in range(4):
+        graph = small(seed)
+        least = next(b for b in range(1, 99) if least_seconds(graph, b) < math.inf)
+        proposal = planned(graph, least - 1)
+        assert proposal.peak >= least
+        assert not proposal.optimal
+
+
+@settings(max_examples=40, deadline=None)
+@given(rich(most=8, sums=True), st.floats(0.3, 1.0))
+def test_any_graph_gets_a_valid_plan_and_a_bound_below_it(graph, share):
+    planned(graph, int(share * simulate(graph, plain(graph)).peak))
+
+
+def test_a_value_is_made_again_as_often_as_it_pays():
+    # Within the least memory of a chain its first layers run again and again.
+    graph = chain([1] * 9)
+    least = next(b for b in range(1, 30) if least_seconds(graph, b) < math.inf)
+    proposal = planned(graph, least)
+    again = [step.op for step in proposal.schedule.steps if step.copy]
+    assert max(again.count(op) for op in again) > exact.COPIES
+    assert proposal.optimal
+    assert proposal.extra_seconds == least_seconds(graph, least)
+
+
+def test_executions_say_all_of_a_plan():
+    graph = unet_vgg().graph()
+    coarse = coarsen(graph)
+    kept = set(coarse.storages[::3])
+    decisions = coarse.decisions(kept)
+    schedule = coarse.schedule(decisions)
+    again = run(coarse.problem, decisions).again
+    assert coarse.executions(schedule) == again
+    assert coarse.follow(coarse.executions(schedule)) == schedule
+
+
+def test_a_published_optimum_is_found_again():
+    instance = unet_vgg()
+    proposal = planned(instance.graph(), int(0.8 * instance.peak))
+    assert proposal.peak <= 0.8 * instance.peak
+    bound = tightest_bound(instance.graph(), int(0.8 * instance.peak))
+    assert 0 < bound <= proposal.extra_seconds
+
+
+def test_effort_gives_the_same_plan_every_time():
+    graph = unet_vgg().graph()
+    budget = int(0.6 * unet_vgg().peak)
+    first, second = (planned(graph, budget) for _ in range(2))
+    assert first.schedule == second.schedule
+    assert first.lower_bound == second.lower_bound
+
+
+def test_seconds_are_kept():
+    instance = unet_vgg()
+    begin = time.monotonic()
+    proposal = planned(instance.graph(), int(0.45 * instance.peak), seconds=2.0)
+    assert time.monotonic() - begin < 10
+    assert proposal.peak <= 0.45 * instance.peak
+
+
+def test_an_interrupted_search_gives_the_best_so_far_and_the_next_one_works():
+    instance = unet_vgg()
+
+    def stop(share: float, what: str) -> None:
+        if what == "proving":
+            raise Interrupted
+
+    proposal = planned(instance.graph(), int(0.45 * instance.peak), progress=stop)
+    assert not proposal.complete
+    assert proposal.peak <= 0.45 * instance.peak
+    assert planned(small(26), 20).optimal
+
+
+def test_what_the_process_says_before_it_ends_is_told(monkeypatch):
+    solver = intervals._Solver.running()
+    solver.process.kill()
+    solver.process.wait()
+    with pytest.raises(RuntimeError, match="ended early"):
+        planned(small(26), 20)
+    assert planned(small(26), 20).optimal
+
+
+def test_without_a_solver_the_way_to_one_is_named(monkeypatch):
+    monkeypatch.setattr(intervals.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ArgumentError, match=r"pip install 'memsaving-gradients\[exact\]'"):
+        exact.plan(chain([1, 2, 3]), Limits(budget=3))
+
+
+def test_the_process_ends_with_the_one_that_asks():
+    program = (
+        "from memsaving_gradients.planners import Limits, exact, intervals\n"
+        "from tests.random_graphs import small\n"
+        "exact.plan(small(26), Limits(budget=20))\n"
+        "print(intervals._Solver.running().process.pid)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    pid = int(done.stdout.split()[-1])
+    ended = subprocess.run(["ps", "-p", str(pid)], capture_output=True, check=False)
+    assert ended.returncode != 0
