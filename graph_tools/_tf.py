@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
+from tensorflow.python.ops import handle_data_util
 from tensorflow.python.util import _pywrap_util_port, tf_stack
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "unrecorded",
     "update_input",
     "user_frames",
+    "variable_bytes",
 ]
 
 
@@ -182,3 +184,16 @@ def profile(serialized: bytes) -> Any:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     return xplane_pb2.XSpace.FromString(serialized)
+
+
+def variable_bytes(handle: tf.Tensor) -> int:
+    """Bytes of the variable behind a handle; 0 where its shape is not known.
+
+    A graph that captures a variable has a handle and no variable; what it knows of that is not public (2.16 to 2.21).
+    """
+    data = handle_data_util.get_resource_handle_data(handle)
+    if data is None or not data.is_set or not data.shape_and_type:
+        return 0
+    known = data.shape_and_type[0]
+    count = tf.TensorShape(known.shape).num_elements()
+    return (count or 0) * tf.as_dtype(known.dtype).size

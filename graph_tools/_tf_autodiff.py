@@ -29,6 +29,7 @@ __all__ = [
     "replace_differentiate",
     "replace_tracer",
     "tensors_in",
+    "traced_anew",
     "tracer",
     "vectorized",
 ]
@@ -150,6 +151,16 @@ def graphs_of(thing: Any) -> list[tf.Graph] | None:
     if isinstance(getattr(thing, "graph", None), tf.Graph):
         return [thing.graph]
     return None
+
+
+def traced_anew(function: Any) -> Any:
+    """A ``tf.function`` of the same Python function and with the same options, which was never traced; others are wrapped in one.
+
+    There is no public way to have a function traced again, nor to ask it for its options (2.16 to 2.21).
+    """
+    if isinstance(function, polymorphic_function.Function):
+        return function._clone(None)
+    return tf.function(function)
 
 
 def tensors_in(graph: tf.Graph, things: Iterable[Any]) -> list[tf.Tensor]:

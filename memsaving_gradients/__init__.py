@@ -2,7 +2,7 @@
 
 ``gradients`` replaces ``tf.gradients``; ``patched`` makes unchanged code use it, tapes included;
 ``memsaving_gradients.keras.MemorySavingGradients`` is a callback for ``fit``; ``checkpoint`` marks a tensor to keep;
-``plans`` tells what was done.
+``plans`` tells what was done; ``explain`` and ``largest_batch`` tell what could be.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from memsaving_gradients.api import gradients_collection as gradients_collection
 from memsaving_gradients.api import gradients_memory as gradients_memory
 from memsaving_gradients.api import gradients_speed as gradients_speed
 from memsaving_gradients.comparison import Comparison as Comparison
+from memsaving_gradients.explaining import explain as explain
+from memsaving_gradients.explanation import Explanation as Explanation
+from memsaving_gradients.largest import LargestBatch as LargestBatch
+from memsaving_gradients.largest import largest_batch as largest_batch
 from memsaving_gradients.marks import checkpoint as checkpoint
 from memsaving_gradients.patching import patch as patch
 from memsaving_gradients.patching import patched as patched
@@ -29,14 +33,18 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "Decision",
+    "Explanation",
+    "LargestBatch",
     "Plan",
     "checkpoint",
     "errors",
+    "explain",
     "gradients",
     "gradients_collection",
     "gradients_memory",
     "gradients_speed",
     "keras",
+    "largest_batch",
     "patch",
     "patched",
     "plans",

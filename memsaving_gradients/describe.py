@@ -12,7 +12,7 @@ from memsaving_gradients.planners import Proposal
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation
 
-__all__ = ["describe", "why_nothing"]
+__all__ = ["describe", "source_line", "why_nothing"]
 
 _OWN = tuple(__file__.rsplit("/", 1)[:1])
 
@@ -108,7 +108,7 @@ def _decisions(step: CapturedStep, proposal: Proposal) -> list[Decision]:
                 fate="recompute" if lost else "keep",
                 reason=origin if lost else _reason(step, proposal, storage),
                 op_type=tensor.op.type,
-                source=_source(tensor.op),
+                source=source_line(tensor.op),
             )
         )
     return decisions
@@ -120,7 +120,7 @@ def _reason(step: CapturedStep, proposal: Proposal, storage: int) -> str:
     return proposal.reasons.get(storage, "read before it is lost")
 
 
-def _source(op: tf.Operation) -> str:
+def source_line(op: tf.Operation) -> str:
     """The innermost frame of the user's program that made ``op``."""
     for file, line, _ in reversed(_tf.user_frames(op)):
         if "/site-packages/" not in file and not file.startswith(_OWN) and not file.startswith("<"):

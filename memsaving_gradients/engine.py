@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -16,10 +18,24 @@ from memsaving_gradients.planning import warn_nothing_saved, warn_stopped
 from memsaving_gradients.rewrite import Rewrite
 from memsaving_gradients.site import Site
 
-__all__ = ["components", "save_memory"]
+__all__ = ["components", "observing", "save_memory"]
 
 guard.install()
 whole_step.install()
+
+_observer: ContextVar[Callable[[Site], None] | None] = ContextVar(
+    "memsaving_gradients_observer", default=None
+)
+
+
+@contextmanager
+def observing(observer: Callable[[Site], None]) -> Iterator[None]:
+    """Gradients built inside are shown to ``observer``, and stay as TensorFlow built them."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
 
 
 def save_memory(
@@ -66,6 +82,9 @@ def save_memory(
         )
         return list(grads)
     site = Site(graph, first_backward, ys, flat, kept, options, data_gates)
+    if (observer := _observer.get()) is not None:
+        observer(site)
+        return list(grads)
     following = Following(site, mode)
     followed = following.follow()
     if followed is None:

@@ -119,11 +119,11 @@ def simulate_execution(
         noise = np.exp(spread * np.random.default_rng(seed).standard_normal(many))
         times = (np.array(work.seconds) * noise).tolist()
         order, until = _play(replace(work, seconds=times), slowness)
-        born, dies, size, into = _lives(work, order, until)
+        born, dies, size, into, owner = _lives(work, order, until)
         lives = (born - begins, dies - begins, size)
         alive = timeline(*lives, many - begins)
         peak = int(alive.max(initial=0))
-        plays.append(Simulation(alive, peak, extra_seconds, lives, replaces=(into,)))
+        plays.append(Simulation(alive, peak, extra_seconds, lives, owner, replaces=(into,)))
     worst = max(plays, key=lambda play: play.peak)
     others = [play for play in plays if play is not worst]
     replaces = tuple(play.replaces[0] for play in (worst, *others))
@@ -273,8 +273,11 @@ def _play(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]
 
 def _lives(
     work: _Work, order: list[int], until: list[int]
-) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """First place, last place and bytes of every buffer, and the number of what it then takes the place of, or -1."""
+) -> tuple[IntArray, IntArray, IntArray, IntArray, list[int]]:
+    """First place, last place and bytes of every buffer, and the number of what it then takes the place of, or -1; whose they are.
+
+    The last buffers are copies of variables, and no value's.
+    """
     storage, size = work.storage, work.size
     start = [0] * len(order)
     for place, op in enumerate(order):
@@ -335,4 +338,4 @@ def _lives(
     made = [value for value, place in enumerate(born) if place >= 0]
     lives = [(born[v], dies[v], size[v], into.get(v, -1)) for v in made] + copies
     found = np.array(lives, np.int64).reshape(-1, 4)
-    return found[:, 0].copy(), found[:, 1].copy(), found[:, 2].copy(), found[:, 3].copy()
+    return found[:, 0].copy(), found[:, 1].copy(), found[:, 2].copy(), found[:, 3].copy(), made

@@ -106,6 +106,17 @@ class Following:
         self._take_back(found)
         raise too_small(goal, min(found.outcome.need, goal.plain_need), self.site.stopped)
 
+    def least(self) -> Outcome | None:
+        """The plan of least memory, as an error about a budget would name it; the graph is left as it was. ``None``: none saves anything."""
+        try:
+            with _uncollected(), showing(self.site.options.progress) as self.site.progress:
+                found = self._next(0.0)
+                if found is not None and found.result is not None:
+                    self._take_back(found)
+        finally:
+            self.site.abandon()
+        return None if found is None else found.outcome
+
     def lower(
         self, found: Followed, need_of: Need, updates: Mapping[str, Sequence[tf.Operation]]
     ) -> Followed:

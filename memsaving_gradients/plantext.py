@@ -13,7 +13,7 @@ from memsaving_gradients.units import exact_bytes, format_bytes, format_share
 if TYPE_CHECKING:
     from memsaving_gradients.plan import Plan
 
-__all__ = ["brief", "common_scope", "natural", "text"]
+__all__ = ["below_here", "brief", "columns", "common_scope", "natural", "shorten", "text"]
 
 #: Lines of the table.
 MOST_LINES = 20
@@ -107,13 +107,13 @@ def _table(plan: Plan) -> list[str]:
         (
             f"{d.bytes:,}",
             d.fate,
-            _shorten(d.tensor[len(scope) :], NAME_WIDTH),
+            shorten(d.tensor[len(scope) :], NAME_WIDTH),
             d.reason,
-            _below_here(d.source),
+            below_here(d.source),
         )
         for d in largest[:MOST_LINES]
     ]
-    lines += _columns(
+    lines += columns(
         [("bytes", "fate", f"tensor in {scope}" if scope else "tensor", "reason", "source"), *rows]
     )
     if len(largest) > MOST_LINES:
@@ -121,7 +121,7 @@ def _table(plan: Plan) -> list[str]:
     return lines
 
 
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows as wide as what is in them; numbers, in the first column, to the right."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     return [
@@ -158,7 +158,7 @@ def natural(name: str) -> list[tuple[str, int]]:
     return [(words, int(digits or 0)) for words, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
-def _below_here(source: str) -> str:
+def below_here(source: str) -> str:
     """A place in a file, relative to the working folder if it lies below it."""
     here = os.path.join(os.getcwd(), "")
     return source[len(here) :] if source.startswith(here) else source
@@ -169,5 +169,5 @@ def _both(size: int) -> str:
     return exact_bytes(size) if size >= 1024 else f"{size:,} bytes"
 
 
-def _shorten(name: str, width: int) -> str:
+def shorten(name: str, width: int) -> str:
     return name if len(name) <= width else "…" + name[len(name) - width + 1 :]

@@ -19,7 +19,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -55,14 +55,17 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     return proposed(graph, limits, search.best.schedule)
 
 
-def candidates(graph: TrainingGraph, limits: Limits = Limits()) -> Iterator[Schedule]:
-    """Schedules from the one that keeps everything down to that with the least memory; the budget does not matter.
+def candidates(
+    graph: TrainingGraph, limits: Limits = Limits(), budgets: Sequence[float] = ()
+) -> Iterator[Schedule]:
+    """Schedules from the one that keeps everything down to that with the least memory; the budget of ``limits`` does not matter.
 
-    Each is the fastest for some number of bytes, in the program's model.
+    Each is the fastest for some number of bytes, in the program's model: for ``budgets``, where too few could be simulated otherwise.
     """
     curve = _Curve(graph, limits)
     yield curve.everything()
-    for budget in curve.row:
+    few = curve.trials < MANY_TRIALS and len(budgets) > 0
+    for budget in budgets if few else curve.row:
         if (schedule := curve.schedule(budget)) is not None:
             yield schedule
 

@@ -1,0 +1,160 @@
+"""`explain`: where the memory of a training step goes, and what each budget costs, before a step is run.
+
+The step is traced as TensorFlow would trace it, and the gradients that it asks for are looked at and left alone. The graph of the whole step is
+then played (:mod:`memsaving_gradients.execution`): what is alive at its peak are the parts. Plans for a row of budgets come from
+:mod:`memsaving_gradients.planners.curve`, the least budget from the search that an error about a budget would name it by.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graph_tools import _tf, _tf_autodiff
+from graph_tools.capture import OpGraph, capture
+from memsaving_gradients.describe import source_line
+from memsaving_gradients.execution import simulate_execution
+from memsaving_gradients.explanation import Explanation, Layer, Parts, Point
+from memsaving_gradients.planners import Limits, Proposal, curve
+from memsaving_gradients.planners.integer_bound import tightest_bound
+from memsaving_gradients.progress import showing
+from memsaving_gradients.study import Study, asked
+
+__all__ = ["explain"]
+
+#: The budgets of the curve, as fractions of the bytes that plain training asks for.
+SHARES = (*(round(0.95 - 0.05 * k, 2) for k in range(19)), 0.025)
+
+
+def explain(fn: Any, *args: Any, **options: Any) -> Explanation:
+    """Where the memory of a training step goes, and the extra time that each budget costs; no step is run.
+
+    Parameters
+    ----------
+    fn
+        A training step: a function or ``tf.function`` that asks for gradients (``tf.gradients``, ``tf.GradientTape``, `gradients`), or a
+        compiled Keras model, whose ``train_step`` it is then.
+    *args
+        Its arguments: tensors, arrays or ``tf.TensorSpec``, of which only shapes and dtypes matter. For a model: what ``train_step``
+        gets, such as x and y.
+    **options
+        ``batch_size``, ``hold_gradients``, ``xla``, ``accumulate``, ``profile``, ``progress`` as in `memsaving_gradients.gradients`.
+
+    Returns
+    -------
+    Explanation
+        Parts, layers, the curve of budgets, the least budget. It prints as a table.
+
+    Raises
+    ------
+    ArgumentError
+        If ``fn`` asks for no gradients, or for none that can be rewired.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> import memsaving_gradients as ms
+    >>> def step(x):
+    ...     y = x
+    ...     for _ in range(16):
+    ...         y = tf.sin(y)
+    ...     return tf.gradients(y, x)
+    >>> found = ms.explain(step, tf.TensorSpec([1024]))
+    >>> found.parts.activations, found.least.share < 0.6
+    (61440, True)
+    """
+    return _explanation(Study(fn, args, asked(options)))
+
+
+def _explanation(study: Study) -> Explanation:
+    site, graph = study.site, study.graph
+    ops = capture(_tf_autodiff.ends_of(site.graph))
+    parts, layers = _at_peak(study, ops)
+    with showing(site.options.progress) as progress:
+        limits = Limits(
+            keep=site.keep(study.step, "marked"),
+            accumulate=site.options.accumulate,
+            progress=progress,
+        )
+        budgets = [int(share * study.meter.plain.peak) for share in SHARES]
+        found = curve.plans(graph, limits, budgets)
+    lowest = study.least()
+    points = [Point(study.plain, 1.0, 0.0, 0.0, 0)]
+    points += (_point(study, proposal, budget) for budget, proposal in found)
+    if lowest is not None:
+        plan, need = lowest.plan, lowest.need
+        bound = min(plan.lower_bound, plan.extra_time)
+        points.append(Point(need, need / study.plain, plan.extra_time, bound, plan.clones))
+    falling = _falling(points)
+    unknown = bool((study.step.source.bytes_per_example[graph.size > 0] > 0).any())
+    return Explanation(
+        parts=parts,
+        allocated_plain=study.plain,
+        layers=tuple(layers),
+        curve=tuple(falling),
+        seconds=graph.total_seconds,
+        computations=study.computations,
+        assumed_batch=site.options.batch if unknown and site.options.batch_size is None else None,
+    )
+
+
+def _point(study: Study, proposal: Proposal, asked_for: int) -> Point:
+    budget = study.budget_for(study.meter.need(proposal))
+    bound = tightest_bound(study.graph, asked_for, accumulate=study.site.options.accumulate)
+    extra, seconds = proposal.extra_seconds, max(study.graph.total_seconds, 1e-12)
+    return Point(
+        budget=budget,
+        share=budget / max(study.plain, 1),
+        extra_time=extra / seconds,
+        lower_bound=float(min(bound, extra) / seconds),
+        clones=proposal.schedule.clones,
+    )
+
+
+def _falling(points: Sequence[Point]) -> list[Point]:
+    """From the largest budget to the least, each slower than the one before."""
+    found: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.extra_time, point.budget)):
+        if not found or point.budget < found[-1].budget:
+            found.append(point)
+    return found
+
+
+def _at_peak(study: Study, ops: OpGraph) -> tuple[Parts, list[Layer]]:
+    """What is alive when the step, as it runs, takes most."""
+    site = study.site
+    held = [ops.value(t) for t in _tf_autodiff.outputs_of(site.graph)]
+    played = simulate_execution(ops, batch=site.options.batch, held=held)[0]
+    first = _tf.creation_index(site.first_operation)
+    late = [_tf.creation_index(op) >= first for op in ops.ops]
+    producer, storage = ops.producer.tolist(), ops.storage.tolist()
+    residual = {storage[v] for op, values in enumerate(ops.inputs) if late[op] for v in values}
+    results = {storage[ops.value(t)] for t in site.grads if t.op.name in ops.position}
+    at = int(np.argmax(played.bytes_alive))
+    born, dies, size = played.buffers
+    total = {"gradients": 0, "activations": 0, "temporaries": 0}
+    layers: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    for number in np.flatnonzero((born <= at) & (dies >= at)).tolist():
+        value = played.owner[number] if number < len(played.owner) else -1
+        kind = "temporaries"
+        if value in results:
+            kind = "gradients"
+        elif value in residual and not late[producer[value]]:
+            kind = "activations"
+            scope = ops.ops[producer[value]].name.rpartition("/")[0]
+            layers[scope][value] = int(size[number])
+        total[kind] += int(size[number])
+    found = [
+        Layer(scope, sum(values.values()), source_line(_largest(ops, values)))
+        for scope, values in layers.items()
+    ]
+    found.sort(key=lambda layer: (-layer.bytes, layer.name))
+    return Parts(*study.variables, **total), found
+
+
+def _largest(ops: OpGraph, values: dict[int, int]) -> tf.Operation:
+    return ops.tensor(max(values, key=lambda value: (values[value], -value))).op

@@ -1,0 +1,224 @@
+"""What makes up the memory of a training step, and what each budget costs, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from memsaving_gradients.errors import BudgetError
+from memsaving_gradients.plantext import below_here, columns, common_scope, shorten
+from memsaving_gradients.units import exact_bytes, format_bytes, format_share, parse_budget
+
+__all__ = ["Explanation", "Layer", "Parts", "Point"]
+
+#: Lines of the tables.
+MOST_LAYERS = 12
+#: Longer names lose their beginning.
+NAME_WIDTH = 56
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What takes memory when a plain training step takes most of it; bytes asked for.
+
+    Attributes
+    ----------
+    parameters
+        Variables that the forward pass reads or updates.
+    slots
+        Other variables: the optimizer's.
+    gradients
+        Gradients that were made and are still there.
+    activations
+        Forward tensors that backward ops read.
+    temporaries
+        Everything else: what ops pass to each other, and scratch space.
+    """
+
+    parameters: int
+    slots: int
+    gradients: int
+    activations: int
+    temporaries: int
+
+    @property
+    def transient(self) -> int:
+        """What a step takes beside the variables: its transient peak."""
+        return self.gradients + self.activations + self.temporaries
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.slots + self.transient
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Activations of one layer.
+
+    Attributes
+    ----------
+    name
+        The name scope of their ops.
+    bytes
+        What is kept of them at the peak of plain training.
+    source
+        The line of the user's program that made the largest, or an empty string.
+    """
+
+    name: str
+    bytes: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a budget costs.
+
+    Attributes
+    ----------
+    budget
+        The budget to give, bytes.
+    share
+        The same as a fraction of what plain training takes.
+    extra_time
+        Estimated time of the recomputation, as a fraction of the plain step's.
+    lower_bound
+        No plan takes less, as far as is known.
+    clones
+        Number of ops that run a second time.
+    """
+
+    budget: int
+    share: float
+    extra_time: float
+    lower_bound: float
+    clones: int
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """Where the memory of a training step goes, and what each budget costs; prints as a table.
+
+    Attributes
+    ----------
+    parts
+        What takes memory at the peak of plain training.
+    allocated_plain
+        What plain training takes in the chunks of TensorFlow's allocator, beside variables: what fractions are of.
+    layers
+        The layers whose activations are kept, largest first.
+    curve
+        What budgets cost, from the largest to the least: the first is plain training, the last the least that works.
+    seconds
+        Estimated time of a plain step.
+    computations
+        How many times the step asks for gradients. Explained is the one with most ops.
+    assumed_batch
+        The batch size that stands in for an unknown dimension; ``None``: bytes are known.
+    """
+
+    parts: Parts
+    allocated_plain: int
+    layers: tuple[Layer, ...]
+    curve: tuple[Point, ...]
+    seconds: float
+    computations: int = 1
+    assumed_batch: int | None = None
+
+    @property
+    def least(self) -> Point:
+        """The least budget that a plan was found for."""
+        return self.curve[-1]
+
+    def at(self, budget: Any) -> Point:
+        """The fastest point known within a budget, which is given as in `memsaving_gradients.gradients`.
+
+        Raises
+        ------
+        BudgetError
+            If it is below the least.
+        """
+        limit = parse_budget(budget)
+        if isinstance(limit, float):
+            limit = int(limit * self.allocated_plain)
+        fits = [point for point in self.curve if point.budget <= limit]
+        if not fits:
+            raise BudgetError(
+                "budget",
+                budget,
+                f"no plan that fits was found; the least budget is {exact_bytes(self.least.budget)}, "
+                f"{self.least.share:g} of plain training",
+                limit,
+                self.least.budget,
+                self.least.share,
+            )
+        return min(fits, key=lambda point: (point.extra_time, point.budget))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Explanation {format_bytes(self.allocated_plain)} plain, least budget "
+            f"{format_bytes(self.least.budget)} at {format_share(self.least.extra_time)} more time>"
+        )
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            "\n".join(lines) for lines in (self._memory(), self._layers(), self._budgets()) if lines
+        )
+
+    def _memory(self) -> list[str]:
+        parts = self.parts
+        rows = [("bytes", "", "of all", "")]
+        words = {
+            "parameters": "variables of the model",
+            "slots": "variables of the optimizer",
+            "gradients": "at the peak of the step",
+            "activations": "kept for the backward pass",
+            "temporaries": "passed from op to op, scratch space",
+        }
+        for field in fields(parts):
+            size = getattr(parts, field.name)
+            share = format_share(size / max(parts.total, 1))
+            rows.append((f"{size:,}", field.name, share, words[field.name]))
+        batch = (
+            f" for a batch of {self.assumed_batch}, assumed: give batch_size="
+            if self.assumed_batch
+            else ""
+        )
+        return [
+            f"a plain training step takes {exact_bytes(self.allocated_plain)} beside its variables{batch}",
+            *columns(rows),
+        ]
+
+    def _layers(self) -> list[str]:
+        if not self.layers:
+            return []
+        scope = common_scope([f"{layer.name}/" for layer in self.layers])
+        rows = [("bytes", f"activations of layer in {scope}" if scope else "activations of", "")]
+        for layer in self.layers[:MOST_LAYERS]:
+            name = shorten(layer.name[len(scope) :] or layer.name, NAME_WIDTH)
+            rows.append((f"{layer.bytes:,}", name, below_here(layer.source)))
+        lines = columns(rows)
+        if len(self.layers) > MOST_LAYERS:
+            rest = self.layers[MOST_LAYERS:]
+            lines.append(
+                f"… and {sum(layer.bytes for layer in rest):,} bytes in {len(rest)} others (explanation.layers)"
+            )
+        return lines
+
+    def _budgets(self) -> list[str]:
+        rows = [("budget", "of plain", "extra time", "at least", "ops run again")]
+        for point in self.curve:
+            rows.append(
+                (
+                    f"{point.budget:,}",
+                    f"{point.share:.3f}",
+                    format_share(point.extra_time, 1),
+                    format_share(point.lower_bound, 1),
+                    f"{point.clones:,}",
+                )
+            )
+        return [
+            *columns(rows),
+            f"least budget: {exact_bytes(self.least.budget)}; give gradients(..., budget={self.least.budget}) or a larger one",
+        ]

@@ -1,0 +1,273 @@
+"""`largest_batch`: how many examples fit into a memory, found without a step being run, and proven by one if wanted.
+
+What a step needs grows along a line with the batch, but for steps where a kernel, a plan or the size of a chunk changes. So a batch is guessed
+from two known needs, the step is traced for it, and the plan of least memory made (the one that an error about a budget
+would name), until one fits and the next larger one does not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools.measure import MeasurementError, in_fresh_process, measure_peak
+from memsaving_gradients import patching
+from memsaving_gradients.device import DeviceMemory
+from memsaving_gradients.errors import ArgumentError, BudgetError
+from memsaving_gradients.options import Options
+from memsaving_gradients.study import Study, asked, function_of
+from memsaving_gradients.units import exact_bytes, format_share, parse_bytes
+
+__all__ = ["LargestBatch", "largest_batch"]
+
+#: Batches that are tried, at most; after so many, the largest that fitted is taken.
+MOST_TRIALS = 20
+#: Nobody trains with more examples.
+MOST_EXAMPLES = 2**20
+
+Make = Callable[[int], tuple[Any, tuple[Any, ...]]]
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """The largest batch that fits.
+
+    Attributes
+    ----------
+    batch
+        Examples.
+    budget
+        What a step may take beside variables, bytes.
+    need
+        The budget that this batch needs at the least, bytes.
+    extra_time
+        Estimated time of the recomputation within that, as a fraction of the plain step's.
+    plain
+        The largest batch that fits without recomputation; 0: none does.
+    measured
+        What a step with this batch took, bytes; ``None``: it was not run.
+    """
+
+    batch: int
+    budget: int
+    need: int
+    extra_time: float
+    plain: int
+    measured: int | None = None
+
+    def __str__(self) -> str:
+        proven = "" if self.measured is None else f"; a step took {exact_bytes(self.measured)}"
+        return (
+            f"largest batch: {self.batch} (plain: {self.plain}), which needs {exact_bytes(self.need)} of "
+            f"{self.budget:,}, with {format_share(self.extra_time)} more time at the least budget{proven}"
+        )
+
+
+def largest_batch(
+    make: Make,
+    *,
+    budget: int | str | None = None,
+    device_memory: int | str | None = None,
+    start: int = 8,
+    prove: bool = False,
+    **options: Any,
+) -> LargestBatch:
+    """The largest batch with which a training step fits into a memory; no step is run, unless it is to be proven.
+
+    Parameters
+    ----------
+    make
+        A function of a batch size that returns a training step and its arguments, as for `memsaving_gradients.explain`:
+        ``(step, (x, y))``. Tensor specs do.
+    budget
+        What a step may take beside variables, bytes.
+    device_memory
+        What a device has: variables and a reserve are taken off. Give one of the two.
+    start
+        The batch to begin with.
+    prove
+        Whether to run a step with this batch in a process of its own, within the budget. ``make`` must be a function of a module that can be
+        imported.
+    **options
+        As for `memsaving_gradients.explain`.
+
+    Raises
+    ------
+    BudgetError
+        If not even one example fits; it names the least budget.
+    MeasurementError
+        If the proof fails.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> import memsaving_gradients as ms
+    >>> def make(batch):
+    ...     def step(x):
+    ...         y = x
+    ...         for _ in range(16):
+    ...             y = tf.sin(y)
+    ...         return tf.gradients(y, x)
+    ...     return step, (tf.TensorSpec([batch, 1024]),)
+    >>> found = ms.largest_batch(make, budget="1 MB")
+    >>> found.plain < found.batch
+    True
+    """
+    if (budget is None) == (device_memory is None):
+        raise ArgumentError(
+            "budget", budget, "give a budget in bytes or device_memory, and not both"
+        )
+    if isinstance(start, bool) or not isinstance(start, int) or start < 1:
+        raise ArgumentError("start", start, "give a number of examples, 1 or more")
+    if prove:
+        _target(make)
+    search = _Search(make, budget, device_memory, asked(options))
+    plain = search.run(start, lambda trial: trial.plain)
+    best = search.run(max(start, plain), lambda trial: trial.need)
+    if not best:
+        raise search.nothing_fits()
+    trial = search.trials[best]
+    measured = _measured(make, best, trial.budget) if prove else None
+    return LargestBatch(best, trial.budget, trial.need, trial.extra_time, plain, measured)
+
+
+class _Trial:
+    """A step traced for one batch."""
+
+    def __init__(self, study: Study, budget: int) -> None:
+        self.budget = budget
+        self.plain = study.plain_budget
+        self._study: Study | None = study
+
+    @property
+    def need(self) -> int:
+        """The least budget, bytes."""
+        return min(self.plain, self._least[0])
+
+    @property
+    def extra_time(self) -> float:
+        """What it costs, as a fraction of the plain step's time."""
+        return self._least[1] if self._least[0] < self.plain else 0.0
+
+    @cached_property
+    def _least(self) -> tuple[int, float]:
+        assert self._study is not None
+        found = self._study.least()
+        # Graphs are large.
+        self._study = None
+        return (self.plain, 0.0) if found is None else (found.need, found.plan.extra_time)
+
+
+class _Search:
+    """Steps traced so far, by batch."""
+
+    def __init__(
+        self,
+        make: Make,
+        budget: int | str | None,
+        device_memory: int | str | None,
+        options: Options,
+    ) -> None:
+        self.make, self.options = make, options
+        self.budget = None if budget is None else parse_bytes(budget, "budget")
+        self.device_memory = device_memory
+        self.trials: dict[int, _Trial] = {}
+
+    def run(self, start: int, need_of: Callable[[_Trial], int]) -> int:
+        """The largest batch that fits; 0: not even one example does."""
+        needs: dict[int, int] = {}
+        fits, above, batch = 0, MOST_EXAMPLES + 1, start
+        for _ in range(MOST_TRIALS):
+            trial = self._trial(batch)
+            needs[batch] = need_of(trial) - trial.budget
+            if needs[batch] <= 0:
+                fits = batch
+            else:
+                above = batch
+            if above <= fits + 1:
+                break
+            batch = _guess(needs, fits, above)
+        return fits
+
+    def nothing_fits(self) -> BudgetError:
+        """The error for a device on which no batch fits."""
+        batch, trial = min(self.trials.items())
+        many = "1 example needs" if batch == 1 else f"{batch} examples need"
+        return BudgetError(
+            "budget" if self.device_memory is None else "device_memory",
+            self.budget if self.device_memory is None else self.device_memory,
+            f"no batch fits: {many} {exact_bytes(trial.need)} of the {trial.budget:,} bytes there are; take a larger "
+            "device or a smaller model",
+            trial.budget,
+            trial.need,
+            1.0,
+        )
+
+    def _trial(self, batch: int) -> _Trial:
+        if batch not in self.trials:
+            fn, args = self.make(batch)
+            study = Study(fn, args, self.options)
+            budget = self.budget
+            if budget is None:
+                assert self.device_memory is not None
+                budget = DeviceMemory(self.device_memory, *study.variables).left
+            self.trials[batch] = _Trial(study, budget)
+        return self.trials[batch]
+
+
+def _guess(needs: Mapping[int, int], fits: int, above: int) -> int:
+    """A batch between the largest that fits and the next one that does not, on the line through the two that are nearest to the limit.
+
+    ``needs``: for batches that were tried, by how much they need more than there is.
+    """
+    if len(needs) == 1:
+        return 2 * fits if fits else max(1, above // 2)
+    one, two = sorted(needs, key=lambda batch: abs(needs[batch]))[:2]
+    guess = float(fits + above) / 2
+    if needs[one] != needs[two]:
+        guess = one - needs[one] * (two - one) / (needs[two] - needs[one])
+    # Needs go up in steps: a guess next to what is known may be wrong again and again.
+    room = (above - fits) // 8 if above <= MOST_EXAMPLES else 0
+    return int(min(max(guess, fits + 1 + room), above - 1 - room))
+
+
+def _target(make: Any) -> str:
+    """How another process finds a function."""
+    module, name = getattr(make, "__module__", None), getattr(make, "__qualname__", "<")
+    if module in (None, "__main__") or "<" in name or "." in name:
+        raise ArgumentError(
+            "make",
+            make,
+            "cannot be imported by the process that is to prove the batch; define it in a module, outside of any function, or "
+            "leave out prove=True",
+        )
+    return f"{module}:{name}"
+
+
+def _measured(make: Make, batch: int, budget: int) -> int:
+    request = {"target": _target(make), "batch": batch, "budget": budget}
+    found = in_fresh_process("memsaving_gradients.largest:run_once", request)
+    if found > budget:
+        raise MeasurementError(
+            f"a step with a batch of {batch} took {found:,} bytes, more than the {budget:,} that it may"
+        )
+    return int(found)
+
+
+def run_once(target: str, batch: int, budget: int) -> int:
+    """Run a step of ``batch`` examples of zeros within ``budget``; the bytes that it took, the worst of five times."""
+    module, _, name = target.partition(":")
+    fn, args = getattr(importlib.import_module(module), name)(batch)
+    zeros = tf.nest.map_structure(_zeros, list(args))
+    step = function_of(fn, zeros)
+    with patching.patched(budget=budget, batch_size=batch):
+        return measure_peak(lambda: step(*zeros)).peak
+
+
+def _zeros(leaf: Any) -> Any:
+    return tf.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, tf.TensorSpec) else leaf

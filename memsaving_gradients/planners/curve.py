@@ -1,0 +1,86 @@
+"""Plans for many budgets at once, from the largest to the smallest, each begun where the last one ended.
+
+A plan for a budget is most of a plan for the next smaller one. So the search of :mod:`~memsaving_gradients.planners.auto` comes down to all of
+them in little more time than to one: from the decisions for the last budget it descends to the next, and improves what it came to for a
+while. Beside that stand the plans of :mod:`~memsaving_gradients.planners.chain`, whose table answers for all budgets; in deep networks,
+where a search would take long, they stand alone. Each budget gets the fastest plan that is known and fits, so that none is slower than
+that for a smaller budget.
+
+Plans are as good as those that are asked for one by one to within a point or so of a step's time, and worse where the search would have begun
+elsewhere. Deterministic; at most `STEPS` steps played for each budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from memsaving_gradients.planners import chain
+from memsaving_gradients.planners.auto import DEEP
+from memsaving_gradients.planners.coarse import Coarse, coarsen
+from memsaving_gradients.planners.proposal import Limits, Proposal, proposed
+from memsaving_gradients.planners.search import Search
+from memsaving_gradients.schedule import ordered
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["plans"]
+
+#: Steps that are played through for each budget, in so many runs: this share of them to come down to it, the rest to improve.
+STEPS, FEWEST_RUNS, MOST_RUNS, DESCENT = 150_000, 30, 600, 0.5
+#: How boldly the descent goes where a budget is far below the last one.
+BOLD = 8
+
+
+def plans(
+    graph: TrainingGraph, limits: Limits, budgets: Sequence[int]
+) -> list[tuple[int, Proposal]]:
+    """For each of ``budgets`` that a plan was found for, from the largest to the smallest, the fastest one.
+
+    ``limits.budget`` and ``limits.seconds`` are not looked at.
+
+    Examples
+    --------
+    A chain of three values of a byte each, which the backward pass reads last one first:
+
+    >>> import numpy as np
+    >>> yes, no = np.ones(7, bool), np.zeros(7, bool)
+    >>> steps = TrainingGraph(
+    ...     first_backward=4, reads=[(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)],
+    ...     writes=[(k,) for k in range(7)], producer=np.arange(7), storage=np.arange(7), size=np.ones(7, int), source=no,
+    ...     clonable=yes, joins=no, forwards=no, fuses=no, seconds=np.ones(7), expensive=no)
+    >>> [(budget, plan.extra_seconds) for budget, plan in plans(steps, Limits(), [5, 4, 2])]
+    [(5, 0.0), (4, 1.0)]
+    """
+    wanted = sorted(set(budgets), reverse=True)
+    known = [proposed(graph, limits, ordered(graph, limits.sums(graph)))]
+    known += (
+        proposed(graph, limits, schedule) for schedule in chain.candidates(graph, limits, wanted)
+    )
+    if graph.length <= DEEP:
+        known += _descended(graph, limits, wanted)
+    found = []
+    for number, budget in enumerate(wanted):
+        if limits.progress is not None:
+            limits.progress(number / len(wanted), "planning for many budgets")
+        fits = [proposal for proposal in known if proposal.peak <= budget]
+        if fits:
+            found.append((budget, min(fits, key=lambda p: (p.extra_seconds, p.peak))))
+    return found
+
+
+def _descended(graph: TrainingGraph, limits: Limits, budgets: Sequence[int]) -> Iterator[Proposal]:
+    coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
+    runs = STEPS // max(1, len(coarse.problem.reads))
+    runs = min(max(runs, FEWEST_RUNS), MOST_RUNS)
+    decisions = coarse.problem.plain()
+    off = 0
+    for budget in budgets:
+        # The problem counts bytes a little differently from the graph: by about as much as at the last budget.
+        search = Search(coarse.problem, max(1, budget - off))
+        trial, result = search.descend(decisions, int(runs * DESCENT), bold=BOLD)
+        trial, result = search.descend(trial, int(runs * DESCENT))
+        if result.peak > search.budget:
+            return
+        decisions, result = search.improve(trial, result, max(1, runs - search.runs))
+        proposal = proposed(graph, limits, coarse.schedule(decisions))
+        off = proposal.peak - result.peak
+        yield proposal

@@ -1,0 +1,153 @@
+"""A training step that is traced to be looked at: its gradients stay as TensorFlow built them, and nothing runs.
+
+Nothing runs but what tracing runs: variables that are created on the first trace, such as an optimizer's slots, are created.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graph_tools import _tf, _tf_autodiff
+from memsaving_gradients import patching
+from memsaving_gradients.budgets import FLOORS, Meter, plain_bytes, safe_bytes
+from memsaving_gradients.engine import observing
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.execution import CHANCE
+from memsaving_gradients.following import Following
+from memsaving_gradients.options import Options
+from memsaving_gradients.planning import Outcome
+from memsaving_gradients.site import Site
+
+__all__ = ["Study", "asked", "function_of"]
+
+#: The options of `memsaving_gradients.gradients` that matter to somebody who only looks.
+OPTIONS = ("batch_size", "hold_gradients", "xla", "accumulate", "profile", "progress")
+
+
+def asked(options: dict[str, Any]) -> Options:
+    """Options for looking at a step; any others are errors."""
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise ArgumentError(name, value, f"no such option; options are {', '.join(OPTIONS)}")
+    return Options(**options, budget=SOME)
+
+
+#: A budget is asked for, so that the search for plans is that of budgets; it decides nothing.
+SOME = 1e-9
+
+
+class Study:
+    """A gradient computation that is looked at: of those of a step, the one with most ops.
+
+    Attributes
+    ----------
+    site
+        The computation.
+    computations
+        How many there are in the step.
+    step, graph
+        It as captured.
+    before
+        Plain training as it runs.
+    plain
+        What fractions are of, bytes.
+    meter
+        What schedules of the graph need.
+    """
+
+    def __init__(self, fn: Any, args: Sequence[Any], options: Options) -> None:
+        sites = _traced(fn, args, options)
+        self.computations = len(sites)
+        self.site = max(sites, key=lambda site: len(site.operations) - site.first_backward)
+        self.step = self.site.capture()
+        self.graph = self.step.graph
+        self.before = self.site.play(self.step)
+        self.plain = plain_bytes(self.before, self.site.gating)
+        self.meter = Meter(self.graph, self.site.gating, self.before.persistent)
+
+    @property
+    def plain_budget(self) -> int:
+        """The budget from which on plain training fits, bytes."""
+        return safe_bytes(self.before, self.site.gating)
+
+    def budget_for(self, need: int) -> int:
+        """The budget to ask for, for a plan that needs so many bytes: something is left to chance."""
+        return need if self.site.data_gates else int(need * (1 + CHANCE))
+
+    def least(self) -> Outcome | None:
+        """A plan of least memory, the first that an error about a budget would look at; ``None``: none saves anything. For once."""
+        self.site.floors = FLOORS[:1]
+        return Following(self.site, "budget").least()
+
+    @cached_property
+    def variables(self) -> tuple[int, int]:
+        """Bytes of the variables that the forward pass uses, and of all others."""
+        first = _tf.creation_index(self.site.first_operation)
+        parameters = slots = 0
+        for op in self.site.graph.get_operations():
+            for handle in op.outputs if not op.inputs else ():
+                if handle.dtype != tf.resource:
+                    continue
+                size = _tf.variable_bytes(handle)
+                if any(_tf.creation_index(user) < first for user in handle.consumers()):
+                    parameters += size
+                else:
+                    slots += size
+        return parameters, slots
+
+
+def function_of(fn: Any, args: Sequence[Any]) -> Any:
+    """A training step as a ``tf.function`` that was never traced: of a function, or of a compiled Keras model."""
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(fn, keras.Model):
+        fn = _train_step(fn, args)
+    if not callable(fn):
+        raise ArgumentError(
+            "fn", fn, "is no function; give a training step, a tf.function or a Keras model"
+        )
+    return _tf_autodiff.traced_anew(fn)
+
+
+def _traced(fn: Any, args: Sequence[Any], options: Options) -> list[Site]:
+    """The gradient computations of a step, as TensorFlow built them."""
+    sites: list[Site] = []
+    function = function_of(fn, args)
+    specs = tf.nest.map_structure(_spec, list(args))
+    with observing(sites.append), patching.scoped(options, eager_is_error=False):
+        function.get_concrete_function(*specs)
+    if not sites:
+        raise ArgumentError(
+            "fn",
+            fn,
+            "asks for no gradients that could be rewired; compute them in it, with tf.GradientTape or tf.gradients, of what "
+            "it computes itself",
+        )
+    return sites
+
+
+def _train_step(model: Any, args: Sequence[Any]) -> Callable[..., Any]:
+    if getattr(model, "optimizer", None) is None:
+        raise ArgumentError("fn", model, "is a model without an optimizer; call compile first")
+    if not args:
+        raise ArgumentError("fn", model, "is a model; give what its train_step gets, such as x, y")
+    if not model.built:
+        model.build(tf.nest.map_structure(lambda leaf: tuple(leaf.shape), args[0]))
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+    def train_step(*batch: Any) -> Any:
+        return model.train_step(batch)
+
+    return tf.function(train_step, jit_compile=bool(model.jit_compile) or None)
+
+
+def _spec(leaf: Any) -> Any:
+    if isinstance(leaf, (tf.Tensor, np.ndarray)):
+        return tf.TensorSpec(leaf.shape, leaf.dtype)
+    return leaf

@@ -1,0 +1,193 @@
+"""What `explain` says before a step is run, beside what TensorFlow's allocator says when it is."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+from graph_tools.allocations import allocation_events, requested_peak
+from graph_tools.measure import in_fresh_process
+from memsaving_gradients.errors import ArgumentError, BudgetError
+
+LENGTH = 2**16
+
+
+def tower(x, layers: int = 24):
+    """Each layer keeps its result for the backward pass."""
+    y = x
+    for _ in range(layers):
+        y = tf.sin(y)
+    return y
+
+
+def slope(x):
+    return tf.gradients(tower(x), x)
+
+
+def network() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.layers.Input((32, 32, 3)),
+            *(keras.layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(8)),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(10),
+        ]
+    )
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+BATCH = np.zeros((16, 32, 32, 3), np.float32), np.zeros((16,), np.int32)
+
+
+def test_the_curve_falls_from_plain_training_to_the_least():
+    found = ms.explain(slope, tf.TensorSpec([LENGTH]))
+    budgets = [point.budget for point in found.curve]
+    times = [point.extra_time for point in found.curve]
+    assert budgets == sorted(set(budgets), reverse=True)
+    assert times == sorted(times)
+    assert times[0] == 0 and budgets[0] == found.allocated_plain
+    assert all(point.lower_bound <= point.extra_time for point in found.curve)
+    assert found.least == found.curve[-1]
+    assert found.least.share < 0.5
+    assert found.parts.activations == 23 * 4 * LENGTH
+    assert found.parts.parameters == found.parts.slots == 0
+
+
+def test_a_budget_of_the_curve_is_kept_at_about_its_time():
+    found = ms.explain(slope, tf.TensorSpec([LENGTH]))
+    for point in (found.curve[len(found.curve) // 2], found.least):
+
+        @tf.function
+        def step(x, budget=point.budget):
+            return ms.gradients(tower(x), x, budget=budget)
+
+        step.get_concrete_function(tf.TensorSpec([LENGTH]))
+        (plan,) = ms.plans(step)
+        assert plan.allocated <= plan.budget == point.budget
+        assert plan.extra_time <= 1.1 * point.extra_time + 0.01
+
+
+def test_at_gives_the_fastest_point_within_a_budget():
+    found = ms.explain(slope, tf.TensorSpec([LENGTH]))
+    middle = found.curve[2]
+    assert found.at(middle.budget) == middle
+    assert found.at(middle.budget - 1) == found.curve[3]
+    assert found.at(1.0) == found.curve[0]
+    with pytest.raises(BudgetError, match=f"least budget is {found.least.budget:,}") as error:
+        found.at(100)
+    assert error.value.least == found.least.budget
+
+
+def test_tapes_functions_and_our_own_gradients_are_explained_alike():
+    def by_tape(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tower(x)
+        return tape.gradient(y, x)
+
+    def by_ours(x):
+        return ms.gradients(tower(x), x, budget=0.5)
+
+    spec = tf.TensorSpec([LENGTH])
+    plain = ms.explain(slope, spec)
+    assert ms.explain(by_tape, spec).curve == plain.curve
+    assert ms.explain(tf.function(by_ours), spec).curve == plain.curve
+
+
+def test_a_function_that_ran_before_is_explained_and_left_as_it_was():
+    step = tf.function(slope)
+    x = tf.ones([LENGTH])
+    before = step(x)[0].numpy()
+    traces = step.experimental_get_tracing_count()
+    assert ms.explain(step, x).curve
+    assert step.experimental_get_tracing_count() == traces
+    assert not ms.plans(step)
+    np.testing.assert_array_equal(step(x)[0].numpy(), before)
+
+
+def test_a_model_is_explained_and_trains_as_before():
+    plain, model = network(), network()
+    found = ms.explain(model, *BATCH)
+    weights = sum(int(np.prod(v.shape)) * 4 for v in model.variables)
+    slots = sum(int(np.prod(v.shape)) * 4 for v in model.optimizer.variables)
+    # A metric, a learning rate and a counter are on one side or the other.
+    assert abs(found.parts.parameters - weights) <= 16
+    assert abs(found.parts.slots - slots) <= 16
+    assert {layer.name.rpartition("/")[2].partition("_")[0] for layer in found.layers} >= {"conv2d"}
+    assert sum(layer.bytes for layer in found.layers) == found.parts.activations
+    x = np.random.default_rng(0).random(BATCH[0].shape, np.float32)
+    for each in (plain, model):
+        each.fit(x, BATCH[1], verbose=0, shuffle=False)
+    for a, b in zip(plain.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def measured_peak() -> int:
+    model = network()
+    step = tf.function(lambda x, y: model.train_step((x, y)))
+    batch = [tf.constant(part) for part in BATCH]
+    for _ in range(2):
+        step(*batch)
+    return max(requested_peak(allocation_events(lambda: step(*batch))) for _ in range(3))
+
+
+def test_what_plain_training_takes_is_what_it_takes():
+    found = ms.explain(network(), *BATCH)
+    peak = in_fresh_process("tests.test_explain:measured_peak")
+    assert found.parts.transient == pytest.approx(peak, rel=0.1)
+
+
+def test_the_text_names_parts_layers_budgets_and_what_to_do():
+    found = ms.explain(network(), *BATCH)
+    text = str(found)
+    for word in (
+        "parameters",
+        "activations",
+        "extra time",
+        "conv2d",
+        f"budget={found.least.budget}",
+    ):
+        assert word in text
+    assert repr(found).startswith("<Explanation")
+
+
+def test_an_unknown_batch_is_said_or_given():
+    def step(x):
+        return tf.gradients(tower(x), x)
+
+    spec = tf.TensorSpec([None, 1024])
+    assumed = ms.explain(step, spec)
+    given = ms.explain(step, spec, batch_size=64)
+    assert assumed.assumed_batch == 32 and "assumed" in str(assumed)
+    assert given.assumed_batch is None and "assumed" not in str(given)
+    assert given.parts.activations == 2 * assumed.parts.activations
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "what"),
+    [
+        (3, (), "is no function"),
+        (lambda x: x + 1, (tf.TensorSpec([4]),), "asks for no gradients"),
+    ],
+)
+def test_what_cannot_be_explained_is_said(fn, args, what):
+    with pytest.raises(ArgumentError, match=what):
+        ms.explain(fn, *args)
+
+
+def test_models_that_cannot_train_are_named():
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    with pytest.raises(ArgumentError, match="call compile first"):
+        ms.explain(model, np.zeros((2, 4)))
+    with pytest.raises(ArgumentError, match="such as x, y"):
+        ms.explain(network())
+
+
+def test_an_unknown_option_is_named():
+    with pytest.raises(ArgumentError, match="bugdet=1: no such option; options are batch_size"):
+        ms.explain(slope, tf.TensorSpec([4]), bugdet=1)

@@ -1,0 +1,94 @@
+"""The largest batch for a memory: monotone, tight, and proven by a step in a process of its own."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+from memsaving_gradients.errors import ArgumentError, BudgetError
+
+WIDTH = 2**12
+
+
+def make(batch: int):
+    def step(x):
+        y = x
+        for _ in range(24):
+            y = tf.sin(y)
+        return tf.gradients(y, x)
+
+    return step, (tf.TensorSpec([batch, WIDTH]),)
+
+
+def make_model(batch: int):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.layers.Input((16, 16, 3)),
+            *(keras.layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(6)),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(10),
+        ]
+    )
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model, (tf.TensorSpec([batch, 16, 16, 3]), tf.TensorSpec([batch], tf.int32))
+
+
+def test_the_largest_fits_and_the_next_does_not():
+    found = ms.largest_batch(make, budget="4 MB")
+    assert found.need <= found.budget == 4_000_000
+    assert 1 <= found.plain < found.batch
+    fn, args = make(found.batch)
+    assert ms.explain(fn, *args).least.budget <= found.budget
+    fn, args = make(found.batch + 1)
+    assert ms.explain(fn, *args).least.budget > found.budget
+    assert str(found.batch) in str(found)
+
+
+def test_more_memory_is_more_examples_wherever_the_search_begins():
+    less, more = (ms.largest_batch(make, budget=b).batch for b in (2_000_000, 4_000_000))
+    assert less < more
+    assert ms.largest_batch(make, budget=4_000_000, start=100).batch == more
+
+
+def test_a_step_in_another_process_proves_it():
+    found = ms.largest_batch(make, budget="4 MB", prove=True)
+    assert found.measured is not None
+    assert 0.5 * found.budget < found.measured <= found.budget
+
+
+def test_a_device_has_variables_too():
+    device = ms.largest_batch(make_model, device_memory="3 MB", start=32, prove=True)
+    budget = ms.largest_batch(make_model, budget="3 MB", start=32)
+    assert device.budget < budget.budget
+    assert device.batch <= budget.batch
+    assert device.measured <= device.budget
+
+
+def test_where_nothing_fits_the_least_is_named():
+    with pytest.raises(BudgetError, match="no batch fits: 1 example needs") as error:
+        ms.largest_batch(make, budget=10_000)
+    assert error.value.least > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({}, "give a budget in bytes or device_memory"),
+        ({"budget": 10, "device_memory": 10}, "not both"),
+        ({"budget": "2 gigs"}, "unit"),
+        ({"budget": 0.5}, "bytes"),
+        ({"budget": "1 MB", "start": 0}, "1 or more"),
+        ({"budget": "1 MB", "speed": 1}, "no such option"),
+    ],
+)
+def test_bad_input(arguments, what):
+    with pytest.raises(ArgumentError, match=what):
+        ms.largest_batch(make, **arguments)
+
+
+def test_what_cannot_be_imported_cannot_be_proven():
+    with pytest.raises(ArgumentError, match="cannot be imported"):
+        ms.largest_batch(lambda batch: make(batch), budget="4 MB", prove=True)
