@@ -17,7 +17,7 @@ import tensorflow as tf
 from benchmarks.models import build
 from benchmarks.models.base import Model
 
-__all__ = ["Step", "make_step"]
+__all__ = ["Step", "make_optimizer", "make_step"]
 
 
 @dataclass
@@ -30,6 +30,8 @@ class Step:
         Runs it once and waits; returns the sums of squares.
     graph
         The graph it was built in.
+    function, batch
+        The ``tf.function`` that runs, and its arguments; of a session, nothing.
     seconds
         Of wall time: ``"forward"`` (building the forward ops), ``"gradients"`` (all of the call
         for gradients), ``"tensorflow"`` (what TensorFlow's own code took of that).
@@ -38,6 +40,8 @@ class Step:
     run: Callable[[], Any]
     graph: tf.Graph
     seconds: dict[str, float] = field(default_factory=dict)
+    function: Any = None
+    batch: tuple[tf.Tensor, ...] = ()
 
 
 def make_step(
@@ -93,7 +97,7 @@ def make_step(
 
     network = build(model, **options)
     if optimizer_name is not None:
-        optimizer = _optimizer(optimizer_name, network)
+        optimizer = make_optimizer(optimizer_name, network)
     batch = [tf.constant(b) for b in network.batch]
 
     def compute(*batch: tf.Tensor) -> tf.Tensor:
@@ -101,10 +105,10 @@ def make_step(
 
     step = tf.function(compute, jit_compile=how == "xla")
     graph = step.get_concrete_function(*batch).graph
-    return Step(lambda: step(*batch).numpy(), graph, seconds)
+    return Step(lambda: step(*batch).numpy(), graph, seconds, step, tuple(batch))
 
 
-def _optimizer(name: str, network: Model) -> Any:
+def make_optimizer(name: str, network: Model) -> Any:
     """A Keras optimizer, with slots, that moves next to nothing."""
     import keras
 

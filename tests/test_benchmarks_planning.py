@@ -126,7 +126,18 @@ def test_instances_are_planned_and_judged(
 
 
 def test_best_known_figures_are_bars() -> None:
-    row = {"seconds": 1, "problem": None, "known": 2.0, "extra": 2.05, "fits": True}
+    row = {
+        "instance": "a",
+        "planner": "auto",
+        "layered": False,
+        "nodes": 45,
+        "share": 0.9,
+        "seconds": 1,
+        "problem": None,
+        "known": 2.0,
+        "extra": 2.05,
+        "fits": True,
+    }
     figures = {f.what: f.passed for f in instances.judge({"a": row, "b": {**row, "extra": 2.2}})}
     assert figures == {
         "seconds to plan": True,

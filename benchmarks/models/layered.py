@@ -9,6 +9,9 @@ Bytes are those of outputs, four for each number; parameters are no part of them
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +20,16 @@ import numpy as np
 
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["NETWORKS", "Instance", "fcn8", "mobilenet", "resnet50", "unet_vgg", "vgg"]
+__all__ = [
+    "NETWORKS",
+    "Instance",
+    "fcn8",
+    "mobilenet",
+    "random_layered",
+    "resnet50",
+    "unet_vgg",
+    "vgg",
+]
 
 
 @dataclass(frozen=True)
@@ -274,6 +286,54 @@ def mobilenet(batch: int = 64, image: int = 224) -> Instance:
 def _classified(net: _Layers, x: int) -> None:
     _, _, c = net.shape(x)
     net.same(net.conv(net.add([x], (1, 1, c)), 1000, 1))
+
+
+def random_layered(nodes: int, seed: int = 0) -> Instance:
+    """A graph that falls into no blocks: layers of random width, edges between neighboring ones and some across.
+
+    Like those of Gagrani et al. 2022 (arXiv 2207.05899, appendix A) that Moccasin is compared on: an edge density of 0.2 between
+    neighboring layers, a seventh as many edges across; durations are uniform, bytes exponential. Every node may be run again. The order
+    is a random one in which they can run.
+    """
+    draw = random.Random(f"{nodes} {seed}")
+    layers: list[list[int]] = [[0]]
+    made = 1
+    while made < nodes - 1:
+        width = math.ceil(0.65 * math.sqrt(nodes) * draw.uniform(0.25, 1.75))
+        layers.append(list(range(made, min(made + width, nodes - 1))))
+        made += len(layers[-1])
+    layers.append([nodes - 1])
+    reads: list[set[int]] = [set() for _ in range(nodes)]
+    for before, behind in itertools.pairwise(layers):
+        for node in behind:
+            reads[node] = {u for u in before if draw.random() < 0.2} or {draw.choice(before)}
+        for node in before:
+            if not any(node in reads[w] for w in behind):
+                reads[draw.choice(behind)].add(node)
+    for _ in range(sum(map(len, reads)) // 7):
+        early, late = sorted(draw.sample(range(len(layers)), 2))
+        reads[draw.choice(layers[late])].add(draw.choice(layers[early]))
+    readers: list[list[int]] = [[] for _ in range(nodes)]
+    missing = [len(read) for read in reads]
+    for node, read in enumerate(reads):
+        for maker in read:
+            readers[maker].append(node)
+    order, ready = [], [0]
+    while ready:
+        # One of the last few that became ready: neither layer by layer nor depth first.
+        node = ready.pop(max(0, len(ready) - draw.randint(1, 6)))
+        order.append(node)
+        for reader in readers[node]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                ready.append(reader)
+    place = {node: k for k, node in enumerate(order)}
+    return Instance(
+        f"random layered {nodes}",
+        tuple(tuple(sorted(place[u] for u in reads[node])) for node in order),
+        tuple(10 * math.ceil(draw.expovariate(1 / 200)) for _ in order),
+        tuple(float(draw.randint(0, 1000)) for _ in order),
+    )
 
 
 #: What is planned where no other instances are given.

@@ -1,0 +1,204 @@
+"""``python -m benchmarks.explain``: what ``explain`` says, against the clock and the allocator.
+
+Each network trains with Adam. Its parts at the peak are predicted by `memsaving_gradients.explain`, without a step being run, and
+measured: variables and slots as they are, the others by the profiler's list of allocations, taken apart by the op that asked for each (in a step of a process of its own; the worst of five). Beside them stand the seconds that ``explain`` took for its
+whole curve, and how far the curve is above its lower bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bars import Figure, mark, print_figures, write
+from benchmarks.runner import ENVIRONMENT
+from benchmarks.simulation import NETWORKS
+from graph_tools.measure import in_fresh_process
+
+RESULTS = Path(__file__).parent / "results" / "explain.json"
+
+#: The 1001-layer network, which is explained and not run.
+DEEP = ("cifar_resnet", {"blocks": 111, "batch": 8})
+PARTS = ("parameters", "slots", "gradients", "activations", "temporaries")
+#: The most by which a part may be off; seconds for the curve, and for that of the deep network.
+OFF, SECONDS, SECONDS_DEEP = 0.03, 15.0, 60.0
+#: Parts below this share of all are not judged: they are single buffers.
+SMALL = 0.005
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Explain and measure what was asked for, print the tables; 1 if a bar is missed."""
+    options = _parse(arguments)
+    results: dict[str, Any] = {}
+    cases = {**NETWORKS, "deep": DEEP}
+    for name, (model, sizes) in cases.items():
+        if not fnmatch.fnmatch(name, options.only):
+            continue
+        print(name, file=sys.stderr, flush=True)
+        what = {"model": model, "options": {**sizes, "optimizer": "adam"}}
+        results[name] = in_fresh_process("benchmarks.explain:explained", what, ENVIRONMENT)
+        if name != "deep":
+            measured = in_fresh_process("benchmarks.explain:measured", what, ENVIRONMENT)
+            results[name]["measured"] = measured
+        write(options.json, results)
+    figures = judge(results)
+    write(options.json, results, figures)
+    print_results(results, figures, Console(width=150))
+    return int(not all(figure.passed for figure in figures))
+
+
+def explained(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What ``explain`` says of a step, and the seconds beyond tracing it."""
+    import memsaving_gradients as ms
+    from benchmarks.steps import make_step
+
+    step = make_step(model, options, ours=False)
+    start = time.perf_counter()
+    found = ms.explain(step.function, *step.batch)
+    seconds = time.perf_counter() - start
+    start = time.perf_counter()
+    make_step(model, options, ours=False)
+    return {
+        "seconds": seconds,
+        "tracing": time.perf_counter() - start,
+        "parts": {name: getattr(found.parts, name) for name in PARTS},
+        "curve": [
+            [point.budget, point.share, point.extra_time, point.lower_bound]
+            for point in found.curve
+        ],
+        "text": str(found),
+    }
+
+
+def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, int]:
+    """The parts of the step that took most of several, in bytes (in a process made for it)."""
+    from benchmarks.models import build
+    from benchmarks.steps import make_optimizer, make_step
+    from graph_tools.allocations import alive_at_peak, allocation_events, requested_peak
+
+    def held(variables: Any) -> int:
+        return sum(variable.numpy().nbytes for variable in variables)
+
+    network = build(model, **{key: size for key, size in options.items() if key != "optimizer"})
+    optimizer = make_optimizer(options["optimizer"], network)
+    found = {"parameters": held(network.variables), "slots": held(optimizer.variables)}
+    del network
+    del optimizer
+    step = make_step(model, options, ours=False)
+    for _ in range(2):
+        step.run()
+    runs = [allocation_events(step.run) for _ in range(steps)]
+    worst = max(runs, key=requested_peak)
+    kinds = _kinds(step)
+    found |= dict.fromkeys(PARTS[2:], 0)
+    for event in alive_at_peak(worst):
+        kind = kinds.get(event.op, "temporaries") if event.kind != "temp" else "temporaries"
+        found[kind] += event.requested
+    return found
+
+
+def _kinds(step: Any) -> dict[str, str]:
+    """By name of an op, what its results are."""
+    from graph_tools import _tf, _tf_autodiff, optypes
+    from graph_tools.capture import capture
+    from memsaving_gradients.study import Study, asked
+
+    study = Study(step.function, step.batch, asked({}))
+    first = _tf.creation_index(study.site.first_operation)
+    ops = capture(_tf_autodiff.ends_of(study.site.graph))
+    early = [_tf.creation_index(op) < first for op in ops.ops]
+    storage, producer = ops.storage.tolist(), ops.producer.tolist()
+    kept = {
+        storage[value]
+        for op, values in enumerate(ops.inputs)
+        for value in (() if early[op] else values)
+        if early[producer[storage[value]]]
+    }
+    # A buffer belongs to the op that asked for it, and to those that write their results into it.
+    sizes = ops.value_bytes(study.site.options.batch)
+    for op in reversed(range(len(ops.ops))):
+        results = range(
+            int(ops.first_value[op]), int(ops.first_value[op]) + len(ops.ops[op].outputs)
+        )
+        if ops.ops[op].type in optypes.FORWARDING and not kept.isdisjoint(results):
+            alike = (storage[v] for v in ops.inputs[op] if sizes[storage[v]] == sizes[results[0]])
+            kept.update(root for root in alike if early[producer[root]])
+    kinds = {ops.ops[producer[root]].name: "activations" for root in kept}
+    return kinds | {tensor.op.name: "gradients" for tensor in study.site.grads}
+
+
+def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """The bars."""
+    off = [
+        (abs(error), f"{name} {part}")
+        for name, row in results.items()
+        for part, error in _errors(row).items()
+    ]
+    figures = []
+    if off:
+        worst, where = max(off)
+        figures.append(Figure(f"a part off by ({where})", worst, OFF, percent=True, count=len(off)))
+    plain = [row["seconds"] for name, row in results.items() if name == "resnet50"]
+    deep = [row["seconds"] for name, row in results.items() if name == "deep"]
+    figures += [Figure("seconds to explain ResNet-50", s, SECONDS) for s in plain]
+    figures += [Figure("seconds to explain 1001 layers", s, SECONDS_DEEP) for s in deep]
+    return figures
+
+
+def _errors(row: Mapping[str, Any]) -> dict[str, float]:
+    """By how much each part is off, of those that matter."""
+    if "measured" not in row:
+        return {}
+    whole = sum(row["measured"].values())
+    return {
+        part: row["parts"][part] / row["measured"][part] - 1
+        for part in PARTS
+        if row["measured"][part] >= SMALL * whole
+    }
+
+
+def print_results(
+    results: Mapping[str, Mapping[str, Any]], figures: Sequence[Figure], console: Console
+) -> None:
+    """Print a row for each network, and the bars below."""
+    table = Table(title="parts at the peak, MB: predicted, and off by", header_style="bold")
+    table.add_column("network", no_wrap=True)
+    for heading in (*PARTS, "", "least", "seconds", "tracing"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, row in results.items():
+        errors = _errors(row)
+        cells = [
+            f"{row['parts'][part] / 1e6:,.2f}" + (f" {errors[part]:+.1%}" if part in errors else "")
+            for part in PARTS
+        ]
+        good = mark(all(abs(error) <= OFF for error in errors.values())) if errors else ""
+        _, share, extra, _ = row["curve"][-1]
+        table.add_row(
+            name,
+            *cells,
+            good,
+            f"{share:.3f} +{extra:.0%}",
+            f"{row['seconds']:.1f}",
+            f"{row['tracing']:.1f}",
+        )
+    console.print(table)
+    print_figures(figures, console)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m benchmarks.explain", description=__doc__)
+    parser.add_argument("--only", default="*", metavar="GLOB", help="networks, with * and ?")
+    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
