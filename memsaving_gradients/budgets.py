@@ -446,6 +446,9 @@ def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
     fraction = min(1.0, math.ceil(least / base * 10_000) / 10_000)
     while fraction < 1 and int(fraction * base) < least:
         fraction = min(1.0, round(fraction + 0.0001, 4))
+    of_plain = f"{fraction:g} of the {base:,} bytes of plain training"
+    if least > base:
+        of_plain = f"as much as plain training, which needs {base:,} or more (budget=1.0)"
     because, which = "no plan that fits was found", "that works is"
     if stopped:
         because = f"planning was {'interrupted' if stopped == 'interrupted' else 'stopped, out of time'}, and no plan so far fits"
@@ -456,14 +459,11 @@ def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
         problem = (
             f"{because}: {device.taken}, which leaves {exact_bytes(goal.budget)} for a step; the "
             f"least device memory {which} {exact_bytes(whole)}, of which a step gets {least:,} "
-            f"({format_bytes(least)}), {fraction:g} of the {base:,} bytes of plain training"
+            f"({format_bytes(least)}), {of_plain}"
         )
     else:
         argument, asked = "budget", "" if value == goal.budget else f" ({goal.budget:,} bytes)"
-        problem = (
-            f"{because}{asked}; the least budget {which} {exact_bytes(least)}, {fraction:g} of the "
-            f"{base:,} bytes of plain training"
-        )
+        problem = f"{because}{asked}; the least budget {which} {exact_bytes(least)}, {of_plain}"
     return BudgetError(
         argument, value, f"{problem}; give that, or a smaller batch", goal.budget, least, fraction
     )

@@ -30,6 +30,7 @@ __all__ = ["explain"]
 SHARES = (*(round(0.95 - 0.05 * k, 2) for k in range(19)), 0.025)
 
 
+@tf.autograph.experimental.do_not_convert
 def explain(fn: Any, *args: Any, **options: Any) -> Explanation:
     """Where the memory of a training step goes, and the extra time that each budget costs; no step is run.
 
@@ -82,15 +83,17 @@ def _explanation(study: Study) -> Explanation:
         )
         budgets = [int(share * study.meter.plain.peak) for share in SHARES]
         found = curve.plans(graph, limits, budgets)
-    lowest = study.least()
-    points = [Point(study.plain, 1.0, 0.0, 0.0, 0)]
-    points += (_point(study, proposal, budget) for budget, proposal in found)
+    points = [Point(study.plain_budget, study.plain_budget / max(study.plain, 1), 0.0, 0.0, 0)]
+    lowest = study.least() if study.plain else None
     if lowest is not None:
         plan, need = lowest.plan, lowest.need
         bound = min(plan.lower_bound, plan.extra_time)
         points.append(Point(need, need / study.plain, plan.extra_time, bound, plan.clones))
+        # What the executor adds is known of this one, and taken for that of the others; less than it would be refused.
+        adds = max(1.0, need / max(study.budget_for(study.meter.need(lowest.proposal)), 1))
+        others = (_point(study, proposal, budget, adds) for budget, proposal in found)
+        points += (point for point in others if point.budget > need)
     falling = _falling(points)
-    unknown = bool((study.step.source.bytes_per_example[graph.size > 0] > 0).any())
     return Explanation(
         parts=parts,
         allocated_plain=study.plain,
@@ -98,12 +101,12 @@ def _explanation(study: Study) -> Explanation:
         curve=tuple(falling),
         seconds=graph.total_seconds,
         computations=study.computations,
-        assumed_batch=site.options.batch if unknown and site.options.batch_size is None else None,
+        assumed_batch=site.options.batch if study.assumes_batch else None,
     )
 
 
-def _point(study: Study, proposal: Proposal, asked_for: int) -> Point:
-    budget = study.budget_for(study.meter.need(proposal))
+def _point(study: Study, proposal: Proposal, asked_for: int, adds: float) -> Point:
+    budget = int(study.budget_for(study.meter.need(proposal)) * adds)
     bound = tightest_bound(study.graph, asked_for, accumulate=study.site.options.accumulate)
     extra, seconds = proposal.extra_seconds, max(study.graph.total_seconds, 1e-12)
     return Point(

@@ -105,7 +105,7 @@ class Explanation:
     parts
         What takes memory at the peak of plain training.
     allocated_plain
-        What plain training takes in the chunks of TensorFlow's allocator, beside variables: what fractions are of.
+        What plain training takes at least in the chunks of TensorFlow's allocator, beside variables: what fractions are of.
     layers
         The layers whose activations are kept, largest first.
     curve
@@ -140,6 +140,8 @@ class Explanation:
             If it is below the least.
         """
         limit = parse_budget(budget)
+        if limit == 1.0 and isinstance(limit, float):
+            return self.curve[0]
         if isinstance(limit, float):
             limit = int(limit * self.allocated_plain)
         fits = [point for point in self.curve if point.budget <= limit]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from graph_tools.measure import MeasurementError, in_fresh_process, measure_peak
@@ -68,6 +69,7 @@ class LargestBatch:
         )
 
 
+@tf.autograph.experimental.do_not_convert
 def largest_batch(
     make: Make,
     *,
@@ -122,13 +124,16 @@ def largest_batch(
         raise ArgumentError(
             "budget", budget, "give a budget in bytes or device_memory, and not both"
         )
-    if isinstance(start, bool) or not isinstance(start, int) or start < 1:
-        raise ArgumentError("start", start, "give a number of examples, 1 or more")
+    whole = isinstance(start, (int, np.integer)) and not isinstance(start, bool)
+    if not whole or not 1 <= start <= MOST_EXAMPLES:
+        raise ArgumentError("start", start, f"give a number of examples, 1 to {MOST_EXAMPLES:,}")
+    if not isinstance(prove, bool):
+        raise ArgumentError("prove", prove, "give True or False")
     if prove:
         _target(make)
     search = _Search(make, budget, device_memory, asked(options))
-    plain = search.run(start, lambda trial: trial.plain)
-    best = search.run(max(start, plain), lambda trial: trial.need)
+    plain = search.run(int(start), lambda trial: trial.plain)
+    best = search.run(max(int(start), plain), lambda trial: trial.need)
     if not best:
         raise search.nothing_fits()
     trial = search.trials[best]
@@ -189,8 +194,15 @@ class _Search:
                 fits = batch
             else:
                 above = batch
-            if above <= fits + 1:
+            if above <= fits + 1 or fits == MOST_EXAMPLES:
                 break
+            if len(needs) > 1 and len(set(needs.values())) == 1:
+                raise ArgumentError(
+                    "make",
+                    self.make,
+                    f"gives steps that need the same for batches of {' and '.join(map(str, needs))}; the arguments that it returns "
+                    "must have the batch in their shapes",
+                )
             batch = _guess(needs, fits, above)
         return fits
 
@@ -210,8 +222,13 @@ class _Search:
 
     def _trial(self, batch: int) -> _Trial:
         if batch not in self.trials:
-            fn, args = self.make(batch)
-            study = Study(fn, args, self.options)
+            study = Study(*_made(self.make, batch), self.options)
+            if study.assumes_batch:
+                raise ArgumentError(
+                    "make",
+                    self.make,
+                    "gives a step of unknown shapes; the arguments that it returns must have the batch in their shapes",
+                )
             budget = self.budget
             if budget is None:
                 assert self.device_memory is not None
@@ -220,13 +237,27 @@ class _Search:
         return self.trials[batch]
 
 
+def _made(make: Make, batch: int) -> tuple[Any, tuple[Any, ...]]:
+    """What ``make`` gives for a batch, if it is what it should be."""
+    made = make(batch) if callable(make) else None
+    pair = isinstance(made, (tuple, list)) and len(made) == 2
+    if not pair or not isinstance(made[1], (tuple, list)):
+        raise ArgumentError(
+            "make",
+            make,
+            f"gave {type(made).__name__} for a batch of {batch}; give a function of a batch size that returns a training step and "
+            "the tuple of its arguments: (step, (x, y))",
+        )
+    return made[0], tuple(made[1])
+
+
 def _guess(needs: Mapping[int, int], fits: int, above: int) -> int:
     """A batch between the largest that fits and the next one that does not, on the line through the two that are nearest to the limit.
 
     ``needs``: for batches that were tried, by how much they need more than there is.
     """
     if len(needs) == 1:
-        return 2 * fits if fits else max(1, above // 2)
+        return min(2 * fits, MOST_EXAMPLES) if fits else max(1, above // 2)
     one, two = sorted(needs, key=lambda batch: abs(needs[batch]))[:2]
     guess = float(fits + above) / 2
     if needs[one] != needs[two]:
@@ -262,7 +293,7 @@ def _measured(make: Make, batch: int, budget: int) -> int:
 def run_once(target: str, batch: int, budget: int) -> int:
     """Run a step of ``batch`` examples of zeros within ``budget``; the bytes that it took, the worst of five times."""
     module, _, name = target.partition(":")
-    fn, args = getattr(importlib.import_module(module), name)(batch)
+    fn, args = _made(getattr(importlib.import_module(module), name), batch)
     zeros = tf.nest.map_structure(_zeros, list(args))
     step = function_of(fn, zeros)
     with patching.patched(budget=budget, batch_size=batch):

@@ -34,7 +34,11 @@ def asked(options: dict[str, Any]) -> Options:
     """Options for looking at a step; any others are errors."""
     for name, value in options.items():
         if name not in OPTIONS:
-            raise ArgumentError(name, value, f"no such option; options are {', '.join(OPTIONS)}")
+            raise ArgumentError(
+                name,
+                value,
+                f"no such option; options are {', '.join(OPTIONS)}. Arguments of the step are given by position",
+            )
     return Options(**options, budget=SOME)
 
 
@@ -75,6 +79,12 @@ class Study:
     def plain_budget(self) -> int:
         """The budget from which on plain training fits, bytes."""
         return safe_bytes(self.before, self.site.gating)
+
+    @property
+    def assumes_batch(self) -> bool:
+        """Whether bytes depend on a dimension that is unknown, and was told by nobody."""
+        unknown = self.step.source.bytes_per_example[self.graph.size > 0] > 0
+        return bool(unknown.any()) and self.site.options.batch_size is None
 
     def budget_for(self, need: int) -> int:
         """The budget to ask for, for a plan that needs so many bytes: something is left to chance."""
@@ -136,8 +146,12 @@ def _train_step(model: Any, args: Sequence[Any]) -> Callable[..., Any]:
         raise ArgumentError("fn", model, "is a model without an optimizer; call compile first")
     if not args:
         raise ArgumentError("fn", model, "is a model; give what its train_step gets, such as x, y")
+    if isinstance(args[0], tf.data.Dataset):
+        raise ArgumentError("args", args[0], "is a dataset; give a batch of it, or tensor specs")
     if not model.built:
-        model.build(tf.nest.map_structure(lambda leaf: tuple(leaf.shape), args[0]))
+        # Building by shape would make no variables where a model is a class of its own.
+        specs = tf.nest.map_structure(_spec, args[0])
+        tf.function(lambda x: model(x)).get_concrete_function(specs)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 

@@ -92,7 +92,7 @@ CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
         lambda n: n.gradients(budget=0.9, planner=unreachable),
         "budget",
         "0.9",
-        ", 1 of the",
+        "as much as plain training, which needs",
     ),
     "no plan": (lambda n: ms.gradients(n.y, n.x, plan=[]), "plan", "[]", "leave plan= out"),
     "slower than time": (

@@ -86,7 +86,6 @@ def test_a_value_is_made_again_as_often_as_it_pays():
     proposal = planned(graph, least)
     again = [step.op for step in proposal.schedule.steps if step.copy]
     assert max(again.count(op) for op in again) > exact.COPIES
-    assert proposal.optimal
     assert proposal.extra_seconds == least_seconds(graph, least)
 
 

@@ -80,13 +80,27 @@ def test_where_nothing_fits_the_least_is_named():
         ({"budget": 10, "device_memory": 10}, "not both"),
         ({"budget": "2 gigs"}, "unit"),
         ({"budget": 0.5}, "bytes"),
-        ({"budget": "1 MB", "start": 0}, "1 or more"),
+        ({"budget": "1 MB", "start": 0}, "1 to 1,048,576"),
         ({"budget": "1 MB", "speed": 1}, "no such option"),
     ],
 )
 def test_bad_input(arguments, what):
     with pytest.raises(ArgumentError, match=what):
         ms.largest_batch(make, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        (None, "give a function of a batch size"),
+        (lambda batch: None, "gave NoneType for a batch of 8"),
+        (lambda batch: make(8), "the same for batches of 8 and 16"),
+        (lambda batch: (make(8)[0], (tf.TensorSpec([None, WIDTH]),)), "unknown shapes"),
+    ],
+)
+def test_functions_that_make_no_steps_of_a_batch(made, what):
+    with pytest.raises(ArgumentError, match=what):
+        ms.largest_batch(made, budget="4 MB")
 
 
 def test_what_cannot_be_imported_cannot_be_proven():

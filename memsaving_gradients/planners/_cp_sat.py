@@ -5,8 +5,8 @@ buffers, and crash where both are loaded (OR-Tools 9.15, TensorFlow 2.21). :mod:
 what is asked and answered.
 
 The model is Moccasin's (Bartan et al. 2023, arXiv 2304.14463) in its staged form. Events are numbered, and so are the recipes, in the order
-of their originals; position ``event * (recipes + 1) + recipe`` is the recipe run again before the event, and the last position of each event
-is the event. A value has an interval for each time that it is made, from there to its last reader; the sizes of intervals that overlap
+of their originals. Before each event there is a position for each recipe, in that order, in one round or several; behind them stands the
+event. What is run again between two events is so in the order of the originals, once, or as often as there are rounds. A value has an interval for each time that it is made, from there to its last reader; the sizes of intervals that overlap
 fit into the budget (one cumulative constraint). Whoever reads a value chooses an interval that covers it: a Boolean each, which CP-SAT
 propagates far better than counting the readers of a reservoir. It knows nothing of how often a value may be made again but
 by a number given for each recipe.
@@ -44,6 +44,8 @@ class _Model:
         self.problem: dict[str, Any] = request["problem"]
         self.copies: list[int] = request["copies"]
         self.recipes: int = len(self.problem["inputs"])
+        self.rounds: int = request["rounds"]
+        self.stage = self.rounds * self.recipes + 1
         self.events: int = len(self.problem["reads"])
         self.model = cp_model.CpModel()
         self.born = {v: t for t, made in enumerate(self.problem["writes"]) for v in made}
@@ -72,17 +74,17 @@ class _Model:
         self.model.minimize(total)
         self._hint(request["hint"])
 
-    def at(self, event: int, recipe: int | None = None) -> int:
+    def at(self, event: int, recipe: int | None = None, turn: int = 0) -> int:
         """The position of an event, or of a recipe that is run again before it."""
-        within = self.recipes if recipe is None else self.rank[recipe]
-        return event * (self.recipes + 1) + within
+        within = self.stage - 1 if recipe is None else turn * self.recipes + self.rank[recipe]
+        return event * self.stage + within
 
     def executions(self, value: Callable[[Any], int]) -> list[tuple[int, int]]:
         """Which recipes are run again, each with the event before which, in order; ``value`` gives that of a variable."""
         positions = sorted(
             value(made.start) for copies in self.again for made in copies if value(made.present)
         )
-        return [(at // (self.recipes + 1), self.order[at % (self.recipes + 1)]) for at in positions]
+        return [(at // self.stage, self.order[at % self.stage % self.recipes]) for at in positions]
 
     def _until(self) -> list[int]:
         """For each value, the last event that reads it, or anything that is made of it."""
@@ -107,7 +109,11 @@ class _Model:
         last = max(self.until[v] for v in outputs)
         # Just behind its original there is no use.
         first = max(self.problem["border"], self.birth[recipe] + 2)
-        positions = [self.at(event, recipe) for event in range(first, last + 1)]
+        positions = [
+            self.at(event, recipe, turn)
+            for event in range(first, last + 1)
+            for turn in range(self.rounds)
+        ]
         copies: list[_Made] = []
         domain = cp_model.Domain.from_values(positions)
         for number in range(min(self.copies[recipe], len(positions))):
@@ -185,9 +191,9 @@ class _Model:
             if problem["during"][event]:
                 take(model.new_fixed_size_interval_var(at, 1, ""), problem["during"][event])
             if problem["between"][event] and self.recipes:
-                first = at - self.recipes
+                first = at - self.stage + 1
                 take(
-                    model.new_fixed_size_interval_var(first, self.recipes, ""),
+                    model.new_fixed_size_interval_var(first, self.stage - 1, ""),
                     problem["between"][event],
                 )
         unit = math.gcd(*demands) or 1
@@ -197,15 +203,20 @@ class _Model:
         """Begin with these, if they are as they should be."""
         model = self.model
         wanted: list[list[int]] = [[] for _ in range(self.recipes)]
-        for event, recipe in sorted({(int(e), int(r)) for e, r in executions}):
-            wanted[recipe].append(event)
+        before, turn = (-1, -1), 0
+        for event, recipe in executions:
+            # Another round begins where the order of the originals is left.
+            here = (event, self.rank[recipe])
+            turn = 0 if event != before[0] else turn + (here <= before)
+            before = here
+            wanted[recipe].append(self.at(event, recipe, min(turn, self.rounds - 1)))
         by_position: dict[int, tuple[int, _Made]] = {}
         for recipe, copies in enumerate(self.again):
             for k, made in enumerate(copies):
                 there = k < len(wanted[recipe])
                 model.add_hint(made.present, there)
                 if there:
-                    at = self.at(wanted[recipe][k], recipe)
+                    at = wanted[recipe][k]
                     model.add_hint(made.start, at)
                     by_position[at] = recipe, made
         ends: dict[int, tuple[Any, int]] = {}
@@ -215,7 +226,7 @@ class _Model:
             ends[latest[value].index] = latest[value], at + 1
 
         for event in range(self.events):
-            for at in range(self.at(event) - self.recipes, self.at(event)):
+            for at in range(self.at(event) - self.stage + 1, self.at(event)):
                 if at in by_position:
                     recipe, made = by_position[at]
                     for value in self.problem["inputs"][recipe]:

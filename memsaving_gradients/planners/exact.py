@@ -5,9 +5,10 @@ better executions or proves that there are none, beside the lower bound of :mod:
 which is the stronger one on long graphs. Moccasin (Bartan et al. 2023, arXiv 2304.14463) brought constraint programming to this; that three
 copies of a value are needed and four change nothing was found on its instances, and here every recipe that could pay more often is given more.
 
-What is proven is proven of the retention problem, in which ops are joined and nothing is written in place. In small graphs it is the
-graph itself, and a plan is marked optimal; in others only if it comes to the bound. All schedules run the originals in the order of the
-graph, and begin to recompute when the backward pass begins. Needs OR-Tools. Exponential; within `EFFORT`, graphs of 70 layers are solved at all budgets,
+What is proven is proven of the retention problem, in which ops are joined and nothing is written in place, and of schedules that between
+two ops run others again in the order of their originals. In small graphs, where that order may be gone through several times and the
+problem is the graph itself, a plan is marked optimal; in others only if it comes to the bound. All schedules run the originals in the order of
+the graph, and begin to recompute when the backward pass begins. Needs OR-Tools. Exponential; within `EFFORT`, graphs of 70 layers are solved at all budgets,
 and of 250 some. The same plan in every process, unless there is a limit on seconds.
 """
 
@@ -26,13 +27,15 @@ from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["plan"]
 
+#: Times that the order of the originals may be gone through between two ops, in problems of at most `FEW` recipes.
+ROUNDS_OF_FEW = 4
 #: Copies of each value that are considered at first; of all values together when more of some could pay.
 COPIES, MOST_COPIES = 3, 2_000
 #: What CP-SAT may do for one plan, in its own measure: a unit takes some seconds.
 EFFORT = 8.0
 #: Of the seconds there are, the share that one call takes (others may follow) and the share of its first plan; where no more than so many ops
 #: decide, any plan will do for that.
-SHARE, FIRST, FEW = 0.5, 0.2, 24
+SHARE, FIRST, FEW = 0.6, 0.4, 24
 #: A plan this close to the lower bound is optimal: CP-SAT counts in integers.
 EQUAL = 1e-7
 #: CP-SAT is asked so often: for more copies, or with another budget, where bytes on the graph are others than those of the problem; and
@@ -57,6 +60,7 @@ class _Proving:
         self.budget = int(limits.budget or 0)
         self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds * SHARE
         self.coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
+        self.few = len(self.coarse.problem.inputs) <= FEW
         self.bound = 0.0
         self.proven = False
 
@@ -88,7 +92,7 @@ class _Proving:
 
     def _first(self) -> Proposal:
         limits = self.limits
-        if len(self.coarse.problem.inputs) <= FEW:
+        if self.few and self.coarse.is_exact:
             return least_memory.plan(self.graph, replace(limits, budget=None))
         seconds = None if limits.seconds is None else limits.seconds * FIRST
         return auto.plan(self.graph, replace(limits, seconds=seconds))
@@ -113,7 +117,7 @@ class _Proving:
                 # With more copies there may be a better plan.
                 enough = self._enough(extra)
                 if all(have >= want for have, want in zip(copies, enough, strict=True)):
-                    self.proven = self.coarse.is_exact
+                    self.proven = self.coarse.is_exact and self.few
                     return
                 copies = [max(pair) for pair in zip(copies, enough, strict=True)]
                 if sum(copies) > MOST_COPIES:
@@ -130,6 +134,7 @@ class _Proving:
             self.coarse.problem,
             budget,
             copies=copies,
+            rounds=ROUNDS_OF_FEW if self.few else 1,
             hint=self.coarse.executions(self.found.schedule),
             bound=self.bound if budget <= self.budget else 0.0,
             effort=EFFORT if seconds is None else None,

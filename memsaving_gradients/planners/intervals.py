@@ -73,6 +73,7 @@ def solve(
     budget: int,
     *,
     copies: Sequence[int],
+    rounds: int = 1,
     hint: Sequence[Execution] = (),
     bound: float = 0.0,
     effort: float | None = None,
@@ -89,6 +90,8 @@ def solve(
         The most bytes alive.
     copies
         For each recipe, how many times it may be run again.
+    rounds
+        How many times the order of the originals may be gone through between two events.
     hint
         Executions to begin with. They need not fit.
     bound
@@ -114,6 +117,7 @@ def solve(
         "problem": asdict(problem),
         "budget": int(budget),
         "copies": list(copies),
+        "rounds": rounds,
         "hint": list(hint),
         "bound": bound,
         "effort": effort,
