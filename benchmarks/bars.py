@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Figure", "mark", "print_figures", "shares", "stamp", "write"]
+__all__ = ["Figure", "mark", "options_for", "print_figures", "shares", "stamp", "write"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,14 @@ class Figure:
     def passed(self) -> bool:
         """Whether it is within the bar."""
         return self.value <= self.limit
+
+
+def options_for(name: str, what: str | None, results: Path, only: str) -> argparse.ArgumentParser:
+    """What can be said to every benchmark of planning: which ones of what (``only``), and where results go."""
+    parser = argparse.ArgumentParser(f"python -m benchmarks.{name}", description=what)
+    parser.add_argument("--only", default="*", metavar="GLOB", help=only)
+    parser.add_argument("--json", type=Path, default=results, metavar="PATH", help="results file")
+    return parser
 
 
 def shares(text: str) -> list[float]:

@@ -1,8 +1,9 @@
 """``python -m benchmarks.explain``: what ``explain`` says, against the clock and the allocator.
 
 Each network trains with Adam. Its parts at the peak are predicted by `memsaving_gradients.explain`, without a step being run, and
-measured: variables and slots as they are, the others by the profiler's list of allocations, taken apart by the op that asked for each (in a step of a process of its own; the worst of five). Beside them stand the seconds that ``explain`` took for its
-whole curve, and how far the curve is above its lower bound.
+measured: variables and slots as they are, the others by the profiler's list of allocations, taken apart by the op
+that asked for each (in a step of a process of its own; the worst of five). Beside them stand the least budget, the seconds that ``explain``
+took for its whole curve, and those of tracing the step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Figure, mark, print_figures, write
+from benchmarks.bars import Figure, mark, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
 from benchmarks.simulation import NETWORKS
 from graph_tools.measure import in_fresh_process
@@ -56,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def explained(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What ``explain`` says of a step, and the seconds beyond tracing it."""
+    """What ``explain`` says of a step, the seconds that it takes, and those of tracing the step alone."""
     import memsaving_gradients as ms
     from benchmarks.steps import make_step
 
@@ -194,9 +195,7 @@ def print_results(
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks.explain", description=__doc__)
-    parser.add_argument("--only", default="*", metavar="GLOB", help="networks, with * and ?")
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
+    parser = options_for("explain", __doc__, RESULTS, "networks, with * and ?")
     return parser.parse_args(arguments)
 
 

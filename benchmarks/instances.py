@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Figure, mark, print_figures, shares, write
+from benchmarks.bars import Figure, mark, options_for, print_figures, shares, write
 from benchmarks.models.layered import NETWORKS, Instance, random_layered
 from memsaving_gradients.planners import Limits
 from memsaving_gradients.validity import problem_of
@@ -88,9 +88,9 @@ def planned(instance: Instance, share: float, planner: str) -> dict[str, Any]:
     graph = instance.graph()
     budget = int(share * instance.peak)
     module = importlib.import_module(f"memsaving_gradients.planners.{planner}")
+    large = instance.name.startswith("random") and len(instance.reads) >= LARGE
+    limits = Limits(budget=budget, seconds=SEARCHED if large else None)
     clock = time.perf_counter()
-    long = instance.name.startswith("random") and len(instance.reads) >= LARGE
-    limits = Limits(budget=budget, seconds=SEARCHED if long else None)
     proposal = module.plan(graph, limits)
     seconds = time.perf_counter() - clock
     problem = problem_of(graph, proposal.schedule) if instance.first_backward else None
@@ -99,7 +99,7 @@ def planned(instance: Instance, share: float, planner: str) -> dict[str, Any]:
     return {
         "instance": instance.name,
         "planner": planner,
-        "layered": instance.name.startswith("random"),
+        "large": large,
         "nodes": len(instance.reads),
         "edges": instance.edges,
         "peak": instance.peak,
@@ -139,7 +139,7 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
             MOST_EXTRA[row["share"]],
         )
         for row in rows
-        if row["layered"] and row["nodes"] >= LARGE and row["share"] in MOST_EXTRA
+        if row["large"] and row["share"] in MOST_EXTRA
     )
     if above or missed:
         figures.append(Figure("budgets met in the literature, not here", len(missed), 0))
@@ -154,7 +154,7 @@ def _seconds(rows: Sequence[Mapping[str, Any]]) -> dict[float, list[float]]:
     """By how long planning may take, how long it took."""
     found: dict[float, list[float]] = {}
     for row in rows:
-        long = row["planner"] == "exact" or (row["layered"] and row["nodes"] >= LARGE)
+        long = row["planner"] == "exact" or row["large"]
         found.setdefault(SECONDS_LONG if long else SECONDS, []).append(row["seconds"])
     return found
 
@@ -248,7 +248,7 @@ def _name(node: Mapping[str, Any]) -> Any:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks.instances", description=__doc__)
+    parser = options_for("instances", __doc__, RESULTS, "names of instances")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="of instances to read")
     parser.add_argument(
         "--layered",
@@ -257,7 +257,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="NODES",
         help="random layered graphs of so many nodes, such as 500,1000",
     )
-    parser.add_argument("--only", default="*", metavar="GLOB", help="names of instances")
     parser.add_argument(
         "--budgets",
         default=list(BUDGETS),
@@ -268,7 +267,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--planner", default="auto", help="a module of memsaving_gradients.planners"
     )
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
     return parser.parse_args(arguments)
 
 

@@ -27,7 +27,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Figure, mark, print_figures, write
+from benchmarks.bars import Figure, mark, options_for, print_figures, write
 from benchmarks.models import build
 from graph_tools import _tf
 from memsaving_gradients.planners import Limits, named
@@ -223,13 +223,11 @@ def print_results(
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks.periodic", description=__doc__)
-    parser.add_argument("--only", default="*", metavar="GLOB", help="names of networks")
+    parser = options_for("periodic", __doc__, RESULTS, "names of networks")
     parser.add_argument("--static", action="store_true", help="estimated costs, not measured ones")
     parser.add_argument(
         "--planner", default="auto", help="a module of memsaving_gradients.planners"
     )
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
     return parser.parse_args(arguments)
 
 

@@ -7,7 +7,6 @@ An error is what the simulation gives, relative to that; below zero it has promi
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import json
 import statistics
@@ -18,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.bars import options_for
 from benchmarks.runner import ENVIRONMENT
 from benchmarks.steps import make_step
 from graph_tools.allocations import allocation_events, requested_peak
@@ -59,9 +59,7 @@ def probe(model: str, options: dict[str, Any], mode: str, steps: int = 5) -> dic
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure the networks asked for and print the table; 1 if a simulated peak is more than 3 % too low."""
-    parser = argparse.ArgumentParser("python -m benchmarks.simulation", description=__doc__)
-    parser.add_argument("--only", default="*", metavar="GLOB", help="networks, with * and ?")
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
+    parser = options_for("simulation", __doc__, RESULTS, "networks, with * and ?")
     options = parser.parse_args(arguments)
     results: dict[str, Any] = {}
     for name, (model, sizes) in NETWORKS.items():

@@ -170,4 +170,5 @@ def _both(size: int) -> str:
 
 
 def shorten(name: str, width: int) -> str:
+    """A name of at most ``width`` letters: a longer one loses its beginning."""
     return name if len(name) <= width else "…" + name[len(name) - width + 1 :]

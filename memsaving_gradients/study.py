@@ -28,6 +28,8 @@ __all__ = ["Study", "asked", "function_of"]
 
 #: The options of `memsaving_gradients.gradients` that matter to somebody who only looks.
 OPTIONS = ("batch_size", "hold_gradients", "xla", "accumulate", "profile", "progress")
+#: A budget is asked for, so that the search for plans is that of budgets; it decides nothing.
+SOME = 1e-9
 
 
 def asked(options: dict[str, Any]) -> Options:
@@ -40,10 +42,6 @@ def asked(options: dict[str, Any]) -> Options:
                 f"no such option; options are {', '.join(OPTIONS)}. Arguments of the step are given by position",
             )
     return Options(**options, budget=SOME)
-
-
-#: A budget is asked for, so that the search for plans is that of budgets; it decides nothing.
-SOME = 1e-9
 
 
 class Study:

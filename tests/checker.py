@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-__all__ = ["Checked", "check_schedule", "naive_peak"]
+import pytest
+
+__all__ = ["Checked", "check_proposal", "check_schedule", "naive_peak"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,18 @@ def check_schedule(graph, schedule, *, forward_first: bool = True) -> Checked:
     assert set(schedule.chained) <= set(graph.sums)
     extra = sum(float(graph.seconds[step.op]) for step in schedule.steps if step.copy)
     return Checked(naive_peak(graph, schedule), extra)
+
+
+def check_proposal(graph, proposal, budget: int, near: float) -> None:
+    """Assert what holds of every planner's proposal within ``budget``; sums of times may be off by ``near``."""
+    checked = check_schedule(graph, proposal.schedule)
+    assert proposal.peak <= checked.peak or proposal.schedule.chained
+    assert proposal.extra_seconds == pytest.approx(checked.extra_seconds)
+    if proposal.peak <= budget:
+        assert proposal.lower_bound <= proposal.extra_seconds + near
+    if proposal.optimal:
+        assert proposal.peak <= budget
+        assert proposal.extra_seconds <= proposal.lower_bound * (1 + near)
 
 
 def naive_peak(graph, schedule) -> int:

@@ -57,6 +57,21 @@ def build(kind: type[keras.Model] = keras.Model, activation: str = "gelu") -> ke
     return kind(start, keras.layers.Dense(1, name="last")(x))
 
 
+def convolutions(size: int, layers: int, optimizer: str) -> keras.Model:
+    """A compiled classifier of images of ``size`` × ``size``: convolutions one behind the other."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.layers.Input((size, size, 3)),
+            *(keras.layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(layers)),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(10),
+        ]
+    )
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def compiled(
     kind: type[keras.Model] = keras.Model,
     optimizer: Any = None,

@@ -129,8 +129,7 @@ def test_best_known_figures_are_bars() -> None:
     row = {
         "instance": "a",
         "planner": "auto",
-        "layered": False,
-        "nodes": 45,
+        "large": False,
         "share": 0.9,
         "seconds": 1,
         "problem": None,

@@ -19,7 +19,7 @@ from memsaving_gradients.planners.integer_bound import tightest_bound
 from memsaving_gradients.planners.retention import run
 from memsaving_gradients.schedule import plain, simulate
 from memsaving_gradients.training_graph import TrainingGraph
-from tests.checker import check_schedule
+from tests.checker import check_proposal
 from tests.graphs import chain
 from tests.oracle import least_seconds
 from tests.random_graphs import rich, small
@@ -30,11 +30,7 @@ NEAR = 1e-6
 def planned(graph: TrainingGraph, budget: int, **limits) -> Proposal:
     """The plan, checked for what holds of every one."""
     proposal = exact.plan(graph, Limits(budget=budget, **limits))
-    checked = check_schedule(graph, proposal.schedule)
-    assert proposal.peak <= checked.peak or proposal.schedule.chained
-    assert proposal.extra_seconds == pytest.approx(checked.extra_seconds)
-    if proposal.peak <= budget:
-        assert proposal.lower_bound <= proposal.extra_seconds + NEAR
+    check_proposal(graph, proposal, budget, NEAR)
     return proposal
 
 
@@ -137,7 +133,7 @@ def test_an_interrupted_search_gives_the_best_so_far_and_the_next_one_works():
     assert planned(small(26), 20).optimal
 
 
-def test_what_the_process_says_before_it_ends_is_told(monkeypatch):
+def test_what_the_process_says_before_it_ends_is_told():
     solver = intervals._Solver.running()
     solver.process.kill()
     solver.process.wait()

@@ -11,6 +11,7 @@ import memsaving_gradients as ms
 from graph_tools.allocations import allocation_events, requested_peak
 from graph_tools.measure import in_fresh_process
 from memsaving_gradients.errors import ArgumentError, BudgetError
+from tests.keras_models import convolutions
 
 LENGTH = 2**16
 
@@ -28,17 +29,7 @@ def slope(x):
 
 
 def network() -> keras.Model:
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.layers.Input((32, 32, 3)),
-            *(keras.layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(8)),
-            keras.layers.GlobalAveragePooling2D(),
-            keras.layers.Dense(10),
-        ]
-    )
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+    return convolutions(32, 8, "adam")
 
 
 BATCH = np.zeros((16, 32, 32, 3), np.float32), np.zeros((16,), np.int32)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import keras
 import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
 from memsaving_gradients.errors import ArgumentError, BudgetError
+from tests.keras_models import convolutions
 
 WIDTH = 2**12
 
@@ -23,17 +23,8 @@ def make(batch: int):
 
 
 def make_model(batch: int):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.layers.Input((16, 16, 3)),
-            *(keras.layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(6)),
-            keras.layers.GlobalAveragePooling2D(),
-            keras.layers.Dense(10),
-        ]
-    )
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model, (tf.TensorSpec([batch, 16, 16, 3]), tf.TensorSpec([batch], tf.int32))
+    specs = tf.TensorSpec([batch, 16, 16, 3]), tf.TensorSpec([batch], tf.int32)
+    return convolutions(16, 6, "sgd"), specs
 
 
 def test_the_largest_fits_and_the_next_does_not():

@@ -6,10 +6,10 @@ what is asked and answered.
 
 The model is Moccasin's (Bartan et al. 2023, arXiv 2304.14463) in its staged form. Events are numbered, and so are the recipes, in the order
 of their originals. Before each event there is a position for each recipe, in that order, in one round or several; behind them stands the
-event. What is run again between two events is so in the order of the originals, once, or as often as there are rounds. A value has an interval for each time that it is made, from there to its last reader; the sizes of intervals that overlap
-fit into the budget (one cumulative constraint). Whoever reads a value chooses an interval that covers it: a Boolean each, which CP-SAT
-propagates far better than counting the readers of a reservoir. It knows nothing of how often a value may be made again but
-by a number given for each recipe.
+event. What is run again between two events is so in the order of the originals, once, or as often as there are rounds. A value has an
+interval for each time that it is made, from there to its last reader; the sizes of intervals that overlap fit into the budget (one
+cumulative constraint). Whoever reads a value chooses an interval that covers it: a Boolean each, which CP-SAT propagates far better than
+counting the readers of a reservoir. How often a value may be made again is a number given for each recipe.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ class _Model:
         self.model = cp_model.CpModel()
         self.born = {v: t for t, made in enumerate(self.problem["writes"]) for v in made}
         self.birth = [self.born[outputs[0]] for outputs in self.problem["outputs"]]
-        order = sorted(range(self.recipes), key=lambda r: (self.birth[r], r))
-        self.rank = {recipe: k for k, recipe in enumerate(order)}
-        self.order = order
+        self.order = sorted(range(self.recipes), key=lambda r: (self.birth[r], r))
+        self.rank = {recipe: k for k, recipe in enumerate(self.order)}
         self.until = self._until()
         self.originals = [
             _Made(self.at(self.born[v]), None, {v: self._end(v, self.at(self.born[v]))})
@@ -145,12 +144,13 @@ class _Model:
         """What is read at a position lies in one of its intervals."""
         model = self.model
         covers = [] if present is None else [present.negated()]
-        for made in self._supplies(value):
-            if made.present is None and len(list(self._supplies(value))) == 1:
-                constraint = model.add(made.ends[value] > reader)
-                if present is not None:
-                    constraint.only_enforce_if(present)
-                return
+        supplies = list(self._supplies(value))
+        if len(supplies) == 1:
+            constraint = model.add(supplies[0].ends[value] > reader)
+            if present is not None:
+                constraint.only_enforce_if(present)
+            return
+        for made in supplies:
             covered = model.new_bool_var("")
             model.add(made.ends[value] > reader).only_enforce_if(covered)
             if made.present is not None:
@@ -233,7 +233,7 @@ class _Model:
                         read(value, at)
                     for value in self.problem["outputs"][recipe]:
                         latest[value] = made.ends[value]
-                        ends[latest[value].index] = latest[value], at + 1
+                        read(value, at)
             for value in self.problem["reads"][event]:
                 read(value, self.at(event))
             for value in self.problem["writes"][event]:

@@ -9,8 +9,8 @@ the coarse budget is corrected. Where nothing fits, or what fits is far above th
 recomputed several times. In deep networks it is asked first, and if it comes close to the bound, there is no search.
 
 Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a lower bound is given with each plan
-(:mod:`~memsaving_gradients.planners.bound`, and with SciPy :mod:`~memsaving_gradients.planners.integer_bound`). Nothing that is found for one budget is known at another, so that a larger one may get a
-slower plan; on four networks, 20 budgets each, none did. Cost: `MOST_STEPS` steps played, a few seconds; the same plan in every process,
+(:mod:`~memsaving_gradients.planners.bound`, and with SciPy :mod:`~memsaving_gradients.planners.integer_bound`). Nothing that is found
+for one budget is known at another, so that a larger one may get a slower plan; on four networks, 20 budgets each, none did. Cost: `MOST_STEPS` steps played, a few seconds; the same plan in every process,
 unless a limit on time is given. In large graphs that fall into no blocks most of that is used.
 """
 
@@ -25,10 +25,9 @@ from functools import cached_property
 from memsaving_gradients.planners import chain, cheap_ops, least_memory
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.integer_bound import tightest_bound
-from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
+from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
 from memsaving_gradients.planners.retention import Run, run
 from memsaving_gradients.planners.search import Search
-from memsaving_gradients.schedule import ordered
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["plan"]
@@ -60,10 +59,8 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """The fastest plan found within ``limits.budget``; the least memory if there is no budget."""
     if limits.budget is None:
         return least_memory.plan(graph, limits)
-    plain = proposed(graph, limits, ordered(graph, limits.sums(graph)))
-    if plain.peak <= limits.budget:
-        return replace(plain, optimal=True)
-    return _Planning(graph, limits).plan()
+    plain = untouched(graph, limits)
+    return plain if plain.optimal else _Planning(graph, limits).plan()
 
 
 class _Stopped(Exception):

@@ -13,6 +13,8 @@ nothing has to be freed there.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 
@@ -80,7 +82,12 @@ class Crowd:
     @property
     def bound(self) -> float:
         """The most time that has to be lost at one place, seconds."""
-        return max((self.least_seconds(place) for place in self._spread()), default=0.0)
+        return max(self._losses.values(), default=0.0)
+
+    @cached_property
+    def _losses(self) -> dict[int, float]:
+        """How much time has to be lost at each place that is looked at."""
+        return {place: self.least_seconds(place) for place in self._spread()}
 
     def at(self, place: int) -> tuple[int, IntArray]:
         """Bytes that no plan can spare at a place, and which other storages (by their index here) are there in plain training."""
@@ -108,7 +115,7 @@ class Crowd:
 
     def worst(self, many: int) -> list[int]:
         """So many places where most time has to be lost, no two of them close to each other."""
-        ranked = sorted(self._spread(), key=lambda place: (-self.least_seconds(place), place))
+        ranked = sorted(self._losses, key=lambda place: (-self._losses[place], place))
         found: list[int] = []
         for place in ranked:
             if all(abs(place - other) > len(self.alive) // (4 * many) for other in found):

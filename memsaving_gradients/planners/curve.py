@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from memsaving_gradients.planners import chain
 from memsaving_gradients.planners.auto import DEEP
 from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.proposal import Limits, Proposal, proposed
+from memsaving_gradients.planners.proposal import Limits, Proposal, proposed, untouched
 from memsaving_gradients.planners.search import Search
-from memsaving_gradients.schedule import ordered
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["plans"]
@@ -51,7 +50,7 @@ def plans(
     [(5, 0.0), (4, 1.0)]
     """
     wanted = sorted(set(budgets), reverse=True)
-    known = [proposed(graph, limits, ordered(graph, limits.sums(graph)))]
+    known = [untouched(graph, limits)]
     known += (
         proposed(graph, limits, schedule) for schedule in chain.candidates(graph, limits, wanted)
     )

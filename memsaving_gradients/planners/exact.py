@@ -21,8 +21,7 @@ from dataclasses import replace
 from memsaving_gradients.planners import auto, intervals, least_memory
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.integer_bound import tightest_bound
-from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
-from memsaving_gradients.schedule import ordered
+from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["plan"]
@@ -46,10 +45,10 @@ ROUNDS, SLACK = 3, 0.005
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """The fastest plan within ``limits.budget``, if effort and time suffice; the least memory if there is no budget."""
     intervals.check_installed()
-    plain = proposed(graph, limits, ordered(graph, limits.sums(graph)))
-    if limits.budget is None or plain.peak <= limits.budget:
+    if limits.budget is None:
         return auto.plan(graph, limits)
-    return _Proving(graph, limits).plan()
+    plain = untouched(graph, limits)
+    return plain if plain.optimal else _Proving(graph, limits).plan()
 
 
 class _Proving:
@@ -67,7 +66,7 @@ class _Proving:
     def plan(self) -> Proposal:
         self.found, complete = self._first(), True
         try:
-            self.bound = tightest_bound(self.graph, self.budget, accumulate=self.limits.accumulate)
+            self.bound = self.found.lower_bound or self._tightest_bound()
             # Whoever interrupted the first plan wants no other one.
             if (
                 self.bound < math.inf
@@ -96,6 +95,9 @@ class _Proving:
             return least_memory.plan(self.graph, replace(limits, budget=None))
         seconds = None if limits.seconds is None else limits.seconds * FIRST
         return auto.plan(self.graph, replace(limits, seconds=seconds))
+
+    def _tightest_bound(self) -> float:
+        return tightest_bound(self.graph, self.budget, accumulate=self.limits.accumulate)
 
     def _fits(self) -> bool:
         return self.found.peak <= self.budget

@@ -75,6 +75,8 @@ def _least_seconds(crowd: Crowd, place: int) -> float:
     number = {int(crowd.storages[item]): k for k, item in enumerate(items)}
     many = len(items)
     storage, producer = graph.storage.tolist(), graph.producer.tolist()
+    # One run of an op makes all its results: that of the first counts.
+    first = [min(number[v] for v in graph.writes[producer[root]] if v in number) for root in number]
     rows: list[list[tuple[int, float]]] = []
     limits: list[float] = []
     for k, root in enumerate(number):
@@ -85,10 +87,8 @@ def _least_seconds(crowd: Crowd, place: int) -> float:
             u = number[made_of]
             rows.append([(many + k, 1.0), (u, -1.0), (many + u, -1.0)])
             limits.append(0.0)
-        # One run of an op makes all its results.
-        first = min(number[v] for v in graph.writes[producer[root]] if v in number)
-        if first != k:
-            rows.append([(many + k, 1.0), (many + first, -1.0)])
+        if first[k] != k:
+            rows.append([(many + k, 1.0), (many + first[k], -1.0)])
             limits.append(0.0)
     # What the op at the moment reads and makes is among what is fixed, whoever reads it later.
     free = touched[items] | (crowd.born[items] == place)
@@ -96,9 +96,8 @@ def _least_seconds(crowd: Crowd, place: int) -> float:
     limits.append((budget - fixed) / budget)
     seconds = np.zeros(2 * many)
     for root, k in number.items():
-        op = producer[root]
-        if k == min(number[v] for v in graph.writes[op] if v in number):
-            seconds[many + k] = graph.seconds[op]
+        if first[k] == k:
+            seconds[many + k] = graph.seconds[producer[root]]
     scale = float(seconds.max(initial=0.0))
     if not scale:
         return 0.0

@@ -184,7 +184,7 @@ class _Solver:
                 except queue.Empty:
                     continue
                 if not line:
-                    raise RuntimeError(f"OR-Tools ended early: {''.join(self._said[-20:])}")
+                    raise BrokenPipeError
                 answers.append(json.loads(line))
             done = True
         except BrokenPipeError:

@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memsaving_gradients.planners.chain import record
-from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
+from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
 from memsaving_gradients.planners.rotor import Action
 from memsaving_gradients.planners.stages import Stages, cut_stages
-from memsaving_gradients.schedule import Schedule, ordered
+from memsaving_gradients.schedule import Schedule
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["advances", "levels", "plan", "recomputations_by_level", "reversal"]
@@ -34,9 +34,9 @@ MOST_STAGES = 4096
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """The fewest recomputations by this recursion within the budget; about log₂ of the number of stages checkpoints without one."""
-    plain = proposed(graph, limits, ordered(graph, limits.sums(graph)))
-    if limits.budget is not None and plain.peak <= limits.budget:
-        return replace(plain, optimal=True)
+    plain = untouched(graph, limits)
+    if plain.optimal:
+        return plain
     stages: Stages = graph.derived(cut_stages, frozenset(limits.keep), MOST_STAGES)
     length = len(stages.histories)
     if limits.budget is None:

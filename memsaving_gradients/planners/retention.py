@@ -35,8 +35,6 @@ __all__ = [
     "STRICT",
     "Problem",
     "Run",
-    "appointments",
-    "leaves_at_once",
     "run",
 ]
 
@@ -155,12 +153,12 @@ class Run:
         return self.excess(budget), self.extra_seconds
 
 
-def leaves_at_once(what: int) -> bool:
+def _leaves_at_once(what: int) -> bool:
     """Whether a value that is dropped in a gap is so from its beginning, and not late."""
     return what < LATE or what % 2 == 1
 
 
-def appointments(
+def _appointments(
     problem: Problem, decisions: Sequence[int]
 ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """The gaps in which a value is made again before each event, and those in which it is dropped behind each event."""
@@ -204,7 +202,7 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
     beside: list[int] = []
     event_of: list[int] = []
     recipes: list[tuple[int, int]] = []
-    returns, leaves = appointments(problem, decisions)
+    returns, leaves = _appointments(problem, decisions)
     extra = 0.0
     step = 0
     for event, (read, made) in enumerate(zip(problem.reads, problem.writes, strict=True)):
@@ -260,7 +258,7 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
                 there[v] = 0
         for v in (*read, *made):
             what = decisions[gap_of[v]]
-            if what and recipe[v] >= 0 and leaves_at_once(what):
+            if what and recipe[v] >= 0 and _leaves_at_once(what):
                 there[v] = 0
         for gap in leaves.get(event, ()):
             there[problem.owner[gap]] = 0
