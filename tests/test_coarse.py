@@ -154,6 +154,23 @@ def test_known_graphs(name, seed):
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_what_is_absent_at_a_place_is_not_there(name):
+    graph = GRAPHS[name]()
+    coarse = coarsen(graph)
+    problem = coarse.problem
+    event = int(np.argmax(run(problem, problem.plain()).bytes_alive))
+    place = sum(map(len, coarse.stretches[:event]))
+    assert coarse.without((), place) == problem.plain()
+    decisions = coarse.without({s for s in coarse.storages if graph.losable[s]}, place)
+    followed(coarse, decisions)
+    played = run(problem, decisions)
+    steps = [step for step, at in enumerate(played.event) if at == event]
+    for value, born, last in zip(played.value, played.born, played.last, strict=True):
+        waits = born < steps[0] and last > steps[-1] and value not in problem.reads[event]
+        assert not waits or problem.recipe[value] < 0 or problem.border > event
+
+
+@pytest.mark.parametrize("name", sorted(GRAPHS))
 def test_keeping_everything_decided_on_is_plain(name):
     graph = GRAPHS[name]()
     coarse = coarsen(graph)

@@ -15,7 +15,7 @@ from benchmarks.models.layered import unet_vgg
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Interrupted, Limits, Proposal, exact, intervals
 from memsaving_gradients.planners.coarse import coarsen
-from memsaving_gradients.planners.integer_bound import tightest_bound
+from memsaving_gradients.planners.integer_bound import bound_within, tightest_bound
 from memsaving_gradients.planners.retention import run
 from memsaving_gradients.schedule import plain, simulate
 from memsaving_gradients.training_graph import TrainingGraph
@@ -101,7 +101,18 @@ def test_a_published_optimum_is_found_again():
     proposal = planned(instance.graph(), int(0.8 * instance.peak))
     assert proposal.peak <= 0.8 * instance.peak
     bound = tightest_bound(instance.graph(), int(0.8 * instance.peak))
-    assert 0 < bound <= proposal.extra_seconds
+    assert 0 < bound <= proposal.extra_seconds <= 1.001 * bound
+
+
+def test_what_the_bound_would_drop_makes_room_at_its_moments():
+    instance = unet_vgg()
+    graph, budget = instance.graph(), int(0.6 * instance.peak)
+    bound = bound_within(graph, budget)
+    assert bound.seconds == max(moment.seconds for moment in bound.moments)
+    alive = simulate(graph, plain(graph)).bytes_alive
+    for moment in bound.moments:
+        assert alive[moment.place] > budget
+        assert alive[moment.place] - graph.size[list(moment.absent)].sum() <= budget
 
 
 def test_effort_gives_the_same_plan_every_time():

@@ -1,12 +1,14 @@
 """The fastest plan within a budget that is found on any graph, of any size.
 
 The step is made coarse (:mod:`~memsaving_gradients.planners.coarse`), so that a plan is played through in a millisecond. A search
-(:mod:`~memsaving_gradients.planners.search`) then begins at several places: plain training; the cuts of
+(:mod:`~memsaving_gradients.planners.search`) then begins at several places: plain training; what the programs of
+:mod:`~memsaving_gradients.planners.integer_bound` drop at the most crowded moments; the cuts of
 :mod:`~memsaving_gradients.planners.least_memory` for several limits, with and without the outputs of expensive ops. The best of what comes
 down to the budget is improved. The schedule is simulated on the whole graph; as long as that is above the budget, or far below,
 the coarse budget is corrected. Where nothing fits, or what fits is far above the lower bound,
 :mod:`~memsaving_gradients.planners.chain` is asked: at small budgets values are
-recomputed several times. In deep networks it is asked first, and if it comes close to the bound, there is no search.
+recomputed several times. Where a search takes long, it is asked first; in deep networks, if it comes close to the bound, there is no
+search.
 
 Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a lower bound is given with each plan
 (:mod:`~memsaving_gradients.planners.bound`, and with SciPy :mod:`~memsaving_gradients.planners.integer_bound`). Nothing that is found
@@ -24,7 +26,7 @@ from functools import cached_property
 
 from memsaving_gradients.planners import chain, cheap_ops, least_memory
 from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.integer_bound import tightest_bound
+from memsaving_gradients.planners.integer_bound import bound_within
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
 from memsaving_gradients.planners.retention import Run, run
 from memsaving_gradients.planners.search import Search
@@ -36,8 +38,8 @@ __all__ = ["plan"]
 MOST_STEPS = 2_400_000
 #: So many times through the whole step, where no plan fits.
 MOST_IN_VAIN = 4000
-#: The share of them for coming down to the budget, from all places together.
-DESCENT = 0.4
+#: The shares of them for coming down to the budget: from all places together, and where one has to go on.
+DESCENT, FURTHER = 0.3, 0.2
 #: Sets of cuts that are looked at, for each kind of place to begin.
 CUTS = 12
 #: A plan this close to the lower bound is optimal: sums of times differ in their last bits.
@@ -46,9 +48,9 @@ EQUAL = 1e-9
 DEEP, GOOD = 20_000, 3.0
 #: How boldly the descents go: with few large steps, and with many small ones.
 BOLD = (8, 0)
-#: In problems of so many events: if no descent comes to the budget, the best goes on for so many runs; and if there is a limit on time, they
-#: are improved, so many runs at a time, until this share of it is left for other attempts.
-MANY_EVENTS, LONG_DESCENT, SLICE, LEFT = 800, 6000, 2000, 0.4
+#: In problems of so many events, descents that have not come to the budget go on for so many runs; and if there is a limit on time, the best
+#: is improved, so many runs at a time, until this share of it is left for other attempts.
+MANY_EVENTS, LONG_DESCENT, SLICE, LEFT = 800, 40_000, 2000, 0.4
 #: So many of the places come to are improved, with this part of the steps each, before the best is gone on with.
 IMPROVED, SHARE = 3, 10
 #: Corrections of the coarse budget, and the slack that is left alone.
@@ -74,7 +76,8 @@ class _Planning:
         self.graph, self.limits = graph, limits
         self.budget = int(limits.budget or 0)
         self.found: Proposal | None = None
-        self.bound = tightest_bound(graph, self.budget, accumulate=limits.accumulate)
+        bound = bound_within(graph, self.budget, accumulate=limits.accumulate)
+        self.bound, self.moments = bound.seconds, bound.moments
         self.searches: list[Search] = []
         self.ticks = 0
         self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds
@@ -96,11 +99,12 @@ class _Planning:
     def plan(self) -> Proposal:
         complete, deep = True, self.graph.length > DEEP
         try:
-            if deep:
+            chain_first = deep or self._is_long
+            if chain_first:
                 self._follow_chain()
             if not (deep and self._good()):
                 self._search()
-            if not deep and not self._good():
+            if not chain_first and not self._good():
                 self._follow_chain()
         except (Interrupted, _Stopped):
             complete = False
@@ -145,11 +149,8 @@ class _Planning:
             if came_to[1].peak <= budget and all(came_to[0] != other for other, _ in found):
                 self._note(self._proposal(came_to[0]))
             found.append(came_to)
+        found += self._gone_on(found, budget)
         found.sort(key=lambda came_to: came_to[1].worth(budget))
-        many = len(self.coarse.problem.reads) >= MANY_EVENTS
-        if many and found[0][1].peak > budget and self.bound < float("inf"):
-            # The way down is long.
-            found.insert(0, self._new_search(budget).descend(found[0][0], LONG_DESCENT))
         improved = [
             self._new_search(budget).improve(
                 decisions, result, self.most_runs // SHARE, self.bound * (1 + EQUAL)
@@ -174,8 +175,25 @@ class _Planning:
             if trial.peak <= self.budget and abs(wanted - budget) <= SLACK * self.budget:
                 break
             budget = max(0, min(wanted, budget - 1) if trial.peak > self.budget else wanted)
-        if many:
+        if self._is_long:
             self._improve_for_long(*best, budget)
+
+    @property
+    def _is_long(self) -> bool:
+        return len(self.coarse.problem.reads) >= MANY_EVENTS
+
+    def _gone_on(
+        self, found: list[tuple[list[int], Run]], budget: int
+    ) -> Iterator[tuple[list[int], Run]]:
+        """Where two descents come to that had not come to the budget: the one that was closest, and the one that had lost least time."""
+        over = [came_to for came_to in found if came_to[1].peak > budget]
+        if not over or self.bound == float("inf"):
+            return
+        closest = min(over, key=lambda came_to: came_to[1].worth(budget))
+        fastest = min(over, key=lambda came_to: came_to[1].extra_seconds)
+        most = LONG_DESCENT if self._is_long and not self._good() else self.most_runs * FURTHER
+        for decisions, _ in (closest, fastest)[: 1 + (closest is not fastest)]:
+            yield self._new_search(budget).descend(decisions, int(most) // 2)
 
     def _improve_for_long(self, decisions: list[int], result: Run, budget: int) -> None:
         """In a large graph, improve as long as there is time, if somebody said how much."""
@@ -192,9 +210,12 @@ class _Planning:
                 return
 
     def _starts(self) -> Iterator[list[int]]:
-        """Decisions to begin with: plain; of each kind of cuts the fastest that fits and the next smaller one that does not."""
+        """Decisions to begin with: plain; what the lower bound would drop; of each kind of cuts the fastest that fits and the next smaller one."""
         graph, coarse = self.graph, self.coarse
         yield coarse.problem.plain()
+        for moment in self.moments:
+            if moment.absent:
+                yield coarse.without(moment.absent, moment.place)
         keep = frozenset(self.limits.keep)
         expensive = keep | set(cheap_ops.expensive_storages(graph))
         for kept in (keep, expensive) if expensive - keep else (keep,):

@@ -74,6 +74,18 @@ class Coarse:
                     what[first + k] = KEPT if storage in kept else DROPPED
         return what
 
+    def without(self, absent: Collection[int], place: int) -> list[int]:
+        """Keep everything but the given storages, which are dropped between their uses before and behind a place of ``graph.order``."""
+        problem = self.problem
+        what = problem.plain()
+        ends = np.cumsum([len(ops) for ops in self.stretches])
+        event = int(np.searchsorted(ends, place, side="right"))
+        for gap, (value, begin, end) in enumerate(problem.gaps):
+            across = begin < event <= end and end >= problem.border
+            if across and problem.recipe[value] >= 0 and self.storages[value] in absent:
+                what[gap] = DROPPED
+        return what
+
     def schedule(self, decisions: Sequence[int]) -> Schedule:
         """The schedule of the whole graph that follows ``decisions``."""
         return self.follow(run(self.problem, decisions).again)

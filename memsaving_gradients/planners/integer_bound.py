@@ -8,20 +8,22 @@ one row of Checkmate's program (Jain et al. 2020, arXiv 1910.02653), and where a
 instances it comes to the optimum or close to it. The same with fractions says little (half of every value is there, and lets half of
 every op be run again), and several moments together are a hundred times as slow for a tenth of a point.
 
-Every schedule that runs the originals in the order of the graph obeys it, however often it recomputes. Solved by HiGHS, through SciPy (extra
+Every schedule that runs the originals in the order of the graph obeys it, however often it recomputes. What is there and what is not in
+the program's own solution is a good place for a search to begin. Solved by HiGHS, through SciPy (extra
 ``exact``), within a limit on branches: some hundredths of a second each moment. The same number in every process.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 
 import numpy as np
 
 from memsaving_gradients.planners.bound import Crowd
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["tightest_bound"]
+__all__ = ["Bound", "Moment", "bound_within", "tightest_bound"]
 
 #: Moments that are looked at: those where the simple bound is highest.
 MOMENTS = 3
@@ -33,6 +35,33 @@ BRANCHES, GAP = 2_000, 1e-3
 SMALL = 1e-3
 #: HiGHS comes this close to the optimum; its word for a program that has no solution.
 TOLERANCE, INFEASIBLE = 1e-6, 2
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The solution of the program for one moment.
+
+    Attributes
+    ----------
+    place
+        The moment: a place of ``graph.order``.
+    seconds
+        Its bound.
+    absent
+        Storages that were made by then and are not there.
+    """
+
+    place: int
+    seconds: float
+    absent: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The highest bound, and the moments that were looked at for it (none in large graphs, and where nothing is to be lost)."""
+
+    seconds: float
+    moments: tuple[Moment, ...] = ()
 
 
 def tightest_bound(graph: TrainingGraph, budget: int, *, accumulate: bool = True) -> float:
@@ -55,16 +84,22 @@ def tightest_bound(graph: TrainingGraph, budget: int, *, accumulate: bool = True
     >>> round(tightest_bound(chain, 5), 3) if importlib.util.find_spec("scipy") else 3.0
     3.0
     """
+    return bound_within(graph, budget, accumulate=accumulate).seconds
+
+
+def bound_within(graph: TrainingGraph, budget: int, *, accumulate: bool = True) -> Bound:
+    """`tightest_bound`, with where it comes from."""
     crowd = Crowd(graph, budget, accumulate=accumulate)
     bound = crowd.bound
     large = graph.length > MANY_OPS or importlib.util.find_spec("scipy") is None
     if not 0 < bound < float("inf") or large:
-        return bound
-    return max(bound, *(_least_seconds(crowd, place) for place in crowd.worst(MOMENTS)))
+        return Bound(bound)
+    moments = tuple(_solved(crowd, place) for place in crowd.worst(MOMENTS))
+    return Bound(max(bound, *(moment.seconds for moment in moments)), moments)
 
 
-def _least_seconds(crowd: Crowd, place: int) -> float:
-    """The integer program for the moment at a place: the bound, seconds; 0 if HiGHS comes to none."""
+def _solved(crowd: Crowd, place: int) -> Moment:
+    """The integer program for the moment at a place; a bound of 0 if HiGHS comes to none."""
     from scipy import optimize, sparse
 
     graph, budget = crowd.graph, crowd.budget
@@ -100,7 +135,7 @@ def _least_seconds(crowd: Crowd, place: int) -> float:
             seconds[many + k] = graph.seconds[producer[root]]
     scale = float(seconds.max(initial=0.0))
     if not scale:
-        return 0.0
+        return Moment(place, 0.0, frozenset())
     entries = [(row, column, factor) for row, terms in enumerate(rows) for column, factor in terms]
     at, columns, factors = zip(*entries, strict=True)
     matrix = sparse.csr_matrix((factors, (at, columns)), (len(rows), 2 * many))
@@ -112,6 +147,11 @@ def _least_seconds(crowd: Crowd, place: int) -> float:
         options={"node_limit": BRANCHES, "mip_rel_gap": GAP},
     )
     if result.status == INFEASIBLE:
-        return float("inf")
+        return Moment(place, float("inf"), frozenset())
     found = result.mip_dual_bound
-    return 0.0 if found is None else float(found) * scale * (1 - TOLERANCE)
+    there = np.ones(many) if result.x is None else result.x[:many]
+    return Moment(
+        place,
+        0.0 if found is None else float(found) * scale * (1 - TOLERANCE),
+        frozenset(root for root, k in number.items() if there[k] < 0.5),
+    )

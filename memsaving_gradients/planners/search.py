@@ -36,6 +36,8 @@ __all__ = ["Search"]
 PROMISING = 5
 #: Where the peak is this many times the budget, many changes may be made at once.
 FAR = 1.1
+#: All others at the worst step that are, where a stretch is planned anew; in a descent, all are.
+OTHERS = 40
 #: Events above the budget that are looked at when nothing helps at the worst one.
 MOST_EVENTS = 6
 #: Gaps that are kept again at once when a stretch is planned anew: one of these numbers.
@@ -92,6 +94,8 @@ class Search:
                 self._made_of[v] += range(problem.first_gap[value], problem.first_gap[value + 1])
         # Among changes that cost nothing the one that frees most is best.
         self._least = min((s for s in problem.seconds if s > 0), default=1.0) * 1e-3
+        # What `_missing` found, as long as decisions stay as they are.
+        self._known: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def play(self, decisions: list[int]) -> Run:
         """`run`, counted."""
@@ -110,6 +114,7 @@ class Search:
         noise: float = 0.0,
         power: int = 1,
         bold: int = 0,
+        others: int | None = None,
     ) -> tuple[list[int], Run]:
         """Change decisions until the budget holds.
 
@@ -129,6 +134,8 @@ class Search:
             Bytes above the budget are weighed by this power.
         bold
             Far from the budget, one in so many of the promising changes is made at once; 0: never more than one.
+        others
+            Where no promising change helps at the worst step, so many others are tried; ``None``: all.
 
         Returns
         -------
@@ -148,7 +155,7 @@ class Search:
         excess = now.excess(self.budget, power)
         while excess and self.runs < end and now.extra_seconds < limit:
             best: tuple[float, Change, Run, float] | None = None
-            for batch in self._batches(now, decisions, fixed):
+            for batch in self._batches(now, decisions, fixed, others):
                 for change in batch:
                     trial = self.play(_changed(decisions, change))
                     left = trial.excess(self.budget, power)
@@ -198,6 +205,7 @@ class Search:
                 limit=float("inf") if worth[0] else bearable[1],
                 noise=self._random.choice(NOISE),
                 power=self._random.choice(POWER),
+                others=OTHERS,
             )
             if result.worth(self.budget) > bearable:
                 continue
@@ -264,7 +272,7 @@ class Search:
         return [center, *self._random.sample(pool, min(count - 1, len(pool)))]
 
     def _batches(
-        self, now: Run, decisions: list[int], fixed: Collection[int]
+        self, now: Run, decisions: list[int], fixed: Collection[int], others: int | None
     ) -> Iterator[list[Change]]:
         """Changes to play through: the most promising at the worst step, all others there, those at other steps."""
         over = np.flatnonzero(now.bytes_alive > self.budget)
@@ -277,7 +285,7 @@ class Search:
             drops, undone = self._changes(now, decisions, fixed, step)
             yield drops[:PROMISING] + undone[:PROMISING]
             if len(seen) == 1:
-                yield drops[PROMISING:] + undone[PROMISING:]
+                yield (drops[PROMISING:] + undone[PROMISING:])[:others]
             if len(seen) == MOST_EVENTS:
                 return
 
@@ -285,6 +293,7 @@ class Search:
         self, now: Run, decisions: list[int], fixed: Collection[int], step: int
     ) -> tuple[list[Change], list[Change]]:
         """What may lower the bytes at ``step``: dropping what is idle there; not making again there. Best first."""
+        self._known.clear()
         problem, event = self.problem, now.event[step]
         over = max(int(now.bytes_alive[step]) - self.budget, 1)
         busy = {*problem.reads[event], *problem.writes[event]}
@@ -346,8 +355,8 @@ class Search:
         for r, what in ways:
             missing = self._missing(value, r, decisions, back)
             own = problem.seconds[problem.recipe[value]] + self._least
-            more = sum(self._again(v, r, decisions, back) for v, _ in missing)
-            drops.append(((own + more) / min(size, over), gap, [(gap, what)]))
+            cost = self._again(value, r, decisions, back) + self._least
+            drops.append((cost / min(size, over), gap, [(gap, what)]))
             left = size - sum(problem.size[v] for v, _ in missing)
             if missing and left > 0:
                 held = [(g, KEPT) for _, g in missing]
@@ -377,12 +386,14 @@ class Search:
         self, value: int, event: int, decisions: list[int], back: dict[int, int]
     ) -> list[tuple[int, int]]:
         """The inputs of a value that are not there at ``event``, with the gaps in which they are dropped."""
-        found = []
-        for v in self.problem.inputs[self.problem.recipe[value]]:
-            gap = self._gap_at(v, event)
-            there = self._end[gap] == event or back.get(gap, event + 1) <= event
-            if decisions[gap] and not there:
-                found.append((v, gap))
+        found = self._known.get((value, event))
+        if found is None:
+            found = self._known[value, event] = []
+            for v in self.problem.inputs[self.problem.recipe[value]]:
+                gap = self._gap_at(v, event)
+                there = self._end[gap] == event or back.get(gap, event + 1) <= event
+                if decisions[gap] and not there:
+                    found.append((v, gap))
         return found
 
     def _again(self, value: int, event: int, decisions: list[int], back: dict[int, int]) -> float:
