@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memsaving_gradients.planners.bound import least_extra_seconds
 from memsaving_gradients.schedule import plain, recompute_lazily, simulate
-from tests.graphs import GRAPHS, chain
+from tests.graphs import GRAPHS, Maker, chain
 from tests.oracle import least_seconds
 from tests.random_graphs import rich, rigid, small
 from tests.schedules import forgetful, halving
@@ -103,3 +103,13 @@ def test_a_chain_that_is_halved_takes_no_less():
     bound = least_extra_seconds(graph, simulation.peak)
     # What is not there when backward begins is run again at least once.
     assert 50 <= bound <= simulation.extra_seconds
+
+
+def test_results_of_one_op_come_back_together():
+    maker = Maker()
+    whole = maker.op(maker.source(), size=16)
+    parts = maker.op(whole, size=(4, 4, 4, 4), residual="none")
+    joined = maker.op(*(maker.op(parts + k) for k in range(4)), residual="none")
+    maker.op(maker.op(joined, size=50, residual="none"), residual="none")
+    # Beside 50 bytes and one there is room for none of them; then two ops bring all of them back.
+    assert least_extra_seconds(maker.graph(), 51) == 2.0

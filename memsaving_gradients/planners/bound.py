@@ -2,8 +2,8 @@
 
 Look at the moment when an original op runs. What it reads and makes is there, and what cannot be made again and is read later.
 Every other value that was made before and that originals read later is either there, and takes its bytes, or has to be made again
-later, and takes at least the time of its own op, and of the ops before it as long as their results have this one reader and are not
-smaller (keeping such a result instead would free nothing). So at least as much time is lost as the cheapest choice that frees enough bytes: a
+later, and takes at least the time of its own op, or its share if the op has several results, and of the ops before it as long as their
+one result has this one reader and is not smaller (keeping such a result instead would free nothing). So at least as much time is lost as the cheapest choice that frees enough bytes: a
 knapsack, here relaxed to fractions, which is exact up to one value and needs a sort. The bound is the largest over all moments.
 
 It holds for every schedule that runs the originals in the order of the graph, however often it recomputes; it does not see
@@ -63,21 +63,11 @@ class Crowd:
 
     def __init__(self, graph: TrainingGraph, budget: int, *, accumulate: bool) -> None:
         self.graph, self.budget = graph, budget
-        chained = frozenset(graph.sums if accumulate else ())
-        self.alive = simulate(graph, ordered(graph, chained)).bytes_alive
+        lives: _Lives = graph.derived(_Lives, accumulate)
+        self.alive, self.storages, self.size = lives.alive, lives.storages, lives.size
+        self.born, self.last, self.free = lives.born, lives.last, lives.free
+        self._seconds, self._rate, self._summed = lives.seconds, lives.rate, lives.summed
         self.places = np.flatnonzero(self.alive > budget)
-        place = np.empty(graph.length, np.int64)
-        place[graph.order] = np.arange(graph.length)
-        roots = graph.storage == np.arange(len(graph.storage))
-        self.storages = np.flatnonzero(roots & ~graph.source & (graph.size > 0))
-        self.size = graph.size[self.storages]
-        self.born = place[graph.producer][self.storages]
-        self.last = _last_reads(graph, place)[self.storages]
-        self.free = graph.losable[self.storages]
-        self._seconds = _seconds_again(graph, self.storages)
-        self._rate = self._seconds / self.size
-        added = {int(v) for op in chained for v in (*graph.reads[op], *graph.writes[op])}
-        self._summed = np.isin(self.storages, sorted(added))
 
     @property
     def bound(self) -> float:
@@ -133,14 +123,35 @@ class Crowd:
         return np.isin(self.storages, self.graph.storage[read])
 
 
+class _Lives:
+    """What a crowd is, at any budget."""
+
+    def __init__(self, graph: TrainingGraph, accumulate: bool) -> None:
+        chained = frozenset(graph.sums if accumulate else ())
+        self.alive = simulate(graph, ordered(graph, chained)).bytes_alive
+        place = np.empty(graph.length, np.int64)
+        place[graph.order] = np.arange(graph.length)
+        roots = graph.storage == np.arange(len(graph.storage))
+        self.storages = np.flatnonzero(roots & ~graph.source & (graph.size > 0))
+        self.size = graph.size[self.storages]
+        self.born = place[graph.producer][self.storages]
+        self.last = _last_reads(graph, place)[self.storages]
+        self.free = graph.losable[self.storages]
+        self.seconds = _seconds_again(graph, self.storages)
+        self.rate = self.seconds / self.size
+        added = {int(v) for op in chained for v in (*graph.reads[op], *graph.writes[op])}
+        self.summed = np.isin(self.storages, sorted(added))
+
+
 def _seconds_again(graph: TrainingGraph, storages: IntArray) -> npt.NDArray[np.float64]:
-    """For each storage, the least time that making it again takes."""
+    """For each storage, the least time that making it again takes, beside others: those that one op makes share its time."""
     storage, size, producer = graph.storage.tolist(), graph.size.tolist(), graph.producer.tolist()
     losable = graph.losable.tolist()
     readers = [0] * len(storage)
     for values in graph.reads:
         for root in {storage[v] for v in values}:
             readers[root] += 1
+    results = [sum(storage[v] == v and size[v] > 0 for v in made) for made in graph.writes]
     found = np.zeros(len(storages))
     for k, wanted in enumerate(storages.tolist()):
         stack, seen = [producer[wanted]], {producer[wanted]}
@@ -150,9 +161,10 @@ def _seconds_again(graph: TrainingGraph, storages: IntArray) -> npt.NDArray[np.f
             for value in graph.reads[op]:
                 root, maker = storage[value], producer[storage[value]]
                 only = losable[value] and readers[root] == 1 and size[root] >= size[wanted]
-                if only and maker not in seen:
+                if only and results[maker] == 1 and maker not in seen:
                     seen.add(maker)
                     stack.append(maker)
+        found[k] /= max(results[producer[wanted]], 1)
     return found
 
 
