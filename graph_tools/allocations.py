@@ -110,20 +110,26 @@ def requested_peak(events: Sequence[AllocationEvent]) -> int:
 
 
 def alive_at_peak(
-    events: Sequence[AllocationEvent], *, chunks: bool = False
+    events: Sequence[AllocationEvent], *, chunks: bool = False, near: float = 0.0
 ) -> list[AllocationEvent]:
-    """The allocations that are alive when most bytes are: requested ones, or those of chunks."""
-    highest, alive = 0, dict[int, AllocationEvent]()
-    found: list[AllocationEvent] = []
+    """The allocations that are alive when most bytes are: requested ones, or those of chunks.
+
+    Often several moments take nearly the same; ``near`` asks for the first that takes at most this share less than the most.
+    """
+
+    def total(event: AllocationEvent) -> int:
+        return event.allocated if chunks else event.running
+
+    enough = (1 - near) * max(map(total, events), default=0)
+    alive: dict[int, AllocationEvent] = {}
     for event in events:
         if event.requested < 0:
             alive.pop(event.buffer, None)
             continue
         alive[event.buffer] = event
-        bytes_now = event.allocated if chunks else event.running
-        if bytes_now > highest:
-            highest, found = bytes_now, list(alive.values())
-    return found
+        if total(event) >= enough:
+            break
+    return list(alive.values())
 
 
 def _raw_events(files: Sequence[Path], device: str) -> Iterator[dict[str, Any]]:

@@ -32,6 +32,7 @@ def three_squares() -> dict:
         "events": events,
         "peak": requested_peak(events),
         "alive": [event.op for event in alive_at_peak(events) if event.requested == MIB],
+        "near": [e.op for e in alive_at_peak(events, near=0.01) if e.requested == MIB],
         "chunks": max(event.allocated for event in events),
         "measured": measure_peak(lambda: step(x).numpy()).peak,
     }
@@ -52,6 +53,11 @@ def test_every_op_asks_for_its_output_once(squares):
 def test_two_squares_are_alive_at_the_peak(squares):
     assert len(squares["alive"]) == 2
     assert 2 * MIB <= squares["peak"] < 2 * MIB + 4096
+
+
+def test_the_first_moment_of_several_that_are_near(squares):
+    # Two squares are alive when the second is made, two and a number when they are multiplied again.
+    assert squares["near"] == ["first", "second"]
 
 
 def test_running_sums_are_those_of_the_events(squares):
