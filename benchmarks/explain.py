@@ -84,6 +84,7 @@ def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, i
     from benchmarks.models import build
     from benchmarks.steps import make_optimizer, make_step
     from graph_tools.allocations import alive_at_peak, allocation_events, requested_peak
+    from memsaving_gradients.explaining import NEAR
 
     def held(variables: Any) -> int:
         return sum(variable.numpy().nbytes for variable in variables)
@@ -100,7 +101,7 @@ def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, i
     worst = max(runs, key=requested_peak)
     kinds = _kinds(step)
     found |= dict.fromkeys(PARTS[2:], 0)
-    for event in alive_at_peak(worst):
+    for event in alive_at_peak(worst, near=NEAR):
         kind = kinds.get(event.op, "temporaries") if event.kind != "temp" else "temporaries"
         found[kind] += event.requested
     return found

@@ -1,7 +1,7 @@
 """`explain`: where the memory of a training step goes, and what each budget costs, before a step is run.
 
 The step is traced as TensorFlow would trace it, and the gradients that it asks for are looked at and left alone. The graph of the whole step is
-then played (:mod:`memsaving_gradients.execution`): what is alive at its peak are the parts. Plans for a row of budgets come from
+then played (:mod:`memsaving_gradients.execution`): what is alive at its peak, or within a hundredth of it for the first time, are the parts. Plans for a row of budgets come from
 :mod:`memsaving_gradients.planners.curve`, the least budget from the search that an error about a budget would name it by.
 """
 
@@ -20,7 +20,6 @@ from memsaving_gradients.describe import source_line
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.explanation import Explanation, Layer, Parts, Point
 from memsaving_gradients.planners import Limits, Proposal, curve
-from memsaving_gradients.planners.integer_bound import tightest_bound
 from memsaving_gradients.progress import showing
 from memsaving_gradients.study import Study, asked
 
@@ -28,6 +27,8 @@ __all__ = ["explain"]
 
 #: The budgets of the curve, as fractions of the bytes that plain training asks for.
 SHARES = (*(round(0.95 - 0.05 * k, 2) for k in range(19)), 0.025)
+#: Moments that take less than the peak by at most this share tie with it: which of them takes most is decided by chance. Parts are the first's.
+NEAR = 0.01
 
 
 @tf.autograph.experimental.do_not_convert
@@ -91,7 +92,7 @@ def _explanation(study: Study) -> Explanation:
         points.append(Point(need, need / study.plain, plan.extra_time, bound, plan.clones))
         # What the executor adds is known of this one, and taken for that of the others; less than it would be refused.
         adds = max(1.0, need / max(study.budget_for(study.meter.need(lowest.proposal)), 1))
-        others = (_point(study, proposal, budget, adds) for budget, proposal in found)
+        others = (_point(study, proposal, adds) for _, proposal in found)
         points += (point for point in others if point.budget > need)
     falling = _falling(points)
     return Explanation(
@@ -105,15 +106,14 @@ def _explanation(study: Study) -> Explanation:
     )
 
 
-def _point(study: Study, proposal: Proposal, asked_for: int, adds: float) -> Point:
+def _point(study: Study, proposal: Proposal, adds: float) -> Point:
     budget = int(study.budget_for(study.meter.need(proposal)) * adds)
-    bound = tightest_bound(study.graph, asked_for, accumulate=study.site.options.accumulate)
     extra, seconds = proposal.extra_seconds, max(study.graph.total_seconds, 1e-12)
     return Point(
         budget=budget,
         share=budget / max(study.plain, 1),
         extra_time=extra / seconds,
-        lower_bound=float(min(bound, extra) / seconds),
+        lower_bound=float(min(proposal.lower_bound, extra) / seconds),
         clones=proposal.schedule.clones,
     )
 
@@ -128,7 +128,7 @@ def _falling(points: Sequence[Point]) -> list[Point]:
 
 
 def _at_peak(study: Study, ops: OpGraph) -> tuple[Parts, list[Layer]]:
-    """What is alive when the step, as it runs, takes most."""
+    """What is alive when the step, as it runs, takes most: at the first moment that comes close."""
     site = study.site
     held = [ops.value(t) for t in _tf_autodiff.outputs_of(site.graph)]
     played = simulate_execution(ops, batch=site.options.batch, held=held)[0]
@@ -137,7 +137,7 @@ def _at_peak(study: Study, ops: OpGraph) -> tuple[Parts, list[Layer]]:
     producer, storage = ops.producer.tolist(), ops.storage.tolist()
     residual = {storage[v] for op, values in enumerate(ops.inputs) if late[op] for v in values}
     results = {storage[ops.value(t)] for t in site.grads if t.op.name in ops.position}
-    at = int(np.argmax(played.bytes_alive))
+    at = int(np.argmax(played.bytes_alive >= (1 - NEAR) * played.peak))
     born, dies, size = played.buffers
     total = {"gradients": 0, "activations": 0, "temporaries": 0}
     layers: defaultdict[str, dict[int, int]] = defaultdict(dict)

@@ -43,7 +43,7 @@ class Parts:
 
     @property
     def transient(self) -> int:
-        """What a step takes beside the variables: its transient peak."""
+        """What a step takes beside the variables: its transient peak, to a hundredth."""
         return self.gradients + self.activations + self.temporaries
 
     @property
@@ -103,7 +103,7 @@ class Explanation:
     Attributes
     ----------
     parts
-        What takes memory at the peak of plain training.
+        What takes memory at the peak of plain training: at the first moment that comes within a hundredth of it.
     allocated_plain
         What plain training takes at least in the chunks of TensorFlow's allocator, beside variables: what fractions are of.
     layers

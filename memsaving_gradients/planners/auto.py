@@ -1,10 +1,8 @@
 """The fastest plan within a budget that is found on any graph, of any size.
 
 The step is made coarse (:mod:`~memsaving_gradients.planners.coarse`), so that a plan is played through in a millisecond. A search
-(:mod:`~memsaving_gradients.planners.search`) then begins at several places: plain training; what the programs of
-:mod:`~memsaving_gradients.planners.integer_bound` drop at the most crowded moments; the cuts of
-:mod:`~memsaving_gradients.planners.least_memory` for several limits, with and without the outputs of expensive ops. The best of what comes
-down to the budget is improved. The schedule is simulated on the whole graph; as long as that is above the budget, or far below,
+(:mod:`~memsaving_gradients.planners.search`) then begins at plain training and at several other places
+(:mod:`~memsaving_gradients.planners.starts`). The best of what comes down to the budget is improved. The schedule is simulated on the whole graph; as long as that is above the budget, or far below,
 the coarse budget is corrected. Where nothing fits, or what fits is far above the lower bound,
 :mod:`~memsaving_gradients.planners.chain` is asked: at small budgets values are
 recomputed several times. Where a search takes long, it is asked first; in deep networks, if it comes close to the bound, there is no
@@ -24,12 +22,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from memsaving_gradients.planners import chain, cheap_ops, least_memory
+from memsaving_gradients.planners import chain, least_memory
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.integer_bound import bound_within
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
-from memsaving_gradients.planners.retention import Run, run
+from memsaving_gradients.planners.retention import Run
 from memsaving_gradients.planners.search import Search
+from memsaving_gradients.planners.starts import fitting_cuts, without_what_the_bound_drops
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["plan"]
@@ -40,17 +39,15 @@ MOST_STEPS = 2_400_000
 MOST_IN_VAIN = 4000
 #: The shares of them for coming down to the budget: from all places together, and where one has to go on.
 DESCENT, FURTHER = 0.3, 0.2
-#: Sets of cuts that are looked at, for each kind of place to begin.
-CUTS = 12
 #: A plan this close to the lower bound is optimal: sums of times differ in their last bits.
 EQUAL = 1e-9
 #: In graphs of more ops, plans of chains come first; those of at most this many times the least extra time are good.
 DEEP, GOOD = 20_000, 3.0
 #: How boldly the descents go: with few large steps, and with many small ones.
 BOLD = (8, 0)
-#: In problems of so many events, descents that have not come to the budget go on for so many runs; and if there is a limit on time, the best
-#: is improved, so many runs at a time, until this share of it is left for other attempts.
-MANY_EVENTS, LONG_DESCENT, SLICE, LEFT = 800, 40_000, 2000, 0.4
+#: In problems of so many events, descents that have not come to the budget go on for so many runs; if there is a limit on time, for more, and
+#: the best is improved, so many runs at a time, until this share of the time is left for other attempts.
+MANY_EVENTS, LONG_DESCENT, LONGEST_DESCENT, SLICE, LEFT = 800, 6000, 40_000, 2000, 0.4
 #: So many of the places come to are improved, with this part of the steps each, before the best is gone on with.
 IMPROVED, SHARE = 3, 10
 #: Corrections of the coarse budget, and the slack that is left alone.
@@ -76,8 +73,8 @@ class _Planning:
         self.graph, self.limits = graph, limits
         self.budget = int(limits.budget or 0)
         self.found: Proposal | None = None
-        bound = bound_within(graph, self.budget, accumulate=limits.accumulate)
-        self.bound, self.moments = bound.seconds, bound.moments
+        self.bound_within = bound_within(graph, self.budget, accumulate=limits.accumulate)
+        self.bound = self.bound_within.seconds
         self.searches: list[Search] = []
         self.ticks = 0
         self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds
@@ -191,9 +188,11 @@ class _Planning:
             return
         closest = min(over, key=lambda came_to: came_to[1].worth(budget))
         fastest = min(over, key=lambda came_to: came_to[1].extra_seconds)
-        most = LONG_DESCENT if self._is_long and not self._good() else self.most_runs * FURTHER
+        most = int(self.most_runs * FURTHER)
+        if self._is_long and not self._good():
+            most = LONG_DESCENT if self.limits.seconds is None else LONGEST_DESCENT
         for decisions, _ in (closest, fastest)[: 1 + (closest is not fastest)]:
-            yield self._new_search(budget).descend(decisions, int(most) // 2)
+            yield self._new_search(budget).descend(decisions, most // 2)
 
     def _improve_for_long(self, decisions: list[int], result: Run, budget: int) -> None:
         """In a large graph, improve as long as there is time, if somebody said how much."""
@@ -210,25 +209,11 @@ class _Planning:
                 return
 
     def _starts(self) -> Iterator[list[int]]:
-        """Decisions to begin with: plain; what the lower bound would drop; of each kind of cuts the fastest that fits and the next smaller one."""
-        graph, coarse = self.graph, self.coarse
-        yield coarse.problem.plain()
-        for moment in self.moments:
-            if moment.absent:
-                yield coarse.without(moment.absent, moment.place)
-        keep = frozenset(self.limits.keep)
-        expensive = keep | set(cheap_ops.expensive_storages(graph))
-        for kept in (keep, expensive) if expensive - keep else (keep,):
-            cuts = graph.derived(least_memory.kept_sets, kept, CUTS)
-            sets = [coarse.decisions(s) for s in cuts]
-            played = [(run(coarse.problem, d), d) for d in sets]
-            fitting = [
-                (r.extra_seconds, k) for k, (r, _) in enumerate(played) if r.peak <= self.budget
-            ]
-            others = [(r.peak, k) for k, (r, _) in enumerate(played) if r.peak > self.budget]
-            lowest = [(r.peak, k) for k, (r, _) in enumerate(played)]
-            for k in dict.fromkeys(min(c)[1] for c in (fitting, others, lowest) if c):
-                yield played[k][1]
+        """Decisions to begin with."""
+        limits = self.limits
+        yield self.coarse.problem.plain()
+        yield from without_what_the_bound_drops(self.coarse, self.bound_within)
+        yield from fitting_cuts(self.graph, frozenset(limits.keep), limits.accumulate, self.budget)
 
     def _proposal(self, decisions: list[int]) -> Proposal:
         return proposed(self.graph, self.limits, self.coarse.schedule(decisions))

@@ -1,8 +1,8 @@
 """Plans for many budgets at once, from the largest to the smallest, each begun where the last one ended.
 
 A plan for a budget is most of a plan for the next smaller one. So the search of :mod:`~memsaving_gradients.planners.auto` comes down to all of
-them in little more time than to one: from the decisions for the last budget it descends to the next, and improves what it came to for a
-while. Beside that stand the plans of :mod:`~memsaving_gradients.planners.chain`, whose table answers for all budgets; in deep networks,
+them in little more time than to one: from the decisions for the last budget, and from some of
+:mod:`~memsaving_gradients.planners.starts`, it descends to the next, and improves what it came to for a while. Beside that stand the plans of :mod:`~memsaving_gradients.planners.chain`, whose table answers for all budgets; in deep networks,
 where a search would take long, they stand alone. Each budget gets the fastest plan that is known and fits, so that none is slower than
 that for a smaller budget.
 
@@ -12,19 +12,26 @@ elsewhere. Deterministic; at most `STEPS` steps played for each budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from memsaving_gradients.planners import chain
 from memsaving_gradients.planners.auto import DEEP
 from memsaving_gradients.planners.coarse import Coarse, coarsen
+from memsaving_gradients.planners.integer_bound import Bound, bound_within
 from memsaving_gradients.planners.proposal import Limits, Proposal, proposed, untouched
+from memsaving_gradients.planners.retention import Run
 from memsaving_gradients.planners.search import Search
+from memsaving_gradients.planners.starts import fitting_cuts, without_what_the_bound_drops
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["plans"]
 
 #: Steps that are played through for each budget, in so many runs: this share of them to come down to it, the rest to improve.
-STEPS, FEWEST_RUNS, MOST_RUNS, DESCENT = 150_000, 30, 600, 0.5
+STEPS, FEWEST_RUNS, MOST_RUNS, DESCENT = 120_000, 30, 600, 0.5
+#: It begins at so many places, and at others where the best of these takes more than so many times the least extra time.
+FEW_STARTS, GOOD = 2, 1.2
 #: How boldly the descent goes where a budget is far below the last one.
 BOLD = 8
 
@@ -32,7 +39,7 @@ BOLD = 8
 def plans(
     graph: TrainingGraph, limits: Limits, budgets: Sequence[int]
 ) -> list[tuple[int, Proposal]]:
-    """For each of ``budgets`` that a plan was found for, from the largest to the smallest, the fastest one.
+    """For each of ``budgets`` that a plan was found for, from the largest to the smallest, the fastest one, with its lower bound.
 
     ``limits.budget`` and ``limits.seconds`` are not looked at.
 
@@ -50,36 +57,64 @@ def plans(
     [(5, 0.0), (4, 1.0)]
     """
     wanted = sorted(set(budgets), reverse=True)
+    bounds = [
+        bound_within(graph, budget, accumulate=limits.accumulate, moments=1) for budget in wanted
+    ]
     known = [untouched(graph, limits)]
     known += (
         proposed(graph, limits, schedule) for schedule in chain.candidates(graph, limits, wanted)
     )
     if graph.length <= DEEP:
-        known += _descended(graph, limits, wanted)
+        known += _descended(graph, limits, dict(zip(wanted, bounds, strict=True)))
     found = []
-    for number, budget in enumerate(wanted):
-        if limits.progress is not None:
-            limits.progress(number / len(wanted), "planning for many budgets")
+    for budget, bound in zip(wanted, bounds, strict=True):
         fits = [proposal for proposal in known if proposal.peak <= budget]
         if fits:
-            found.append((budget, min(fits, key=lambda p: (p.extra_seconds, p.peak))))
+            best = min(fits, key=lambda p: (p.extra_seconds, p.peak))
+            found.append((budget, replace(best, lower_bound=bound.seconds)))
     return found
 
 
-def _descended(graph: TrainingGraph, limits: Limits, budgets: Sequence[int]) -> Iterator[Proposal]:
-    coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
-    runs = STEPS // max(1, len(coarse.problem.reads))
+def _descended(
+    graph: TrainingGraph, limits: Limits, bounds: Mapping[int, Bound]
+) -> Iterator[Proposal]:
+    """For each budget, from the largest to the smallest, the best that the search comes to."""
+    keep = frozenset(limits.keep)
+    coarse: Coarse = graph.derived(coarsen, keep, limits.accumulate)
+    problem = coarse.problem
+    runs = STEPS // max(1, len(problem.reads))
     runs = min(max(runs, FEWEST_RUNS), MOST_RUNS)
-    decisions = coarse.problem.plain()
+    decisions = problem.plain()
     off = 0
-    for budget in budgets:
-        # The problem counts bytes a little differently from the graph: by about as much as at the last budget.
-        search = Search(coarse.problem, max(1, budget - off))
-        trial, result = search.descend(decisions, int(runs * DESCENT), bold=BOLD)
-        trial, result = search.descend(trial, int(runs * DESCENT))
-        if result.peak > search.budget:
+    for number, (budget, bound) in enumerate(bounds.items()):
+        if limits.progress is not None:
+            limits.progress(number / len(bounds), "planning for many budgets")
+        if bound.seconds == float("inf"):
             return
-        decisions, result = search.improve(trial, result, max(1, runs - search.runs))
+        # The problem counts bytes a little differently from the graph: by about as much as at the last budget.
+        search = Search(problem, max(1, budget - off))
+        drops = without_what_the_bound_drops(coarse, bound)
+        cuts = fitting_cuts(graph, keep, limits.accumulate, search.budget)
+        starts = itertools.chain([decisions], drops, cuts)
+        trial, result = _down(search, starts, int(runs * DESCENT), GOOD * bound.seconds)
+        if result.peak > search.budget:
+            continue
+        decisions, result = search.improve(trial, result, max(1, int(runs * (1 - DESCENT))))
         proposal = proposed(graph, limits, coarse.schedule(decisions))
         off = proposal.peak - result.peak
         yield proposal
+
+
+def _down(
+    search: Search, starts: Iterable[list[int]], most: int, enough: float
+) -> tuple[list[int], Run]:
+    """The best that is come to from several places; from a few of them, if that takes no more than ``enough`` seconds."""
+    found: list[tuple[list[int], Run]] = []
+    for start in starts:
+        trial, _ = search.descend(start, most, bold=BOLD)
+        trial, result = search.descend(trial, most)
+        found.append(search.keep_again(trial, result, range(len(trial))))
+        found.sort(key=lambda one: one[1].worth(search.budget))
+        if len(found) >= FEW_STARTS and found[0][1].worth(search.budget) <= (0.0, enough):
+            break
+    return found[0]

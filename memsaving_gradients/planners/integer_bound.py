@@ -87,15 +87,17 @@ def tightest_bound(graph: TrainingGraph, budget: int, *, accumulate: bool = True
     return bound_within(graph, budget, accumulate=accumulate).seconds
 
 
-def bound_within(graph: TrainingGraph, budget: int, *, accumulate: bool = True) -> Bound:
-    """`tightest_bound`, with where it comes from."""
+def bound_within(
+    graph: TrainingGraph, budget: int, *, accumulate: bool = True, moments: int = MOMENTS
+) -> Bound:
+    """`tightest_bound`, with where it comes from; of so many ``moments``."""
     crowd = Crowd(graph, budget, accumulate=accumulate)
     bound = crowd.bound
     large = graph.length > MANY_OPS or importlib.util.find_spec("scipy") is None
     if not 0 < bound < float("inf") or large:
         return Bound(bound)
-    moments = tuple(_solved(crowd, place) for place in crowd.worst(MOMENTS))
-    return Bound(max(bound, *(moment.seconds for moment in moments)), moments)
+    solved = tuple(_solved(crowd, place) for place in crowd.worst(moments))
+    return Bound(max(bound, *(moment.seconds for moment in solved)), solved)
 
 
 def _solved(crowd: Crowd, place: int) -> Moment:

@@ -1,0 +1,54 @@
+"""Decisions for a search to begin with, beside those of plain training.
+
+Two kinds: what the program of :mod:`~memsaving_gradients.planners.integer_bound` leaves out at the most crowded moments, which is the best
+there is where one moment decides; and the cuts of :mod:`~memsaving_gradients.planners.least_memory`, with and without the outputs of
+expensive ops, which are good where a network falls into blocks. Each costs one run; cuts are found once for a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memsaving_gradients.planners import cheap_ops, least_memory
+from memsaving_gradients.planners.coarse import Coarse, coarsen
+from memsaving_gradients.planners.integer_bound import Bound
+from memsaving_gradients.planners.retention import Run, run
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["fitting_cuts", "without_what_the_bound_drops"]
+
+#: Sets of cuts that are looked at, of each kind.
+CUTS = 12
+
+
+def without_what_the_bound_drops(coarse: Coarse, bound: Bound) -> Iterator[list[int]]:
+    """For each moment of a bound, the decisions that drop what is absent there."""
+    for moment in bound.moments:
+        if moment.absent:
+            yield coarse.without(moment.absent, moment.place)
+
+
+def fitting_cuts(
+    graph: TrainingGraph, keep: frozenset[int], accumulate: bool, budget: int
+) -> Iterator[list[int]]:
+    """Of each kind of cuts the fastest that fits, the next one that does not, and the lowest."""
+    for cuts in graph.derived(_played_cuts, keep, accumulate):
+        fitting = [(r.extra_seconds, k) for k, (_, r) in enumerate(cuts) if r.peak <= budget]
+        others = [(r.peak, k) for k, (_, r) in enumerate(cuts) if r.peak > budget]
+        lowest = [(r.peak, k) for k, (_, r) in enumerate(cuts)]
+        for k in dict.fromkeys(min(c)[1] for c in (fitting, others, lowest) if c):
+            yield cuts[k][0]
+
+
+def _played_cuts(
+    graph: TrainingGraph, keep: frozenset[int], accumulate: bool
+) -> list[list[tuple[list[int], Run]]]:
+    """Both kinds of cuts, as decisions and what comes of them."""
+    coarse: Coarse = graph.derived(coarsen, keep, accumulate)
+    expensive = keep | set(cheap_ops.expensive_storages(graph))
+    found = []
+    for kept in (keep, expensive) if expensive - keep else (keep,):
+        sets = graph.derived(least_memory.kept_sets, kept, CUTS)
+        decided = [coarse.decisions(kept_set) for kept_set in sets]
+        found.append([(decisions, run(coarse.problem, decisions)) for decisions in decided])
+    return found
