@@ -28,6 +28,8 @@ __all__ = ["LargestBatch", "largest_batch"]
 
 #: Batches that are tried, at most; after so many, the largest that fitted is taken.
 MOST_TRIALS = 20
+#: Batches that are run, at most, each this much smaller than the last.
+MOST_PROOFS, SMALLER = 8, 0.95
 #: Nobody trains with more examples.
 MOST_EXAMPLES = 2**20
 
@@ -93,8 +95,8 @@ def largest_batch(
     start
         The batch to begin with.
     prove
-        Whether to run a step with this batch in a process of its own, within the budget. ``make`` must be a function of a module that can be
-        imported.
+        Whether to run a step with this batch in a process of its own, within the budget, on a device that has ``device_memory`` and no more;
+        if it does not get what it asks for, a smaller batch. ``make`` must be a function of a module that can be imported.
     **options
         As for `memsaving_gradients.explain`.
 
@@ -103,7 +105,7 @@ def largest_batch(
     BudgetError
         If not even one example fits; it names the least budget.
     MeasurementError
-        If the proof fails.
+        If no batch near that can be run.
 
     Examples
     --------
@@ -136,9 +138,7 @@ def largest_batch(
     best = search.run(max(int(start), plain), lambda trial: trial.need)
     if not best:
         raise search.nothing_fits()
-    trial = search.trials[best]
-    measured = _measured(make, best, trial.budget) if prove else None
-    return LargestBatch(best, trial.budget, trial.need, trial.extra_time, plain, measured)
+    return search.proven(best, plain) if prove else search.found(best, plain)
 
 
 class _Trial:
@@ -205,6 +205,27 @@ class _Search:
                 )
             batch = _guess(needs, fits, above)
         return fits
+
+    def found(self, batch: int, plain: int, measured: int | None = None) -> LargestBatch:
+        """What is known of a batch."""
+        trial = self.trials[batch]
+        return LargestBatch(batch, trial.budget, trial.need, trial.extra_time, plain, measured)
+
+    def proven(self, batch: int, plain: int) -> LargestBatch:
+        """The first batch, from ``batch`` on down, with which a step runs: holes between chunks may take more than was left for them."""
+        for _ in range(MOST_PROOFS):
+            trial = self._trial(batch)
+            measured = _measured(self.make, batch, trial.budget, self.device_memory)
+            if measured is not None and measured <= trial.budget:
+                return self.found(batch, plain, measured)
+            if batch == 1:
+                break
+            batch = min(batch - 1, int(batch * SMALLER))
+        took = "more memory than there is" if measured is None else f"{measured:,} bytes"
+        raise MeasurementError(
+            f"a step with a batch of {batch} took {took}, and so did larger ones; it may take {trial.budget:,} bytes beside "
+            "variables. Is anything else held on the device?"
+        )
 
     def nothing_fits(self) -> BudgetError:
         """The error for a device on which no batch fits."""
@@ -280,24 +301,36 @@ def _target(make: Any) -> str:
     return f"{module}:{name}"
 
 
-def _measured(make: Make, batch: int, budget: int) -> int:
-    request = {"target": _target(make), "batch": batch, "budget": budget}
-    found = in_fresh_process("memsaving_gradients.largest:run_once", request)
-    if found > budget:
-        raise MeasurementError(
-            f"a step with a batch of {batch} took {found:,} bytes, more than the {budget:,} that it may"
-        )
-    return int(found)
+def _measured(make: Make, batch: int, budget: int, device_memory: int | str | None) -> int | None:
+    """Bytes that a step takes in a process of its own, on a device of that memory; ``None``: it does not get what it asks for."""
+    request: dict[str, Any] = {"target": _target(make), "batch": batch, "budget": budget}
+    environment = {}
+    if device_memory is not None:
+        request["limit"] = -(-parse_bytes(device_memory, "device_memory") // 2**20)
+        environment["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(request["limit"])
+    found: int | None = in_fresh_process(
+        "memsaving_gradients.largest:run_once", request, environment
+    )
+    return found
 
 
-def run_once(target: str, batch: int, budget: int) -> int:
-    """Run a step of ``batch`` examples of zeros within ``budget``; the bytes that it took, the worst of five times."""
+def run_once(target: str, batch: int, budget: int, limit: int | None = None) -> int | None:
+    """Run a step of ``batch`` examples of zeros within ``budget``; the bytes that it took, the worst of five times.
+
+    ``limit``: MiB that the allocator has, of any GPU too; ``None`` comes back where that was not enough.
+    """
+    for device in tf.config.list_physical_devices("GPU") if limit is not None else ():
+        only = tf.config.LogicalDeviceConfiguration(memory_limit=limit)
+        tf.config.set_logical_device_configuration(device, [only])
     module, _, name = target.partition(":")
-    fn, args = _made(getattr(importlib.import_module(module), name), batch)
-    zeros = tf.nest.map_structure(_zeros, list(args))
-    step = function_of(fn, zeros)
-    with patching.patched(budget=budget, batch_size=batch):
-        return measure_peak(lambda: step(*zeros)).peak
+    try:
+        fn, args = _made(getattr(importlib.import_module(module), name), batch)
+        zeros = tf.nest.map_structure(_zeros, list(args))
+        step = function_of(fn, zeros)
+        with patching.patched(budget=budget, batch_size=batch):
+            return measure_peak(lambda: step(*zeros)).peak
+    except tf.errors.ResourceExhaustedError:
+        return None
 
 
 def _zeros(leaf: Any) -> Any:

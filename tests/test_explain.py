@@ -124,7 +124,9 @@ def measured_peak() -> int:
     batch = [tf.constant(part) for part in BATCH]
     for _ in range(2):
         step(*batch)
-    return max(requested_peak(allocation_events(lambda: step(*batch))) for _ in range(3))
+    peaks = [requested_peak(allocation_events(lambda: step(*batch))) for _ in range(5)]
+    # A thread that is stalled for long makes a step take more.
+    return int(np.median(peaks))
 
 
 def test_what_plain_training_takes_is_what_it_takes():

@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from graph_tools.measure import MeasurementError, in_fresh_process
+from memsaving_gradients import largest
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from tests.keras_models import convolutions
 
@@ -56,6 +58,34 @@ def test_a_device_has_variables_too():
     assert device.budget < budget.budget
     assert device.batch <= budget.batch
     assert device.measured <= device.budget
+
+
+def test_a_proof_that_fails_is_followed_by_one_with_fewer_examples(monkeypatch):
+    ran = []
+
+    def measured(make, batch, budget, device_memory):
+        ran.append(batch)
+        return None if len(ran) < 3 else budget - 1
+
+    monkeypatch.setattr(largest, "_measured", measured)
+    found = ms.largest_batch(make, budget="4 MB", prove=True)
+    assert ran == sorted(set(ran), reverse=True) and len(ran) == 3
+    assert found.batch == ran[-1] and found.measured == found.budget - 1
+    fn, args = make(found.batch)
+    assert found.need == ms.explain(fn, *args).least.budget
+
+
+def test_a_device_that_never_gives_enough_is_an_error(monkeypatch):
+    monkeypatch.setattr(largest, "_measured", lambda *_: None)
+    with pytest.raises(MeasurementError, match="more memory than there is"):
+        ms.largest_batch(make, budget="4 MB", prove=True)
+
+
+def test_a_step_that_gets_no_memory_says_so():
+    request = {"target": "tests.test_largest_batch:make", "batch": 64, "budget": 4_000_000}
+    environment = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": "1"}
+    run_once = "memsaving_gradients.largest:run_once"
+    assert in_fresh_process(run_once, {**request, "limit": 1}, environment) is None
 
 
 def test_where_nothing_fits_the_least_is_named():
