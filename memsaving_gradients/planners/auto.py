@@ -2,16 +2,16 @@
 
 The step is made coarse (:mod:`~memsaving_gradients.planners.coarse`), so that a plan is played through in a millisecond. A search
 (:mod:`~memsaving_gradients.planners.search`) then begins at plain training and at several other places
-(:mod:`~memsaving_gradients.planners.starts`). The best of what comes down to the budget is improved. The schedule is simulated on the whole graph; as long as that is above the budget, or far below,
-the coarse budget is corrected. Where nothing fits, or what fits is far above the lower bound,
-:mod:`~memsaving_gradients.planners.chain` is asked: at small budgets values are
-recomputed several times. Where a search takes long, it is asked first; in deep networks, if it comes close to the bound, there is no
-search.
+(:mod:`~memsaving_gradients.planners.starts`). The best of what comes down to the budget is improved. The schedule is simulated on the
+whole graph; as long as that is above the budget, or far below, the coarse budget is corrected. Where nothing fits, or what fits is far
+above the lower bound, :mod:`~memsaving_gradients.planners.chain` is asked: at small budgets values are recomputed several times. Where a
+search takes long, it is asked first; in deep networks, if it comes close to the bound, there is no search.
 
 Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a lower bound is given with each plan
 (:mod:`~memsaving_gradients.planners.bound`, and with SciPy :mod:`~memsaving_gradients.planners.integer_bound`). Nothing that is found
-for one budget is known at another, so that a larger one may get a slower plan; on four networks, 20 budgets each, none did. Cost: `MOST_STEPS` steps played, a few seconds; the same plan in every process,
-unless a limit on time is given. In large graphs that fall into no blocks most of that is used.
+for one budget is known at another, so that a larger one may get a slower plan; on four networks, 20 budgets each, none did. Cost:
+`MOST_STEPS` steps played, a few seconds; the same plan in every process, unless a limit on time is given. In large graphs that fall into
+no blocks most of that is used.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _Planning:
         most = int(self.most_runs * FURTHER)
         if self._is_long and not self._good():
             most = LONG_DESCENT if self.limits.seconds is None else LONGEST_DESCENT
-        for decisions, _ in (closest, fastest)[: 1 + (closest is not fastest)]:
+        for decisions, _ in [closest] if closest is fastest else [closest, fastest]:
             yield self._new_search(budget).descend(decisions, most // 2)
 
     def _improve_for_long(self, decisions: list[int], result: Run, budget: int) -> None:

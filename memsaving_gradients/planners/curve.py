@@ -2,12 +2,12 @@
 
 A plan for a budget is most of a plan for the next smaller one. So the search of :mod:`~memsaving_gradients.planners.auto` comes down to all of
 them in little more time than to one: from the decisions for the last budget, and from some of
-:mod:`~memsaving_gradients.planners.starts`, it descends to the next, and improves what it came to for a while. Beside that stand the plans of :mod:`~memsaving_gradients.planners.chain`, whose table answers for all budgets; in deep networks,
-where a search would take long, they stand alone. Each budget gets the fastest plan that is known and fits, so that none is slower than
-that for a smaller budget.
+:mod:`~memsaving_gradients.planners.starts`, it descends to the next, and improves what it came to for a while. Beside that stand the plans
+of :mod:`~memsaving_gradients.planners.chain`, whose table answers for all budgets; in deep networks, where a search would take long, they
+stand alone. Each budget gets the fastest plan that is known and fits, so that none is slower than that for a smaller budget.
 
-Plans are as good as those that are asked for one by one to within a point or so of a step's time, and worse where the search would have begun
-elsewhere. Deterministic; at most `STEPS` steps played for each budget.
+Plans are as good as those that are asked for one by one to within a point or so of a step's time, and worse at small budgets, where more
+starts and longer searches pay. Deterministic; some times `STEPS` steps played for each budget.
 """
 
 from __future__ import annotations
