@@ -36,6 +36,7 @@ from typing import Any
 from graph_tools.errors import GraphToolsError
 
 __all__ = [
+    "EndedBySignalError",
     "MeasurementError",
     "PeakMeasurement",
     "TimeRatio",
@@ -50,6 +51,10 @@ CHILD_ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPP_MIN_LOG_LEVEL": "3
 
 class MeasurementError(GraphToolsError, RuntimeError):
     """Something cannot be measured here, or the process that measured it has failed."""
+
+
+class EndedBySignalError(MeasurementError):
+    """The process that measured was ended by a signal, as happens where memory runs out and a library does not see to it."""
 
 
 @dataclass(frozen=True)
@@ -262,8 +267,8 @@ def in_fresh_process(
     Raises
     ------
     MeasurementError
-        The child failed (its traceback is in the message), was ended by a signal, as happens when
-        memory runs out, or did not finish in time.
+        The child failed (its traceback is in the message), was ended by a signal (`EndedBySignalError`), as
+        happens when memory runs out, or did not finish in time.
     ValueError
         `target` is not of the form above.
     """
@@ -303,7 +308,7 @@ def in_fresh_process(
         if child.returncode < 0:
             name = signal.Signals(-child.returncode).name
             hint = " (out of memory?)" if name == "SIGKILL" else ""
-            raise MeasurementError(f"{target} was ended by {name}{hint}\n{child.stderr[-4000:]}")
+            raise EndedBySignalError(f"{target} was ended by {name}{hint}\n{child.stderr[-4000:]}")
         if not answer.exists():
             raise MeasurementError(
                 f"{target} ended with exit code {child.returncode} and no answer\n"

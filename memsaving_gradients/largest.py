@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools.measure import MeasurementError, in_fresh_process, measure_peak
+from graph_tools.measure import (
+    EndedBySignalError,
+    MeasurementError,
+    in_fresh_process,
+    measure_peak,
+)
 from memsaving_gradients import patching
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import ArgumentError, BudgetError
@@ -308,9 +313,13 @@ def _measured(make: Make, batch: int, budget: int, device_memory: int | str | No
     if device_memory is not None:
         request["limit"] = -(-parse_bytes(device_memory, "device_memory") // 2**20)
         environment["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(request["limit"])
-    found: int | None = in_fresh_process(
-        "memsaving_gradients.largest:run_once", request, environment
-    )
+    try:
+        found: int | None = in_fresh_process(
+            "memsaving_gradients.largest:run_once", request, environment
+        )
+    except EndedBySignalError:
+        # oneDNN's convolutions end the process where they get no memory (TensorFlow 2.21).
+        return None
     return found
 
 

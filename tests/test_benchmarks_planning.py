@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks import budgets, deep, instances, periodic, probes
+from benchmarks import budgets, deep, explain, instances, largest, periodic, probes
 from benchmarks.bars import Figure
 from benchmarks.models import SMALL
 from benchmarks.models.layered import Instance, fcn8, mobilenet, resnet50, unet_vgg, vgg
@@ -272,3 +272,60 @@ def test_bars_of_the_deep_network_and_commands(capsys: pytest.CaptureFixture[str
     assert budgets.main(["--only", "lenet"]) == periodic.main(["--only", "lenet"]) == 2
     assert "matches" in capsys.readouterr().err
     assert math.isclose(min(deep.TIMES), 1 / 40)
+
+
+def explained_row(**changes) -> dict:
+    """A row of ``benchmarks.explain`` that meets every bar."""
+    parts = dict.fromkeys(explain.PARTS, 1000)
+    row = {
+        "parts": parts,
+        "measured": {**parts, "temporaries": 1},
+        "gaps": {"0.6": [4.0, 3.5], "0.45": [9.0, 6.5]},
+        "seconds": 14,
+        "tracing": 5,
+        "curve": [[100, 1.0, 0.0, 0.0], [50, 0.5, 0.2, 0.1]],
+    }
+    return row | changes
+
+
+def test_parts_and_gaps_are_judged():
+    row = explained_row()
+    assert all(figure.passed for figure in explain.judge({"resnet50": row, "unet": row}))
+    off = explained_row(measured={**row["measured"], "slots": 1100})
+    wide = explained_row(gaps={"0.6": [4.0, 0.5], "0.45": [9.0, 6.5]})
+    missed = [
+        [figure.what for figure in explain.judge({"resnet50": bad}) if not figure.passed]
+        for bad in (off, wide, explained_row(seconds=16))
+    ]
+    assert missed == [
+        ["a part off by (resnet50 slots)"],
+        ["points above the bound (resnet50 at 0.6)"],
+        ["seconds to explain ResNet-50"],
+    ]
+    console = Console(width=200, record=True, file=io.StringIO())
+    explain.print_results({"unet": row}, explain.judge({"unet": row}), console)
+    assert "9.0 6.5 %" in console.export_text()
+
+
+@pytest.mark.parametrize(("named", "reached"), [(8, 8), (8, 7), (8, 10), (1, 1), (2, 1), (1, 0)])
+def test_the_largest_batch_that_runs_is_found_from_the_named_one(named, reached):
+    tried = []
+
+    def runs(batch):
+        tried.append(batch)
+        return batch <= reached
+
+    assert largest._most(runs, named) == reached
+    assert len(tried) == len(set(tried))
+
+
+def test_largest_batches_are_judged():
+    results = {
+        "batch": 20,
+        "plain_ran": 10,
+        "ran": True,
+        "outcomes": [[30, 1, "ResourceExhausted"]],
+    }
+    assert all(figure.passed for figure in largest.judge(results))
+    for bad in ({"ran": False}, {"plain_ran": 11}, {"outcomes": [[30, 1, "ran"]]}):
+        assert sum(not figure.passed for figure in largest.judge({**results, **bad})) == 1

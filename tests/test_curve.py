@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from memsaving_gradients.planners import Limits, auto, curve
+from memsaving_gradients.planners import Interrupted, Limits, auto, curve
 from memsaving_gradients.planners.bound import least_extra_seconds
 from memsaving_gradients.schedule import plain, simulate
 from tests.checker import check_schedule
@@ -49,6 +49,22 @@ def test_as_good_as_plans_for_one_budget(name):
     for budget, proposal in found.items():
         alone = auto.plan(graph, Limits(budget=budget))
         assert proposal.extra_seconds <= 1.25 * alone.extra_seconds + 0.01 * graph.total_seconds
+
+
+def test_an_interrupted_curve_gives_the_plans_so_far():
+    graph = GRAPHS["residual chain"]()
+    peak = simulate(graph, plain(graph)).peak
+    shares = []
+
+    def progress(share, what):
+        shares.append(share)
+        if share > 0.3:
+            raise Interrupted
+
+    budgets = [int(share * peak) for share in (1, 0.9, 0.8, 0.7, 0.6)]
+    found = dict(curve.plans(graph, Limits(progress=progress), budgets))
+    assert shares == sorted(shares) and len(shares) < len(budgets)
+    assert found[peak].extra_seconds == 0 and len(found) > 1
 
 
 def test_close_to_the_optimum_on_small_graphs():

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.measure import MeasurementError, in_fresh_process
+from graph_tools.measure import EndedBySignalError, MeasurementError, in_fresh_process
 from memsaving_gradients import largest
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from tests.keras_models import convolutions
@@ -86,6 +86,14 @@ def test_a_step_that_gets_no_memory_says_so():
     environment = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": "1"}
     run_once = "memsaving_gradients.largest:run_once"
     assert in_fresh_process(run_once, {**request, "limit": 1}, environment) is None
+
+
+def test_a_step_that_ends_its_process_proves_nothing(monkeypatch):
+    def ended(*_):
+        raise EndedBySignalError("SIGABRT")
+
+    monkeypatch.setattr(largest, "in_fresh_process", ended)
+    assert largest._measured(make, 8, 4_000_000, "5 MB") is None
 
 
 def test_where_nothing_fits_the_least_is_named():

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from memsaving_gradients.planners import chain
 from memsaving_gradients.planners.auto import DEEP
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.integer_bound import Bound, bound_within
-from memsaving_gradients.planners.proposal import Limits, Proposal, proposed, untouched
+from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
 from memsaving_gradients.planners.retention import Run
 from memsaving_gradients.planners.search import Search
 from memsaving_gradients.planners.starts import fitting_cuts, without_what_the_bound_drops
@@ -41,7 +42,7 @@ def plans(
 ) -> list[tuple[int, Proposal]]:
     """For each of ``budgets`` that a plan was found for, from the largest to the smallest, the fastest one, with its lower bound.
 
-    ``limits.budget`` and ``limits.seconds`` are not looked at.
+    ``limits.budget`` and ``limits.seconds`` are not looked at. Whoever interrupts it gets the plans so far.
 
     Examples
     --------
@@ -61,11 +62,13 @@ def plans(
         bound_within(graph, budget, accumulate=limits.accumulate, moments=1) for budget in wanted
     ]
     known = [untouched(graph, limits)]
-    known += (
-        proposed(graph, limits, schedule) for schedule in chain.candidates(graph, limits, wanted)
-    )
-    if graph.length <= DEEP:
-        known += _descended(graph, limits, dict(zip(wanted, bounds, strict=True)))
+    with suppress(Interrupted):
+        known += (
+            proposed(graph, limits, schedule)
+            for schedule in chain.candidates(graph, limits, wanted)
+        )
+        if graph.length <= DEEP:
+            known += _descended(graph, limits, dict(zip(wanted, bounds, strict=True)))
     found = []
     for budget, bound in zip(wanted, bounds, strict=True):
         fits = [proposal for proposal in known if proposal.peak <= budget]
