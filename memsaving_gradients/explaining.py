@@ -25,6 +25,8 @@ from memsaving_gradients.study import Study, asked
 
 __all__ = ["explain"]
 
+Curve = Sequence[tuple[int, Proposal]]
+
 #: The budgets of the curve, as fractions of the bytes that plain training asks for.
 SHARES = (*(round(0.95 - 0.05 * k, 2) for k in range(19)), 0.025)
 #: Moments that take less than the peak by at most this share tie with it: which of them takes most is decided by chance. Parts are the first's.
@@ -88,11 +90,11 @@ def _explanation(study: Study) -> Explanation:
     lowest = study.least() if study.plain else None
     if lowest is not None:
         plan, need = lowest.plan, lowest.need
-        bound = min(plan.lower_bound, plan.extra_time)
+        bound = min(_least_time(study, found, need), plan.extra_time)
         points.append(Point(need, need / study.plain, plan.extra_time, bound, plan.clones))
         # What the executor adds is known of this one, and taken for that of the others; less than it would be refused.
         adds = max(1.0, need / max(study.budget_for(study.meter.need(lowest.proposal)), 1))
-        others = (_point(study, proposal, adds) for _, proposal in found)
+        others = (_point(study, found, proposal, adds) for _, proposal in found)
         points += (point for point in others if point.budget > need)
     falling = _falling(points)
     return Explanation(
@@ -106,16 +108,22 @@ def _explanation(study: Study) -> Explanation:
     )
 
 
-def _point(study: Study, proposal: Proposal, adds: float) -> Point:
+def _point(study: Study, found: Curve, proposal: Proposal, adds: float) -> Point:
     budget = int(study.budget_for(study.meter.need(proposal)) * adds)
-    extra, seconds = proposal.extra_seconds, max(study.graph.total_seconds, 1e-12)
+    extra = proposal.extra_seconds / max(study.graph.total_seconds, 1e-12)
     return Point(
         budget=budget,
         share=budget / max(study.plain, 1),
-        extra_time=extra / seconds,
-        lower_bound=float(min(proposal.lower_bound, extra) / seconds),
+        extra_time=extra,
+        lower_bound=min(_least_time(study, found, budget), extra),
         clones=proposal.schedule.clones,
     )
+
+
+def _least_time(study: Study, found: Curve, budget: int) -> float:
+    """No plan that needs ``budget`` bytes takes less: it asks for no more than that, and what a larger budget costs is known."""
+    bounds = (proposal.lower_bound for asked, proposal in found if asked >= budget)
+    return float(max(bounds, default=0.0) / max(study.graph.total_seconds, 1e-12))
 
 
 def _falling(points: Sequence[Point]) -> list[Point]:

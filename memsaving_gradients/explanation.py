@@ -84,7 +84,7 @@ class Point:
     extra_time
         Estimated time of the recomputation, as a fraction of the plain step's.
     lower_bound
-        No plan takes less, as far as is known.
+        No plan for this budget takes less, as far as is known.
     clones
         Number of ops that run a second time.
     """
@@ -99,6 +99,8 @@ class Point:
 @dataclass(frozen=True, repr=False)
 class Explanation:
     """Where the memory of a training step goes, and what each budget costs; prints as a table.
+
+    Points are careful: a plan that is made for their budget alone may take less time, where theirs left room for what the executor adds.
 
     Attributes
     ----------

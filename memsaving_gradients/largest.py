@@ -33,7 +33,7 @@ __all__ = ["LargestBatch", "largest_batch"]
 
 #: Batches that are tried, at most; after so many, the largest that fitted is taken.
 MOST_TRIALS = 20
-#: Batches that are run, at most, each this much smaller than the last.
+#: Batches that are run, at most, each with this much less of the memory than the last.
 MOST_PROOFS, SMALLER = 8, 0.95
 #: Nobody trains with more examples.
 MOST_EXAMPLES = 2**20
@@ -101,7 +101,7 @@ def largest_batch(
         The batch to begin with.
     prove
         Whether to run a step with this batch in a process of its own, within the budget, on a device that has ``device_memory`` and no more;
-        if it does not get what it asks for, a smaller batch. ``make`` must be a function of a module that can be imported.
+        if it does not get what it asks for, a batch for less (`LargestBatch.budget` says what it was). ``make`` must be a function of a module that can be imported.
     **options
         As for `memsaving_gradients.explain`.
 
@@ -187,6 +187,7 @@ class _Search:
         self.budget = None if budget is None else parse_bytes(budget, "budget")
         self.device_memory = device_memory
         self.trials: dict[int, _Trial] = {}
+        self.share = 1.0
 
     def run(self, start: int, need_of: Callable[[_Trial], int]) -> int:
         """The largest batch that fits; 0: not even one example does."""
@@ -194,7 +195,7 @@ class _Search:
         fits, above, batch = 0, MOST_EXAMPLES + 1, start
         for _ in range(MOST_TRIALS):
             trial = self._trial(batch)
-            needs[batch] = need_of(trial) - trial.budget
+            needs[batch] = need_of(trial) - self.allowed(trial)
             if needs[batch] <= 0:
                 fits = batch
             else:
@@ -211,25 +212,30 @@ class _Search:
             batch = _guess(needs, fits, above)
         return fits
 
+    def allowed(self, trial: _Trial) -> int:
+        """What a step may take, bytes."""
+        return int(trial.budget * self.share)
+
     def found(self, batch: int, plain: int, measured: int | None = None) -> LargestBatch:
         """What is known of a batch."""
         trial = self.trials[batch]
-        return LargestBatch(batch, trial.budget, trial.need, trial.extra_time, plain, measured)
+        budget = self.allowed(trial)
+        return LargestBatch(batch, budget, trial.need, trial.extra_time, plain, measured)
 
     def proven(self, batch: int, plain: int) -> LargestBatch:
-        """The first batch, from ``batch`` on down, with which a step runs: holes between chunks may take more than was left for them."""
-        for _ in range(MOST_PROOFS):
-            trial = self._trial(batch)
-            measured = _measured(self.make, batch, trial.budget, self.device_memory)
-            if measured is not None and measured <= trial.budget:
-                return self.found(batch, plain, measured)
-            if batch == 1:
+        """The first batch with which a step runs, if less and less of the memory is counted on: holes between chunks may take the rest."""
+        for proof in range(MOST_PROOFS):
+            self.share = SMALLER**proof
+            batch = self.run(batch, lambda trial: trial.need) if proof else batch
+            if not batch:
                 break
-            batch = min(batch - 1, int(batch * SMALLER))
-        took = "more memory than there is" if measured is None else f"{measured:,} bytes"
+            budget = self.allowed(self.trials[batch])
+            measured = _measured(self.make, batch, budget, self.device_memory)
+            if measured is not None and measured <= budget:
+                return self.found(batch, plain, measured)
         raise MeasurementError(
-            f"a step with a batch of {batch} took {took}, and so did larger ones; it may take {trial.budget:,} bytes beside "
-            "variables. Is anything else held on the device?"
+            f"no step could be run in {self.budget or self.device_memory!r}, not even with {batch} examples and a budget of "
+            f"{budget:,} bytes; is anything else held on the device?"
         )
 
     def nothing_fits(self) -> BudgetError:

@@ -49,6 +49,28 @@ def test_the_curve_falls_from_plain_training_to_the_least():
     assert found.parts.parameters == found.parts.slots == 0
 
 
+# All gradients are returned, and so take their place at the end of the step, in addition.
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
+def test_no_plan_for_a_budget_of_the_curve_beats_its_bound():
+    tanh = [keras.layers.Dense(128, activation="tanh") for _ in range(12)]
+    model = keras.Sequential([keras.Input((128,), batch_size=64), *tanh, keras.layers.Dense(1)])
+    weights = [variable.value for variable in model.trainable_variables]
+
+    def step(x, budget=None):
+        loss = tf.reduce_mean(tf.square(model(x, training=True)))
+        if budget is None:
+            return tf.gradients(loss, weights)
+        return ms.gradients(loss, weights, budget=budget)
+
+    x = tf.TensorSpec([64, 128])
+    found = ms.explain(step, x)
+    assert len(found.curve) > 4
+    for point in found.curve[1::2]:
+        planned = tf.function(step)
+        planned.get_concrete_function(x, point.budget)
+        assert ms.plans(planned)[-1].extra_time >= point.lower_bound - 1e-6
+
+
 def test_a_budget_of_the_curve_is_kept_at_about_its_time():
     found = ms.explain(slope, tf.TensorSpec([LENGTH]))
     for point in (found.curve[len(found.curve) // 2], found.least):

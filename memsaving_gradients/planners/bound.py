@@ -2,8 +2,8 @@
 
 Look at the moment when an original op runs. What it reads and makes is there, and what cannot be made again and is read later.
 Every other value that was made before and that originals read later is either there, and takes its bytes, or has to be made again
-later, and takes at least the time of its own op, or its share if the op has several results, and of the ops before it as long as their
-one result has this one reader and is not smaller (keeping such a result instead would free nothing). So at least as much time is lost as the cheapest choice that frees enough bytes: a
+later, and takes at least the time of its own op, or its share of that if the op has several results; if it has one, that of the ops before
+it, too, as long as their one result has this one reader and is not smaller (keeping such a result instead would free nothing). So at least as much time is lost as the cheapest choice that frees enough bytes: a
 knapsack, here relaxed to fractions, which is exact up to one value and needs a sort. The bound is the largest over all moments.
 
 It holds for every schedule that runs the originals in the order of the graph, however often it recomputes; it does not see
@@ -151,10 +151,17 @@ def _seconds_again(graph: TrainingGraph, storages: IntArray) -> npt.NDArray[np.f
     for values in graph.reads:
         for root in {storage[v] for v in values}:
             readers[root] += 1
+    for value in graph.targets:
+        readers[storage[value]] += 1
     results = [sum(storage[v] == v and size[v] > 0 for v in made) for made in graph.writes]
     found = np.zeros(len(storages))
     for k, wanted in enumerate(storages.tolist()):
-        stack, seen = [producer[wanted]], {producer[wanted]}
+        made = producer[wanted]
+        if results[made] > 1:
+            # To keep what they are made of instead may free something.
+            found[k] = graph.seconds[made] / results[made]
+            continue
+        stack, seen = [made], {made}
         while stack:
             op = stack.pop()
             found[k] += graph.seconds[op]
@@ -164,7 +171,6 @@ def _seconds_again(graph: TrainingGraph, storages: IntArray) -> npt.NDArray[np.f
                 if only and results[maker] == 1 and maker not in seen:
                     seen.add(maker)
                     stack.append(maker)
-        found[k] /= max(results[producer[wanted]], 1)
     return found
 
 
