@@ -65,7 +65,7 @@ def test_no_plan_for_a_budget_of_the_curve_beats_its_bound():
     x = tf.TensorSpec([64, 128])
     found = ms.explain(step, x)
     assert len(found.curve) > 4
-    for point in found.curve[1::2]:
+    for point in (found.curve[1], found.curve[len(found.curve) // 2]):
         planned = tf.function(step)
         planned.get_concrete_function(x, point.budget)
         assert ms.plans(planned)[-1].extra_time >= point.lower_bound - 1e-6
