@@ -1,7 +1,7 @@
 """``python -m benchmarks.explain``: what ``explain`` says, against the clock and the allocator.
 
-Each network trains with Adam, but for that of 1001 layers, which is explained by its gradients alone. Its parts at the peak are predicted by `memsaving_gradients.explain`, without a step being run, and
-measured: variables and slots as they are, the others by the profiler's list of allocations, taken apart by the op
+Each network trains with Adam, but for that of 1001 layers, which is explained by its gradients alone. Its parts at the peak are predicted by
+`memsaving_gradients.explain`, without a step being run, and measured: variables and slots as they are, the others by the profiler's list of allocations, taken apart by the op
 that asked for each (in a step of a process of its own; the worst of five). Beside them stand the least budget, the seconds that ``explain``
 took for its whole curve, those of them that tracing the step took, and what the plans of ``planner="auto"`` for two budgets take above
 their lower bound.

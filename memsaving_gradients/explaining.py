@@ -1,8 +1,9 @@
 """`explain`: where the memory of a training step goes, and what each budget costs, before a step is run.
 
 The step is traced as TensorFlow would trace it, and the gradients that it asks for are looked at and left alone. The graph of the whole step is
-then played (:mod:`memsaving_gradients.execution`): what is alive at its peak, or within a hundredth of it for the first time, are the parts. Plans for a row of budgets come from
-:mod:`memsaving_gradients.planners.curve`, the least budget from the search that an error about a budget would name it by.
+then played (:mod:`memsaving_gradients.execution`): what is alive at its peak, or within a hundredth of it for the first time, are the
+parts. Plans for a row of budgets come from :mod:`memsaving_gradients.planners.curve`, the least budget from the search that an error about
+a budget would name it by.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _explanation(study: Study) -> Explanation:
 
 def _point(study: Study, found: Curve, proposal: Proposal, adds: float) -> Point:
     budget = int(study.budget_for(study.meter.need(proposal)) * adds)
-    extra = proposal.extra_seconds / max(study.graph.total_seconds, 1e-12)
+    extra = _share_of_time(study, proposal.extra_seconds)
     return Point(
         budget=budget,
         share=budget / max(study.plain, 1),
@@ -123,7 +124,11 @@ def _point(study: Study, found: Curve, proposal: Proposal, adds: float) -> Point
 def _least_time(study: Study, found: Curve, budget: int) -> float:
     """No plan that needs ``budget`` bytes takes less: it asks for no more than that, and what a larger budget costs is known."""
     bounds = (proposal.lower_bound for asked, proposal in found if asked >= budget)
-    return float(max(bounds, default=0.0) / max(study.graph.total_seconds, 1e-12))
+    return _share_of_time(study, max(bounds, default=0.0))
+
+
+def _share_of_time(study: Study, seconds: float) -> float:
+    return float(seconds / max(study.graph.total_seconds, 1e-12))
 
 
 def _falling(points: Sequence[Point]) -> list[Point]:

@@ -101,7 +101,8 @@ def largest_batch(
         The batch to begin with.
     prove
         Whether to run a step with this batch in a process of its own, within the budget, on a device that has ``device_memory`` and no more;
-        if it does not get what it asks for, a batch for less (`LargestBatch.budget` says what it was). ``make`` must be a function of a module that can be imported.
+        if it does not get what it asks for, a batch for less (`LargestBatch.budget` says what it was). ``make`` must be a function of a
+        module that can be imported.
     **options
         As for `memsaving_gradients.explain`.
 
@@ -226,9 +227,10 @@ class _Search:
         """The first batch with which a step runs, if less and less of the memory is counted on: holes between chunks may take the rest."""
         for proof in range(MOST_PROOFS):
             self.share = SMALLER**proof
-            batch = self.run(batch, lambda trial: trial.need) if proof else batch
-            if not batch:
+            fits = self.run(batch, lambda trial: trial.need) if proof else batch
+            if not fits:
                 break
+            batch = fits
             budget = self.allowed(self.trials[batch])
             measured = _measured(self.make, batch, budget, self.device_memory)
             if measured is not None and measured <= budget:
@@ -324,6 +326,8 @@ def _measured(make: Make, batch: int, budget: int, device_memory: int | str | No
             "memsaving_gradients.largest:run_once", request, environment
         )
     except EndedBySignalError:
+        if device_memory is None:
+            raise
         # oneDNN's convolutions end the process where they get no memory (TensorFlow 2.21).
         return None
     return found

@@ -210,10 +210,9 @@ class _Planning:
 
     def _starts(self) -> Iterator[list[int]]:
         """Decisions to begin with."""
-        limits = self.limits
         yield self.coarse.problem.plain()
         yield from without_what_the_bound_drops(self.coarse, self.bound_within)
-        yield from fitting_cuts(self.graph, frozenset(limits.keep), limits.accumulate, self.budget)
+        yield from fitting_cuts(self.graph, self.limits, self.budget)
 
     def _proposal(self, decisions: list[int]) -> Proposal:
         return proposed(self.graph, self.limits, self.coarse.schedule(decisions))

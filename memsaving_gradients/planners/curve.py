@@ -82,8 +82,7 @@ def _descended(
     graph: TrainingGraph, limits: Limits, bounds: Mapping[int, Bound]
 ) -> Iterator[Proposal]:
     """For each budget, from the largest to the smallest, the best that the search comes to."""
-    keep = frozenset(limits.keep)
-    coarse: Coarse = graph.derived(coarsen, keep, limits.accumulate)
+    coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
     problem = coarse.problem
     runs = STEPS // max(1, len(problem.reads))
     runs = min(max(runs, FEWEST_RUNS), MOST_RUNS)
@@ -97,12 +96,12 @@ def _descended(
         # The problem counts bytes a little differently from the graph: by about as much as at the last budget.
         search = Search(problem, max(1, budget - off))
         drops = without_what_the_bound_drops(coarse, bound)
-        cuts = fitting_cuts(graph, keep, limits.accumulate, search.budget)
+        cuts = fitting_cuts(graph, limits, search.budget)
         starts = itertools.chain([decisions], drops, cuts)
         trial, result = _down(search, starts, int(runs * DESCENT), GOOD * bound.seconds)
         if result.peak > search.budget:
             continue
-        decisions, result = search.improve(trial, result, max(1, int(runs * (1 - DESCENT))))
+        decisions, result = search.improve(trial, result, int(runs * (1 - DESCENT)))
         proposal = proposed(graph, limits, coarse.schedule(decisions))
         off = proposal.peak - result.peak
         yield proposal

@@ -107,11 +107,14 @@ def untouched(graph: TrainingGraph, limits: Limits) -> Proposal:
     """The proposal that runs nothing again; optimal, if there is a budget and it fits."""
     budget = -1 if limits.budget is None else limits.budget
     proposal = proposed(graph, limits, ordered(graph, limits.sums(graph)))
-    if proposal.peak > budget:
+    if proposal.peak > budget and graph.derived(_plain_peak) < proposal.peak:
         # Sums that are begun early, and ops that wait until they are due, rarely take more than plain training, but may.
-        as_it_is = proposed(graph, limits, plain(graph))
-        proposal = min(proposal, as_it_is, key=lambda one: one.peak)
+        proposal = proposed(graph, limits, plain(graph))
     return replace(proposal, optimal=proposal.peak <= budget)
+
+
+def _plain_peak(graph: TrainingGraph) -> int:
+    return simulate(graph, plain(graph)).peak
 
 
 def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> Proposal:

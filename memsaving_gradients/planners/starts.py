@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from memsaving_gradients.planners import cheap_ops, least_memory
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.integer_bound import Bound
+from memsaving_gradients.planners.proposal import Limits
 from memsaving_gradients.planners.retention import Run, run
 from memsaving_gradients.training_graph import TrainingGraph
 
@@ -28,11 +29,9 @@ def without_what_the_bound_drops(coarse: Coarse, bound: Bound) -> Iterator[list[
             yield coarse.without(moment.absent, moment.place)
 
 
-def fitting_cuts(
-    graph: TrainingGraph, keep: frozenset[int], accumulate: bool, budget: int
-) -> Iterator[list[int]]:
+def fitting_cuts(graph: TrainingGraph, limits: Limits, budget: int) -> Iterator[list[int]]:
     """Of each kind of cuts the fastest that fits, the next one that does not, and the lowest."""
-    for cuts in graph.derived(_played_cuts, keep, accumulate):
+    for cuts in graph.derived(_played_cuts, frozenset(limits.keep), limits.accumulate):
         fitting = [(r.extra_seconds, k) for k, (_, r) in enumerate(cuts) if r.peak <= budget]
         others = [(r.peak, k) for k, (_, r) in enumerate(cuts) if r.peak > budget]
         lowest = [(r.peak, k) for k, (_, r) in enumerate(cuts)]
