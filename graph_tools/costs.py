@@ -218,13 +218,14 @@ def op_seconds(graph: OpGraph, batch: int) -> npt.NDArray[np.float64]:
         if graph.storage[value] == value:  # has no bytes in the step, but is read
             sizes[value] = tensor_bytes(graph.tensor(value)).at(batch)
     read = sizes[graph.storage].tolist()
-    source = graph.source.tolist()
+    source, storage = graph.source.tolist(), graph.storage.tolist()
     bounds = [*graph.first_value.tolist(), len(read)]
     seconds = np.zeros(len(graph.ops))
     for i, op in enumerate(graph.ops):
         kind = op.type
         outputs = range(bounds[i], bounds[i + 1])
-        if kind in optypes.VIEWS or kind in optypes.SOURCES or all(source[v] for v in outputs):
+        no_work = all(source[v] or storage[v] != v for v in outputs)
+        if no_work or kind in optypes.VIEWS or kind in optypes.SOURCES:
             continue
         moved = sum(read[v] for v in outputs)
         if kind not in _READ_NOTHING:

@@ -101,6 +101,14 @@ def test_views_and_sources_take_no_time(graph):
     assert 0 < seconds["Tanh"] < seconds["MatMul"]
 
 
+def test_what_is_taken_out_or_looks_at_a_part_takes_no_time(graph):
+    x = tf.tanh(v1.placeholder(tf.float32, [128, 128]))
+    found = capture([x * 1.0 + 0.0, x[:64], x[:, :64], x * 2.0])
+    seconds = dict(zip((op.name for op in found.ops), costs.op_seconds(found, 1), strict=True))
+    assert seconds["mul"] == seconds["add"] == seconds["strided_slice"] == 0
+    assert seconds["strided_slice_1"] > 0 < seconds["mul_1"]
+
+
 def test_time_grows_with_the_batch(graph):
     x = v1.placeholder(tf.float32, [None, 128])
     found = capture([tf.tanh(tf.matmul(x, v1.placeholder(tf.float32, [128, 128])))])
