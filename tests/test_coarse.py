@@ -253,3 +253,20 @@ def test_tiny_storages_are_kept():
     assert tiny not in coarse.storages
     schedule, _ = followed(coarse, coarse.decisions(()))
     assert tiny not in {step.op for step in schedule.steps if step.copy}
+
+
+def test_what_is_about_to_be_written_into_is_there_while_others_are_made_again():
+    graph = chain([4000] * 5)
+    backward = np.arange(graph.length) >= graph.first_backward
+    # Gradients lie in the buffers of those before them, and one op has scratch space: the peak is where that runs again.
+    graph = dataclasses.replace(
+        graph,
+        forwards=backward,
+        reads=[tuple(sorted(read, reverse=True)) for read in graph.reads],
+        workspace=np.where(np.arange(graph.length) == 1, 50_000, 0),
+    )
+    coarse = coarsen(graph)
+    decisions = coarse.decisions({2, 3})
+    _, simulation = followed(coarse, decisions)
+    assert simulation.peak == run(coarse.problem, decisions).peak
+    assert simulation.peak > run(coarse.problem, coarse.problem.plain()).peak

@@ -357,8 +357,16 @@ def _beside(
     born, dies, size = simulation.buffers
     decided = np.zeros(len(born), np.bool_)
     decided[: len(simulation.owner)] = np.isin(simulation.owner, list(number))
-    lives = timeline(born[decided], dies[decided], size[decided], graph.length)
+    until = dies.copy()
+    at = {value: k for k, value in enumerate(simulation.owner)}
+    for place, op in enumerate(graph.order):
+        # A buffer that an op writes into, though it reads it, is there until then: it has no end before.
+        now = int(born[at[graph.writes[op][0]]]) if op in chained else place
+        for root in {int(graph.storage[v]) for v in graph.reads[op]} & at.keys():
+            if until[at[root]] == now - 1:
+                until[at[root]] = now
+    lives = timeline(born[decided], until[decided], size[decided], graph.length)
     # What was born before a step and is alive in it was there just before it.
-    waiting = ~decided & (dies > born)
-    before = timeline(born[waiting] + 1, dies[waiting], size[waiting], graph.length)
+    waiting = ~decided & (until > born)
+    before = timeline(born[waiting] + 1, until[waiting], size[waiting], graph.length)
     return simulation.bytes_alive - lives, before
