@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.models.layered import unet_vgg
+from memsaving_gradients.planners import Limits, auto
 from memsaving_gradients.planners.bound import least_extra_seconds
-from memsaving_gradients.planners.integer_bound import tightest_bound
+from memsaving_gradients.planners.integer_bound import bound_within, tightest_bound
 from memsaving_gradients.schedule import plain, recompute_lazily, simulate
 from tests.graphs import GRAPHS, Maker, chain
 from tests.oracle import least_seconds
@@ -57,6 +59,38 @@ def test_never_above_the_optimum_of_thousands():
         check_against_the_optimum(seed)
 
 
+def check_several_moments(seed: int) -> int:
+    """For how many budgets of one graph several moments were looked at together."""
+    graph = small(seed)
+    many = 0
+    for budget in range(1, simulate(graph, plain(graph)).peak + 2):
+        found = bound_within(graph, budget)
+        optimum = least_seconds(graph, budget, forward_first=False)
+        assert found.seconds <= optimum * EQUAL, f"seed {seed}, budget {budget}"
+        many += any(len(solved.moments) > 1 for solved in found.solved)
+    return many
+
+
+def test_moments_together_are_never_above_the_optimum():
+    assert sum(map(check_several_moments, range(300))) >= 5
+
+
+@pytest.mark.slow
+def test_moments_together_are_never_above_the_optimum_of_thousands():
+    assert sum(map(check_several_moments, range(1000, 4000))) >= 100
+
+
+def test_moments_together_say_more_than_each():
+    instance = unet_vgg()
+    graph, budget = instance.graph(), int(0.45 * instance.peak)
+    found = bound_within(graph, budget)
+    alone = max(solved.seconds for solved in found.solved if len(solved.moments) == 1)
+    assert found.seconds > 1.01 * alone
+    proposal = auto.plan(graph, Limits(budget=budget))
+    assert proposal.peak <= budget
+    assert found.seconds <= proposal.extra_seconds <= 1.001 * found.seconds
+
+
 @given(st.integers(0, 2**32))
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_a_larger_budget_has_no_larger_bound(seed):
@@ -84,6 +118,8 @@ def test_no_schedule_beats_the_bound(graph, seed, accumulate, lazily):
     simulation = simulate(graph, schedule)
     bound = least_extra_seconds(graph, simulation.peak, accumulate=accumulate)
     assert bound <= simulation.extra_seconds * EQUAL
+    tightest = tightest_bound(graph, simulation.peak, accumulate=accumulate)
+    assert bound <= tightest <= simulation.extra_seconds * EQUAL
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from memsaving_gradients.planners import coarse as coarse_module
 from memsaving_gradients.planners.coarse import Coarse, coarsen
+from memsaving_gradients.planners.moments import Moment
 from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, LATE, STRICT, run
 from memsaving_gradients.schedule import Schedule, Simulation, Step, simulate
 from memsaving_gradients.validity import problem_of
@@ -160,8 +161,9 @@ def test_what_is_absent_at_a_place_is_not_there(name):
     problem = coarse.problem
     event = int(np.argmax(run(problem, problem.plain()).bytes_alive))
     place = sum(map(len, coarse.stretches[:event]))
-    assert coarse.without((), place) == problem.plain()
-    decisions = coarse.without({s for s in coarse.storages if graph.losable[s]}, place)
+    assert coarse.without([Moment(place, frozenset())]) == problem.plain()
+    losable = frozenset(s for s in coarse.storages if graph.losable[s])
+    decisions = coarse.without([Moment(place, losable)])
     followed(coarse, decisions)
     played = run(problem, decisions)
     steps = [step for step, at in enumerate(played.event) if at == event]

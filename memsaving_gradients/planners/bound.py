@@ -77,7 +77,7 @@ class Crowd:
     @cached_property
     def _losses(self) -> dict[int, float]:
         """How much time has to be lost at each place that is looked at."""
-        return {place: self.least_seconds(place) for place in self._spread()}
+        return {place: self.least_seconds(place) for place in self.spread}
 
     def at(self, place: int) -> tuple[int, IntArray]:
         """Bytes that no plan can spare at a place, and which other storages (by their index here) are there in plain training."""
@@ -112,7 +112,8 @@ class Crowd:
                 found.append(place)
         return found[:many]
 
-    def _spread(self) -> list[int]:
+    @cached_property
+    def spread(self) -> list[int]:
         """Crowded places, the most crowded among them, no two next to each other if there are many."""
         ranked = self.places[np.argsort(-self.alive[self.places], kind="stable")]
         return [int(p) for p in ranked[:: max(1, len(ranked) // MOST_MOMENTS)]]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_tools.liveness import timeline
+from memsaving_gradients.planners.moments import Moment
 from memsaving_gradients.planners.retention import DROPPED, KEPT, Problem, run
 from memsaving_gradients.planners.segments import small_storages
 from memsaving_gradients.recorder import Recorder
@@ -74,16 +75,17 @@ class Coarse:
                     what[first + k] = KEPT if storage in kept else DROPPED
         return what
 
-    def without(self, absent: Collection[int], place: int) -> list[int]:
-        """Keep everything but the given storages, which are dropped between their uses before and behind a place of ``graph.order``."""
+    def without(self, moments: Iterable[Moment]) -> list[int]:
+        """Keep everything but what is absent at some moments: that is dropped between its uses before and behind them."""
         problem = self.problem
         what = problem.plain()
         ends = np.cumsum([len(ops) for ops in self.stretches])
-        event = int(np.searchsorted(ends, place, side="right"))
-        for gap, (value, begin, end) in enumerate(problem.gaps):
-            across = begin < event <= end and end >= problem.border
-            if across and problem.recipe[value] >= 0 and self.storages[value] in absent:
-                what[gap] = DROPPED
+        for moment in moments:
+            event = int(np.searchsorted(ends, moment.place, side="right"))
+            for gap, (value, begin, end) in enumerate(problem.gaps):
+                across = begin < event <= end and end >= problem.border
+                if across and problem.recipe[value] >= 0 and self.storages[value] in moment.absent:
+                    what[gap] = DROPPED
         return what
 
     def schedule(self, decisions: Sequence[int]) -> Schedule:

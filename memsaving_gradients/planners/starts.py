@@ -1,7 +1,7 @@
 """Decisions for a search to begin with, beside those of plain training.
 
-Two kinds: what the program of :mod:`~memsaving_gradients.planners.integer_bound` leaves out at the most crowded moments, which is the best
-there is where one moment decides; and the cuts of :mod:`~memsaving_gradients.planners.least_memory`, with and without the outputs of
+Two kinds: what the programs of :mod:`~memsaving_gradients.planners.integer_bound` leave out at the most crowded moments, which is the best
+there is where these decide; and the cuts of :mod:`~memsaving_gradients.planners.least_memory`, with and without the outputs of
 expensive ops, which are good where a network falls into blocks. Each costs one run; cuts are found once for a graph.
 """
 
@@ -23,10 +23,10 @@ CUTS = 12
 
 
 def without_what_the_bound_drops(coarse: Coarse, bound: Bound) -> Iterator[list[int]]:
-    """For each moment of a bound, the decisions that drop what is absent there."""
-    for moment in bound.moments:
-        if moment.absent:
-            yield coarse.without(moment.absent, moment.place)
+    """For each solution that a bound comes from, the decisions that drop what is absent in it."""
+    for solved in bound.solved:
+        if any(moment.absent for moment in solved.moments):
+            yield coarse.without(solved.moments)
 
 
 def fitting_cuts(graph: TrainingGraph, limits: Limits, budget: int) -> Iterator[list[int]]:

@@ -1,0 +1,306 @@
+"""The integer program of what is there at some moments of a step, and of what is made again between them.
+
+At each moment, an original op runs. For each value that can be made again and may be read behind it there is an integer, whether it is there; and for each
+stretch between two moments and each op, one whether the op is run again. What originals read in a stretch was there at its beginning or is made
+again in it; so is what those that are made again are made of; what is there at a moment was there at the one before or was made between; and it fits into the
+budget, beside what no plan can spare. These are some rows of Checkmate's program (Jain et al. 2020, arXiv 1910.02653), which has
+one for every op. Where a network's memory has one summit, one moment says nearly all; where it has several (a U-Net: one at each level), a few do.
+
+Every schedule that runs the originals in the order of the graph obeys it, however often it recomputes: its least time is a lower bound.
+It does not see the room that is needed between the moments. Which moment would say more, a solution tells: played as lazily as
+it can be, it is above the budget there.
+
+Solved by HiGHS, through SciPy, within a limit on branches: some hundredths of a second for a moment, up to some seconds for several. The same
+number in every process.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memsaving_gradients.planners.bound import Crowd
+
+__all__ = ["Moment", "Program", "Solved"]
+
+#: Branches that HiGHS may look at, and the share of the bound that is near enough.
+BRANCHES, GAP = 2_000, 1e-3
+#: Values of fewer bytes than this share of the budget are taken to be there.
+SMALL = 1e-3
+#: HiGHS comes this close to the optimum; its word for a program that has no solution.
+TOLERANCE, INFEASIBLE = 1e-6, 2
+
+#: A row of the program: columns, each with its factor.
+Row = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of a solution: a place of ``graph.order``, and the storages that were made by then and are not there."""
+
+    place: int
+    absent: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What the program says.
+
+    Attributes
+    ----------
+    seconds
+        No schedule takes less extra time (0: nothing is known; ``inf``: there is none).
+    moments
+        The best solution found, in order; empty if there is none.
+    again
+        For each stretch, the ops that this runs again: before the first moment, between two, and behind the last.
+    """
+
+    seconds: float
+    moments: tuple[Moment, ...] = ()
+    again: tuple[frozenset[int], ...] = ()
+
+
+class Program:
+    """The programs of one graph and one budget.
+
+    Attributes
+    ----------
+    crowd
+        What is alive in plain training.
+    values
+        The storages that may be there or not, in the order in which they are made.
+    """
+
+    def __init__(self, crowd: Crowd) -> None:
+        self.crowd = crowd
+        graph = crowd.graph
+        items = np.flatnonzero(crowd.free & (crowd.size >= SMALL * crowd.budget))
+        self.values: list[int] = crowd.storages[items].tolist()
+        self._size: list[int] = crowd.size[items].tolist()
+        self._born: list[int] = crowd.born[items].tolist()
+        number = {value: k for k, value in enumerate(self.values)}
+        storage = self._storage = graph.storage.tolist()
+        place = {op: k for k, op in enumerate(graph.order)}
+        self._number = number
+        self._fixed_at: dict[int, int] = {}
+        self._op = [int(graph.producer[value]) for value in self.values]
+        self._made_of = [
+            sorted({number[storage[v]] for v in graph.reads[op] if storage[v] in number})
+            for op in self._op
+        ]
+        self._reads: list[list[int]] = [[] for _ in self.values]
+        for op, read in enumerate(graph.reads):
+            for root in {storage[v] for v in read} & number.keys():
+                self._reads[number[root]].append(place[op])
+        for root in {storage[v] for v in graph.targets} & number.keys():
+            self._reads[number[root]].append(graph.length)
+        for places in self._reads:
+            places.sort()
+        #: For each value, the last place where it, or anything that is made of it, is read.
+        self._useful = [places[-1] if places else -1 for places in self._reads]
+        for k in reversed(range(len(self.values))):
+            for u in self._made_of[k]:
+                self._useful[u] = max(self._useful[u], self._useful[k])
+
+    def solve(self, places: Sequence[int], branches: int = BRANCHES) -> Solved:
+        """The least time, if these places of ``graph.order`` (the earliest first) are looked at."""
+        from scipy import optimize, sparse
+
+        rows = _Rows(self, places)
+        scale = max(rows.seconds, default=0.0)
+        if not scale:
+            return Solved(0.0)
+        entries = [(r, c, factor) for r, terms in enumerate(rows.terms) for c, factor in terms]
+        at, columns, factors = zip(*entries, strict=True)
+        shape = (len(rows.terms), len(rows.seconds))
+        result = optimize.milp(
+            np.array(rows.seconds) / scale,
+            integrality=1,
+            bounds=optimize.Bounds(0, 1),
+            constraints=optimize.LinearConstraint(
+                sparse.csr_matrix((factors, (at, columns)), shape), ub=rows.most
+            ),
+            options={"node_limit": branches, "mip_rel_gap": GAP},
+        )
+        if result.status == INFEASIBLE:
+            return Solved(float("inf"))
+        bound = result.mip_dual_bound
+        seconds = 0.0 if bound is None else float(bound) * scale * (1 - TOLERANCE)
+        if result.x is None:
+            return Solved(seconds)
+        return Solved(seconds, *rows.read((result.x > 0.5).tolist()))
+
+    def columns(self, places: Sequence[int]) -> int:
+        """How large the program of these places is."""
+        return len(_Rows(self, places).seconds)
+
+    def most_crowded(self, solved: Solved) -> int | None:
+        """Where a solution is furthest above the budget, if all that is run again is so as late as it can be."""
+        crowd, graph = self.crowd, self.crowd.graph
+        change = np.zeros(graph.length + 2, np.int64)
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for k, begin, end in self._spans(solved):
+            if end > begin:
+                change[begin + 1] += self._size[k]
+                change[end] -= self._size[k]
+                spans.setdefault(k, []).append((begin, end))
+        across = np.cumsum(change)
+        worst, most = None, 0
+        for place in crowd.places.tolist():
+            fixed = self._fixed(place)
+            read = {self._storage[v] for v in graph.reads[graph.order[place]]} & self._number.keys()
+            touched = sum(
+                self._size[k]
+                for k in map(self._number.__getitem__, read)
+                if any(begin < place < end for begin, end in spans.get(k, ()))
+            )
+            over = fixed + int(across[place]) - touched - crowd.budget
+            if over > most:
+                worst, most = place, over
+        return worst
+
+    def _fixed(self, place: int) -> int:
+        if place not in self._fixed_at:
+            self._fixed_at[place], _ = self.crowd.at(place)
+        return self._fixed_at[place]
+
+    def _spans(self, solved: Solved) -> Iterator[tuple[int, int, int]]:
+        """For each value and stretch, from where to where it has to be there, both places excluded."""
+        places = [moment.place for moment in solved.moments]
+        there = [
+            {k for k, value in enumerate(self.values) if value not in moment.absent}
+            for moment in solved.moments
+        ]
+        for stretch, (begin, end) in enumerate(self._stretches(places)):
+            again = solved.again[stretch]
+            first: dict[int, int] = {}
+            last: dict[int, int] = {}
+            for k in reversed(range(len(self.values))):
+                read = _within(self._reads[k], begin, end)
+                if stretch < len(places) and k in there[stretch] and self._useful[k] > end:
+                    read = [*read, end]
+                if read:
+                    first[k] = min(read[0], first.get(k, read[0]))
+                    last[k] = max(read[-1], last.get(k, read[-1]))
+                if k not in first:
+                    continue
+                if self._op[k] in again:
+                    for u in self._made_of[k]:
+                        first[u] = min(first[k], first.get(u, first[k]))
+                        last[u] = max(first[k], last.get(u, first[k]))
+                    if self._born[k] <= begin:
+                        yield k, first[k], last[k]
+                elif self._born[k] <= begin:
+                    yield k, begin, last[k]
+                if begin < self._born[k] <= end:
+                    yield k, self._born[k], last[k]
+
+    def _stretches(self, places: Sequence[int]) -> list[tuple[int, int]]:
+        """The places at which the stretches begin (excluded) and end (included)."""
+        bounds = [-1, *places, self.crowd.graph.length]
+        return list(itertools.pairwise(bounds))
+
+
+class _Rows:
+    """The rows of the program of some places: terms, of which the sum is at most ``most``; and the seconds that each column costs."""
+
+    def __init__(self, program: Program, places: Sequence[int]) -> None:
+        self.program, self.places = program, places
+        self.terms: list[Row] = []
+        self.most: list[float] = []
+        self.seconds: list[float] = []
+        # By moment and value, and by stretch and op.
+        self._there: dict[tuple[int, int], int] = {}
+        self._again: dict[tuple[int, int], int] = {}
+        stretches = program._stretches(places)
+        for moment, place in enumerate(places):
+            for k in range(len(program.values)):
+                if program._born[k] <= place < program._useful[k]:
+                    self._there[moment, k] = self._column(0.0)
+        seconds = program.crowd.graph.seconds
+        for stretch, (begin, _) in enumerate(stretches):
+            for k, op in enumerate(program._op):
+                # What is made again before the first moment costs nothing here, and is not asked for.
+                behind = stretch and program._born[k] <= begin < program._useful[k]
+                if behind and (stretch, op) not in self._again:
+                    self._again[stretch, op] = self._column(float(seconds[op]))
+        for stretch, (begin, end) in enumerate(stretches):
+            if stretch:
+                self._make(stretch, begin, end)
+        for moment, place in enumerate(places):
+            self._fit(moment, place)
+
+    def read(self, chosen: Sequence[bool]) -> tuple[tuple[Moment, ...], tuple[frozenset[int], ...]]:
+        """A solution, by what it chooses."""
+        values = self.program.values
+        moments = []
+        for moment, place in enumerate(self.places):
+            absent = {
+                values[k]
+                for (at, k), column in self._there.items()
+                if at == moment and not chosen[column]
+            }
+            moments.append(Moment(place, frozenset(absent)))
+        again: list[set[int]] = [set() for _ in range(len(self.places) + 1)]
+        for (stretch, op), column in self._again.items():
+            if chosen[column]:
+                again[stretch].add(op)
+        return tuple(moments), tuple(map(frozenset, again))
+
+    def _column(self, seconds: float) -> int:
+        self.seconds.append(seconds)
+        return len(self.seconds) - 1
+
+    def _at_most(self, row: Row, most: float) -> None:
+        if row:
+            self.terms.append(row)
+            self.most.append(most)
+
+    def _sources(self, stretch: int, k: int) -> Row:
+        """Where a value that was made before a stretch can come from in it."""
+        columns = (
+            self._there.get((stretch - 1, k)),
+            self._again.get((stretch, self.program._op[k])),
+        )
+        return [(column, -1.0) for column in columns if column is not None]
+
+    def _make(self, stretch: int, begin: int, end: int) -> None:
+        """What is read, run again and left in a stretch has to come from somewhere."""
+        program = self.program
+        done: set[int] = set()
+        for k, op in enumerate(program._op):
+            if program._born[k] > begin:
+                continue
+            if _within(program._reads[k], begin, end):
+                self._at_most(self._sources(stretch, k), -1.0)
+            left = self._there.get((stretch, k))
+            if left is not None:
+                self._at_most([(left, 1.0), *self._sources(stretch, k)], 0.0)
+            again = self._again.get((stretch, op))
+            if again is None or op in done:
+                continue
+            done.add(op)
+            for u in program._made_of[k]:
+                self._at_most([(again, 1.0), *self._sources(stretch, u)], 0.0)
+
+    def _fit(self, moment: int, place: int) -> None:
+        """What is there fits, beside what the op at the moment reads and makes, whoever reads that later."""
+        program, crowd = self.program, self.program.crowd
+        fixed = program._fixed(place)
+        touched = set(crowd.storages[crowd.touched(place)].tolist())
+        row = [
+            (column, program._size[k] / crowd.budget)
+            for (at, k), column in self._there.items()
+            if at == moment and program._born[k] < place and program.values[k] not in touched
+        ]
+        self._at_most(row, (crowd.budget - fixed) / crowd.budget)
+
+
+def _within(places: list[int], begin: int, end: int) -> list[int]:
+    """Of places in order, those from ``begin`` (excluded) to ``end``."""
+    return places[bisect_right(places, begin) : bisect_right(places, end)]
