@@ -90,7 +90,9 @@ def _gap(study: Any, share: float) -> list[float]:
     from memsaving_gradients.planners import Limits, auto
 
     graph = study.graph
-    proposal = auto.plan(graph, Limits(budget=int(share * study.meter.plain.peak)))
+    limits = Limits(budget=int(share * study.meter.plain.peak))
+    proposal = auto.plan(graph, limits)
+    proposal = auto.improved(graph, limits, proposal) or proposal
     unit = graph.total_seconds / 100
     return [proposal.extra_seconds / unit, proposal.lower_bound / unit]
 

@@ -27,7 +27,7 @@ import numpy as np
 from graph_tools.allocator import allocated_peak, irregular_peak
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import ArgumentError, BudgetError
-from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
+from memsaving_gradients.planners import Improve, Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bound import least_extra_seconds
 from memsaving_gradients.planners.integer_bound import tightest_bound
 from memsaving_gradients.planners.short_sums import left_alone
@@ -190,6 +190,8 @@ class Search:
         The most time for all plans together; ``None``: no limit.
     floors
         What is asked for where nothing fits, see `FLOORS`.
+    improve
+        Asked for the plan that fits best, if it gives a better one.
     """
 
     meter: Meter
@@ -199,6 +201,7 @@ class Search:
     seconds: float | None = None
     progress: Callable[[float, str], None] | None = None
     floors: Sequence[float] = FLOORS
+    improve: Improve | None = None
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -206,6 +209,7 @@ class Search:
         self._by_key: KeyboardInterrupt | None = None
         self._tried: list[Found] = []
         self._by_asked: dict[int | None, Found] = {}
+        self._improved: set[int | None] = set()
         self._shown = 0.0
         self._large = self.meter.graph.length > MANY_OPS
         self._rounds = FEW_ROUNDS if self._large else MOST_ROUNDS
@@ -245,7 +249,8 @@ class Search:
             self._raise_if_by_key()
             least = min([goal.plain_need, *(found.need for found in floors or self._tried)])
             raise too_small(goal, least, self._stopped)
-        return self._with_end(min(fits, key=_by_time))
+        self._improve(min(fits, key=_by_time))
+        return self._with_end(min(self._fitting(most), key=_by_time))
 
     def least(self) -> Found:
         """The plan that needs the fewest bytes in chunks; it does not depend on any budget.
@@ -337,6 +342,14 @@ class Search:
             if not low < asked < high:
                 return
 
+    def _improve(self, found: Found) -> None:
+        """Once, try what else there is for a plan that is going to be used."""
+        improve = self.improve
+        if improve is None or self._stopped or found.asked in self._improved:
+            return
+        self._improved.add(found.asked)
+        self._ask(lambda graph, limits: improve(graph, limits, found.proposal), found.asked)
+
     def _reach_floor(self) -> list[Found]:
         """The least that the planner can do: the same attempts whatever the budget is, but only one where time is over."""
         floors: list[Found] = []
@@ -359,6 +372,18 @@ class Search:
             return self._by_asked[asked]
         if self._stopped and self._tried and not (late and self._stopped == "out of time"):
             return None
+        found = self._ask(self.planner, asked, left)
+        if found is not None and not self._stopped:
+            self._by_asked[asked] = found
+        return found
+
+    def _ask(
+        self,
+        planner: Callable[[TrainingGraph, Limits], Proposal | None],
+        asked: int | None,
+        left: int = 1,
+    ) -> Found | None:
+        """Note the plan that a planner gives, if it gives one and is not stopped before."""
         remaining = None
         if self.seconds is not None:
             remaining = max(0.0, self._began + self.seconds - time.monotonic())
@@ -372,12 +397,14 @@ class Search:
             progress=None if self.progress is None else self._telling(left),
         )
         try:
-            proposal = self.planner(self.meter.graph, limits)
+            proposal = planner(self.meter.graph, limits)
         except Interrupted:
             self._stopped = "interrupted"
             return None
         except KeyboardInterrupt as stop:
             self._stopped, self._by_key = "interrupted", stop
+            return None
+        if proposal is None:
             return None
         self._check(proposal)
         proposal = left_alone(self.meter.graph, proposal, asked)
@@ -385,8 +412,6 @@ class Search:
             self._stopped = self._stopped or ("interrupted" if remaining is None else "out of time")
         found = Found(proposal, self.meter.need(proposal), asked)
         self._tried.append(found)
-        if not self._stopped:
-            self._by_asked[asked] = found
         return found
 
     def _telling(self, left: int) -> Callable[[float, str], None]:

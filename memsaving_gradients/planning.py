@@ -32,6 +32,7 @@ from memsaving_gradients.planners import (
     Limits,
     Proposal,
     cheap_ops,
+    find_improve,
     find_planner,
     least_memory,
     named,
@@ -202,6 +203,7 @@ def _seek(site: Site) -> Sought | None:
         accumulate=options.accumulate,
         seconds=options.planning_seconds,
         floors=site.floors,
+        improve=find_improve(options.planner),
     )
     return Sought(step, unpacked, before, goal, search)
 

@@ -13,7 +13,7 @@ import memsaving_gradients as ms
 from graph_tools.allocator import irregular_peak
 from memsaving_gradients import budgets
 from memsaving_gradients.budgets import Goal, Meter, Search
-from memsaving_gradients.planners import Limits, Proposal
+from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
 from tests.graphs import GRAPHS, chain
 from tests.greedy import greedy
 from tests.towers import LAYERS, WIDTH, planned, tower
@@ -53,6 +53,35 @@ def test_search_takes_the_fastest_that_fits() -> None:
     found = search.within(Goal(int(0.7 * need), need, need, 0.7))
     fits = [f for f in search._tried if f.need <= 0.7 * meter.need(meter.plain)]
     assert found.proposal.extra_seconds == min(f.proposal.extra_seconds for f in fits)
+
+
+def test_the_plan_that_is_used_is_improved_once() -> None:
+    def dear(graph: Any, limits: Limits) -> Proposal:
+        return least_memory.plan(graph, Limits(accumulate=limits.accumulate))
+
+    graph = GRAPHS["residual chain"]()
+    meter = Meter(graph, "control")
+    need = meter.need(meter.plain)
+    goal = Goal(int(0.8 * need), need, need, 0.8)
+    first = Search(meter, dear).within(goal)
+    asked: list[Proposal] = []
+
+    def better(_: Any, limits: Limits, known: Proposal) -> Proposal | None:
+        asked.append(known)
+        assert limits.budget == first.asked
+        return auto.plan(graph, limits)
+
+    search = Search(meter, dear, improve=better)
+    found = search.within(goal)
+    assert search.within(goal) == found
+    assert [proposal.schedule for proposal in asked] == [first.proposal.schedule]
+    assert found.need <= goal.budget
+    assert found.proposal.extra_seconds < first.proposal.extra_seconds
+
+    # What is no plan, or does not fit, changes nothing.
+    for improve in (lambda *_: None, lambda *_: meter.plain):
+        found = Search(meter, dear, improve=improve).within(goal)
+        assert found.proposal.schedule == first.proposal.schedule
 
 
 def test_large_graphs_are_played_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from benchmarks.models.layered import unet_vgg
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.planners import Interrupted, Limits, Proposal, exact, intervals
+from memsaving_gradients.planners import (
+    Interrupted,
+    Limits,
+    Proposal,
+    auto,
+    exact,
+    intervals,
+    least_memory,
+    proving,
+)
 from memsaving_gradients.planners.coarse import coarsen
 from memsaving_gradients.planners.integer_bound import bound_within, tightest_bound
 from memsaving_gradients.planners.retention import run
@@ -81,7 +90,7 @@ def test_a_value_is_made_again_as_often_as_it_pays():
     least = next(b for b in range(1, 30) if least_seconds(graph, b) < math.inf)
     proposal = planned(graph, least)
     again = [step.op for step in proposal.schedule.steps if step.copy]
-    assert max(again.count(op) for op in again) > exact.COPIES
+    assert max(again.count(op) for op in again) > proving.COPIES
     assert proposal.extra_seconds == least_seconds(graph, least)
 
 
@@ -113,6 +122,24 @@ def test_what_the_bound_would_drop_makes_room_at_its_moments():
     for moment in (moment for solved in bound.solved for moment in solved.moments):
         assert alive[moment.place] > budget
         assert alive[moment.place] - graph.size[list(moment.absent)].sum() <= budget
+
+
+def test_a_plan_far_from_the_bound_is_improved(monkeypatch):
+    monkeypatch.setattr(auto, "EFFORT", 0.5)
+    instance = unet_vgg()
+    graph, budget = instance.graph(), int(0.6 * instance.peak)
+    limits = Limits(budget=budget)
+    dear = least_memory.plan(graph, Limits())
+    better = auto.improved(graph, limits, dear)
+    assert better is not None
+    check_proposal(graph, better, budget, NEAR)
+    assert better.peak <= budget
+    assert better.extra_seconds < dear.extra_seconds
+    # A plan close to the bound, one that does not fit, and without a solver:
+    assert auto.improved(graph, limits, auto.plan(graph, limits)) is None
+    assert auto.improved(graph, Limits(budget=dear.peak - 1), dear) is None
+    monkeypatch.setattr(intervals, "is_installed", lambda: False)
+    assert auto.improved(graph, limits, dear) is None
 
 
 def test_effort_gives_the_same_plan_every_time():

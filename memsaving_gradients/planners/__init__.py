@@ -23,15 +23,19 @@ from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = [
     "PLANNERS",
+    "Improve",
     "Interrupted",
     "Limits",
     "Planner",
     "Proposal",
+    "find_improve",
     "find_planner",
     "planner_name",
 ]
 
 Planner = Callable[[TrainingGraph, Limits], Proposal]
+#: Given a plan that is going to be used, a better one within the same limits, or ``None``.
+Improve = Callable[[TrainingGraph, Limits, Proposal], Proposal | None]
 
 #: What ``planner=`` may name, and the module that plans.
 PLANNERS = {
@@ -70,3 +74,16 @@ def find_planner(planner: Any) -> Planner:
         return planner
     module = importlib.import_module(f"{__name__}.{PLANNERS[planner]}")
     return module.plan
+
+
+def find_improve(planner: Any) -> Improve | None:
+    """What may still be done about the plan of a planner that has a name, where it is used in the end.
+
+    Examples
+    --------
+    >>> find_improve("auto").__name__, find_improve("memory")
+    ('improved', None)
+    """
+    if callable(planner):
+        return None
+    return getattr(importlib.import_module(f"{__name__}.{PLANNERS[planner]}"), "improved", None)

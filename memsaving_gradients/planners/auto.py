@@ -7,6 +7,9 @@ whole graph; as long as that is above the budget, or far below, the coarse budge
 above the lower bound, :mod:`~memsaving_gradients.planners.chain` is asked: at small budgets values are recomputed several times. Where a
 search takes long, it is asked first; in deep networks, if it comes close to the bound, there is no search.
 
+A budget is sought by several such plans, since an allocator's chunks are known only then. The one that is used at last may be improved
+further, by :mod:`~memsaving_gradients.planners.proving`: that takes ten seconds, where it may gain a hundredth of a step.
+
 Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a lower bound is given with each plan
 (:mod:`~memsaving_gradients.planners.bound`, and with SciPy :mod:`~memsaving_gradients.planners.integer_bound`). Nothing that is found
 for one budget is known at another, so that a larger one may get a slower plan; on four networks, 20 budgets each, none did. Cost:
@@ -22,16 +25,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from memsaving_gradients.planners import chain, least_memory
+from memsaving_gradients.planners import chain, intervals, least_memory
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.integer_bound import bound_within
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
+from memsaving_gradients.planners.proving import prove
 from memsaving_gradients.planners.retention import Run
 from memsaving_gradients.planners.search import Search
 from memsaving_gradients.planners.starts import fitting_cuts, without_what_the_bound_drops
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["plan"]
+__all__ = ["improved", "plan"]
 
 #: Steps that are played through while a plan is searched for.
 MOST_STEPS = 2_400_000
@@ -53,6 +57,9 @@ IMPROVED, SHARE = 3, 10
 #: Corrections of the coarse budget, and the slack that is left alone.
 CORRECTIONS, SLACK = 4, 0.005
 
+#: CP-SAT is asked in problems of at most so many recipes, if that share of a step may be gained, and with so much effort each time.
+MOST_RECIPES, WORTH, EFFORT = 150, 0.01, 3.0
+
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """The fastest plan found within ``limits.budget``; the least memory if there is no budget."""
@@ -60,6 +67,24 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
         return least_memory.plan(graph, limits)
     plain = untouched(graph, limits)
     return plain if plain.optimal else _Planning(graph, limits).plan()
+
+
+def improved(graph: TrainingGraph, limits: Limits, found: Proposal) -> Proposal | None:
+    """What constraint programming makes of a plan, within seconds; ``None`` without OR-Tools, and where it would hardly pay.
+
+    It may pay where few recipes decide, and the plan takes so much longer than the lower bound that a part of it is worth the wait.
+    """
+    may_gain = found.extra_seconds - found.lower_bound
+    if (
+        not intervals.is_installed()
+        or found.peak > int(limits.budget or 0)
+        or may_gain < WORTH * graph.total_seconds
+    ):
+        return None
+    coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
+    if len(coarse.problem.inputs) > MOST_RECIPES:
+        return None
+    return prove(graph, limits, found, effort=EFFORT, seconds=limits.seconds)
 
 
 class _Stopped(Exception):

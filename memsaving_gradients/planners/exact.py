@@ -1,45 +1,27 @@
-"""The fastest plan within a budget, proven: constraint programming on the retention problem, from the plan that is known.
+"""The fastest plan within a budget, proven: constraint programming, from the plan that is known.
 
-:mod:`~memsaving_gradients.planners.auto` plans first. What it found is handed to CP-SAT (:mod:`~memsaving_gradients.planners.intervals`), which finds
-better executions or proves that there are none, beside the lower bound of :mod:`~memsaving_gradients.planners.integer_bound`,
-which is the stronger one on long graphs. Moccasin (Bartan et al. 2023, arXiv 2304.14463) brought constraint programming to this; that three
-copies of a value are needed and four change nothing was found on its instances, and here every recipe that could pay more often is given more.
-
-What is proven is proven of the retention problem, in which ops are joined and nothing is written in place, and of schedules that between
-two ops run others again in the order of their originals. In small graphs, where that order may be gone through several times and the
-problem is the graph itself, a plan is marked optimal; in others only if it comes to the bound. All schedules run the originals in the order of
-the graph, and begin to recompute when the backward pass begins. Needs OR-Tools. Exponential; within `EFFORT`, graphs of 70 layers are solved at all budgets,
-and of 250 some. The same plan in every process, unless there is a limit on seconds.
+:mod:`~memsaving_gradients.planners.auto` plans first, and :mod:`~memsaving_gradients.planners.proving` improves its plan or proves it. Needs
+OR-Tools. Exponential; within `EFFORT`, graphs of 70 layers are solved at all budgets, and of 250 some. The same plan in every process,
+unless there is a limit on seconds.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 
 from memsaving_gradients.planners import auto, intervals, least_memory
 from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.integer_bound import tightest_bound
-from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
+from memsaving_gradients.planners.proposal import Limits, Proposal, untouched
+from memsaving_gradients.planners.proving import FEW, prove
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["plan"]
 
-#: Times that the order of the originals may be gone through between two ops, in problems of at most `FEW` recipes.
-ROUNDS_OF_FEW = 4
-#: Copies of each value that are considered at first; of all values together when more of some could pay.
-COPIES, MOST_COPIES = 3, 2_000
 #: What CP-SAT may do for one plan, in its own measure: a unit takes some seconds.
 EFFORT = 8.0
-#: Of the seconds there are, the share that one call takes (others may follow) and the share of its first plan; where no more than so many ops
-#: decide, any plan will do for that.
-SHARE, FIRST, FEW = 0.6, 0.4, 24
-#: A plan this close to the lower bound is optimal: CP-SAT counts in integers.
-EQUAL = 1e-7
-#: CP-SAT is asked so often: for more copies, or with another budget, where bytes on the graph are others than those of the problem; and
-#: the slack that is left alone.
-ROUNDS, SLACK = 3, 0.005
+#: Of the seconds there are, the share of the first plan, and that which proving takes (other calls may follow).
+FIRST, SHARE = 0.4, 0.6
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -48,120 +30,17 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     if limits.budget is None:
         return auto.plan(graph, limits)
     plain = untouched(graph, limits)
-    return plain if plain.optimal else _Proving(graph, limits).plan()
-
-
-class _Proving:
-    """One call of `plan`: the best plan and the best bound so far."""
-
-    def __init__(self, graph: TrainingGraph, limits: Limits) -> None:
-        self.graph, self.limits = graph, limits
-        self.budget = int(limits.budget or 0)
-        self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds * SHARE
-        self.coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
-        self.few = len(self.coarse.problem.inputs) <= FEW
-        self.bound = 0.0
-        self.proven = False
-
-    def plan(self) -> Proposal:
-        self.found, complete = self._first(), True
-        try:
-            self.bound = self.found.lower_bound or self._tightest_bound()
-            # Whoever interrupted the first plan wants no other one.
-            if (
-                self.bound < math.inf
-                and not self._is_close()
-                and (self.found.complete or self.ends)
-            ):
-                self._solve()
-        except Interrupted:
-            complete = False
-        except KeyboardInterrupt:
-            if not self._fits():
-                raise
-            complete = False
-        if self.proven and self._fits():
-            self.bound = self.found.extra_seconds
-        return replace(
-            self.found,
-            lower_bound=self.bound,
-            optimal=self._is_close(),
-            complete=complete,
-        )
-
-    def _first(self) -> Proposal:
-        limits = self.limits
-        if self.few and self.coarse.is_exact:
-            return least_memory.plan(self.graph, replace(limits, budget=None))
+    if plain.optimal:
+        return plain
+    began = time.monotonic()
+    coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
+    if len(coarse.problem.inputs) <= FEW and coarse.is_exact:
+        # Any plan will do to begin with.
+        found = least_memory.plan(graph, replace(limits, budget=None))
+    else:
         seconds = None if limits.seconds is None else limits.seconds * FIRST
-        return auto.plan(self.graph, replace(limits, seconds=seconds))
-
-    def _tightest_bound(self) -> float:
-        return tightest_bound(self.graph, self.budget, accumulate=self.limits.accumulate)
-
-    def _fits(self) -> bool:
-        return self.found.peak <= self.budget
-
-    def _is_close(self) -> bool:
-        return self._fits() and self.found.extra_seconds <= self.bound * (1 + EQUAL)
-
-    def _solve(self) -> None:
-        budget, copies = self.budget, self._enough(math.inf, COPIES)
-        for _ in range(ROUNDS):
-            solution = self._asked(budget, copies)
-            extra = math.inf
-            if solution.executions is not None:
-                schedule = self.coarse.follow(solution.executions)
-                trial = proposed(self.graph, self.limits, schedule)
-                self._note(trial)
-                extra = trial.extra_seconds
-            if solution.proven and (self.coarse.is_exact or extra == math.inf):
-                # With more copies there may be a better plan.
-                enough = self._enough(extra)
-                if all(have >= want for have, want in zip(copies, enough, strict=True)):
-                    self.proven = self.coarse.is_exact and self.few
-                    return
-                copies = [max(pair) for pair in zip(copies, enough, strict=True)]
-                if sum(copies) > MOST_COPIES:
-                    return
-                continue
-            off = 0 if extra == math.inf or self.coarse.is_exact else trial.peak - self.budget
-            if abs(off) <= SLACK * self.budget:
-                return
-            budget -= off
-
-    def _asked(self, budget: int, copies: list[int]) -> intervals.Solution:
-        seconds = None if self.ends is None else max(0.01, self.ends - time.monotonic())
-        return intervals.solve(
-            self.coarse.problem,
-            budget,
-            copies=copies,
-            rounds=ROUNDS_OF_FEW if self.few else 1,
-            hint=self.coarse.executions(self.found.schedule),
-            bound=self.bound if budget <= self.budget else 0.0,
-            effort=EFFORT if seconds is None else None,
-            seconds=seconds,
-            tick=self._tick,
-        )
-
-    def _enough(self, extra: float, most: int | None = None) -> list[int]:
-        """For each recipe, so many copies that with more of them a plan would take longer than ``extra`` seconds; at most as many."""
-        problem = self.coarse.problem
-        events = len(problem.reads) - problem.border
-        most = events if most is None else min(most, events)
-        return [
-            most if extra >= most * seconds else int(extra / seconds) for seconds in problem.seconds
-        ]
-
-    def _note(self, trial: Proposal) -> None:
-        """Remember the better one: within the budget the faster, else the lower."""
-
-        def rank(proposal: Proposal) -> tuple[float, float]:
-            return max(0, proposal.peak - self.budget), proposal.extra_seconds
-
-        if rank(trial) < rank(self.found):
-            self.found = trial
-
-    def _tick(self) -> None:
-        if self.limits.progress is not None:
-            self.limits.progress(0.99, "proving")
+        found = auto.plan(graph, replace(limits, seconds=seconds))
+    left = None
+    if limits.seconds is not None:
+        left = max(0.0, began + SHARE * limits.seconds - time.monotonic())
+    return prove(graph, limits, found, effort=EFFORT, seconds=left)
