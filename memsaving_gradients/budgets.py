@@ -348,7 +348,11 @@ class Search:
         if improve is None or self._stopped or found.asked in self._improved:
             return
         self._improved.add(found.asked)
-        self._ask(lambda graph, limits: improve(graph, limits, found.proposal), found.asked)
+
+        def better(graph: TrainingGraph, limits: Limits) -> Proposal | None:
+            return improve(graph, limits, found.proposal)
+
+        self._ask(better, found.asked, optional=True)
 
     def _reach_floor(self) -> list[Found]:
         """The least that the planner can do: the same attempts whatever the budget is, but only one where time is over."""
@@ -382,8 +386,9 @@ class Search:
         planner: Callable[[TrainingGraph, Limits], Proposal | None],
         asked: int | None,
         left: int = 1,
+        optional: bool = False,
     ) -> Found | None:
-        """Note the plan that a planner gives, if it gives one and is not stopped before."""
+        """Note the plan that a planner gives; if that is ``optional`` it need not give one, and it may be stopped before."""
         remaining = None
         if self.seconds is not None:
             remaining = max(0.0, self._began + self.seconds - time.monotonic())
@@ -404,9 +409,9 @@ class Search:
         except KeyboardInterrupt as stop:
             self._stopped, self._by_key = "interrupted", stop
             return None
-        if proposal is None:
+        if proposal is None and optional:
             return None
-        self._check(proposal)
+        proposal = self._checked(proposal)
         proposal = left_alone(self.meter.graph, proposal, asked)
         if not proposal.complete:
             self._stopped = self._stopped or ("interrupted" if remaining is None else "out of time")
@@ -432,7 +437,7 @@ class Search:
 
         return hook
 
-    def _check(self, proposal: object) -> None:
+    def _checked(self, proposal: object) -> Proposal:
         if not isinstance(proposal, Proposal):
             raise ArgumentError(
                 "planner", self.planner, f"returned a {type(proposal).__name__}; return a Proposal"
@@ -440,6 +445,7 @@ class Search:
         problem = problem_of(self.meter.graph, proposal.schedule)
         if problem:
             raise ArgumentError("planner", self.planner, f"returned no valid schedule: {problem}")
+        return proposal
 
     def _fitting(self, budget: int) -> list[Found]:
         return [found for found in self._tried if found.need <= budget]
