@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from memsaving_gradients.planners import coarse as coarse_module
 from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.moments import Moment
-from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, LATE, STRICT, run
+from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, LATE, STRICT, decide, run
 from memsaving_gradients.schedule import Schedule, Simulation, Step, simulate
 from memsaving_gradients.validity import problem_of
 from tests.checker import check_schedule
@@ -25,7 +24,7 @@ MOST_LOW = 1.15
 SEEDS = st.integers(0, 2**32)
 
 
-def decide(coarse: Coarse, seed: int) -> list[int]:
+def draw_decisions(coarse: Coarse, seed: int) -> list[int]:
     """Random decisions of all kinds; in the forward pass everything stays."""
     problem, draw = coarse.problem, random.Random(seed)
     decisions = []
@@ -66,13 +65,13 @@ def whole(graph, chained) -> Schedule:
 def test_any_decisions_give_a_valid_schedule(graph, seed, accumulate):
     keep = kept_of(graph, seed)
     coarse = coarsen(graph, keep, accumulate=accumulate)
-    schedule, simulation = followed(coarse, decide(coarse, seed))
+    schedule, simulation = followed(coarse, draw_decisions(coarse, seed))
     assert schedule.chained == frozenset(graph.sums if accumulate else ())
     # No clone's copy of what is kept is ever read.
     for step in schedule.steps:
         for value, copy in zip(graph.reads[step.op], step.reads, strict=False):
             assert not copy or graph.size[value] == 0 or value not in keep
-    assert simulation.peak <= run(coarse.problem, decide(coarse, seed)).peak * MOST_LOW
+    assert simulation.peak <= run(coarse.problem, draw_decisions(coarse, seed)).peak * MOST_LOW
 
 
 @given(rich(sums=True), SEEDS, st.booleans())
@@ -94,7 +93,7 @@ def test_recipes_take_the_time_of_their_clones(graph, seed):
     assume(all(len(made) == 1 for made in graph.writes[: graph.first_backward]))
     coarse = coarsen(graph)
     # Decisions without by-products that nobody reads: those are clones that the schedule leaves out.
-    decisions = [DROPPED if what >= STRICT else what for what in decide(coarse, seed)]
+    decisions = [DROPPED if what >= STRICT else what for what in draw_decisions(coarse, seed)]
     _, simulation = followed(coarse, decisions)
     assert simulation.extra_seconds == pytest.approx(run(coarse.problem, decisions).extra_seconds)
 
@@ -103,7 +102,7 @@ def test_recipes_take_the_time_of_their_clones(graph, seed):
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_no_schedule_takes_more_time_than_was_counted(graph, seed):
     coarse = coarsen(graph, kept_of(graph, seed))
-    decisions = decide(coarse, seed)
+    decisions = draw_decisions(coarse, seed)
     _, simulation = followed(coarse, decisions)
     assert simulation.extra_seconds <= run(coarse.problem, decisions).extra_seconds + 1e-9
 
@@ -114,7 +113,7 @@ def test_without_writes_in_place_no_byte_is_missing(graph, seed):
     """But for storages too small to be decided on, which live longer than in plain training."""
     graph = rigid(graph)
     coarse = coarsen(graph)
-    decisions = decide(coarse, seed)
+    decisions = draw_decisions(coarse, seed)
     _, simulation = followed(coarse, decisions)
     small = int(graph.size[: graph.first_backward][graph.size[: graph.first_backward] < 4000].sum())
     assert simulation.peak <= run(coarse.problem, decisions).peak + small
@@ -149,27 +148,44 @@ def test_events_are_the_ops_in_order(graph, seed):
 def test_known_graphs(name, seed):
     graph = GRAPHS[name]()
     coarse = coarsen(graph)
-    decisions = decide(coarse, seed)
+    decisions = draw_decisions(coarse, seed)
     _, simulation = followed(coarse, decisions)
     assert simulation.peak <= run(coarse.problem, decisions).peak * MOST_LOW
 
 
-@pytest.mark.parametrize("name", sorted(GRAPHS))
-def test_what_is_absent_at_a_place_is_not_there(name):
-    graph = GRAPHS[name]()
+@given(rich(sums=True), SEEDS)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_executions_tell_the_decisions_that_they_come_of(graph, seed):
+    problem = coarsen(graph).problem
+    # A value is dropped once in a gap, from its beginning on.
+    draw = random.Random(seed)
+    decisions = [
+        draw.choice([KEPT, DROPPED]) if end >= problem.border else KEPT
+        for _, _, end in problem.gaps
+    ]
+    first = run(problem, decisions)
+    second = run(problem, decide(problem, first.again))
+    assert sorted(second.again) == sorted(first.again)
+    assert second.peak <= first.peak
+
+
+@given(rich(sums=True), SEEDS)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_any_executions_give_decisions_that_respect_the_border(graph, seed):
     coarse = coarsen(graph)
-    problem = coarse.problem
-    event = int(np.argmax(run(problem, problem.plain()).bytes_alive))
-    place = sum(map(len, coarse.stretches[:event]))
-    assert coarse.without([Moment(place, frozenset())]) == problem.plain()
-    losable = frozenset(s for s in coarse.storages if graph.losable[s])
-    decisions = coarse.without([Moment(place, losable)])
+    draw = random.Random(seed)
+    ops = [int(graph.producer[s]) for s in coarse.storages]
+    decisions = coarse.like((draw.randrange(graph.length + 1), draw.choice(ops)) for _ in range(9))
+    border = coarse.problem.border
+    assert all(event >= border for event, _ in run(coarse.problem, decisions).again)
     followed(coarse, decisions)
-    played = run(problem, decisions)
-    steps = [step for step, at in enumerate(played.event) if at == event]
-    for value, born, last in zip(played.value, played.born, played.last, strict=True):
-        waits = born < steps[0] and last > steps[-1] and value not in problem.reads[event]
-        assert not waits or problem.recipe[value] < 0 or problem.border > event
+
+
+def test_no_executions_are_plain_training():
+    for name in sorted(GRAPHS):
+        coarse = coarsen(GRAPHS[name]())
+        played = run(coarse.problem, coarse.like(()))
+        assert (played.again, played.peak) == ([], run(coarse.problem, coarse.problem.plain()).peak)
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))
@@ -228,7 +244,7 @@ def test_what_must_run_once_is_decided_on_but_has_no_recipe():
     graph = make.graph()
     coarse = coarsen(graph)
     for seed in range(20):
-        schedule, _ = followed(coarse, decide(coarse, seed))
+        schedule, _ = followed(coarse, draw_decisions(coarse, seed))
         assert int(graph.producer[mask]) not in {s.op for s in schedule.steps if s.copy}
 
 

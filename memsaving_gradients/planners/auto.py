@@ -14,7 +14,8 @@ Not optimal in general; on the public planning instances within 0.1 points of th
 (:mod:`~memsaving_gradients.planners.bound`, and with SciPy :mod:`~memsaving_gradients.planners.integer_bound`). Nothing that is found
 for one budget is known at another, so that a larger one may get a slower plan; on four networks, 20 budgets each, none did. Cost:
 `MOST_STEPS` steps played, a few seconds; the same plan in every process, unless a limit on time is given. In large graphs that fall into
-no blocks most of that is used.
+no blocks most of that is used, and descents end far above the bound; there they begin at the solutions of larger integer programs, for less
+than the budget (a random layered graph of 1000 ops at 80 % of its peak: 3.5 % extra in a minute, 10.9 % from other places).
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from functools import cached_property
 
 from memsaving_gradients.planners import chain, intervals, least_memory
 from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.integer_bound import bound_within
+from memsaving_gradients.planners.integer_bound import INTEGERS, Bound, bound_within
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
 from memsaving_gradients.planners.proving import prove
 from memsaving_gradients.planners.retention import Run
 from memsaving_gradients.planners.search import Search
-from memsaving_gradients.planners.starts import fitting_cuts, without_what_the_bound_drops
+from memsaving_gradients.planners.starts import as_the_bound_says, fitting_cuts
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["improved", "plan"]
@@ -54,6 +55,9 @@ BOLD = (8, 0)
 MANY_EVENTS, LONG_DESCENT, LONGEST_DESCENT, SLICE, LEFT = 800, 6000, 40_000, 2000, 0.4
 #: So many of the places come to are improved, with this part of the steps each, before the best is gone on with.
 IMPROVED, SHARE = 3, 10
+#: Bounds do not see all the room that recomputing takes: searches also begin at what those of this share of the budget say; in large problems
+#: that are not solved well yet at those of several, from larger programs.
+LESS, LESS_FOR_LONG, LONG_INTEGERS = 0.88, (0.94, 0.88), 5_000
 #: Corrections of the coarse budget, and the slack that is left alone.
 CORRECTIONS, SLACK = 4, 0.005
 
@@ -171,6 +175,8 @@ class _Planning:
             if came_to[1].peak <= budget and all(came_to[0] != other for other, _ in found):
                 self._note(self._proposal(came_to[0]))
             found.append(came_to)
+        if self._is_long and not self._good():
+            found += self._from_less(each)
         found += self._gone_on(found, budget)
         found.sort(key=lambda came_to: came_to[1].worth(budget))
         improved = [
@@ -204,6 +210,23 @@ class _Planning:
     def _is_long(self) -> bool:
         return len(self.coarse.problem.reads) >= MANY_EVENTS
 
+    def _from_less(self, runs: int) -> Iterator[tuple[list[int], Run]]:
+        """Where descents come to from what the bounds of smaller budgets say."""
+        for share in LESS_FOR_LONG:
+            bound = self._bound_of(share, LONG_INTEGERS)
+            for decisions in as_the_bound_says(self.coarse, bound):
+                search = self._new_search(self.budget)
+                came_to = search.descend(decisions, runs)
+                yield search.keep_again(*came_to, range(len(decisions)))
+
+    def _bound_of(self, share: float, integers: int) -> Bound:
+        """The bound of a share of the budget."""
+        self._tick()
+        limits, budget = self.limits, int(share * self.budget)
+        return bound_within(
+            self.graph, budget, accumulate=limits.accumulate, moments=1, integers=integers
+        )
+
     def _gone_on(
         self, found: list[tuple[list[int], Run]], budget: int
     ) -> Iterator[tuple[list[int], Run]]:
@@ -236,7 +259,8 @@ class _Planning:
     def _starts(self) -> Iterator[list[int]]:
         """Decisions to begin with."""
         yield self.coarse.problem.plain()
-        yield from without_what_the_bound_drops(self.coarse, self.bound_within)
+        yield from as_the_bound_says(self.coarse, self.bound_within)
+        yield from as_the_bound_says(self.coarse, self._bound_of(LESS, INTEGERS))
         yield from fitting_cuts(self.graph, self.limits, self.budget)
 
     def _proposal(self, decisions: list[int]) -> Proposal:

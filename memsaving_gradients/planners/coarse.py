@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from graph_tools.liveness import timeline
-from memsaving_gradients.planners.moments import Moment
-from memsaving_gradients.planners.retention import DROPPED, KEPT, Problem, run
+from memsaving_gradients.planners.retention import DROPPED, KEPT, Problem, decide, run
 from memsaving_gradients.planners.segments import small_storages
 from memsaving_gradients.recorder import Recorder
 from memsaving_gradients.schedule import Schedule, ordered, simulate
@@ -75,18 +75,16 @@ class Coarse:
                     what[first + k] = KEPT if storage in kept else DROPPED
         return what
 
-    def without(self, moments: Iterable[Moment]) -> list[int]:
-        """Keep everything but what is absent at some moments: that is dropped between its uses before and behind them."""
-        problem = self.problem
-        what = problem.plain()
+    def like(self, runs: Iterable[tuple[int, int]]) -> list[int]:
+        """The decisions of which come such runs of ops: each with the place of ``graph.order`` before which it is."""
         ends = np.cumsum([len(ops) for ops in self.stretches])
-        for moment in moments:
-            event = int(np.searchsorted(ends, moment.place, side="right"))
-            for gap, (value, begin, end) in enumerate(problem.gaps):
-                across = begin < event <= end and end >= problem.border
-                if across and problem.recipe[value] >= 0 and self.storages[value] in moment.absent:
-                    what[gap] = DROPPED
-        return what
+        recipe_of = self._recipe_of
+        executions = [
+            (int(np.searchsorted(ends, place, side="right")), recipe_of[op])
+            for place, op in runs
+            if op in recipe_of
+        ]
+        return decide(self.problem, executions)
 
     def schedule(self, decisions: Sequence[int]) -> Schedule:
         """The schedule of the whole graph that follows ``decisions``."""
@@ -130,11 +128,7 @@ class Coarse:
 
     def executions(self, schedule: Schedule) -> list[tuple[int, int]]:
         """What `follow` would be given for a schedule, or for one like it."""
-        problem = self.problem
-        recipe_of = {
-            int(self.graph.producer[self.storages[outputs[0]]]): recipe
-            for recipe, outputs in enumerate(problem.outputs)
-        }
+        recipe_of = self._recipe_of
         event_of = {op: event for event, ops in enumerate(self.stretches) for op in ops}
         found: list[tuple[int, int]] = []
         event = len(self.stretches)
@@ -144,6 +138,14 @@ class Coarse:
             elif step.op in recipe_of:
                 found.append((event, recipe_of[step.op]))
         return found[::-1]
+
+    @cached_property
+    def _recipe_of(self) -> dict[int, int]:
+        """For each op that makes what is decided on, the number of the recipe."""
+        return {
+            int(self.graph.producer[self.storages[outputs[0]]]): recipe
+            for recipe, outputs in enumerate(self.problem.outputs)
+        }
 
     @property
     def is_exact(self) -> bool:

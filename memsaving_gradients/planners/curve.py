@@ -24,7 +24,7 @@ from memsaving_gradients.planners.integer_bound import Bound, bound_within
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
 from memsaving_gradients.planners.retention import Run
 from memsaving_gradients.planners.search import Search
-from memsaving_gradients.planners.starts import fitting_cuts, without_what_the_bound_drops
+from memsaving_gradients.planners.starts import as_the_bound_says, fitting_cuts
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["plans"]
@@ -95,7 +95,7 @@ def _descended(
             return
         # The problem counts bytes a little differently from the graph: by about as much as at the last budget.
         search = Search(problem, max(1, budget - off))
-        drops = without_what_the_bound_drops(coarse, bound)
+        drops = as_the_bound_says(coarse, bound)
         cuts = fitting_cuts(graph, limits, search.budget)
         starts = itertools.chain([decisions], drops, cuts)
         trial, result = _down(search, starts, int(runs * DESCENT), GOOD * bound.seconds)

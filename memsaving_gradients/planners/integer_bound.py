@@ -27,8 +27,8 @@ __all__ = ["Bound", "bound_within", "tightest_bound"]
 MOMENTS = 3
 #: In graphs of more ops, none are.
 MANY_OPS = 20_000
-#: Moments that are looked at together, integers in their program at most, and its branches.
-TOGETHER, INTEGERS, BRANCHES = 4, 2_000, 60
+#: Moments that are looked at together, and the integers and the branches of their program, at most.
+TOGETHER, INTEGERS, BRANCHES = 4, 1_500, 60
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,14 @@ def tightest_bound(graph: TrainingGraph, budget: int, *, accumulate: bool = True
 
 
 def bound_within(
-    graph: TrainingGraph, budget: int, *, accumulate: bool = True, moments: int = MOMENTS
+    graph: TrainingGraph,
+    budget: int,
+    *,
+    accumulate: bool = True,
+    moments: int = MOMENTS,
+    integers: int = INTEGERS,
 ) -> Bound:
-    """`tightest_bound`, with where it comes from; of so many ``moments``."""
+    """`tightest_bound`, with where it comes from; of so many ``moments`` alone, and of several in programs of so many ``integers``."""
     crowd = Crowd(graph, budget, accumulate=accumulate)
     bound = crowd.bound
     large = graph.length > MANY_OPS or importlib.util.find_spec("scipy") is None
@@ -75,11 +80,11 @@ def bound_within(
     places = crowd.worst(moments)
     solved = [program.solve([place]) for place in places]
     best = max(range(len(solved)), key=lambda k: solved[k].seconds)
-    solved += _together(program, [places[best]], solved[best])
+    solved += _together(program, [places[best]], solved[best], integers)
     return Bound(max(bound, *(one.seconds for one in solved)), tuple(solved))
 
 
-def _together(program: Program, places: list[int], solved: Solved) -> list[Solved]:
+def _together(program: Program, places: list[int], solved: Solved, integers: int) -> list[Solved]:
     """Of more and more moments, as long as the last solution does not fit."""
     found: list[Solved] = []
     while solved.moments and len(places) < TOGETHER:
@@ -87,7 +92,7 @@ def _together(program: Program, places: list[int], solved: Solved) -> list[Solve
         if place is None or place in places:
             break
         places = sorted([*places, place])
-        if program.columns(places) > INTEGERS:
+        if program.columns(places) > integers:
             break
         solved = program.solve(places, BRANCHES)
         found.append(solved)

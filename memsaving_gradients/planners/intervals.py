@@ -23,12 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.planners.retention import Problem
+from memsaving_gradients.planners.retention import Execution, Problem
 
-__all__ = ["Execution", "Solution", "check_installed", "is_installed", "solve"]
-
-#: A recipe that is run again, behind the event before which it is.
-Execution = tuple[int, int]
+__all__ = ["Solution", "check_installed", "is_installed", "solve"]
 
 #: Workers of CP-SAT within a limit on seconds; within one on effort there is one, so that chance decides nothing.
 WORKERS = 4

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,8 @@ __all__ = ["Moment", "Program", "Solved"]
 BRANCHES, GAP = 2_000, 1e-3
 #: Values of fewer bytes than this share of the budget are taken to be there.
 SMALL = 1e-3
+#: A solution that is above the budget by no more than this share of it says what there is to be said.
+NEAR = 5e-3
 #: HiGHS comes this close to the optimum; its word for a program that has no solution.
 TOLERANCE, INFEASIBLE = 1e-6, 2
 
@@ -58,11 +60,14 @@ class Solved:
         The best solution found, in order; empty if there is none.
     again
         For each stretch, the ops that this runs again: before the first moment, between two, and behind the last.
+    runs
+        The same as late as it can be, in order: each with the place of ``graph.order`` before which it is.
     """
 
     seconds: float
     moments: tuple[Moment, ...] = ()
     again: tuple[frozenset[int], ...] = ()
+    runs: tuple[tuple[int, int], ...] = ()
 
 
 class Program:
@@ -133,14 +138,15 @@ class Program:
         seconds = 0.0 if bound is None else float(bound) * scale * (1 - TOLERANCE)
         if result.x is None:
             return Solved(seconds)
-        return Solved(seconds, *rows.read((result.x > 0.5).tolist()))
+        found = Solved(seconds, *rows.read((result.x > 0.5).tolist()))
+        return replace(found, runs=tuple(self._runs(found)))
 
     def columns(self, places: Sequence[int]) -> int:
         """How large the program of these places is."""
         return len(_Rows(self, places).seconds)
 
     def most_crowded(self, solved: Solved) -> int | None:
-        """Where a solution is furthest above the budget, if all that is run again is so as late as it can be."""
+        """Where a solution is furthest above the budget, if all that is run again is so as late as it can be; by `NEAR` at least."""
         crowd, graph = self.crowd, self.crowd.graph
         change = np.zeros(graph.length + 2, np.int64)
         spans: dict[int, list[tuple[int, int]]] = {}
@@ -150,7 +156,7 @@ class Program:
                 change[end] -= self._size[k]
                 spans.setdefault(k, []).append((begin, end))
         across = np.cumsum(change)
-        worst, most = None, 0
+        worst, most = None, int(NEAR * crowd.budget)
         for place in crowd.places.tolist():
             fixed = self._fixed(place)
             read = {self._storage[v] for v in graph.reads[graph.order[place]]} & self._number.keys()
@@ -169,36 +175,44 @@ class Program:
             self._fixed_at[place], _ = self.crowd.at(place)
         return self._fixed_at[place]
 
+    def _runs(self, solved: Solved) -> list[tuple[int, int]]:
+        found: set[tuple[int, int]] = set()
+        for stretch, (begin, _, first, _) in enumerate(self._needs(solved)):
+            for k, place in first.items():
+                if self._op[k] in solved.again[stretch] and self._born[k] <= begin:
+                    found.add((place, self._op[k]))
+        return sorted(found)
+
     def _spans(self, solved: Solved) -> Iterator[tuple[int, int, int]]:
         """For each value and stretch, from where to where it has to be there, both places excluded."""
+        for stretch, (begin, end, first, last) in enumerate(self._needs(solved)):
+            for k in first:
+                if begin < self._born[k] <= end:
+                    yield k, self._born[k], last[k]
+                elif self._born[k] <= begin:
+                    again = self._op[k] in solved.again[stretch]
+                    yield k, first[k] if again else begin, last[k]
+
+    def _needs(self, solved: Solved) -> Iterator[tuple[int, int, dict[int, int], dict[int, int]]]:
+        """For each stretch its bounds, and for each value that is needed in it, the first and the last place where it is."""
         places = [moment.place for moment in solved.moments]
-        there = [
-            {k for k, value in enumerate(self.values) if value not in moment.absent}
-            for moment in solved.moments
-        ]
         for stretch, (begin, end) in enumerate(self._stretches(places)):
-            again = solved.again[stretch]
+            absent = solved.moments[stretch].absent if stretch < len(places) else None
             first: dict[int, int] = {}
             last: dict[int, int] = {}
             for k in reversed(range(len(self.values))):
                 read = _within(self._reads[k], begin, end)
-                if stretch < len(places) and k in there[stretch] and self._useful[k] > end:
+                stays = absent is not None and self.values[k] not in absent
+                if stays and self._useful[k] > end >= self._born[k]:
                     read = [*read, end]
                 if read:
                     first[k] = min(read[0], first.get(k, read[0]))
                     last[k] = max(read[-1], last.get(k, read[-1]))
-                if k not in first:
-                    continue
-                if self._op[k] in again:
+                if k in first and self._op[k] in solved.again[stretch]:
                     for u in self._made_of[k]:
                         first[u] = min(first[k], first.get(u, first[k]))
                         last[u] = max(first[k], last.get(u, first[k]))
-                    if self._born[k] <= begin:
-                        yield k, first[k], last[k]
-                elif self._born[k] <= begin:
-                    yield k, begin, last[k]
-                if begin < self._born[k] <= end:
-                    yield k, self._born[k], last[k]
+            yield begin, end, first, last
 
     def _stretches(self, places: Sequence[int]) -> list[tuple[int, int]]:
         """The places at which the stretches begin (excluded) and end (included)."""

@@ -20,7 +20,7 @@ Python on lists: steps depend on each other, and lists are faster than arrays fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,8 +33,10 @@ __all__ = [
     "KEPT",
     "LATE",
     "STRICT",
+    "Execution",
     "Problem",
     "Run",
+    "decide",
     "run",
 ]
 
@@ -42,6 +44,8 @@ __all__ = [
 KEPT, DROPPED, STRICT, EARLY, LATE = 0, 1, 2, 3, 4
 
 IntArray = npt.NDArray[np.int64]
+#: A recipe that is run again, behind the event before which it is.
+Execution = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,3 +276,64 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
     alive = np.cumsum(delta[:step]) + np.array(beside, np.int64)
     peak = int(alive.max(initial=0))
     return Run(alive, peak, extra, event_of, recipes, born, last, value_of, made_in)
+
+
+def decide(problem: Problem, executions: Iterable[Execution]) -> list[int]:
+    """Decisions of which these executions come, or nearly: a gap in which a value is dropped twice has no word for that.
+
+    What would be run again before the border is not.
+
+    Examples
+    --------
+    >>> chain = Problem(
+    ...     reads=[(), (0,), (1,), (2,), (3, 1), (4, 0)], writes=[(0,), (1,), (2,), (3,), (4,), (5,)], size=[1] * 6,
+    ...     recipe=[0, 1, 2, -1, -1, -1], inputs=[(), (0,), (1,)], outputs=[(0,), (1,), (2,)], seconds=[1.0, 1.0, 1.0],
+    ...     scratch=[0, 0, 0], during=[0] * 6, between=[0] * 6)
+    >>> run(chain, decide(chain, [(5, 0)])).again
+    [(5, 0)]
+    """
+    again: dict[int, list[int]] = {}
+    for event, number in executions:
+        if event >= problem.border:
+            again.setdefault(event, []).append(number)
+    decisions = problem.plain()
+    gap_of = problem.first_gap[:-1].copy()
+    # For each value, in the gap that it is in: the last use of what was there at its beginning; when it was made again, and the first use of that.
+    before: list[int | None] = [None] * len(gap_of)
+    made = before.copy()
+    behind = before.copy()
+
+    def use(value: int, event: int) -> None:
+        if made[value] is None:
+            before[value] = event
+        elif behind[value] is None:
+            behind[value] = event
+
+    def close(value: int) -> None:
+        last, again_at, first = before[value], made[value], behind[value]
+        if problem.recipe[value] >= 0:
+            what = decisions[gap_of[value]]
+            if again_at is None:
+                what = KEPT if last is not None else what
+            elif last is not None:
+                what = LATE + 2 * last
+            else:
+                early = first is not None and first > again_at
+                what = EARLY + 2 * again_at if early else DROPPED
+            decisions[gap_of[value]] = what
+        gap_of[value] += 1
+        before[value] = made[value] = behind[value] = None
+
+    for event, read in enumerate(problem.reads):
+        for number in again.get(event, ()):
+            for value in problem.inputs[number]:
+                use(value, event)
+            for value in problem.outputs[number]:
+                if made[value] is None:
+                    made[value] = event
+        for value in read:
+            use(value, event)
+            close(value)
+    for value in range(len(gap_of)):
+        close(value)
+    return decisions

@@ -1,6 +1,6 @@
 """Decisions for a search to begin with, beside those of plain training.
 
-Two kinds: what the programs of :mod:`~memsaving_gradients.planners.integer_bound` leave out at the most crowded moments, which is the best
+Two kinds: what the programs of :mod:`~memsaving_gradients.planners.integer_bound` run again for the most crowded moments, which is the best
 there is where these decide; and the cuts of :mod:`~memsaving_gradients.planners.least_memory`, with and without the outputs of
 expensive ops, which are good where a network falls into blocks. Each costs one run; cuts are found once for a graph.
 """
@@ -16,17 +16,17 @@ from memsaving_gradients.planners.proposal import Limits
 from memsaving_gradients.planners.retention import Run, run
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["fitting_cuts", "without_what_the_bound_drops"]
+__all__ = ["as_the_bound_says", "fitting_cuts"]
 
 #: Sets of cuts that are looked at, of each kind.
 CUTS = 12
 
 
-def without_what_the_bound_drops(coarse: Coarse, bound: Bound) -> Iterator[list[int]]:
-    """For each solution that a bound comes from, the decisions that drop what is absent in it."""
+def as_the_bound_says(coarse: Coarse, bound: Bound) -> Iterator[list[int]]:
+    """For each solution that a bound comes from, the decisions that run again what it does."""
     for solved in bound.solved:
-        if any(moment.absent for moment in solved.moments):
-            yield coarse.without(solved.moments)
+        if solved.runs:
+            yield coarse.like(solved.runs)
 
 
 def fitting_cuts(graph: TrainingGraph, limits: Limits, budget: int) -> Iterator[list[int]]:
