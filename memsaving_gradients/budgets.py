@@ -152,7 +152,7 @@ class Goal:
     value: object
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Found:
     """A plan that does what was asked for.
 
@@ -210,6 +210,7 @@ class Search:
         self._tried: list[Found] = []
         self._by_asked: dict[int | None, Found] = {}
         self._improved: set[int | None] = set()
+        self._better: list[Found] = []
         self._shown = 0.0
         self._large = self.meter.graph.length > MANY_OPS
         self._rounds = FEW_ROUNDS if self._large else MOST_ROUNDS
@@ -352,7 +353,18 @@ class Search:
         def better(graph: TrainingGraph, limits: Limits) -> Proposal | None:
             return improve(graph, limits, found.proposal)
 
-        self._ask(better, found.asked, optional=True)
+        improved = self._ask(better, found.asked, optional=True)
+        if improved is not None:
+            self._better.append(improved)
+
+    def withdraw(self, proposal: Proposal) -> bool:
+        """Forget all improved plans, and improve no more, if this is one of them; whether it is."""
+        better = {id(found.proposal.schedule) for found in self._better}
+        if id(proposal.schedule) not in better:
+            return False
+        self._tried = [found for found in self._tried if found not in self._better]
+        self._better, self.improve = [], None
+        return True
 
     def _reach_floor(self) -> list[Found]:
         """The least that the planner can do: the same attempts whatever the budget is, but only one where time is over."""

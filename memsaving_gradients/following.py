@@ -179,9 +179,13 @@ class Following:
         return None, False
 
     def _give_up(self, found: Followed, need_of: Need, attempt: int) -> None:
-        """Take a plan back, and ask for less from now on."""
+        """Take a plan back, and ask for less from now on; if it is an improved one, for no improved ones."""
         need = need_of(found)
         self._take_back(found)
+        sought = self.site.sought
+        if sought and sought.search and sought.search.withdraw(found.outcome.proposal):
+            # It may begin to recompute earlier than the executor does. What it was made of comes next.
+            return
         self._broke = min(self._broke or need, need)
         # What the executor adds to one plan it adds to the next, about. Holes between chunks need not shrink with the
         # plan: each step down is a larger one.

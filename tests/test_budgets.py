@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from graph_tools.allocator import irregular_peak
 from memsaving_gradients import budgets
 from memsaving_gradients.budgets import Goal, Meter, Search
 from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
+from memsaving_gradients.schedule import ordered
 from tests.graphs import GRAPHS, chain
 from tests.greedy import greedy
 from tests.towers import LAYERS, WIDTH, planned, tower
@@ -73,10 +75,15 @@ def test_the_plan_that_is_used_is_improved_once() -> None:
 
     search = Search(meter, dear, improve=better)
     found = search.within(goal)
-    assert search.within(goal) == found
+    assert search.within(goal) is found
     assert [proposal.schedule for proposal in asked] == [first.proposal.schedule]
     assert found.need <= goal.budget
     assert found.proposal.extra_seconds < first.proposal.extra_seconds
+    # It did not run as planned: what it was made of is next.
+    assert search.withdraw(found.proposal)
+    assert search.within(goal).proposal.schedule == first.proposal.schedule
+    assert len(asked) == 1
+    assert not search.withdraw(first.proposal)
 
     # What is no plan, or does not fit, changes nothing.
     for improve in (lambda *_: None, lambda *_: meter.plain):
@@ -164,6 +171,27 @@ def test_larger_budgets_recompute_less() -> None:
     times = [planned(budget=share).extra_time for share in (0.45, 0.6, 0.8)]
     assert times == sorted(times, reverse=True)
     assert times[0] > times[-1] > 0
+
+
+def test_an_improved_plan_that_breaks_the_budget_as_it_runs_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "improved", lambda *_: None)
+    without = planned(budget=0.5, planner="auto")
+    tried = []
+
+    def lying(graph: Any, limits: Limits, found: Proposal) -> Proposal:
+        tried.append(found)
+        schedule = ordered(graph, limits.sums(graph))
+        simulation = dataclasses.replace(found.simulation, extra_seconds=0.0)
+        return dataclasses.replace(found, schedule=schedule, simulation=simulation)
+
+    monkeypatch.setattr(auto, "improved", lying)
+    plan = planned(budget=0.5, planner="auto")
+    assert len(tried) == 1
+    assert plan.extra_time == without.extra_time > 0
+    assert plan.budget is not None
+    assert plan.allocated <= plan.budget
 
 
 def test_same_plan_twice() -> None:
