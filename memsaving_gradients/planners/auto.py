@@ -217,14 +217,22 @@ class _Planning:
             for decisions in as_the_bound_says(self.coarse, bound):
                 search = self._new_search(self.budget)
                 came_to = search.descend(decisions, runs)
-                yield search.keep_again(*came_to, range(len(decisions)))
+                came_to = search.keep_again(*came_to, range(len(decisions)))
+                if came_to[1].peak <= self.budget:
+                    self._note(self._proposal(came_to[0]))
+                yield came_to
 
     def _bound_of(self, share: float, integers: int) -> Bound:
         """The bound of a share of the budget."""
         self._tick()
-        limits, budget = self.limits, int(share * self.budget)
+        left = None if self.ends is None else self.ends - time.monotonic()
         return bound_within(
-            self.graph, budget, accumulate=limits.accumulate, moments=1, integers=integers
+            self.graph,
+            int(share * self.budget),
+            accumulate=self.limits.accumulate,
+            moments=1,
+            integers=integers,
+            seconds=left,
         )
 
     def _gone_on(

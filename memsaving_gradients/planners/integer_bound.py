@@ -69,8 +69,12 @@ def bound_within(
     accumulate: bool = True,
     moments: int = MOMENTS,
     integers: int = INTEGERS,
+    seconds: float | None = None,
 ) -> Bound:
-    """`tightest_bound`, with where it comes from; of so many ``moments`` alone, and of several in programs of so many ``integers``."""
+    """`tightest_bound`, with where it comes from.
+
+    Of so many ``moments`` alone, and of several in programs of at most so many ``integers``; each program for so many ``seconds`` at most.
+    """
     crowd = Crowd(graph, budget, accumulate=accumulate)
     bound = crowd.bound
     large = graph.length > MANY_OPS or importlib.util.find_spec("scipy") is None
@@ -78,13 +82,15 @@ def bound_within(
         return Bound(bound)
     program = Program(crowd)
     places = crowd.worst(moments)
-    solved = [program.solve([place]) for place in places]
+    solved = [program.solve([place], seconds=seconds) for place in places]
     best = max(range(len(solved)), key=lambda k: solved[k].seconds)
-    solved += _together(program, [places[best]], solved[best], integers)
+    solved += _together(program, [places[best]], solved[best], integers, seconds)
     return Bound(max(bound, *(one.seconds for one in solved)), tuple(solved))
 
 
-def _together(program: Program, places: list[int], solved: Solved, integers: int) -> list[Solved]:
+def _together(
+    program: Program, places: list[int], solved: Solved, integers: int, seconds: float | None
+) -> list[Solved]:
     """Of more and more moments, as long as the last solution does not fit."""
     found: list[Solved] = []
     while solved.moments and len(places) < TOGETHER:
@@ -94,6 +100,6 @@ def _together(program: Program, places: list[int], solved: Solved, integers: int
         places = sorted([*places, place])
         if program.columns(places) > integers:
             break
-        solved = program.solve(places, BRANCHES)
+        solved = program.solve(places, BRANCHES, seconds)
         found.append(solved)
     return found

@@ -112,8 +112,10 @@ class Program:
             for u in self._made_of[k]:
                 self._useful[u] = max(self._useful[u], self._useful[k])
 
-    def solve(self, places: Sequence[int], branches: int = BRANCHES) -> Solved:
-        """The least time, if these places of ``graph.order`` (the earliest first) are looked at."""
+    def solve(
+        self, places: Sequence[int], branches: int = BRANCHES, seconds: float | None = None
+    ) -> Solved:
+        """The least time, if these places of ``graph.order`` (the earliest first) are looked at, for so many ``seconds`` at most."""
         from scipy import optimize, sparse
 
         rows = _Rows(self, places)
@@ -130,15 +132,16 @@ class Program:
             constraints=optimize.LinearConstraint(
                 sparse.csr_matrix((factors, (at, columns)), shape), ub=rows.most
             ),
-            options={"node_limit": branches, "mip_rel_gap": GAP},
+            options={"node_limit": branches, "mip_rel_gap": GAP}
+            | ({} if seconds is None else {"time_limit": max(seconds, 0.1)}),
         )
         if result.status == INFEASIBLE:
             return Solved(float("inf"))
-        bound = result.mip_dual_bound
-        seconds = 0.0 if bound is None else float(bound) * scale * (1 - TOLERANCE)
+        dual = result.mip_dual_bound
+        bound = 0.0 if dual is None else float(dual) * scale * (1 - TOLERANCE)
         if result.x is None:
-            return Solved(seconds)
-        found = Solved(seconds, *rows.read((result.x > 0.5).tolist()))
+            return Solved(bound)
+        found = Solved(bound, *rows.read((result.x > 0.5).tolist()))
         return replace(found, runs=tuple(self._runs(found)))
 
     def columns(self, places: Sequence[int]) -> int:
