@@ -354,7 +354,7 @@ class Search:
             return improve(graph, limits, found.proposal)
 
         improved = self._ask(better, found.asked, optional=True)
-        if improved is not None:
+        if improved and improved.proposal.extra_seconds < found.proposal.extra_seconds:
             self._better.append(improved)
 
     def withdraw(self, proposal: Proposal) -> bool:

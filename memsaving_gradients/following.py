@@ -160,7 +160,8 @@ class Following:
 
     def _search(self, attempts: int, need_of: Need) -> tuple[Followed | None, bool]:
         """A plan that keeps the budget; and whether the search is over, with this one, with plain gradients or with nothing."""
-        for attempt in range(attempts):
+        attempt = 0
+        while attempt < attempts:
             try:
                 found = self._next(self._share, self._below)
             except BudgetError as error:
@@ -175,17 +176,17 @@ class Following:
             if self.mode == "saved":
                 self._take_back(found)
                 raise _no_longer_kept(found.outcome)
-            self._give_up(found, need_of, attempt)
+            attempt += self._give_up(found, need_of, attempt)
         return None, False
 
-    def _give_up(self, found: Followed, need_of: Need, attempt: int) -> None:
-        """Take a plan back, and ask for less from now on; if it is an improved one, for no improved ones."""
+    def _give_up(self, found: Followed, need_of: Need, attempt: int) -> bool:
+        """Take a plan back, and ask for less from now on; if it is an improved one, only for no improved ones. Whether for less."""
         need = need_of(found)
         self._take_back(found)
         sought = self.site.sought
         if sought and sought.search and sought.search.withdraw(found.outcome.proposal):
             # It may begin to recompute earlier than the executor does. What it was made of comes next.
-            return
+            return False
         self._broke = min(self._broke or need, need)
         # What the executor adds to one plan it adds to the next, about. Holes between chunks need not shrink with the
         # plan: each step down is a larger one.
@@ -194,6 +195,7 @@ class Following:
         # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
         by_chance = need_of is _alone and not self._large
         self._below = found.planned if by_chance else None
+        return True
 
     def _next(self, share: float, below: int | None = None) -> Followed | None:
         """Plan and rewrite."""

@@ -59,6 +59,8 @@ class Crowd:
         Those that take memory, and how much of it.
     born, last
         For each of them, the place of its op, and of the last original that reads it (-1: none).
+    summed
+        Which of them are parts of sums that are added up as they come.
     """
 
     def __init__(self, graph: TrainingGraph, budget: int, *, accumulate: bool) -> None:
@@ -66,7 +68,7 @@ class Crowd:
         lives: _Lives = graph.derived(_Lives, accumulate)
         self.alive, self.storages, self.size = lives.alive, lives.storages, lives.size
         self.born, self.last, self.free = lives.born, lives.last, lives.free
-        self._seconds, self._rate, self._summed = lives.seconds, lives.rate, lives.summed
+        self._seconds, self._rate, self.summed = lives.seconds, lives.rate, lives.summed
         self.places = np.flatnonzero(self.alive > budget)
 
     @property
@@ -82,9 +84,9 @@ class Crowd:
     def at(self, place: int) -> tuple[int, IntArray]:
         """Bytes that no plan can spare at a place, and which other storages (by their index here) are there in plain training."""
         op = self.graph.order[place]
-        across = (self.born < place) & (self.last > place) & ~self._summed
+        across = (self.born < place) & (self.last > place) & ~self.summed
         touched = self.touched(place)
-        fixed = (across & ~self.free) | (touched & ~self._summed)
+        fixed = (across & ~self.free) | (touched & ~self.summed)
         bytes_fixed = int(self.size[fixed].sum()) + _made(self.graph, op)
         return bytes_fixed, np.flatnonzero(across & self.free & ~touched)
 

@@ -84,7 +84,8 @@ class Program:
     def __init__(self, crowd: Crowd) -> None:
         self.crowd = crowd
         graph = crowd.graph
-        items = np.flatnonzero(crowd.free & (crowd.size >= SMALL * crowd.budget))
+        large = crowd.size >= SMALL * crowd.budget
+        items = np.flatnonzero(crowd.free & ~crowd.summed & large)
         self.values: list[int] = crowd.storages[items].tolist()
         self._size: list[int] = crowd.size[items].tolist()
         self._born: list[int] = crowd.born[items].tolist()

@@ -31,8 +31,7 @@ ROUNDS_OF_FEW, FEW = 4, 24
 COPIES, MOST_COPIES = 3, 2_000
 #: A plan this close to the lower bound is optimal: CP-SAT counts in integers.
 EQUAL = 1e-7
-#: CP-SAT is asked so often: for more copies, or with another budget, where bytes on the graph are others than those of the problem; and
-#: the slack that is left alone.
+#: CP-SAT is asked so often, and the slack that is left alone.
 ROUNDS, SLACK = 3, 0.005
 
 
@@ -43,13 +42,15 @@ def prove(
     *,
     effort: float,
     seconds: float | None = None,
+    rounds: int = ROUNDS,
 ) -> Proposal:
     """The fastest plan within ``limits.budget`` that CP-SAT comes to from ``found``, and what is proven of it.
 
     Each time that it is asked it may make so much ``effort``, in its own measure (a unit takes some seconds), or, if they are given, all together
-    may take so many ``seconds``.
+    may take so many ``seconds``. It is asked at most ``rounds`` times: for more copies, or with another budget, where bytes on the graph are
+    others than those of the problem.
     """
-    return _Proving(graph, limits, found, effort, seconds).plan()
+    return _Proving(graph, limits, found, effort, seconds, rounds).plan()
 
 
 class _Proving:
@@ -62,8 +63,10 @@ class _Proving:
         found: Proposal,
         effort: float,
         seconds: float | None,
+        rounds: int,
     ) -> None:
         self.graph, self.limits, self.found, self.effort = graph, limits, found, effort
+        self.rounds = rounds
         self.budget = int(limits.budget or 0)
         self.ends = None if seconds is None else time.monotonic() + seconds
         self.coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
@@ -108,7 +111,7 @@ class _Proving:
 
     def _solve(self) -> None:
         budget, copies = self.budget, self._enough(math.inf, COPIES)
-        for _ in range(ROUNDS):
+        for _ in range(self.rounds):
             solution = self._asked(budget, copies)
             extra = math.inf
             if solution.executions is not None:
