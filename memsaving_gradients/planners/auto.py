@@ -28,7 +28,7 @@ from functools import cached_property
 
 from memsaving_gradients.planners import chain, intervals, least_memory
 from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.integer_bound import INTEGERS, Bound, bound_within
+from memsaving_gradients.planners.integer_bound import Bound, bound_within
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
 from memsaving_gradients.planners.proving import prove
 from memsaving_gradients.planners.retention import Run
@@ -270,7 +270,7 @@ class _Planning:
         """Decisions to begin with."""
         yield self.coarse.problem.plain()
         yield from as_the_bound_says(self.coarse, self.bound_within)
-        yield from as_the_bound_says(self.coarse, self._bound_of(LESS, INTEGERS))
+        yield from as_the_bound_says(self.coarse, self._bound_of(LESS, 0))
         yield from fitting_cuts(self.graph, self.limits, self.budget)
 
     def _proposal(self, decisions: list[int]) -> Proposal:

@@ -59,7 +59,8 @@ def plans(
     """
     wanted = sorted(set(budgets), reverse=True)
     bounds = [
-        bound_within(graph, budget, accumulate=limits.accumulate, moments=1) for budget in wanted
+        bound_within(graph, budget, accumulate=limits.accumulate, moments=1, integers=0)
+        for budget in wanted
     ]
     known = [untouched(graph, limits)]
     with suppress(Interrupted):

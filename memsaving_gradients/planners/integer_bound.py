@@ -28,7 +28,9 @@ MOMENTS = 3
 #: In graphs of more ops, none are.
 MANY_OPS = 20_000
 #: Moments that are looked at together, and the integers and the branches of their program, at most.
-TOGETHER, INTEGERS, BRANCHES = 4, 1_500, 60
+TOGETHER, INTEGERS, BRANCHES = 4, 1_500, 20
+#: A moment more that raises the bound by less than this share is the last one.
+GAIN = 0.02
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,15 @@ def _together(
 ) -> list[Solved]:
     """Of more and more moments, as long as the last solution does not fit."""
     found: list[Solved] = []
-    while solved.moments and len(places) < TOGETHER:
+    while integers and solved.moments and len(places) < TOGETHER:
         place = program.most_crowded(solved)
         if place is None or place in places:
             break
         places = sorted([*places, place])
         if program.columns(places) > integers:
             break
-        solved = program.solve(places, BRANCHES, seconds)
+        before, solved = solved.seconds, program.solve(places, BRANCHES, seconds)
         found.append(solved)
+        if solved.seconds < before * (1 + GAIN) and integers <= INTEGERS:
+            break
     return found
