@@ -16,7 +16,6 @@ Deterministic, unless a time limit is set. Cost: at most `MOST_ROUNDS` plans eac
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,28 +24,25 @@ from functools import cached_property
 import numpy as np
 
 from graph_tools.allocator import allocated_peak, irregular_peak
-from memsaving_gradients.device import DeviceMemory
-from memsaving_gradients.errors import ArgumentError, BudgetError
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Improve, Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bound import least_extra_seconds
-from memsaving_gradients.planners.integer_bound import tightest_bound
+from memsaving_gradients.planners.integer_bound import SHALLOW, bound_within
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.training_graph import TrainingGraph
-from memsaving_gradients.units import exact_bytes, format_bytes
 from memsaving_gradients.validity import problem_of
 
 __all__ = [
     "FLOORS",
     "MANY_OPS",
     "Found",
-    "Goal",
     "Meter",
     "Search",
     "chunk_bytes",
     "plain_bytes",
     "safe_bytes",
-    "too_small",
 ]
 
 #: Plans to ask for while one is sought that fits and uses the budget well, …
@@ -128,28 +124,6 @@ class Meter:
             else:
                 high = middle - 1
         return max(low, 1)
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A budget, as it is to be kept and as it was asked for.
-
-    Attributes
-    ----------
-    budget
-        Bytes in chunks.
-    plain_need
-        What plain training may need of them.
-    base
-        What fractions are of: `plain_bytes`.
-    value
-        The budget as the user wrote it; a `DeviceMemory`, if it is what that leaves.
-    """
-
-    budget: int
-    plain_need: int
-    base: int
-    value: object
 
 
 @dataclass(frozen=True, eq=False)
@@ -466,8 +440,10 @@ class Search:
         proposal = found.proposal
         if found.asked is not None and proposal.lower_bound > proposal.extra_seconds:
             # It was asked for the least, which no bound of time holds for; within what it takes there is one.
-            bound = tightest_bound(self.meter.graph, proposal.peak, accumulate=self.accumulate)
-            proposal = replace(proposal, lower_bound=min(bound, proposal.extra_seconds))
+            bound = bound_within(
+                self.meter.graph, proposal.peak, accumulate=self.accumulate, depth=SHALLOW
+            )
+            proposal = replace(proposal, lower_bound=min(bound.seconds, proposal.extra_seconds))
             found = replace(found, proposal=proposal, asked=proposal.peak)
         if self._stopped:
             proposal = replace(found.proposal, complete=False, optimal=False)
@@ -481,32 +457,3 @@ class Search:
 
 def _by_time(found: Found) -> tuple[float, int]:
     return found.proposal.extra_seconds, found.need
-
-
-def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
-    """The error for a budget below ``least``, which is the least that works, or that was found so far."""
-    base, value = goal.base, goal.value
-    fraction = min(1.0, math.ceil(least / base * 10_000) / 10_000)
-    while fraction < 1 and int(fraction * base) < least:
-        fraction = min(1.0, round(fraction + 0.0001, 4))
-    of_plain = f"{fraction:g} of the {base:,} bytes of plain training"
-    if least > base:
-        of_plain = f"as much as plain training, which needs {base:,} or more (budget=1.0)"
-    because, which = "no plan that fits was found", "that works is"
-    if stopped:
-        because = f"planning was {'interrupted' if stopped == 'interrupted' else 'stopped, out of time'}, and no plan so far fits"
-        which = "that was found so far is"
-    if isinstance(value, DeviceMemory):
-        device, whole = value, value.enough_for(least)
-        argument, value = "device_memory", value.value
-        problem = (
-            f"{because}: {device.taken}, which leaves {exact_bytes(goal.budget)} for a step; the "
-            f"least device memory {which} {exact_bytes(whole)}, of which a step gets {least:,} "
-            f"({format_bytes(least)}), {of_plain}"
-        )
-    else:
-        argument, asked = "budget", "" if value == goal.budget else f" ({goal.budget:,} bytes)"
-        problem = f"{because}{asked}; the least budget {which} {exact_bytes(least)}, {of_plain}"
-    return BudgetError(
-        argument, value, f"{problem}; give that, or a smaller batch", goal.budget, least, fraction
-    )

@@ -11,7 +11,6 @@ from graph_tools.warn import warn
 from memsaving_gradients import registry
 from memsaving_gradients.budgets import (
     Found,
-    Goal,
     Meter,
     Search,
     chunk_bytes,
@@ -27,6 +26,7 @@ from memsaving_gradients.errors import (
     PlanNote,
 )
 from memsaving_gradients.fingerprint import fingerprint
+from memsaving_gradients.goal import Goal
 from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners import (
     Limits,

@@ -13,7 +13,8 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from graph_tools.allocator import irregular_peak
 from memsaving_gradients import budgets
-from memsaving_gradients.budgets import Goal, Meter, Search
+from memsaving_gradients.budgets import Meter, Search
+from memsaving_gradients.goal import Goal
 from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
 from memsaving_gradients.schedule import ordered
 from tests.graphs import GRAPHS, chain

@@ -72,8 +72,7 @@ def find_planner(planner: Any) -> Planner:
     """
     if callable(planner):
         return planner
-    module = importlib.import_module(f"{__name__}.{PLANNERS[planner]}")
-    return module.plan
+    return _module(planner).plan
 
 
 def find_improve(planner: Any) -> Improve | None:
@@ -86,4 +85,8 @@ def find_improve(planner: Any) -> Improve | None:
     """
     if callable(planner):
         return None
-    return getattr(importlib.import_module(f"{__name__}.{PLANNERS[planner]}"), "improved", None)
+    return getattr(_module(planner), "improved", None)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{__name__}.{PLANNERS[name]}")

@@ -28,7 +28,7 @@ from functools import cached_property
 
 from memsaving_gradients.planners import chain, intervals, least_memory
 from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.integer_bound import Bound, bound_within
+from memsaving_gradients.planners.integer_bound import SHALLOW, THOROUGH, Bound, Depth, bound_within
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
 from memsaving_gradients.planners.proving import prove
 from memsaving_gradients.planners.retention import Run
@@ -57,7 +57,7 @@ MANY_EVENTS, LONG_DESCENT, LONGEST_DESCENT, SLICE, LEFT = 800, 6000, 40_000, 200
 IMPROVED, SHARE = 3, 10
 #: Bounds do not see all the room that recomputing takes: searches also begin at what those of this share of the budget say; in large problems
 #: that are not solved well yet at those of several, from larger programs.
-LESS, LESS_FOR_LONG, LONG_INTEGERS = 0.88, (0.94, 0.88), 5_000
+LESS, LESS_FOR_LONG = 0.88, (0.94, 0.88)
 #: Corrections of the coarse budget, and the slack that is left alone.
 CORRECTIONS, SLACK = 4, 0.005
 
@@ -215,7 +215,7 @@ class _Planning:
     def _from_less(self, runs: int) -> Iterator[tuple[list[int], Run]]:
         """Where descents come to from what the bounds of smaller budgets say."""
         for share in LESS_FOR_LONG:
-            bound = self._bound_of(share, LONG_INTEGERS)
+            bound = self._bound_of(share, THOROUGH)
             for decisions in as_the_bound_says(self.coarse, bound):
                 search = self._new_search(self.budget)
                 came_to = search.descend(decisions, runs)
@@ -224,7 +224,7 @@ class _Planning:
                     self._note(self._proposal(came_to[0]))
                 yield came_to
 
-    def _bound_of(self, share: float, integers: int) -> Bound:
+    def _bound_of(self, share: float, depth: Depth) -> Bound:
         """The bound of a share of the budget."""
         self._tick()
         left = None if self.ends is None else self.ends - time.monotonic()
@@ -232,8 +232,7 @@ class _Planning:
             self.graph,
             int(share * self.budget),
             accumulate=self.limits.accumulate,
-            moments=1,
-            integers=integers,
+            depth=depth,
             seconds=left,
         )
 
@@ -270,7 +269,7 @@ class _Planning:
         """Decisions to begin with."""
         yield self.coarse.problem.plain()
         yield from as_the_bound_says(self.coarse, self.bound_within)
-        yield from as_the_bound_says(self.coarse, self._bound_of(LESS, 0))
+        yield from as_the_bound_says(self.coarse, self._bound_of(LESS, SHALLOW))
         yield from fitting_cuts(self.graph, self.limits, self.budget)
 
     def _proposal(self, decisions: list[int]) -> Proposal:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from memsaving_gradients.planners import chain
 from memsaving_gradients.planners.auto import DEEP
 from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.integer_bound import Bound, bound_within
+from memsaving_gradients.planners.integer_bound import SHALLOW, Bound, bound_within
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
 from memsaving_gradients.planners.retention import Run
 from memsaving_gradients.planners.search import Search
@@ -59,7 +59,7 @@ def plans(
     """
     wanted = sorted(set(budgets), reverse=True)
     bounds = [
-        bound_within(graph, budget, accumulate=limits.accumulate, moments=1, integers=0)
+        bound_within(graph, budget, accumulate=limits.accumulate, depth=SHALLOW)
         for budget in wanted
     ]
     known = [untouched(graph, limits)]

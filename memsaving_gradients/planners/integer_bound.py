@@ -18,19 +18,48 @@ import importlib.util
 from dataclasses import dataclass
 
 from memsaving_gradients.planners.bound import Crowd
-from memsaving_gradients.planners.moments import Program, Solved
+from memsaving_gradients.planners.moments import NEAR_ENOUGH, Program, Solved
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["Bound", "bound_within", "tightest_bound"]
+__all__ = ["SHALLOW", "THOROUGH", "USUAL", "Bound", "Depth", "bound_within", "tightest_bound"]
 
-#: Moments that are looked at alone: those where the simple bound is highest.
-MOMENTS = 3
-#: In graphs of more ops, none are.
+#: In graphs of more ops, no moments are looked at.
 MANY_OPS = 20_000
-#: Moments that are looked at together, and the integers and the branches of their program, at most.
-TOGETHER, INTEGERS, BRANCHES = 4, 1_500, 20
-#: A moment more that raises the bound by less than this share is the last one.
-GAIN = 0.02
+#: Branches of the programs for several moments.
+BRANCHES = 20
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How much is looked at.
+
+    Attributes
+    ----------
+    moments
+        Moments alone: those where the simple bound is highest.
+    together
+        Moments together, at most.
+    integers
+        Those of a program for several moments, at most.
+    gain
+        A moment more that raises the bound by less than this share is the last one (-1: none is).
+    near
+        A solution of a program is good enough, if its bound is less by at most this share.
+    """
+
+    moments: int
+    together: int
+    integers: int
+    gain: float
+    near: float = NEAR_ENOUGH
+
+
+#: One moment; what a bound is worth some seconds for; what is looked for is a good solution, rather than a bound.
+SHALLOW, USUAL, THOROUGH = (
+    Depth(1, 1, 0, 0, near=0.01),
+    Depth(3, 4, 1_500, 0.02),
+    Depth(1, 4, 5_000, -1),
+)
 
 
 @dataclass(frozen=True)
@@ -69,41 +98,40 @@ def bound_within(
     budget: int,
     *,
     accumulate: bool = True,
-    moments: int = MOMENTS,
-    integers: int = INTEGERS,
+    depth: Depth = USUAL,
     seconds: float | None = None,
 ) -> Bound:
-    """`tightest_bound`, with where it comes from.
-
-    Of so many ``moments`` alone, and of several in programs of at most so many ``integers``; each program for so many ``seconds`` at most.
-    """
+    """`tightest_bound`, with where it comes from; each program may take so many ``seconds``."""
     crowd = Crowd(graph, budget, accumulate=accumulate)
     bound = crowd.bound
     large = graph.length > MANY_OPS or importlib.util.find_spec("scipy") is None
     if not 0 < bound < float("inf") or large:
         return Bound(bound)
     program = Program(crowd)
-    places = crowd.worst(moments)
-    solved = [program.solve([place], seconds=seconds) for place in places]
+    places = crowd.worst(depth.moments)
+    solved = [
+        program.solve(program.rows([place]), seconds=seconds, near=depth.near) for place in places
+    ]
     best = max(range(len(solved)), key=lambda k: solved[k].seconds)
-    solved += _together(program, [places[best]], solved[best], integers, seconds)
+    solved += _together(program, [places[best]], solved[best], depth, seconds)
     return Bound(max(bound, *(one.seconds for one in solved)), tuple(solved))
 
 
 def _together(
-    program: Program, places: list[int], solved: Solved, integers: int, seconds: float | None
+    program: Program, places: list[int], solved: Solved, depth: Depth, seconds: float | None
 ) -> list[Solved]:
     """Of more and more moments, as long as the last solution does not fit."""
     found: list[Solved] = []
-    while integers and solved.moments and len(places) < TOGETHER:
+    while solved.moments and len(places) < depth.together:
         place = program.most_crowded(solved)
         if place is None or place in places:
             break
         places = sorted([*places, place])
-        if program.columns(places) > integers:
+        rows = program.rows(places)
+        if len(rows.seconds) > depth.integers:
             break
-        before, solved = solved.seconds, program.solve(places, BRANCHES, seconds)
+        before, solved = solved.seconds, program.solve(rows, BRANCHES, seconds, depth.near)
         found.append(solved)
-        if solved.seconds < before * (1 + GAIN) and integers <= INTEGERS:
+        if solved.seconds < before * (1 + depth.gain):
             break
     return found

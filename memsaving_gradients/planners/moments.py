@@ -25,10 +25,10 @@ import numpy as np
 
 from memsaving_gradients.planners.bound import Crowd
 
-__all__ = ["Moment", "Program", "Solved"]
+__all__ = ["NEAR_ENOUGH", "Moment", "Program", "Rows", "Solved"]
 
 #: Branches that HiGHS may look at, and the share of the bound that is near enough.
-BRANCHES, GAP = 2_000, 1e-3
+BRANCHES, NEAR_ENOUGH = 2_000, 1e-3
 #: Values of fewer bytes than this share of the budget are taken to be there.
 SMALL = 1e-3
 #: A solution that is above the budget by no more than this share of it says what there is to be said.
@@ -113,13 +113,20 @@ class Program:
             for u in self._made_of[k]:
                 self._useful[u] = max(self._useful[u], self._useful[k])
 
+    def rows(self, places: Sequence[int]) -> Rows:
+        """The program of some places of ``graph.order``, the earliest first."""
+        return Rows(self, places)
+
     def solve(
-        self, places: Sequence[int], branches: int = BRANCHES, seconds: float | None = None
+        self,
+        rows: Rows,
+        branches: int = BRANCHES,
+        seconds: float | None = None,
+        near: float = NEAR_ENOUGH,
     ) -> Solved:
-        """The least time, if these places of ``graph.order`` (the earliest first) are looked at, for so many ``seconds`` at most."""
+        """The least time that a program says, to within a share of it, looked for in so many ``branches`` and ``seconds`` at most."""
         from scipy import optimize, sparse
 
-        rows = _Rows(self, places)
         scale = max(rows.seconds, default=0.0)
         if not scale:
             return Solved(0.0)
@@ -133,7 +140,7 @@ class Program:
             constraints=optimize.LinearConstraint(
                 sparse.csr_matrix((factors, (at, columns)), shape), ub=rows.most
             ),
-            options={"node_limit": branches, "mip_rel_gap": GAP}
+            options={"node_limit": branches, "mip_rel_gap": near}
             | ({} if seconds is None else {"time_limit": max(seconds, 0.1)}),
         )
         if result.status == INFEASIBLE:
@@ -144,10 +151,6 @@ class Program:
             return Solved(bound)
         found = Solved(bound, *rows.read((result.x > 0.5).tolist()))
         return replace(found, runs=tuple(self._runs(found)))
-
-    def columns(self, places: Sequence[int]) -> int:
-        """How large the program of these places is."""
-        return len(_Rows(self, places).seconds)
 
     def most_crowded(self, solved: Solved) -> int | None:
         """Where a solution is furthest above the budget, if all that is run again is so as late as it can be; by `NEAR` at least."""
@@ -224,7 +227,7 @@ class Program:
         return list(itertools.pairwise(bounds))
 
 
-class _Rows:
+class Rows:
     """The rows of the program of some places: terms, of which the sum is at most ``most``; and the seconds that each column costs."""
 
     def __init__(self, program: Program, places: Sequence[int]) -> None:
