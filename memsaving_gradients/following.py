@@ -7,20 +7,20 @@ is made for less; at last the plan of least memory. The same once more for the s
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
 from memsaving_gradients import guard
-from memsaving_gradients.budgets import MANY_OPS, too_small
+from memsaving_gradients.budgets import MANY_OPS
 from memsaving_gradients.errors import BudgetError, PlanError
+from memsaving_gradients.goal import too_small
 from memsaving_gradients.planning import LIMITED, Outcome, by_limits, by_mode, by_saved_plan
 from memsaving_gradients.progress import showing
 from memsaving_gradients.rewrite import Rewrite, rewrite
 from memsaving_gradients.site import Site
+from memsaving_gradients.uncollected import uncollected
 
 __all__ = ["Followed", "Following"]
 
@@ -88,7 +88,7 @@ class Following:
             If there is none; the graph is left as it was.
         """
         try:
-            with _uncollected(), showing(self.site.options.progress) as self.site.progress:
+            with uncollected(), showing(self.site.options.progress) as self.site.progress:
                 return self._follow()
         except BaseException:
             self.site.abandon()
@@ -109,7 +109,7 @@ class Following:
     def least(self) -> Outcome | None:
         """The plan of least memory, as an error about a budget would name it; the graph is left as it was. ``None``: none saves anything."""
         try:
-            with _uncollected(), showing(self.site.options.progress) as self.site.progress:
+            with uncollected(), showing(self.site.options.progress) as self.site.progress:
                 found = self._next(0.0)
                 if found is not None and found.result is not None:
                     self._take_back(found)
@@ -128,7 +128,7 @@ class Following:
         result, goal, sought = found.result, self.site.goal, self.site.sought
         if result is None or result.readers_of:
             return found
-        with _uncollected(), showing(self.site.options.progress) as self.site.progress:
+        with uncollected(), showing(self.site.options.progress) as self.site.progress:
             self._take_back(found)
             self._updates = updates
             lower = self._again(found)
@@ -234,21 +234,6 @@ class Following:
         if goal is None or error.least >= self._broke:
             return error
         return too_small(goal, min(self._broke, goal.plain_need), self.site.stopped)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No cyclic garbage collection inside.
-
-    Planning makes millions of small objects that live to its end; looking for cycles among them took half of its time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _alone(found: Followed) -> int:

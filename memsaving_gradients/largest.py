@@ -171,7 +171,7 @@ class _Trial:
         found = self._study.least()
         # Graphs are large.
         self._study = None
-        return (self.plain, 0.0) if found is None else (found.need, found.plan.extra_time)
+        return (self.plain, 0.0) if found is None else (found.need, found.extra_time)
 
 
 class _Search:

@@ -11,8 +11,9 @@ import tensorflow as tf
 from graph_tools import _tf, _tf_autodiff
 from graph_tools.capture import capture
 from memsaving_gradients import guard, registry
-from memsaving_gradients.budgets import FLOORS, Goal, Search
+from memsaving_gradients.budgets import FLOORS, Search
 from memsaving_gradients.execution import simulate_execution
+from memsaving_gradients.goal import Goal
 from memsaving_gradients.options import Options
 from memsaving_gradients.packing import Masks, pack_masks
 from memsaving_gradients.rewrite import Rewrite
@@ -87,6 +88,7 @@ class Site:
     def __post_init__(self) -> None:
         self.operations = self.graph.get_operations()
         self.sought: Sought | None = None
+        self._captured: CapturedStep | None = None
 
     @property
     def first_operation(self) -> tf.Operation:
@@ -99,7 +101,12 @@ class Site:
         return "data" if self.data_gates else "control"
 
     def capture(self) -> CapturedStep:
-        """The training step as it stands."""
+        """The training step as it stands; nothing may be rewritten but masks that are packed."""
+        if self._captured is None:
+            self._captured = self._capture()
+        return self._captured
+
+    def _capture(self) -> CapturedStep:
         options = self.options
         more: dict[str, Any] = {"profile": True} if options.profile else {}
         return capture_step(
@@ -169,10 +176,14 @@ class Site:
     def pack(self) -> bool:
         """Pack masks that must be kept; whether there were any."""
         self.masks = pack_masks(self.operations, self.first_backward)
+        if self.masks.packed:
+            self._captured = None
         return bool(self.masks.packed)
 
     def unpack(self) -> None:
         """Undo `pack`."""
+        if self.masks.packed:
+            self._captured = None
         self.masks.rewiring.undo()
         self.masks = Masks()
         self._forget(len(self.operations))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,16 +16,24 @@ import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
 from memsaving_gradients import patching
-from memsaving_gradients.budgets import FLOORS, Meter, plain_bytes, safe_bytes
+from memsaving_gradients.budgets import (
+    FLOORS,
+    MANY_OPS,
+    Meter,
+    Search,
+    chunk_bytes,
+    plain_bytes,
+    safe_bytes,
+)
 from memsaving_gradients.engine import observing
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.execution import CHANCE
-from memsaving_gradients.following import Following
+from memsaving_gradients.following import FIRST_SHARE, Following
 from memsaving_gradients.options import Options
-from memsaving_gradients.planning import Outcome
+from memsaving_gradients.planners import Limits, Proposal, chain
 from memsaving_gradients.site import Site
 
-__all__ = ["Study", "asked", "function_of"]
+__all__ = ["Least", "Study", "asked", "function_of"]
 
 #: The options of `memsaving_gradients.gradients` that matter to somebody who only looks.
 OPTIONS = ("batch_size", "hold_gradients", "xla", "accumulate", "profile", "progress")
@@ -42,6 +51,25 @@ def asked(options: dict[str, Any]) -> Options:
                 f"no such option; options are {', '.join(OPTIONS)}. Arguments of the step are given by position",
             )
     return Options(**options, budget=SOME)
+
+
+@dataclass(frozen=True)
+class Least:
+    """A plan of least memory.
+
+    Attributes
+    ----------
+    proposal
+        The plan.
+    need
+        The bytes to give as its budget.
+    extra_time
+        As a fraction of the plain step's.
+    """
+
+    proposal: Proposal
+    need: int
+    extra_time: float
 
 
 class Study:
@@ -72,6 +100,8 @@ class Study:
         self.before = self.site.play(self.step)
         self.plain = plain_bytes(self.before, self.site.gating)
         self.meter = Meter(self.graph, self.site.gating, self.before.persistent)
+        self._deep = len(self.site.operations) > MANY_OPS
+        self._holes = chunk_bytes(self.before, self.site.gating) / max(self.before.peak, 1)
 
     @property
     def plain_budget(self) -> int:
@@ -88,10 +118,45 @@ class Study:
         """The budget to ask for, for a plan that needs so many bytes: something is left to chance."""
         return need if self.site.data_gates else int(need * (1 + CHANCE))
 
-    def least(self) -> Outcome | None:
-        """A plan of least memory, the first that an error about a budget would look at; ``None``: none saves anything. For once."""
+    def need(self, proposal: Proposal) -> int:
+        """What a plan needs in chunks; in deep networks as many times what it asks for as plain training, or that of least memory, does."""
+        if not self._deep:
+            return self.meter.need(proposal)
+        return int(proposal.peak * self._holes)
+
+    def least(self) -> Least | None:
+        """A plan of least memory, the first that an error about a budget would look at; ``None``: none saves anything. For once.
+
+        In deep networks the first of `chain`, which is not rewritten: it gets the room that a plan leaves there for what the executor adds.
+        """
+        if self._deep:
+            return self._least_of_chains()
         self.site.floors = FLOORS[:1]
-        return Following(self.site, "budget").least()
+        outcome = Following(self.site, "budget").least()
+        if outcome is None:
+            return None
+        return Least(outcome.proposal, outcome.need, outcome.plan.extra_time)
+
+    def _least_of_chains(self) -> Least:
+        limits = self.limits(None)
+        search = Search(
+            self.meter,
+            chain.plan,
+            keep=limits.keep,
+            accumulate=limits.accumulate,
+            floors=FLOORS[:1],
+        )
+        found = search.least()
+        proposal = found.proposal
+        self._holes = max(self._holes, found.need / max(proposal.peak, 1))
+        extra = proposal.extra_seconds / max(self.graph.total_seconds, 1e-12)
+        return Least(proposal, int(self.budget_for(found.need) / FIRST_SHARE), float(extra))
+
+    def limits(self, progress: Callable[[float, str], None] | None) -> Limits:
+        """What is asked of planners."""
+        options = self.site.options
+        kept = self.site.keep(self.step, "marked")
+        return Limits(keep=kept, accumulate=options.accumulate, progress=progress)
 
     @cached_property
     def variables(self) -> tuple[int, int]:

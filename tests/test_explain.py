@@ -10,6 +10,7 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from graph_tools.allocations import allocation_events, requested_peak
 from graph_tools.measure import in_fresh_process
+from memsaving_gradients import study
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from tests.keras_models import convolutions
 
@@ -71,7 +72,10 @@ def test_no_plan_for_a_budget_of_the_curve_beats_its_bound():
         assert ms.plans(planned)[-1].extra_time >= point.lower_bound - 1e-6
 
 
-def test_a_budget_of_the_curve_is_kept_at_about_its_time():
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_budget_of_the_curve_is_kept_at_about_its_time(monkeypatch, deep):
+    if deep:
+        monkeypatch.setattr(study, "MANY_OPS", 0)
     found = ms.explain(slope, tf.TensorSpec([LENGTH]))
     for point in (found.curve[len(found.curve) // 2], found.least):
 
