@@ -108,9 +108,9 @@ def _explanation(study: Study) -> Explanation:
 
 
 def _between(study: Study, least: int) -> Curve:
-    """Plans for budgets from plain training down to ``least``, bytes asked for."""
+    """Plans for budgets between plain training and ``least``, bytes asked for."""
     most = study.meter.plain.peak
-    budgets = np.linspace(most, min(least, most), POINTS)[1:].astype(int).tolist()
+    budgets = np.linspace(most, min(least, most), POINTS)[1:-1].astype(int).tolist()
     with showing(study.site.options.progress) as progress:
         return curve.plans(study.graph, study.limits(progress), budgets)
 

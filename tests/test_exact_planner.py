@@ -135,6 +135,8 @@ def test_a_plan_far_from_the_bound_is_improved(monkeypatch):
     check_proposal(graph, better, budget, NEAR)
     assert better.peak <= budget
     assert better.extra_seconds < dear.extra_seconds
+    again = auto.improved(graph, limits, dear)
+    assert again is not None and again.schedule == better.schedule
     # A plan close to the bound, one that does not fit, and without a solver:
     assert auto.improved(graph, limits, auto.plan(graph, limits)) is None
     assert auto.improved(graph, Limits(budget=dear.peak - 1), dear) is None

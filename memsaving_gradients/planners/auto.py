@@ -8,7 +8,7 @@ above the lower bound, :mod:`~memsaving_gradients.planners.chain` is asked: at s
 search takes long, it is asked first; in deep networks, if it comes close to the bound, there is no search.
 
 A budget is sought by several such plans, since an allocator's chunks are known only then. The one that is used at last may be improved
-further, by :mod:`~memsaving_gradients.planners.proving`: that takes ten seconds, where it may gain two hundredths of a step.
+further, by :mod:`~memsaving_gradients.planners.proving`: that takes twenty seconds, where it may gain two hundredths of a step.
 
 Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a lower bound is given with each plan
 (:mod:`~memsaving_gradients.planners.bound`, and with SciPy :mod:`~memsaving_gradients.planners.integer_bound`). Nothing that is found
@@ -61,8 +61,9 @@ LESS, LESS_FOR_LONG = 0.88, (0.94, 0.88)
 #: Corrections of the coarse budget, and the slack that is left alone.
 CORRECTIONS, SLACK = 4, 0.005
 
-#: CP-SAT is asked in problems of at most so many recipes, if that share of a step may be gained, and with so much effort.
-MOST_RECIPES, WORTH, EFFORT = 150, 0.02, 3.0
+#: CP-SAT is asked in problems of at most so many recipes, if that share of a step may be gained, and with so much effort, or for so many
+#: seconds at most where time is limited.
+MOST_RECIPES, WORTH, EFFORT, IMPROVING = 150, 0.02, 1.0, 30.0
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -88,7 +89,8 @@ def improved(graph: TrainingGraph, limits: Limits, found: Proposal) -> Proposal 
     coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
     if len(coarse.problem.inputs) > MOST_RECIPES:
         return None
-    return prove(graph, limits, found, effort=EFFORT, seconds=limits.seconds, rounds=1)
+    seconds = None if limits.seconds is None else min(limits.seconds, IMPROVING)
+    return prove(graph, limits, found, effort=EFFORT, seconds=seconds, rounds=1, nearby=True)
 
 
 class _Stopped(Exception):

@@ -75,6 +75,7 @@ def solve(
     bound: float = 0.0,
     effort: float | None = None,
     seconds: float | None = None,
+    nearby: bool = False,
     tick: Callable[[], None] | None = None,
 ) -> Solution:
     """The executions that take the least time.
@@ -95,6 +96,8 @@ def solve(
         No executions take less, as far as is known, seconds.
     effort, seconds
         When to stop with the best so far; ``None``: no limit.
+    nearby
+        Look only for better executions in neighborhoods of the best so far, which is faster; nothing is proven.
     tick
         Called ten times a second. What it raises ends the search, and is raised.
 
@@ -119,6 +122,7 @@ def solve(
         "bound": bound,
         "effort": effort,
         "seconds": seconds,
+        "nearby": nearby,
         "workers": WORKERS if effort is None else 1,
     }
     executions: tuple[Execution, ...] | None = None
