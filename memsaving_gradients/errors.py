@@ -18,6 +18,7 @@ __all__ = [
     "PlanNote",
     "PlanningStoppedWarning",
     "SelectionError",
+    "SolverError",
 ]
 
 
@@ -87,6 +88,10 @@ class PatchError(MemorySavingError, RuntimeError):
     """TensorFlow is patched already, or is not."""
 
 
+class SolverError(MemorySavingError, RuntimeError):
+    """OR-Tools does not run, or was ended while it did."""
+
+
 class BudgetWarning(UserWarning):
     """Gradients keep their budget, but not the whole step, with those of earlier calls or the optimizer's part."""
 
@@ -100,7 +105,7 @@ class PlanningStoppedWarning(UserWarning):
 
 
 class PlanNote(UserWarning):
-    """Nothing is wrong, but worth knowing: plain training meets the budget, and nothing is recomputed."""
+    """Nothing is wrong, but worth knowing: plain training meets the budget, and nothing is recomputed; or OR-Tools could not improve a plan."""
 
 
 def _show(value: Any) -> str:

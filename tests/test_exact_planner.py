@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.models.layered import unet_vgg
-from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.errors import ArgumentError, PlanNote
 from memsaving_gradients.planners import (
     Interrupted,
     Limits,
@@ -173,13 +173,33 @@ def test_an_interrupted_search_gives_the_best_so_far_and_the_next_one_works():
     assert planned(small(26), 20).optimal
 
 
-def test_what_the_process_says_before_it_ends_is_told():
+def test_where_the_process_is_killed_the_plan_there_is_is_used():
+    instance = unet_vgg()
+    budget = int(0.45 * instance.peak)
     solver = intervals._Solver.running()
-    solver.process.kill()
-    solver.process.wait()
-    with pytest.raises(RuntimeError, match="ended early"):
-        planned(small(26), 20)
+
+    def kill(share: float, what: str) -> None:
+        if what == "proving":
+            solver.process.kill()
+
+    with pytest.warns(PlanNote, match="ended early, with exit status -9: it was killed"):
+        proposal = planned(instance.graph(), budget, progress=kill)
+    assert proposal.peak <= budget
+    intervals._Solver.running().process.kill()
+    intervals._Solver.running().process.wait()
     assert planned(small(26), 20).optimal
+
+
+def test_what_the_process_says_before_it_ends_is_told(monkeypatch):
+    intervals._Solver._end()
+    start = subprocess.Popen
+    broken = [sys.executable, "-c", "raise ImportError('libortools is missing')"]
+    monkeypatch.setattr(intervals.subprocess, "Popen", lambda _, **how: start(broken, **how))
+    instance = unet_vgg()
+    graph, limits = instance.graph(), Limits(budget=int(0.6 * instance.peak))
+    dear = least_memory.plan(graph, Limits())
+    with pytest.warns(PlanNote, match=r"exit status 1: ImportError: libortools is missing"):
+        assert auto.improved(graph, limits, dear).schedule == dear.schedule
 
 
 def test_without_a_solver_the_way_to_one_is_named(monkeypatch):

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.errors import ArgumentError, SolverError
 from memsaving_gradients.planners.retention import Execution, Problem
 
 __all__ = ["Solution", "check_installed", "is_installed", "solve"]
@@ -143,7 +143,9 @@ class _Solver:
 
     @classmethod
     def running(cls) -> _Solver:
-        """The one there is; a new one if there is none."""
+        """The one there is; a new one if there is none, or it has ended."""
+        if cls._one is not None and cls._one.process.poll() is not None:
+            cls._end()
         if cls._one is None:
             cls._one = cls()
             atexit.register(cls._end)
@@ -184,16 +186,24 @@ class _Solver:
                     line = self._lines.get(timeout=PATIENCE)
                 except queue.Empty:
                     continue
-                if not line:
+                if not line.endswith("\n"):
                     raise BrokenPipeError
                 answers.append(json.loads(line))
             done = True
         except BrokenPipeError:
-            raise RuntimeError(f"OR-Tools ended early: {''.join(self._said[-20:])}") from None
+            raise self._ended() from None
         finally:
             if not done:
                 self._end()
         return answers
+
+    def _ended(self) -> SolverError:
+        status = self.process.wait()
+        why = (
+            "".join(self._said).strip().rpartition("\n")[2]
+            or "it was killed, as where memory is short"
+        )
+        return SolverError(f"OR-Tools ended early, with exit status {status}: {why}")
 
     def _listen(self) -> None:
         assert self.process.stdout is not None

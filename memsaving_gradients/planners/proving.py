@@ -17,6 +17,8 @@ import math
 import time
 from dataclasses import replace
 
+from graph_tools.warn import warn
+from memsaving_gradients.errors import PlanNote, SolverError
 from memsaving_gradients.planners import intervals
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.integer_bound import tightest_bound
@@ -87,6 +89,13 @@ class _Proving:
                 and (self.found.complete or self.ends)
             ):
                 self._solve()
+        except SolverError as error:
+            if not self._fits():
+                raise
+            warn(
+                f"a plan could not be improved, and is used as it is: {error}; reinstall it, or give planner='chain', if this happens again",
+                PlanNote,
+            )
         except Interrupted:
             complete = False
         except KeyboardInterrupt:
