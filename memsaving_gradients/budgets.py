@@ -53,6 +53,8 @@ MANY_OPS, FEW_ROUNDS, STEPS = 30_000, 2, 5
 SMALLER = 0.95
 #: A plan that needs at least this share of the budget uses it well enough.
 CLOSE = 0.96
+#: Plans that are improved, at most: those that are used, where the first one breaks the budget as it runs.
+MOST_IMPROVED = 2
 #: What is asked for last, as multiples of the peak that comes when a byte is asked for (a search for too much loses its way, and may
 #: do better with less to do); on large graphs only the first.
 FLOORS = (1.0, 0.85, 1.04, 1.1)
@@ -318,9 +320,11 @@ class Search:
                 return
 
     def _improve(self, found: Found) -> None:
-        """Once, try what else there is for a plan that is going to be used."""
+        """Once for what was asked for, try what else there is for a plan that is going to be used."""
         improve = self.improve
         if improve is None or self._stopped or found.asked in self._improved:
+            return
+        if len(self._improved) >= MOST_IMPROVED:
             return
         self._improved.add(found.asked)
 

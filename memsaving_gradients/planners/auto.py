@@ -38,8 +38,8 @@ from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["improved", "plan"]
 
-#: Steps that are played through while a plan is searched for.
-MOST_STEPS = 2_400_000
+#: Steps that are played through while a plan is searched for, in so many runs at most: small problems are soon known.
+MOST_STEPS, MOST_RUNS = 2_400_000, 8_000
 #: So many times through the whole step, where no plan fits.
 MOST_IN_VAIN = 4000
 #: The shares of them for coming down to the budget: from all places together, and where one has to go on.
@@ -120,7 +120,7 @@ class _Planning:
     @cached_property
     def most_runs(self) -> int:
         """What all searches together may cost."""
-        runs = MOST_STEPS // max(1, len(self.coarse.problem.reads))
+        runs = min(MOST_STEPS // max(1, len(self.coarse.problem.reads)), MOST_RUNS)
         if self.bound == float("inf"):
             # Nothing fits: only how low one can come is to be found.
             runs = min(runs // 4, MOST_IN_VAIN)
