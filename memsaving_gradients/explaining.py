@@ -23,7 +23,7 @@ from graph_tools.capture import OpGraph, capture
 from memsaving_gradients.describe import source_line
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.explanation import Explanation, Layer, Parts, Point
-from memsaving_gradients.planners import Proposal, curve
+from memsaving_gradients.planners import Limits, Proposal, curve
 from memsaving_gradients.progress import showing
 from memsaving_gradients.study import Study, asked
 from memsaving_gradients.uncollected import uncollected
@@ -87,14 +87,15 @@ def _explanation(study: Study) -> Explanation:
     points = [Point(study.plain_budget, study.plain_budget / max(study.plain, 1), 0.0, 0.0, 0)]
     lowest = study.least() if study.plain else None
     if lowest is not None:
-        plan, need, extra = lowest.proposal, lowest.need, lowest.extra_time
+        plan, need = lowest.proposal, lowest.need
         found = _between(study, plan.peak)
-        bound = min(_least_time(study, found, need), extra)
-        points.append(Point(need, need / study.plain, extra, bound, plan.schedule.clones))
+        points.append(_point(study, found, plan, need))
         # What the executor adds is known of this one, and taken for that of the others; less than it would be refused.
         adds = max(1.0, need / max(study.budget_for(study.need(plan)), 1))
-        others = (_point(study, found, proposal, adds) for _, proposal in found)
-        points += (point for point in others if point.budget > need)
+        for _, proposal in found:
+            budget = int(study.budget_for(study.need(proposal)) * adds)
+            if budget > need:
+                points.append(_point(study, found, proposal, budget))
     falling = _falling(points)
     return Explanation(
         parts=parts,
@@ -109,32 +110,26 @@ def _explanation(study: Study) -> Explanation:
 
 def _between(study: Study, least: int) -> Curve:
     """Plans for budgets between plain training and ``least``, bytes asked for."""
-    most = study.meter.plain.peak
+    search = study.search
+    assert search is not None
+    most = search.meter.plain.peak
     budgets = np.linspace(most, min(least, most), POINTS)[1:-1].astype(int).tolist()
     with showing(study.site.options.progress) as progress:
-        return curve.plans(study.graph, study.limits(progress), budgets)
+        limits = Limits(keep=search.keep, accumulate=search.accumulate, progress=progress)
+        return curve.plans(search.meter.graph, limits, budgets)
 
 
-def _point(study: Study, found: Curve, proposal: Proposal, adds: float) -> Point:
-    budget = int(study.budget_for(study.need(proposal)) * adds)
-    extra = _share_of_time(study, proposal.extra_seconds)
+def _point(study: Study, found: Curve, proposal: Proposal, budget: int) -> Point:
+    extra = study.extra_time(proposal)
+    # No plan that needs ``budget`` bytes takes less: it asks for no more than that, and what a larger budget costs is known.
+    bounds = (proposal.lower_bound for asked, proposal in found if asked >= budget)
     return Point(
         budget=budget,
         share=budget / max(study.plain, 1),
         extra_time=extra,
-        lower_bound=min(_least_time(study, found, budget), extra),
+        lower_bound=min(study.of_step(max(bounds, default=0.0)), extra),
         clones=proposal.schedule.clones,
     )
-
-
-def _least_time(study: Study, found: Curve, budget: int) -> float:
-    """No plan that needs ``budget`` bytes takes less: it asks for no more than that, and what a larger budget costs is known."""
-    bounds = (proposal.lower_bound for asked, proposal in found if asked >= budget)
-    return _share_of_time(study, max(bounds, default=0.0))
-
-
-def _share_of_time(study: Study, seconds: float) -> float:
-    return float(seconds / max(study.graph.total_seconds, 1e-12))
 
 
 def _falling(points: Sequence[Point]) -> list[Point]:

@@ -168,10 +168,12 @@ class _Trial:
     @cached_property
     def _least(self) -> tuple[int, float]:
         assert self._study is not None
-        found = self._study.least()
+        study, found = self._study, self._study.least()
         # Graphs are large.
         self._study = None
-        return (self.plain, 0.0) if found is None else (found.need, found.extra_time)
+        if found is None:
+            return self.plain, 0.0
+        return found.need, study.extra_time(found.proposal)
 
 
 class _Search:
@@ -273,7 +275,13 @@ class _Search:
 
 def _made(make: Make, batch: int) -> tuple[Any, tuple[Any, ...]]:
     """What ``make`` gives for a batch, if it is what it should be."""
-    made = make(batch) if callable(make) else None
+    if not callable(make):
+        raise ArgumentError(
+            "make",
+            make,
+            "is no function; give a function of a batch size that returns a training step and the tuple of its arguments",
+        )
+    made = make(batch)
     pair = isinstance(made, (tuple, list)) and len(made) == 2
     if not pair or not isinstance(made[1], (tuple, list)):
         raise ArgumentError(

@@ -140,7 +140,7 @@ def by_limits(
     """
     options = site.options
     if site.sought is None:
-        site.sought = _seek(site)
+        site.sought = seek(site)
     sought = site.sought
     if sought is None:
         return None
@@ -185,7 +185,8 @@ def by_limits(
     return Outcome(step, found.proposal, plan, stopped=found.stopped)
 
 
-def _seek(site: Site) -> Sought | None:
+def seek(site: Site) -> Sought | None:
+    """What plans are made for, and with what: the step, with masks packed. ``None``, after a warning: it cannot be rewritten."""
     options = site.options
     step = unpacked = _captured(site)
     if step is None or unpacked is None:

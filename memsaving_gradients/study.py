@@ -30,7 +30,8 @@ from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.execution import CHANCE
 from memsaving_gradients.following import FIRST_SHARE, Following
 from memsaving_gradients.options import Options
-from memsaving_gradients.planners import Limits, Proposal, chain
+from memsaving_gradients.planners import Proposal, chain
+from memsaving_gradients.planning import seek
 from memsaving_gradients.site import Site
 
 __all__ = ["Least", "Study", "asked", "function_of"]
@@ -63,13 +64,10 @@ class Least:
         The plan.
     need
         The bytes to give as its budget.
-    extra_time
-        As a fraction of the plain step's.
     """
 
     proposal: Proposal
     need: int
-    extra_time: float
 
 
 class Study:
@@ -100,8 +98,7 @@ class Study:
         self.before = self.site.play(self.step)
         self.plain = plain_bytes(self.before, self.site.gating)
         self.meter = Meter(self.graph, self.site.gating, self.before.persistent)
-        self._deep = len(self.site.operations) > MANY_OPS
-        self._holes = chunk_bytes(self.before, self.site.gating) / max(self.before.peak, 1)
+        self._holes: float | None = None
 
     @property
     def plain_budget(self) -> int:
@@ -118,45 +115,55 @@ class Study:
         """The budget to ask for, for a plan that needs so many bytes: something is left to chance."""
         return need if self.site.data_gates else int(need * (1 + CHANCE))
 
-    def need(self, proposal: Proposal) -> int:
-        """What a plan needs in chunks; in deep networks as many times what it asks for as plain training, or that of least memory, does."""
-        if not self._deep:
-            return self.meter.need(proposal)
-        return int(proposal.peak * self._holes)
-
     def least(self) -> Least | None:
         """A plan of least memory, the first that an error about a budget would look at; ``None``: none saves anything. For once.
 
         In deep networks the first of `chain`, which is not rewritten: it gets the room that a plan leaves there for what the executor adds.
         """
-        if self._deep:
-            return self._least_of_chains()
         self.site.floors = FLOORS[:1]
+        if len(self.site.operations) > MANY_OPS:
+            return self._least_of_chains()
         outcome = Following(self.site, "budget").least()
-        if outcome is None:
+        if outcome is None or self.search is None:
             return None
-        return Least(outcome.proposal, outcome.need, outcome.plan.extra_time)
+        return Least(outcome.proposal, outcome.need)
 
-    def _least_of_chains(self) -> Least:
-        limits = self.limits(None)
-        search = Search(
-            self.meter,
-            chain.plan,
-            keep=limits.keep,
-            accumulate=limits.accumulate,
-            floors=FLOORS[:1],
+    def _least_of_chains(self) -> Least | None:
+        try:
+            self.site.sought = seek(self.site)
+        finally:
+            self.site.abandon()
+        if self.search is None:
+            return None
+        self.search.planner = chain.plan
+        found = self.search.least()
+        plain = chunk_bytes(self.before, self.site.gating) / max(self.before.peak, 1)
+        self._holes = max(plain, found.need / max(found.proposal.peak, 1))
+        return Least(found.proposal, int(self.budget_for(found.need) / FIRST_SHARE))
+
+    @property
+    def search(self) -> Search | None:
+        """What `least` looked for plans with, on the step with masks packed."""
+        return None if self.site.sought is None else self.site.sought.search
+
+    def need(self, proposal: Proposal) -> int:
+        """What a plan needs in chunks; in deep networks as many times what it asks for as plain training, or that of least memory, does."""
+        assert self.search is not None
+        return (
+            self.search.meter.need(proposal)
+            if self._holes is None
+            else int(proposal.peak * self._holes)
         )
-        found = search.least()
-        proposal = found.proposal
-        self._holes = max(self._holes, found.need / max(proposal.peak, 1))
-        extra = proposal.extra_seconds / max(self.graph.total_seconds, 1e-12)
-        return Least(proposal, int(self.budget_for(found.need) / FIRST_SHARE), float(extra))
 
-    def limits(self, progress: Callable[[float, str], None] | None) -> Limits:
-        """What is asked of planners."""
-        options = self.site.options
-        kept = self.site.keep(self.step, "marked")
-        return Limits(keep=kept, accumulate=options.accumulate, progress=progress)
+    def extra_time(self, proposal: Proposal) -> float:
+        """What a plan takes, and the masks that are packed for it, as a fraction of the plain step's time."""
+        assert self.search is not None
+        packing = self.search.meter.graph.total_seconds - self.graph.total_seconds
+        return self.of_step(proposal.extra_seconds + packing)
+
+    def of_step(self, seconds: float) -> float:
+        """A time as a fraction of the plain step's."""
+        return float(seconds / max(self.graph.total_seconds, 1e-12))
 
     @cached_property
     def variables(self) -> tuple[int, int]:
