@@ -28,6 +28,7 @@ __all__ = [
     "outside_scopes",
     "profile",
     "protect",
+    "set_attribute",
     "stack",
     "tape_is_recording",
     "unrecorded",
@@ -115,13 +116,14 @@ def add_control_inputs(op: tf.Operation, controls: Iterable[tf.Operation]) -> No
     op._add_control_inputs(list(controls))
 
 
-def protect(op: tf.Operation) -> None:
-    """Exempt ``op`` from every grappler pass.
+def set_attribute(op: tf.Operation, name: str, value: tf.compat.v1.AttrValue) -> None:
+    """Set an attribute of an existing op: only by a private call, which gradients of loops and branches use (2.16 to 2.21)."""
+    op._set_attr(name, value)
 
-    The attribute is what TensorFlow's own loop gradients set; attributes of an existing op can only be set
-    by a private call (2.16 to 2.21).
-    """
-    op._set_attr("_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
+
+def protect(op: tf.Operation) -> None:
+    """Exempt ``op`` from every grappler pass, by the attribute that TensorFlow's own loop gradients set (2.16 to 2.21)."""
+    set_attribute(op, "_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
 
 
 def unrecorded() -> Any:

@@ -12,9 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import backprop
-from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.eager.polymorphic_function import concrete_function, polymorphic_function
 from tensorflow.python.framework import func_graph, ops
-from tensorflow.python.ops import control_flow_util, gradients_util
+from tensorflow.python.ops import (
+    control_flow_util,
+    control_flow_v2_func_graphs,
+    gradients_util,
+)
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_loops
 
 __all__ = [
@@ -24,8 +28,11 @@ __all__ = [
     "enclosing_graphs",
     "ends_of",
     "graphs_of",
+    "home_of",
+    "orders_effects",
     "outputs_of",
     "passes_gradient",
+    "prepares_higher_orders",
     "replace_differentiate",
     "replace_tracer",
     "tensors_in",
@@ -95,6 +102,15 @@ def vectorized() -> bool:
     return any(frame.f_code is body for frame in _callers())
 
 
+def prepares_higher_orders() -> bool:
+    """Whether a function is being differentiated several times over, because the tapes around its call might ask for that.
+
+    Only the private method that does so tells (2.16 to 2.21).
+    """
+    method = concrete_function._HigherOrderTapeGradientFunctions._forward_and_backward_functions
+    return any(frame.f_code is method.__code__ for frame in _callers())
+
+
 def _callers() -> Iterator[FrameType]:
     """The frames of the stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
@@ -126,6 +142,27 @@ def enclosing_graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
         yield inner
         # Only FuncGraphs have it; the class is not public (2.16 to 2.21).
         inner = getattr(inner, "outer_graph", None)
+
+
+def home_of(graph: tf.Graph) -> tf.Graph:
+    """The graph around ``graph`` that runs as a whole: bodies and branches are part of the one they stand in.
+
+    Functions may be called from many graphs; of FuncGraphs, only those of loops and branches have classes of their own (2.16 to 2.21).
+    """
+    parts = (
+        control_flow_v2_func_graphs.CondBranchFuncGraph,
+        control_flow_v2_func_graphs.WhileBodyFuncGraph,
+        control_flow_v2_func_graphs.WhileCondFuncGraph,
+    )
+    return next(level for level in enclosing_graphs(graph) if not isinstance(level, parts))
+
+
+def orders_effects(graph: tf.Graph) -> bool:
+    """Whether what ``graph`` does to variables will happen in the order of the program: automatic control dependencies.
+
+    They are added when the trace is complete; until then the graph notes whether they will be (2.16 to 2.21).
+    """
+    return bool(graph._add_control_dependencies)
 
 
 def ends_of(graph: tf.Graph) -> list[tf.Tensor | tf.Operation]:

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from graph_tools import _tf, optypes
 from graph_tools.errors import GraphError
+from graph_tools.inside import list_bytes
 from graph_tools.sizes import Bytes, is_guess, tensor_bytes
 from graph_tools.views import viewed_input
 
@@ -300,7 +301,9 @@ def _describe(
                 rate.append(0)
                 source.append(source[root])
                 continue
-            size = tensor_bytes(out)
+            size = list_bytes(out) if out.dtype == tf.variant else tensor_bytes(out)
+            if kind in optypes.ELEMENTS:
+                size = Bytes(0, 0)
             if kind in optypes.SIZED_BY_INPUTS and is_guess(out):
                 known = [Bytes(fixed[storage[v]], rate[storage[v]]) for v in reads]
                 size = max(known, key=sum) if any(map(any, known)) else size

@@ -4,7 +4,8 @@ An op takes as long as its multiplications or its memory traffic need, whichever
 started. Multiply-adds of convolutions and matrix products follow from shapes: twice the output elements times the
 elements of one filter, or the contracted length; an Einsum takes one for each combination of its labels. All other ops move
 bytes: reductions, transcendental functions and transpositions take as long as twice as many, normalizations that
-read their input several times as many more. Loops and function calls are opaque: so many passes over what goes in and out.
+read their input several times as many more. Loops take the time of their bodies, as often as they run; branches and function calls are opaque:
+so many passes over what goes in and out.
 
 Static estimates are good enough to compare plans for one graph; absolute seconds are not to be believed
 (:mod:`graph_tools.profiling` measures them). Cost: 5 µs an op.
@@ -18,11 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import optypes
+from graph_tools import _tf_loops, optypes
 from graph_tools.capture import OpGraph
+from graph_tools.inside import inside
 from graph_tools.sizes import tensor_bytes
 
-__all__ = ["BYTES_PER_SECOND", "FLOPS_PER_SECOND", "START_SECONDS", "op_flops", "op_seconds"]
+__all__ = [
+    "BYTES_PER_SECOND",
+    "FLOPS_PER_SECOND",
+    "START_SECONDS",
+    "op_flops",
+    "op_seconds",
+    "op_workspace",
+]
 
 #: Two cores of a server, from memory rather than from caches. The ratio of the two figures matters: it is 10 floating point
 #: operations in the time of a byte here, 5 as long as tensors fit into caches, 10 to 80 on GPUs.
@@ -211,6 +220,15 @@ def _einsum(op: tf.Operation, batch: int) -> float:
     return (2.0 if len(terms) > 1 else 1.0) * math.prod(sizes.values())
 
 
+def op_workspace(graph: OpGraph, batch: int) -> npt.NDArray[np.int64]:
+    """Bytes that every op of ``graph`` takes beside its outputs while it runs, as far as its type says: loops do."""
+    found = np.zeros(len(graph.ops), np.int64)
+    for i, op in enumerate(graph.ops):
+        if op.type in _tf_loops.LOOPS and (within := inside(op, batch)) is not None:
+            found[i] = within.workspace
+    return found
+
+
 def op_seconds(graph: OpGraph, batch: int) -> npt.NDArray[np.float64]:
     """Estimated seconds of every op of ``graph``; views, sources and what is folded into constants take none."""
     sizes = graph.value_bytes(batch)
@@ -226,6 +244,9 @@ def op_seconds(graph: OpGraph, batch: int) -> npt.NDArray[np.float64]:
         outputs = range(bounds[i], bounds[i + 1])
         no_work = all(source[v] or storage[v] != v for v in outputs)
         if no_work or kind in optypes.VIEWS or kind in optypes.SOURCES:
+            continue
+        if kind in _tf_loops.LOOPS and (within := inside(op, batch)) is not None:
+            seconds[i] = START_SECONDS + within.seconds
             continue
         moved = sum(read[v] for v in outputs)
         if kind not in _READ_NOTHING:

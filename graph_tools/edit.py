@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,24 +24,39 @@ CLONE_SUFFIX = "_recomputed"
 
 @dataclass(eq=False)
 class Rewiring:
-    """Input edges that were re-pointed, in order; can be undone and redone."""
+    """Input edges that were re-pointed, and attributes that were set, in order; can be undone and redone."""
 
     edges: list[tuple[tf.Operation, int, tf.Tensor, tf.Tensor]] = field(default_factory=list)
+    attributes: list[tuple[tf.Operation, str, Any, Any]] = field(default_factory=list)
 
     def point(self, op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
         """Make input ``index`` of ``op`` read ``tensor``."""
         self.edges.append((op, index, op.inputs[index], tensor))
         _tf.update_input(op, index, tensor)
 
+    def set(self, op: tf.Operation, attribute: str, value: Any) -> None:
+        """Set an attribute of ``op`` that it has to ``value``, a proto."""
+        self.attributes.append((op, attribute, op.node_def.attr[attribute], value))
+        _tf.set_attribute(op, attribute, value)
+
     def undo(self) -> None:
-        """Restore every edge."""
+        """Restore every edge and attribute."""
+        for holder, attribute, value, _ in reversed(self.attributes):
+            _tf.set_attribute(holder, attribute, value)
         for op, index, old, _ in reversed(self.edges):
             _tf.update_input(op, index, old)
+
+    def drop(self) -> None:
+        """Forget every edit: nothing is undone or redone any more."""
+        self.edges.clear()
+        self.attributes.clear()
 
     def redo(self) -> None:
         """Make every edit again."""
         for op, index, _, new in self.edges:
             _tf.update_input(op, index, new)
+        for holder, attribute, _, value in self.attributes:
+            _tf.set_attribute(holder, attribute, value)
 
 
 def clone(

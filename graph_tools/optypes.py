@@ -15,6 +15,7 @@ from graph_tools import _tf
 __all__ = [
     "ASSIGNS",
     "CONCATENATIONS",
+    "ELEMENTS",
     "EXPENSIVE",
     "FOLDED_TOGETHER",
     "FORWARDING",
@@ -23,6 +24,7 @@ __all__ = [
     "MAY_VIEW",
     "MERGED_AT_RUN_TIME",
     "MERGES_AT_RUN_TIME",
+    "PYTHON",
     "READS",
     "REFERENCE_VARIABLES",
     "SHAPES",
@@ -57,6 +59,9 @@ SOURCES = frozenset(
 #: Those that read a variable (their first input), whenever that is.
 READS = frozenset({"ReadVariableOp"})
 
+#: Those that call Python, which may change any variable.
+PYTHON = frozenset("PyFunc EagerPyFunc".split())
+
 #: Variables that are updated in place, under whoever reads them (TF1 without ``use_resource``).
 REFERENCE_VARIABLES = frozenset({"VariableV2", "Variable", "TemporaryVariable"})
 
@@ -75,6 +80,9 @@ UPDATES_IN_PLACE = frozenset(
 SHAPES = frozenset("Shape ShapeN Size Rank".split())
 #: Ops that read an input's shape and not its buffer.
 SHAPE_READERS = SHAPES | {"ZerosLike", "OnesLike"}
+
+#: Ops that give an element of a tensor list, which lives in the list's buffers.
+ELEMENTS = frozenset("TensorListGetItem TensorListPopBack".split())
 
 #: Ops that only put their inputs side by side: as many bytes out as in, almost no time.
 CONCATENATIONS = frozenset("ConcatV2 Concat Pack".split())

@@ -75,7 +75,7 @@ def estimated(graph: OpGraph, batch: int) -> Costs:
     >>> first < second
     np.True_
     """
-    return Costs(costs.op_seconds(graph, batch), np.zeros(len(graph.ops), np.int64))
+    return Costs(costs.op_seconds(graph, batch), costs.op_workspace(graph, batch))
 
 
 def measured(
@@ -107,7 +107,7 @@ def measured(
     found, keys = _kernels(graph, batch, static)
     cache = CostCache(describe(device))
     _measure(_worthwhile(found, keys, static), cache, device, progress, limit)
-    seconds, workspace = static.copy(), np.zeros(len(graph.ops), np.int64)
+    seconds, workspace = static.copy(), costs.op_workspace(graph, batch)
     known = np.zeros(len(graph.ops), np.bool_)
     for i, key in enumerate(keys):
         entry = cache.entries.get(key) if key is not None else None

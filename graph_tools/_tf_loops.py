@@ -1,0 +1,200 @@
+"""Every private TensorFlow call around loops, in one place.
+
+Each comment says why there is no public way. Seen in TensorFlow 2.16 to 2.21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils, func_graph, op_def_registry, ops
+from tensorflow.python.ops import control_flow_util_v2, handle_data_util
+
+__all__ = [
+    "LOOPS",
+    "body_of",
+    "condition_of",
+    "copy_op",
+    "function_graph",
+    "function_name",
+    "functions_in",
+    "functions_of",
+    "is_control_flow_body",
+    "is_stateful_type",
+    "note_own_outputs",
+    "read_only_inputs",
+    "traced_like",
+    "wrap_loop_gradients",
+]
+
+#: The types of ops that a ``tf.while_loop`` becomes.
+LOOPS = ("While", "StatelessWhile")
+
+_LoopGradient = Callable[..., Sequence[Any]]
+
+
+def wrap_loop_gradients(wrap: Callable[[_LoopGradient], _LoopGradient]) -> None:
+    """Put ``wrap(gradient)`` in the place of the function that differentiates loops.
+
+    Gradient functions are registered by op type once and for all; ``tf.RegisterGradient`` refuses a second one. All flavors of
+    gradients look them up at each use (2.16 to 2.21).
+    """
+    entries = ops.gradient_registry._registry
+    for kind in LOOPS:
+        entries[kind]["type"] = wrap(entries[kind]["type"])
+
+
+def body_of(loop: tf.Operation) -> Any:
+    """The graph of a loop's body, as it was traced, with the accumulators that gradients added.
+
+    TensorFlow keeps it on the op, and nowhere else (2.16 to 2.21); ``None`` for loops that were imported.
+    """
+    return getattr(loop, "_body_graph", None)
+
+
+def condition_of(loop: tf.Operation) -> Any:
+    """The graph of a loop's condition (see `body_of`)."""
+    return getattr(loop, "_cond_graph", None)
+
+
+def function_graph(op: tf.Operation, attribute: str) -> Any:
+    """The graph of the function that an attribute of ``op`` holds; ``None`` where it is not known.
+
+    (It is not the one of `body_of` where the function was replaced. Functions of a graph are not public, 2.16 to 2.21.)
+    """
+    function = _function(op.graph, function_name(op, attribute))
+    return getattr(function, "graph", None)
+
+
+def function_name(op: tf.Operation, attribute: str) -> str:
+    """The name of the function that an attribute of ``op`` holds."""
+    return str(op.get_attr(attribute).name)
+
+
+def functions_in(op: tf.Operation) -> Iterator[tuple[str, Sequence[Any]]]:
+    """``(name, nodes)`` of each function that an attribute of ``op`` names and that its graph knows.
+
+    ``tf.Graph`` lists its functions only as a serialized whole (2.16 to 2.21).
+    """
+    return functions_of(op.graph, op.node_def)
+
+
+def functions_of(graph: tf.Graph, node: Any) -> Iterator[tuple[str, Sequence[Any]]]:
+    """As `functions_in`, for a node of a graph or of a function that is called in it."""
+    for value in node.attr.values():
+        for func in (*([value.func] if value.HasField("func") else ()), *value.list.func):
+            function = _function(graph, func.name)
+            if function is not None:
+                yield func.name, function.cached_definition.node_def
+
+
+def _function(graph: Any, name: str) -> Any:
+    while graph is not None:
+        found = graph._get_function(name)
+        if found is not None:
+            return found
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+def is_stateful_type(kind: str) -> bool:
+    """Whether ops of type ``kind`` are stateful, by their definition (whose registry is not public, 2.16 to 2.21)."""
+    definition = op_def_registry.get(kind)
+    return definition is None or bool(definition.is_stateful)
+
+
+def read_only_inputs(op: tf.Operation) -> frozenset[int]:
+    """The inputs that are handles of variables which a loop, a branch or a call only reads.
+
+    TensorFlow notes them on each such op for its automatic control dependencies (2.16 to 2.21).
+    """
+    attribute = op.node_def.attr.get(auto_control_deps_utils.READ_ONLY_RESOURCE_INPUTS_ATTR)
+    return frozenset(() if attribute is None else attribute.list.i)
+
+
+def is_control_flow_body(graph: tf.Graph) -> bool:
+    """Whether ``graph`` is the body of a loop or a branch (these classes are not public, 2.16 to 2.21)."""
+    return isinstance(
+        graph,
+        (
+            control_flow_util_v2.WhileBodyFuncGraph,
+            control_flow_util_v2.WhileCondFuncGraph,
+            control_flow_util_v2.CondBranchFuncGraph,
+        ),
+    )
+
+
+def note_own_outputs(loop: tf.Operation, own: int) -> None:
+    """Make gradients take ``loop`` for one with so many outputs, without accumulators (an attribute of theirs; 2.16 to 2.21)."""
+    loop._set_attr("_num_original_outputs", tf.compat.v1.AttrValue(i=own))
+
+
+def copy_op(
+    op: tf.Operation,
+    inputs: Sequence[tf.Tensor],
+    wait_for: Sequence[tf.Operation] = (),
+    **attributes: tf.compat.v1.AttrValue,
+) -> tf.Operation:
+    """A copy of ``op`` of any graph, in the current one, with other ``attributes``; functions that it calls come along.
+
+    As in `graph_tools._tf.create_in`; that a graph knows a function is only public for concrete functions, and what is known of
+    variables and lists behind a handle is not public at all (2.16 to 2.21).
+    """
+    graph = tf.compat.v1.get_default_graph()
+    for name, _ in functions_in(op):
+        graph._add_function_recursive(_function(op.graph, name))
+    kept = {key: value for key, value in op.node_def.attr.items() if key != "_class"}
+    with tf.control_dependencies(wait_for):
+        copy = graph._create_op_internal(
+            op.type,
+            list(inputs),
+            [out.dtype for out in op.outputs],
+            name=op.name,
+            attrs=kept | attributes,
+            op_def=op.op_def,
+        )
+    if op.device:
+        copy._set_device(op.device)
+    for theirs, ours in zip(op.outputs, copy.outputs, strict=True):
+        ours.set_shape(theirs.shape)
+        handle_data_util.copy_handle_data(theirs, ours)
+    return copy
+
+
+def traced_like(
+    loop: tf.Operation, own: int, suffix: str, function: Callable[..., Sequence[tf.Tensor]]
+) -> tf.compat.v1.AttrValue:
+    """A function with the signature of the body of ``loop``, traced, made known to the loop's graph, as an attribute's value.
+
+    Of the first ``own`` arguments is known what lies behind them: variables, lists.
+
+    ``tf.function`` cannot give a function's graph the place of a loop's body, where its ops are looked at as those of a loop;
+    these are the calls by which TensorFlow makes the functions of its own loops (2.16 to 2.21).
+    """
+    outer, body = loop.graph, body_of(loop)
+    name = f"{function_name(loop, 'body')}_{suffix}_{ops.uid()}"
+
+    def traced(*args: tf.Tensor) -> list[tf.Tensor]:
+        for theirs, ours in zip(body.inputs[:own], args[:own], strict=True):
+            handle_data_util.copy_handle_data(theirs, ours)
+        return list(function(*args))
+
+    with outer.as_default():
+        graph = func_graph.func_graph_from_py_func(
+            name,
+            traced,
+            [],
+            {},
+            signature=[tf.TensorSpec(t.shape, t.dtype) for t in body.inputs],
+            func_graph=control_flow_util_v2.WhileBodyFuncGraph(
+                name, collections=outer._collections
+            ),
+            add_control_dependencies=outer._add_control_dependencies,
+        )
+        assert not graph.external_captures, graph.external_captures
+        registered = control_flow_util_v2.create_new_tf_function(graph)
+    value = tf.compat.v1.AttrValue()
+    value.func.name = registered
+    return value

@@ -1,0 +1,378 @@
+"""A while loop as what it computes: which loop variables are its state, which never change, which gather values for its gradient.
+
+TensorFlow differentiates a loop by adding *accumulators* to it: tensor lists, one for each value of the body that the gradient
+reads, to which every step appends. Its gradient is a second loop, which takes them apart from the end. A loop may run again from
+the state that it had at any step; what that takes is a part of its body: the ops behind the accumulated values, the state
+behind those, the ops that bring that state forward, and so on. Ops that must run once are no part of it (:meth:`Loop.part`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import tensorflow as tf
+
+from graph_tools import _tf, _tf_loops, optypes
+from graph_tools._tf_autodiff import enclosing_graphs, home_of
+from graph_tools.errors import GraphError
+
+__all__ = ["Loop", "Part", "in_order", "is_pure", "trip_count"]
+
+#: Stateful by their definition, but what they give is their input, and they have nothing to say that they did not say before.
+_CHECKS = frozenset("CheckNumerics CheckNumericsV2".split())
+#: Of what is not folded while a graph is built, what numbers of steps are computed by.
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "Identity": lambda x: x,
+    "Cast": lambda x: x,
+    "Max": lambda x, axes: np.max(x, tuple(np.atleast_1d(axes))),
+    "Min": lambda x, axes: np.min(x, tuple(np.atleast_1d(axes))),
+    "Maximum": np.maximum,
+    "Minimum": np.minimum,
+    "Add": np.add,
+    "AddV2": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "FloorDiv": np.floor_divide,
+    "Squeeze": np.squeeze,
+}
+_CALLS = frozenset(
+    "While StatelessWhile If StatelessIf Case StatelessCase PartitionedCall StatefulPartitionedCall".split()
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What of a loop's body is run when its steps run again.
+
+    Attributes
+    ----------
+    ops
+        Ops of the body, in an order in which they can run.
+    states
+        The loop variables (numbers) that they read and that change from step to step.
+    invariants
+        The loop variables that they read and that never change.
+    once
+        Tensors of the body that come of ops which must not run again; their value of each step has to be kept.
+    """
+
+    ops: tuple[tf.Operation, ...]
+    states: tuple[int, ...]
+    invariants: tuple[int, ...]
+    once: tuple[tf.Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A loop that was differentiated.
+
+    Attributes
+    ----------
+    op
+        The loop. Variable 0 counts steps, variable 1 is the most of them (or -1), those from ``own`` on are accumulators.
+    own
+        How many loop variables it had before.
+    settled
+        Whether all that happens between the loop and its gradient is in the graph around both, and in the order of the program. If
+        not, variables may be changed then, and what is read of them must be kept.
+    until
+        For the loop's graph and those around it, how many ops there were when the gradient was asked for; none: all.
+    """
+
+    op: tf.Operation
+    own: int
+    settled: bool = True
+    until: tuple[tuple[tf.Graph, int], ...] = ()
+
+    @property
+    def body(self) -> Any:
+        """The graph of the body, accumulators included."""
+        return _tf_loops.body_of(self.op)
+
+    @property
+    def condition(self) -> Any:
+        """The graph of the condition."""
+        return _tf_loops.condition_of(self.op)
+
+    @cached_property
+    def accumulated(self) -> dict[int, tf.Tensor]:
+        """For each accumulator (number of a loop variable), the tensor of the body that it gathers.
+
+        Raises
+        ------
+        GraphError
+            If a variable that gradients added is none, as in loops that are gradients themselves.
+        """
+        found = {}
+        for i in range(self.own, len(self.body.outputs)):
+            out = _behind_identities(self.body.outputs[i])
+            if out.op.type != "TensorListPushBack" or out.op.inputs[0] is not self.body.inputs[i]:
+                raise GraphError(
+                    f"loop variable {i} of {self.op.name!r} is no accumulator but {out.op.type}"
+                )
+            found[i] = out.op.inputs[1]
+        return found
+
+    @cached_property
+    def invariants(self) -> frozenset[int]:
+        """Loop variables that are passed on as they are."""
+        pairs = zip(self.body.inputs, self.body.outputs, strict=True)
+        return frozenset(
+            i for i, (arg, out) in enumerate(pairs) if i and _behind_identities(out) is arg
+        )
+
+    @cached_property
+    def _arguments(self) -> dict[object, int]:
+        return {arg.ref(): i for i, arg in enumerate(self.body.inputs)}
+
+    @cached_property
+    def _written(self) -> set[int]:
+        """Loop variables that are handles of what the body changes, or something between the loop and its gradient."""
+        unseen = not self.settled or self._runs_python()
+        found = {
+            i
+            for i, handle in enumerate(self.op.inputs)
+            if handle.dtype == tf.resource and (unseen or self._is_changed(handle))
+        }
+        for op in self.body.get_operations():
+            for k in _changed_by(op):
+                root = self._arguments.get(_behind_identities(op.inputs[k]).ref())
+                if root is not None:
+                    found.add(root)
+        return found
+
+    def _between(self) -> Iterator[tuple[tf.Graph, float, float]]:
+        """From the loop's graph outwards: ops created between these two run after the loop and before its gradient.
+
+        In graphs around the loop's own that may be any, as far as they are run as one.
+        """
+        until = {id(graph): count for graph, count in self.until}
+        home = home_of(self.op.graph)
+        after = _tf.creation_index(self.op)
+        for graph in enclosing_graphs(self.op.graph):
+            operations = graph.get_operations()
+            end = until.get(id(graph), len(operations))
+            border = _tf.creation_index(operations[end]) if end < len(operations) else math.inf
+            yield graph, after, border
+            if graph is home:
+                return
+            after = -1
+
+    def _runs_python(self) -> bool:
+        """Whether Python may change any variable, in the body or between the loop and its gradient."""
+        between = (
+            op
+            for graph, after, border in self._between()
+            for op in graph.get_operations()
+            if after < _tf.creation_index(op) < border
+        )
+        return any(
+            not optypes.PYTHON.isdisjoint(_types_in(op))
+            for op in (*self.body.get_operations(), *between)
+        )
+
+    def _is_changed(self, handle: tf.Tensor) -> bool:
+        """Whether something changes what is behind ``handle`` after the loop, in its graph, or at any time in one around it."""
+        for graph, after, border in self._between():
+            for op in handle.consumers():
+                between = after < _tf.creation_index(op) < border
+                if between and any(op.inputs[k] is handle for k in _changed_by(op)):
+                    return True
+            outer = {inner.ref(): outer for outer, inner in getattr(graph, "captures", ())}
+            captured = outer.get(handle.ref())
+            if captured is None or not tf.is_symbolic_tensor(captured):
+                return False
+            handle = captured
+        return False
+
+    def part(self, tensors: Iterable[tf.Tensor]) -> Part:
+        """What has to run again for the values of ``tensors``, which are of the body, at consecutive steps.
+
+        Raises
+        ------
+        GraphError
+            If something that must run once gives what cannot be kept.
+        """
+        ops: set[tf.Operation] = set()
+        states: set[int] = set()
+        invariants: set[int] = set()
+        once: dict[object, tf.Tensor] = {}
+        stack = list(tensors)
+        while stack:
+            tensor = stack.pop()
+            number = self._arguments.get(tensor.ref())
+            if number is not None:
+                if number in self.invariants or number == 1:
+                    invariants.add(number)
+                elif number and number not in states:
+                    states.add(number)
+                    stack.append(self.body.outputs[number])
+                continue
+            if tensor.op in ops:
+                continue
+            if self._may_run_again(tensor.op):
+                ops.add(tensor.op)
+                stack.extend(tensor.op.inputs)
+            else:
+                if tensor.dtype in (tf.variant, tf.resource):
+                    raise GraphError(
+                        f"{tensor.op.name!r} ({tensor.op.type}) must run once, and gives a {tensor.dtype.name}"
+                    )
+                once[tensor.ref()] = tensor
+        return Part(
+            ops=tuple(in_order(ops)),
+            states=tuple(sorted(states)),
+            invariants=tuple(sorted(invariants)),
+            once=tuple(sorted(once.values(), key=lambda t: t.name)),
+        )
+
+    def _may_run_again(self, op: tf.Operation) -> bool:
+        if op.type in optypes.READS:
+            root = self._arguments.get(_behind_identities(op.inputs[0]).ref())
+            return root is not None and root not in self._written
+        if op.type in _CALLS:
+            handles = (
+                self._arguments.get(_behind_identities(t).ref())
+                for t in op.inputs
+                if t.dtype == tf.resource
+            )
+            return is_pure(op) and self._written.isdisjoint(handles)
+        return not optypes.is_stateful(op) or op.type in _CHECKS
+
+    @property
+    def condition_is_pure(self) -> bool:
+        """Whether the condition may be asked more than once."""
+        return all(
+            op.type in ("Placeholder", *optypes.READS)
+            or (is_pure(op) if op.type in _CALLS else not optypes.is_stateful(op))
+            for op in self.condition.get_operations()
+        )
+
+
+def _changed_by(op: tf.Operation) -> Iterator[int]:
+    """The inputs of ``op`` that are handles of what it may change."""
+    if op.type in optypes.READS or not optypes.is_stateful(op):
+        return
+    reads = _tf_loops.read_only_inputs(op) if op.type in _CALLS else frozenset()
+    for k, tensor in enumerate(op.inputs):
+        if tensor.dtype == tf.resource and k not in reads:
+            yield k
+
+
+def in_order(ops: Collection[tf.Operation]) -> list[tf.Operation]:
+    """``ops`` in an order in which they can run, that of creation where possible; gradients add ops before older ones."""
+    found = nx.DiGraph()
+    found.add_nodes_from(ops)
+    found.add_edges_from(
+        (before, op)
+        for op in ops
+        for before in (*(t.op for t in op.inputs), *op.control_inputs)
+        if before in found
+    )
+    return list(nx.lexicographical_topological_sort(found, key=_tf.creation_index))
+
+
+def is_pure(op: tf.Operation) -> bool:
+    """Whether all that a loop, a branch or a call does is computing and reading variables."""
+    return not any(
+        kind not in optypes.READS | _CHECKS | _CALLS and _tf_loops.is_stateful_type(kind)
+        for kind in _types_in(op)
+    )
+
+
+def _types_in(op: tf.Operation) -> Iterator[str]:
+    """The types of an op and of those in functions that it runs, in whatever depth."""
+    yield op.type
+    if op.type not in _CALLS:
+        return
+    nodes = [node for _, nodes in _tf_loops.functions_in(op) for node in nodes]
+    seen: set[str] = set()
+    while nodes:
+        node = nodes.pop()
+        yield node.op
+        if node.op in _CALLS:
+            for name, inner in _tf_loops.functions_of(op.graph, node):
+                if name not in seen:
+                    seen.add(name)
+                    nodes.extend(inner)
+
+
+def trip_count(op: tf.Operation) -> int | None:
+    """How often a loop runs at most, if its condition says so before it runs.
+
+    Known are ``maximum_iterations``, and conditions that compare a counter of the loop with a constant.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> with tf.Graph().as_default():
+    ...     _, y = tf.while_loop(lambda i, y: i < 12, lambda i, y: (i + 1, y * y), [2, 0.5])
+    >>> trip_count(y.op.inputs[0].op)
+    10
+    """
+    most = _value(op.inputs[1])
+    if most is not None and most >= 0:
+        return int(most)
+    condition, body = _tf_loops.condition_of(op), _tf_loops.body_of(op)
+    if condition is None or body is None:
+        return None
+    test = _behind_identities(condition.outputs[0]).op
+    if test.type not in ("Less", "LessEqual"):
+        return None
+    counter, limit = (_behind_identities(t) for t in test.inputs)
+    number = next((i for i, arg in enumerate(condition.inputs) if arg is counter), None)
+    end = _constant(limit, condition.inputs, op)
+    if number is None or end is None:
+        return None
+    begin = _value(op.inputs[number])
+    step = _increment(body, number)
+    if begin is None or step is None or step <= 0:
+        return None
+    return max(0, -(-(int(end) + (test.type == "LessEqual") - int(begin)) // step))
+
+
+def _constant(tensor: tf.Tensor, arguments: Sequence[tf.Tensor], op: tf.Operation) -> Any:
+    """The value of a tensor of a loop's function, if it is one before the loop runs."""
+    if not tensor.dtype.is_integer:
+        return None
+    for i, arg in enumerate(arguments):
+        if arg is tensor:
+            body = _tf_loops.body_of(op)
+            passed_on = _behind_identities(body.outputs[i]) is body.inputs[i]
+            return _value(op.inputs[i]) if passed_on else None
+    return _value(tensor)
+
+
+def _increment(body: Any, number: int) -> int | None:
+    """What a step adds to an integer loop variable, if that is a constant."""
+    made = _behind_identities(body.outputs[number]).op
+    if made.type not in ("Add", "AddV2"):
+        return None
+    for one, other in (made.inputs, reversed(made.inputs)):
+        if _behind_identities(one) is body.inputs[number]:
+            value = _value(other)
+            return None if value is None else int(value)
+    return None
+
+
+def _value(tensor: tf.Tensor) -> Any:
+    """The value of an integer scalar, if it follows from constants and known shapes; ``None``: it does not."""
+    known = tf.get_static_value(tensor)
+    if known is not None or tensor.op.type not in _FOLDED:
+        return known
+    inputs = [_value(t) for t in tensor.op.inputs]
+    if any(value is None for value in inputs):
+        return None
+    return np.asarray(_FOLDED[tensor.op.type](*inputs)).astype(tensor.dtype.as_numpy_dtype)
+
+
+def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
