@@ -89,9 +89,10 @@ def explained(model: str, options: dict[str, Any]) -> dict[str, Any]:
 def _gap(study: Any, share: float) -> list[float]:
     """Extra time of a plan, and its lower bound, in hundredths of the step's."""
     from memsaving_gradients.planners import Limits, auto
+    from memsaving_gradients.schedule import plain, simulate
 
     graph = study.graph
-    limits = Limits(budget=int(share * study.meter.plain.peak))
+    limits = Limits(budget=int(share * simulate(graph, plain(graph)).peak))
     proposal = auto.plan(graph, limits)
     proposal = auto.improved(graph, limits, proposal) or proposal
     unit = graph.total_seconds / 100

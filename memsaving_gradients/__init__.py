@@ -1,7 +1,7 @@
 """Memory-saving gradients for TensorFlow: the same gradients in a fraction of the memory.
 
 ``gradients`` replaces ``tf.gradients``; ``patched`` makes unchanged code use it, tapes included;
-``memsaving_gradients.keras.MemorySavingGradients`` is a callback for ``fit``; ``checkpoint`` marks a tensor to keep;
+``memsaving_gradients.keras.MemorySavingGradients`` is a callback for ``fit``; ``checkpoint`` marks a tensor to keep; ``while_loop`` and ``scan`` are TensorFlow's, and say how they are replayed;
 ``plans`` tells what was done; ``explain`` and ``largest_batch`` tell what could be.
 """
 
@@ -19,6 +19,8 @@ from memsaving_gradients.explaining import explain as explain
 from memsaving_gradients.explanation import Explanation as Explanation
 from memsaving_gradients.largest import LargestBatch as LargestBatch
 from memsaving_gradients.largest import largest_batch as largest_batch
+from memsaving_gradients.loops.by_hand import scan as scan
+from memsaving_gradients.loops.by_hand import while_loop as while_loop
 from memsaving_gradients.marks import checkpoint as checkpoint
 from memsaving_gradients.patching import patch as patch
 from memsaving_gradients.patching import patched as patched
@@ -48,7 +50,9 @@ __all__ = [
     "patch",
     "patched",
     "plans",
+    "scan",
     "unpatch",
+    "while_loop",
 ]
 
 __version__ = "0.1.0"

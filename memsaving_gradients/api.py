@@ -41,6 +41,7 @@ def gradients(
     plan: Any = None,
     progress: Any = None,
     planning_seconds: float | None = None,
+    loops: str = "auto",
 ) -> list[Any]:
     """Gradients of the sum of ``ys`` with respect to each of ``xs``, recomputing what was not kept.
 
@@ -96,6 +97,15 @@ def gradients(
     planning_seconds
         The most time to plan, about; the best plan so far is used then, with a `PlanningStoppedWarning`. Without it the
         same graph gives the same plan in every process.
+    loops
+        What becomes of ``tf.while_loop``, ``tf.scan``, recurrent layers and whatever else is a loop in the graph:
+
+        - ``"keep"``: every step keeps what the gradient reads, as TensorFlow has it;
+        - ``"segments"``: the loop's state is kept at about √T of its T steps, and the steps between run once more;
+        - ``"treeverse"``: segments of segments of segments; three more runs, and T^(1/4) of everything;
+        - ``"auto"``: ``"segments"`` where memory is to be least (``checkpoints="memory"``, or none); with a budget the first of
+          these with which it is kept; else ``"keep"``. Loops inside of functions, branches and other loops are kept under a
+          budget unless another way is named here.
 
     Returns
     -------
@@ -153,6 +163,7 @@ def gradients(
         plan=plan,
         progress=progress,
         planning_seconds=planning_seconds,
+        loops=loops,
     )
     _check_name(name)
     if tf.executing_eagerly():

@@ -322,9 +322,8 @@ class Search:
     def _improve(self, found: Found) -> None:
         """Once for what was asked for, try what else there is for a plan that is going to be used."""
         improve = self.improve
-        if improve is None or self._stopped or found.asked in self._improved:
-            return
-        if len(self._improved) >= MOST_IMPROVED:
+        enough = len(self._improved) >= MOST_IMPROVED or found.asked in self._improved
+        if improve is None or self._stopped or enough:
             return
         self._improved.add(found.asked)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import tensorflow as tf
 
 from graph_tools import _tf
 from memsaving_gradients.budgets import Found
 from memsaving_gradients.fingerprint import fingerprint
+from memsaving_gradients.loops.choice import Loops
 from memsaving_gradients.plan import Decision, Plan
 from memsaving_gradients.planners import Proposal
 from memsaving_gradients.roles import CapturedStep
@@ -30,6 +33,7 @@ def describe(
     batch_is_known: bool = True,
     budget: int | None = None,
     plain_seconds: float | None = None,
+    loops: Loops | None = None,
 ) -> Plan:
     """What is to be done to ``step``; its simulation is the planner's.
 
@@ -50,7 +54,9 @@ def describe(
     before
         The simulation of plain training as it runs.
     plain_seconds
-        The time of a plain step, where that is not the one of ``step``: before masks were packed.
+        The time of a plain step, where that is not the one of ``step``: before masks were packed and loops replayed.
+    loops
+        Those of the step.
     """
     graph, proposal = step.graph, found.proposal
     after = proposal.simulation
@@ -76,6 +82,8 @@ def describe(
         optimal=proposal.optimal,
         complete=proposal.complete,
         packed=packed,
+        loops="" if loops is None or not loops.replayed else str(loops.way),
+        replayed=() if loops is None else loops.replayed,
         schedule=proposal.schedule,
         reasons=proposal.reasons,
         fingerprint=mark,
@@ -128,8 +136,8 @@ def source_line(op: tf.Operation) -> str:
     return ""
 
 
-def why_nothing(step: CapturedStep, mode: str, peak: int) -> str:
-    """Why no plan lowers the simulated peak of ``peak`` bytes."""
+def why_nothing(step: CapturedStep, mode: str, peak: int, loops: Mapping[str, str]) -> str:
+    """Why no plan lowers the simulated peak of ``peak`` bytes. ``loops``: why loops, by name, are not replayed."""
     graph = step.graph
     residual = [s for s in graph.residuals if graph.size[s]]
     total = sum(int(graph.size[s]) for s in residual)
@@ -139,9 +147,10 @@ def why_nothing(step: CapturedStep, mode: str, peak: int) -> str:
     held = sum(int(graph.size[s]) for s in fixed)
     if 2 * held > total:
         kinds = sorted({step.source.ops[int(graph.producer[s])].type for s in fixed})
+        said = "".join(f"; the loop {name!r} is not replayed: {why}" for name, why in loops.items())
         return (
             f"{held:,} of {total:,} bytes that backward reads are made by ops that must not run twice "
-            f"({', '.join(kinds)}); call such functions and loops in smaller pieces, or inline them"
+            f"({', '.join(kinds)}){said or '; call such functions in smaller pieces, or inline them'}"
         )
     return (
         f"no choice of checkpoints (mode {mode!r}) lowers the simulated peak of {peak:,} "

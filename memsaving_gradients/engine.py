@@ -13,6 +13,7 @@ from graph_tools import _tf, _tf_autodiff
 from memsaving_gradients import guard, registry, whole_step
 from memsaving_gradients.following import Following
 from memsaving_gradients.gates import gated
+from memsaving_gradients.loops import pairs
 from memsaving_gradients.options import Options
 from memsaving_gradients.planning import warn_nothing_saved, warn_stopped
 from memsaving_gradients.rewrite import Rewrite
@@ -22,6 +23,7 @@ __all__ = ["components", "observing", "save_memory"]
 
 guard.install()
 whole_step.install()
+pairs.install()
 
 _observer: ContextVar[Callable[[Site], None] | None] = ContextVar(
     "memsaving_gradients_observer", default=None
@@ -88,7 +90,7 @@ def save_memory(
     following = Following(site, mode)
     followed = following.follow()
     if followed is None:
-        site.unpack()
+        site.treat_loops(None)
         return list(grads)
     outcome, result = followed.outcome, followed.result
     guard.remember(graph, site.masks.rewiring)

@@ -11,6 +11,7 @@ __all__ = [
     "BudgetError",
     "BudgetWarning",
     "EagerExecutionError",
+    "HigherOrderError",
     "MemorySavingError",
     "NothingSavedWarning",
     "PatchError",
@@ -49,6 +50,10 @@ class ArgumentError(MemorySavingError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.argument}={_show(self.value)}: {self.problem}"
+
+
+class HigherOrderError(MemorySavingError):
+    """Gradients of gradients are asked for where the first ones were built so that they have none."""
 
 
 class SelectionError(ArgumentError):

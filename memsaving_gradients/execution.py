@@ -72,7 +72,7 @@ class _Work:
 
     For each op: ``before``, those that it waits for; ``reads`` and ``writes``, values; ``there``: whether it runs, or was
     folded, before the step begins. For each value: ``storage`` and ``size`` as in `TrainingGraph`. ``variables``: those that
-    are updated. ``persistent``: bytes of what is there before.
+    are updated. ``workspace``: bytes that an op takes beside its outputs. ``persistent``: bytes of what is there before.
     """
 
     before: Sequence[Sequence[int]]
@@ -84,6 +84,7 @@ class _Work:
     seconds: Sequence[float]
     cheap: Sequence[bool]
     forwards: Sequence[bool]
+    workspace: Sequence[int]
     held: Sequence[int]
     variables: Sequence[Updated]
     persistent: Mapping[object, int]
@@ -166,6 +167,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         seconds=costs.op_seconds(ops, batch).tolist(),
         cheap=[op.type in CHEAP for op in ops.ops],
         forwards=[op.type in optypes.FORWARDING for op in ops.ops],
+        workspace=costs.op_workspace(ops, batch).tolist(),
         held=held,
         variables=updated_variables(ops, reads, storage, persistent),
         persistent=persistent,
@@ -336,6 +338,7 @@ def _lives(
                     taken.add(root)
                     break
     made = [value for value, place in enumerate(born) if place >= 0]
-    lives = [(born[v], dies[v], size[v], into.get(v, -1)) for v in made] + copies
+    scratch = [(start[op], until[op], work.workspace[op], -1) for op in order if work.workspace[op]]
+    lives = [(born[v], dies[v], size[v], into.get(v, -1)) for v in made] + copies + scratch
     found = np.array(lives, np.int64).reshape(-1, 4)
     return found[:, 0].copy(), found[:, 1].copy(), found[:, 2].copy(), found[:, 3].copy(), made

@@ -96,6 +96,8 @@ def _explanation(study: Study) -> Explanation:
             budget = int(study.budget_for(study.need(proposal)) * adds)
             if budget > need:
                 points.append(_point(study, found, proposal, budget))
+        share = 1 / max(study.plain, 1)
+        points += [Point(n, n * share, extra, 0.0, 0) for n, extra in study.loops_alone]
     falling = _falling(points)
     return Explanation(
         parts=parts,
@@ -122,7 +124,7 @@ def _between(study: Study, least: int) -> Curve:
 def _point(study: Study, found: Curve, proposal: Proposal, budget: int) -> Point:
     extra = study.extra_time(proposal)
     # No plan that needs ``budget`` bytes takes less: it asks for no more than that, and what a larger budget costs is known.
-    bounds = (proposal.lower_bound for asked, proposal in found if asked >= budget)
+    bounds = (plan.lower_bound for within, plan in found if within >= budget)
     return Point(
         budget=budget,
         share=budget / max(study.plain, 1),

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
+from graph_tools.errors import GraphError
 from memsaving_gradients import guard
-from memsaving_gradients.budgets import MANY_OPS
+from memsaving_gradients.budgets import MANY_OPS, safe_bytes
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.goal import too_small
+from memsaving_gradients.loops.choice import WAYS
 from memsaving_gradients.planning import LIMITED, Outcome, by_limits, by_mode, by_saved_plan
 from memsaving_gradients.progress import showing
 from memsaving_gradients.rewrite import Rewrite, rewrite
@@ -69,10 +71,13 @@ class Following:
         The gradient computation.
     mode
         What a plan will be called, see `memsaving_gradients.engine.save_memory`.
+    loops_alone
+        After `least`: for each way to replay loops, the bytes of a budget that a step needs and its time (seconds) if nothing else is done.
     """
 
     def __init__(self, site: Site, mode: str) -> None:
         self.site, self.mode = site, mode
+        self.loops_alone: list[tuple[int, float]] = []
         self._large = len(site.operations) > MANY_OPS
         self._updates: Mapping[str, Sequence[tf.Operation]] | None = None
         self._share = FIRST_SHARE if self._large else 1.0
@@ -95,6 +100,83 @@ class Following:
             raise
 
     def _follow(self) -> Followed | None:
+        try:
+            ways = self._ways()
+            if ways != [None]:
+                self.site.original()
+        except GraphError:
+            # The graph cannot be rewritten, which the first who looks at it says.
+            ways = [None]
+        if ways == [None]:
+            return self._treated()
+        refused: list[BudgetError] = []
+        for number, way in enumerate(ways):
+            self._treat(way)
+            try:
+                found = self._treated()
+            except BudgetError as error:
+                refused.append(error)
+                if self.site.stopped == "interrupted":
+                    break
+                continue
+            return self._cheaper(found, ways[number:])
+        raise min(refused, key=lambda error: error.least)
+
+    def _ways(self) -> list[str | None]:
+        """The ways to treat loops that are tried, in order."""
+        loops, asked = self.site.loops, self.site.options.loops
+        if self.mode == "saved":
+            return [None]
+        if asked != "auto":
+            return [*loops.ways([asked])] or [None]
+        if self.mode == "budget":
+            return [*loops.ways(WAYS)] or [None]
+        if self.mode == "slowdown":
+            return [self._least_in_time()]
+        replays = self.mode in ("memory", "planner") or not (self.mode != "named" or self.site.kept)
+        return [*loops.ways(["segments" if replays else "keep"])] or [None]
+
+    def _least_in_time(self) -> str | None:
+        """The way that saves most of those that take no more time than was allowed."""
+        site = self.site
+        ways = site.loops.ways(WAYS)
+        if len(ways) < 2 or site.options.max_slowdown is None:
+            return ways[0] if ways else None
+        allowed = site.options.max_slowdown * site.original()[0].graph.total_seconds
+        for way in reversed(ways):
+            self._treat(way)
+            if site.capture().graph.total_seconds <= allowed:
+                return way
+        return ways[0]
+
+    def _treat(self, way: str | None) -> None:
+        self.site.treat_loops(way)
+        self._share = FIRST_SHARE if self._large else 1.0
+        self._below, self._broke = None, 0
+
+    def _cheaper(self, found: Followed | None, ways: Sequence[str | None]) -> Followed | None:
+        """``found``, of the first of ``ways``, or what the next way comes to, if that takes less time."""
+        if found is None or found.result is None or len(ways) < 2 or self.mode != "budget":
+            return found
+        extra, way = found.outcome.plan.extra_time, ways[0]
+        self._take_back(found)
+        self._treat(ways[1])
+        seconds = self.site.original()[0].graph.total_seconds
+        other: Followed | None = None
+        if self.site.capture().graph.total_seconds / max(seconds, 1e-12) - 1 < extra:
+            try:
+                other = self._treated()
+            except BudgetError:
+                other = None
+        if other is not None and other.outcome.plan.extra_time < extra:
+            return other
+        if other is not None and other.result is not None:
+            self._take_back(other)
+        self._treat(way)
+        return self._treated()
+
+    def _treated(self) -> Followed | None:
+        """As `follow`, with loops treated as they are now."""
         most = FEW_ATTEMPTS if self._large else MOST_ATTEMPTS
         found, ended = self._search(most if self.mode == "budget" else 1, _alone)
         if ended:
@@ -108,14 +190,33 @@ class Following:
 
     def least(self) -> Outcome | None:
         """The plan of least memory, as an error about a budget would name it; the graph is left as it was. ``None``: none saves anything."""
+        least: Outcome | None = None
+        sought = self.site.sought
         try:
             with uncollected(), showing(self.site.options.progress) as self.site.progress:
-                found = self._next(0.0)
-                if found is not None and found.result is not None:
-                    self._take_back(found)
+                self.site.original()
+                ways: list[str | None] = [*self.site.loops.ways(WAYS)] or [None]
+                for way in ways:
+                    self._treat(way)
+                    self._note_loops_alone()
+                    found = self._next(0.0)
+                    if found is not None and found.result is not None:
+                        self._take_back(found)
+                    if least is None or (found is not None and found.outcome.need < least.need):
+                        least = None if found is None else found.outcome
+                        sought = self.site.sought
         finally:
             self.site.abandon()
-        return None if found is None else found.outcome
+            # Of what was looked for plans with, for whoever looks on.
+            self.site.sought = sought
+        return least
+
+    def _note_loops_alone(self) -> None:
+        site = self.site
+        if site.loops.replayed:
+            step = site.capture()
+            need = safe_bytes(site.play(step), site.gating)
+            self.loops_alone.append((need, step.graph.total_seconds))
 
     def lower(
         self, found: Followed, need_of: Need, updates: Mapping[str, Sequence[tf.Operation]]

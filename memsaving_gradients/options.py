@@ -14,6 +14,7 @@ import numpy as np
 
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.loops.choice import WAYS
 from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners import PLANNERS
 from memsaving_gradients.units import parse_budget
@@ -62,6 +63,8 @@ class Options:
         Who is told how far planning is: ``None`` (a bar in a terminal), ``False`` (nobody), or a function.
     planning_seconds
         The most time to plan; ``None``: as long as it takes.
+    loops
+        How loops are treated: ``"auto"`` or one of `memsaving_gradients.loops.choice.WAYS`.
 
     Examples
     --------
@@ -86,6 +89,7 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
     plan: Any = ()
     progress: Any = None
     planning_seconds: float | None = None
+    loops: str = "auto"
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Options:
@@ -166,6 +170,12 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
                 "progress",
                 self.progress,
                 "give None (a bar in a terminal), False (nothing) or a function of (share, what)",
+            )
+        if self.loops not in ("auto", *WAYS):
+            close = difflib.get_close_matches(str(self.loops), ("auto", *WAYS), n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ArgumentError(
+                "loops", self.loops, f"{hint}give one of {_listed(('auto', *WAYS))}"
             )
         self._check_together()
 

@@ -24,9 +24,11 @@ from memsaving_gradients.errors import (
     PatchError,
     SelectionError,
 )
+from memsaving_gradients.loops.choice import inner_rule
+from memsaving_gradients.loops.pairs import Rule, stand
 from memsaving_gradients.options import Options
 from memsaving_gradients.planning import OUTER, warn_nothing_saved
-from memsaving_gradients.saving import is_paused, paused, saving
+from memsaving_gradients.saving import inner_way, is_paused, paused, saving
 from memsaving_gradients.selection import resolve
 
 __all__ = ["ends_in", "patch", "patched", "rewired", "scoped", "unpatch"]
@@ -242,6 +244,7 @@ def _remove(patch: _InForce) -> None:
 
 
 def _install() -> None:
+    _restore.append(stand(_standing_rule))
     tape = _tf_autodiff.GradientTape
     inner = _tf_autodiff.differentiate()
     _restore.append(lambda: _tf_autodiff.replace_differentiate(inner))
@@ -254,6 +257,16 @@ def _install() -> None:
         original = getattr(tape, name)
         _restore.append(functools.partial(setattr, tape, name, original))
         setattr(tape, name, wrap(original))
+
+
+def _standing_rule() -> Rule | None:
+    """How loops of functions are treated that are differentiated when they are called, under a tape."""
+    if is_paused() or not _stack:
+        return None
+    options = _stack[-1].options
+    searches = options.searches or not isinstance(options.checkpoints, str)
+    way = inner_way(options, "budget" if searches else options.checkpoints)
+    return None if way == "keep" else inner_rule(way, options.batch, options.xla)
 
 
 def _gradients_saving(inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from memsaving_gradients.budgets import chunk_bytes, plain_bytes
 from memsaving_gradients.comparison import Comparison
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.fingerprint import Fingerprint
+from memsaving_gradients.loops.division import Replayed
 from memsaving_gradients.schedule import Schedule, Simulation
 
 __all__ = ["Comparison", "Decision", "Plan"]
@@ -93,6 +94,10 @@ class Plan:
         Whether planning came to its end, and was not interrupted or out of time.
     packed
         Whether masks were packed in bits.
+    loops
+        How loops are treated, one of `memsaving_gradients.loops.choice.WAYS`; empty: as TensorFlow built them.
+    replayed
+        The loops that are replayed. Not saved in files.
     schedule
         What runs when.
     reasons
@@ -127,6 +132,8 @@ class Plan:
     optimal: bool = False
     complete: bool = True
     packed: bool = False
+    loops: str = ""
+    replayed: tuple[Replayed, ...] = field(default=(), compare=False)
     schedule: Schedule | None = field(default=None, compare=False)
     reasons: Mapping[int, str] = field(default_factory=dict, compare=False)
     fingerprint: Fingerprint | None = None

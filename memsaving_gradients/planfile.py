@@ -100,6 +100,7 @@ def _body(plan: Plan) -> dict[str, Any]:
         **{name: getattr(plan, name) for name in _PLAIN},
         "chunks": [plan.allocated_plain, plan.allocated],
         "assumed_batch": plan.assumed_batch,
+        "loops": plan.loops,
         "checkpoints": list(plan.checkpoints),
         "decisions": [
             [d.tensor, d.bytes, d.fate, d.reason, d.op_type, d.source] for d in plan.decisions
@@ -126,6 +127,7 @@ def _plan(body: dict[str, Any], file: str) -> Plan:
         **{name: body[name] for name in _PLAIN},
         file=file,
         assumed_batch=body.get("assumed_batch"),
+        loops=str(body.get("loops", "")),
         chunks=(int(body["chunks"][0]), int(body["chunks"][1])),
         checkpoints=tuple(body["checkpoints"]),
         decisions=tuple(Decision(*fields) for fields in body["decisions"]),

@@ -101,7 +101,7 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     step = _captured(site)
     if step is None:
         return None
-    before = site.play(step)
+    original, before = site.original()
     if mode == "memory" and site.pack():
         step = site.capture()
     most = simulate(step.graph, plain(step.graph)).peak
@@ -114,8 +114,10 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     proposal = _BY_MODE.get(mode, named.plan)(step.graph, limits)
     proposal = left_alone(step.graph, proposal, None)
     works = proposal.schedule.clones or proposal.schedule.chained
+    if site.loops.replayed and (not works or proposal.peak >= most):
+        return _loops_alone(site, step, mode, mode)
     if not works or (proposal.peak >= most and mode in _BY_MODE):
-        warn_nothing_saved(site.graph, why_nothing(step, mode, most))
+        warn_nothing_saved(site.graph, why_nothing(step, mode, most, site.loops.kept))
         return None
     if proposal.peak >= most:
         warn_nothing_saved(
@@ -125,8 +127,17 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
             what="tensors are recomputed, but that saves no memory",
         )
     found = Found(proposal, proposal.peak, None)
-    plan = _described(site, step, found, mode, mode, before=before)
+    unpacked = original if site.loops.replayed else None
+    plan = _described(site, step, found, mode, mode, before=before, unpacked=unpacked)
     return Outcome(step, proposal, plan)
+
+
+def _loops_alone(site: Site, step: CapturedStep, mode: str, name: str) -> Outcome:
+    """Loops are replayed, and nothing else is done."""
+    original, before = site.original()
+    found = Found(Meter(step.graph, site.gating).plain, 0, None)
+    plan = _described(site, step, found, mode, name, before=before, unpacked=original)
+    return Outcome(step, found.proposal, plan, plain=True).as_it_runs(site.play(step))
 
 
 def by_limits(
@@ -188,12 +199,12 @@ def by_limits(
 def seek(site: Site) -> Sought | None:
     """What plans are made for, and with what: the step, with masks packed. ``None``, after a warning: it cannot be rewritten."""
     options = site.options
-    step = unpacked = _captured(site)
-    if step is None or unpacked is None:
+    step = _captured(site)
+    if step is None:
         return None
-    before = site.play(step)
-    goal = _goal(site, step, before)
-    if goal is not None and goal.budget >= goal.plain_need:
+    unpacked, before = site.original()
+    goal = _goal(site, unpacked, before)
+    if goal is not None and goal.budget >= goal.plain_need and not site.loops.replayed:
         return Sought(step, unpacked, before, goal, None)
     if site.pack():
         step = site.capture()
@@ -218,15 +229,14 @@ def by_saved_plan(site: Site) -> Outcome:
         If no plan fits to the graph.
     """
     plans: tuple[Plan, ...] = site.options.plan
-    step = unpacked = site.capture()
-    before = site.play(step)
+    unpacked, before = site.original()
     difference = None
-    for packed in (False, True):
-        candidates = [plan for plan in plans if plan.packed == packed]
-        if not candidates:
-            continue
-        if packed and site.pack():
-            step = site.capture()
+    for way, packed in sorted({(plan.loops, plan.packed) for plan in plans}):
+        candidates = [plan for plan in plans if (plan.loops, plan.packed) == (way, packed)]
+        site.treat_loops(way or None)
+        if packed:
+            site.pack()
+        step = site.capture()
         mark = fingerprint(step, site.options.batch)
         for plan in candidates:
             different = "it has no fingerprint"
@@ -271,9 +281,11 @@ def _applied(
         plan.planner,
         before=before,
         budget=plan.budget,
-        unpacked=unpacked if plan.mode in LIMITED else None,
+        unpacked=unpacked if plan.mode in LIMITED or plan.loops else None,
     )
     untouched = schedule == plain(step.graph) and not plan.packed
+    if untouched and site.loops.replayed:
+        described = replace(described, simulation=site.play(step))
     return Outcome(step, proposal, described, plain=untouched, given=plan)
 
 
@@ -288,9 +300,9 @@ def _described(
     budget: int | None = None,
     unpacked: CapturedStep | None = None,
 ) -> Plan:
-    """``unpacked``: the step before masks were packed, which is what is plain."""
+    """``unpacked``: the step before masks were packed and loops replayed, which is what is plain."""
     packed = bool(site.masks.packed)
-    earlier = unpacked if packed else None
+    earlier = unpacked if packed or site.loops.replayed else None
     return describe(
         step,
         found,
@@ -303,6 +315,7 @@ def _described(
         budget=budget,
         before=before,
         plain_seconds=None if earlier is None else earlier.graph.total_seconds,
+        loops=site.loops,
     )
 
 

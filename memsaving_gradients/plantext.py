@@ -23,7 +23,8 @@ NAME_WIDTH = 48
 
 def text(plan: Plan) -> str:
     """The whole plan, for people to read."""
-    return "\n".join([_headline(plan), *_limits(plan), _requested(plan), *_table(plan)])
+    loops = [f"loop replayed: {loop}" for loop in plan.replayed]
+    return "\n".join([_headline(plan), *_limits(plan), _requested(plan), *loops, *_table(plan)])
 
 
 def brief(plan: Plan) -> str:
@@ -37,7 +38,7 @@ def brief(plan: Plan) -> str:
 def _headline(plan: Plan) -> str:
     where = "in one buffer of XLA" if plan.gating == "data" else "in the allocator's chunks"
     did = f"extra time about {format_share(plan.extra_time)}, {plan.clones:,} ops run again"
-    if not (plan.clones or plan.packed):
+    if not (plan.clones or plan.packed or plan.loops):
         did = "nothing is run again"
     return (
         f"{_title(plan)}: {_both(plan.allocated)} {where}, "

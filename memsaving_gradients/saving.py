@@ -12,10 +12,12 @@ import tensorflow as tf
 from memsaving_gradients import registry
 from memsaving_gradients.engine import components, save_memory
 from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.loops.choice import inner_rule
+from memsaving_gradients.loops.pairs import replaying
 from memsaving_gradients.options import Options
 from memsaving_gradients.selection import marks_between, resolve
 
-__all__ = ["is_paused", "paused", "saving"]
+__all__ = ["inner_way", "is_paused", "paused", "saving"]
 
 _paused: ContextVar[bool] = ContextVar("memsaving_gradients_paused", default=False)
 
@@ -54,13 +56,20 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
     starts = tf.nest.flatten(xs)
     mode, kept = _chosen(graph, first_backward, ends, starts, options)
-    with paused():
+    rule = inner_rule(inner_way(options, mode, kept), options.batch, options.xla)
+    with paused(), replaying(graph, rule):
         grads = differentiate()
     flat = save_memory(
         graph, first_backward, ends, starts, tf.nest.flatten(grads), mode, kept, options
     )
     registry.returned(graph, components(flat, graph), options.hold_gradients)
     return tf.nest.pack_sequence_as(grads, flat)
+
+
+def inner_way(options: Options, mode: str, kept: Sequence[tf.Tensor] = ()) -> str:
+    """How loops of functions, branches and other loops are treated, which cannot wait until there is a plan."""
+    replays_all = mode in ("auto", "memory") or (mode == "named" and not kept)
+    return options.loops if options.loops != "auto" else "segments" if replays_all else "keep"
 
 
 def _chosen(

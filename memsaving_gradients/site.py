@@ -14,6 +14,7 @@ from memsaving_gradients import guard, registry
 from memsaving_gradients.budgets import FLOORS, Search
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.goal import Goal
+from memsaving_gradients.loops.choice import Loops
 from memsaving_gradients.options import Options
 from memsaving_gradients.packing import Masks, pack_masks
 from memsaving_gradients.rewrite import Rewrite
@@ -88,7 +89,10 @@ class Site:
     def __post_init__(self) -> None:
         self.operations = self.graph.get_operations()
         self.sought: Sought | None = None
+        self.loops = Loops(self.graph, self.first_backward, self.options.batch, self.data_gates)
         self._captured: CapturedStep | None = None
+        self._for_loops: set[int] = set()
+        self._original: tuple[CapturedStep, Simulation] | None = None
 
     @property
     def first_operation(self) -> tf.Operation:
@@ -105,6 +109,24 @@ class Site:
         if self._captured is None:
             self._captured = self._capture()
         return self._captured
+
+    def original(self) -> tuple[CapturedStep, Simulation]:
+        """The step as TensorFlow built it, and how it runs; to be asked for before anything is done to it."""
+        if self._original is None:
+            step = self.capture()
+            self._original = step, self.play(step)
+        return self._original
+
+    def treat_loops(self, way: str | None) -> None:
+        """Treat loops in another way (``None``: as TensorFlow built them); what was packed is unpacked, what was sought forgotten."""
+        self.unpack()
+        start = len(self.graph.get_operations())
+        if self.loops.treat(way):
+            self._captured = self.sought = None
+            # What was built for the way before stands there, and nobody reads it any more.
+            registry.idle(self.graph).update(self._for_loops)
+            built = self.graph.get_operations()[start:]
+            self._for_loops = set(map(_tf.creation_index, built))
 
     def _capture(self) -> CapturedStep:
         options = self.options
@@ -207,7 +229,7 @@ class Site:
 
     def abandon(self) -> None:
         """Leave the graph as it was: what was built for these gradients stands there, and nobody reads it."""
-        self.unpack()
+        self.treat_loops(None)
         self._forget(self.first_backward)
 
     def _forget(self, first: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from memsaving_gradients import patching
 from memsaving_gradients.budgets import (
     FLOORS,
     MANY_OPS,
-    Meter,
+    Found,
     Search,
     chunk_bytes,
     plain_bytes,
@@ -34,7 +34,7 @@ from memsaving_gradients.planners import Proposal, chain
 from memsaving_gradients.planning import seek
 from memsaving_gradients.site import Site
 
-__all__ = ["Least", "Study", "asked", "function_of"]
+__all__ = ["Study", "asked", "function_of"]
 
 #: The options of `memsaving_gradients.gradients` that matter to somebody who only looks.
 OPTIONS = ("batch_size", "hold_gradients", "xla", "accumulate", "profile", "progress")
@@ -54,22 +54,6 @@ def asked(options: dict[str, Any]) -> Options:
     return Options(**options, budget=SOME)
 
 
-@dataclass(frozen=True)
-class Least:
-    """A plan of least memory.
-
-    Attributes
-    ----------
-    proposal
-        The plan.
-    need
-        The bytes to give as its budget.
-    """
-
-    proposal: Proposal
-    need: int
-
-
 class Study:
     """A gradient computation that is looked at: of those of a step, the one with most ops.
 
@@ -85,8 +69,8 @@ class Study:
         Plain training as it runs.
     plain
         What fractions are of, bytes.
-    meter
-        What schedules of the graph need.
+    loops_alone
+        After `least`: for each way to replay loops, the budget it needs if nothing else is done (bytes), and its extra time.
     """
 
     def __init__(self, fn: Any, args: Sequence[Any], options: Options) -> None:
@@ -97,7 +81,7 @@ class Study:
         self.graph = self.step.graph
         self.before = self.site.play(self.step)
         self.plain = plain_bytes(self.before, self.site.gating)
-        self.meter = Meter(self.graph, self.site.gating, self.before.persistent)
+        self.loops_alone: list[tuple[int, float]] = []
         self._holes: float | None = None
 
     @property
@@ -115,31 +99,35 @@ class Study:
         """The budget to ask for, for a plan that needs so many bytes: something is left to chance."""
         return need if self.site.data_gates else int(need * (1 + CHANCE))
 
-    def least(self) -> Least | None:
-        """A plan of least memory, the first that an error about a budget would look at; ``None``: none saves anything. For once.
+    def least(self) -> Found | None:
+        """A plan of least memory, the first that an error about a budget would look at, and the budget to give for it. For once.
 
-        In deep networks the first of `chain`, which is not rewritten: it gets the room that a plan leaves there for what the executor adds.
+        ``None``: none saves anything. In deep networks the first of `chain`, which is not rewritten: it gets the room that a plan leaves there for what the executor adds.
         """
         self.site.floors = FLOORS[:1]
         if len(self.site.operations) > MANY_OPS:
             return self._least_of_chains()
-        outcome = Following(self.site, "budget").least()
+        following = Following(self.site, "budget")
+        outcome = following.least()
+        self.loops_alone = [
+            (need, self.of_step(seconds - self.graph.total_seconds))
+            for need, seconds in following.loops_alone
+        ]
         if outcome is None or self.search is None:
             return None
-        return Least(outcome.proposal, outcome.need)
+        return Found(outcome.proposal, outcome.need, None)
 
-    def _least_of_chains(self) -> Least | None:
+    def _least_of_chains(self) -> Found | None:
         try:
             self.site.sought = seek(self.site)
         finally:
             self.site.abandon()
         if self.search is None:
             return None
-        self.search.planner = chain.plan
-        found = self.search.least()
+        found = replace(self.search, planner=chain.plan).least()
         plain = chunk_bytes(self.before, self.site.gating) / max(self.before.peak, 1)
         self._holes = max(plain, found.need / max(found.proposal.peak, 1))
-        return Least(found.proposal, int(self.budget_for(found.need) / FIRST_SHARE))
+        return replace(found, need=int(self.budget_for(found.need) / FIRST_SHARE))
 
     @property
     def search(self) -> Search | None:
@@ -148,12 +136,10 @@ class Study:
 
     def need(self, proposal: Proposal) -> int:
         """What a plan needs in chunks; in deep networks as many times what it asks for as plain training, or that of least memory, does."""
+        if self._holes is not None:
+            return int(proposal.peak * self._holes)
         assert self.search is not None
-        return (
-            self.search.meter.need(proposal)
-            if self._holes is None
-            else int(proposal.peak * self._holes)
-        )
+        return self.search.meter.need(proposal)
 
     def extra_time(self, proposal: Proposal) -> float:
         """What a plan takes, and the masks that are packed for it, as a fraction of the plain step's time."""

@@ -170,7 +170,8 @@ class _Solver:
         self._lines: queue.Queue[str] = queue.Queue()
         self._said: list[str] = []
         threading.Thread(target=self._listen, daemon=True).start()
-        threading.Thread(target=self._listen_to_errors, daemon=True).start()
+        self._errors = threading.Thread(target=self._listen_to_errors, daemon=True)
+        self._errors.start()
 
     def ask(self, request: dict[str, Any], tick: Callable[[], None]) -> list[dict[str, Any]]:
         """All answers to a request, the status last. Whoever interrupts it ends the process."""
@@ -199,6 +200,8 @@ class _Solver:
 
     def _ended(self) -> SolverError:
         status = self.process.wait()
+        # What it said may not have been read yet.
+        self._errors.join(timeout=1)
         why = (
             "".join(self._said).strip().rpartition("\n")[2]
             or "it was killed, as where memory is short"

@@ -1,0 +1,1 @@
+"""Loops that keep their state at some steps only and run the steps between again."""

@@ -1,0 +1,139 @@
+"""Loops whose user says how they are treated: ``tf.while_loop`` and ``tf.scan`` with one argument more."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools import _tf_loops
+from graph_tools.warn import warn
+from memsaving_gradients import registry
+from memsaving_gradients.errors import ArgumentError, PlanNote
+from memsaving_gradients.loops.choice import WAYS, mark
+
+__all__ = ["scan", "while_loop"]
+
+
+def while_loop(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Any,
+    *,
+    loops: str = "segments",
+    swap_memory: bool = False,
+    **options: Any,
+) -> Any:
+    """``tf.while_loop``, and how memory-saving gradients treat it, whatever they do with other loops.
+
+    Parameters
+    ----------
+    cond, body, loop_vars
+        As in ``tf.while_loop``.
+    loops
+        ``"segments"``, ``"treeverse"`` or ``"keep"``, as in `memsaving_gradients.gradients`.
+    swap_memory
+        Is ignored, as TensorFlow 2 does without a word; a `PlanNote` says so.
+    **options
+        ``shape_invariants``, ``parallel_iterations``, ``maximum_iterations``, ``name`` as in ``tf.while_loop``.
+
+    Returns
+    -------
+    structure
+        The loop variables after the last step, as those of ``tf.while_loop``. Gradients of `memsaving_gradients.gradients`, or of a
+        patch, save memory; others are TensorFlow's.
+
+    Raises
+    ------
+    ArgumentError
+        If ``loops`` is no way to treat a loop.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> import memsaving_gradients as ms
+    >>> @tf.function
+    ... def slope(x):
+    ...     _, y = ms.while_loop(lambda i, _: i < 100, lambda i, y: (i + 1, tf.sin(y)), (0, x))
+    ...     return ms.gradients(y, x, checkpoints="speed")
+    >>> slope(tf.zeros([1000]))[0][0].numpy()
+    np.float32(1.0)
+    >>> print(ms.plans(slope)[-1].replayed[0])
+    while: 100 steps, 10 steps to a segment
+    """
+    _check(loops, swap_memory)
+    return _marked(loops, lambda: tf.while_loop(cond, body, loop_vars, **options))
+
+
+def scan(
+    fn: Callable[..., Any],
+    elems: Any,
+    initializer: Any = None,
+    *,
+    loops: str = "segments",
+    swap_memory: bool = False,
+    **options: Any,
+) -> Any:
+    """``tf.scan``, and how memory-saving gradients treat it.
+
+    Parameters
+    ----------
+    fn, elems, initializer
+        As in ``tf.scan``.
+    loops, swap_memory
+        As in `while_loop`.
+    **options
+        ``parallel_iterations``, ``infer_shape``, ``reverse``, ``name`` as in ``tf.scan``.
+
+    Returns
+    -------
+    structure
+        What ``fn`` gave at each step, stacked.
+
+    Raises
+    ------
+    ArgumentError
+        If ``loops`` is no way to treat a loop.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> import memsaving_gradients as ms
+    >>> @tf.function
+    ... def slopes(x):
+    ...     y = ms.scan(lambda state, e: tf.tanh(state + e), x, loops="treeverse")
+    ...     return ms.gradients(y[-1], x)
+    >>> slopes(tf.zeros([64, 100]))[0].shape
+    TensorShape([64, 100])
+    """
+    _check(loops, swap_memory)
+    return _marked(loops, lambda: tf.scan(fn, elems, initializer, **options))
+
+
+def _check(loops: Any, swap_memory: Any) -> None:
+    if loops not in WAYS:
+        close = difflib.get_close_matches(str(loops), WAYS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ArgumentError("loops", loops, f"{hint}give one of {', '.join(map(repr, WAYS))}")
+    if swap_memory:
+        note = (
+            "swap_memory=True: TensorFlow 2 ignores it; what a loop keeps stays on its device. "
+            "loops='segments' or 'treeverse' keeps less"
+        )
+        if not registry.warned(tf.compat.v1.get_default_graph(), note):
+            warn(note + ".", PlanNote)
+
+
+def _marked(way: str, build: Callable[[], Any]) -> Any:
+    if tf.executing_eagerly():
+        # There is no loop in a graph, and no graph: TensorFlow runs step by step.
+        return build()
+    graph = tf.compat.v1.get_default_graph()
+    since = len(graph.get_operations())
+    result = build()
+    for op in graph.get_operations()[since:]:
+        if op.type in _tf_loops.LOOPS:
+            mark(op, way)
+    return result

@@ -1,0 +1,179 @@
+"""Which loops are replayed, and in which segments.
+
+What a loop holds for its gradient, as TensorFlow built it, are the accumulated values of a step, T times. Replayed in segments of k
+steps it holds the state T / k times and the values of k steps, which is least for k = √(T · state / values); in several levels
+still less, for one more run of the loop each. `WAYS` are tried in this order where a budget decides; without a budget loops are
+replayed in segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from graph_tools import _tf_autodiff, optypes
+from graph_tools.errors import GraphError
+from graph_tools.loops import Loop, trip_count
+from graph_tools.sizes import tensor_bytes
+from memsaving_gradients.loops import pairs
+from memsaving_gradients.loops.division import Division, Replayed, leaf_for, states_for
+from memsaving_gradients.loops.replay import Gradient, Replay
+
+__all__ = ["LEVELS", "WAYS", "Loops", "Replayed", "division_for", "marked_way"]
+
+#: How loops are treated: as TensorFlow built them; in segments; in segments of segments of segments.
+WAYS = ("keep", "segments", "treeverse")
+LEVELS = {"segments": 1, "treeverse": 3}
+#: Loops of fewer steps are left alone, and those where less than this share is saved.
+FEWEST_STEPS, LEAST_SAVED = 4, 0.2
+#: Stands in for the number of steps where that is known at run time only.
+USUAL_STEPS = 256
+#: On the op: how its user wants it treated (`memsaving_gradients.while_loop`).
+_MARK = "_memsaving_gradients_way"
+
+
+def mark(loop: tf.Operation, way: str) -> None:
+    """Note how the user wants ``loop`` to be treated."""
+    setattr(loop, _MARK, way)
+
+
+def marked_way(loop: tf.Operation, otherwise: str) -> str:
+    """How ``loop`` is to be treated."""
+    return getattr(loop, _MARK, otherwise)
+
+
+def division_for(
+    loop: Loop, gradients: Sequence[Gradient], way: str, batch: int, xla: bool
+) -> Replayed | str:
+    """How a loop is divided, or why it is kept as it is.
+
+    ``xla``: whether it is compiled by XLA, which must know how long lists are, and copies into lists what is read of variables.
+    """
+    if way == "keep":
+        return "loops='keep'"
+    try:
+        numbers = {n for gradient in gradients for n in gradient.taken.values()}
+        gathered = [loop.accumulated[n] for n in sorted(numbers)]
+        part = loop.part(gathered)
+    except GraphError as error:
+        return str(error)
+    if not loop.condition_is_pure:
+        return "its condition does more than compute, and would be asked more often"
+    state = _bytes([loop.body.inputs[state] for state in part.states], batch, xla)
+    once, step = _bytes(part.once, batch, xla), _bytes(gathered, batch, xla)
+    steps = trip_count(loop.op)
+    if xla and steps is None:
+        return "XLA must know how many steps there are; give maximum_iterations as a number"
+    many = USUAL_STEPS if steps is None else steps
+    repeats = LEVELS[way]
+    leaf = leaf_for(many, repeats, max(state, 1), max(step, 1))
+    held = states_for(many, repeats, leaf) * state + leaf * step + many * once
+    if not part.states or held > (1 - LEAST_SAVED) * many * step:
+        return f"of the {many * step:,} bytes that it keeps less than a fifth would be saved"
+    if many < FEWEST_STEPS:
+        return f"it has {many} steps"
+    ratio = max(step, 1) / max(state, 1)
+    division = Division(repeats, steps, 1 if steps is None else leaf, ratio)
+    return Replayed(loop.op.name, division, state, step, steps)
+
+
+def _bytes(tensors: Iterable[tf.Tensor], batch: int, xla: bool) -> int:
+    # What is read of a variable is the variable's own buffer, but for XLA.
+    return sum(tensor_bytes(t).at(batch) for t in tensors if xla or t.op.type not in optypes.READS)
+
+
+@dataclass(eq=False)
+class Loops:
+    """The loops of a graph whose gradients were just built there.
+
+    Attributes
+    ----------
+    graph
+        The graph.
+    since
+        How many ops it had before.
+    batch
+        Stands in for an unknown batch dimension.
+    xla
+        Whether it is compiled by XLA.
+    way
+        How they are treated now; ``None``: as TensorFlow built them, marked or not.
+    """
+
+    graph: tf.Graph
+    since: int
+    batch: int
+    xla: bool = False
+    way: str | None = None
+    _replays: list[Replay] = field(default_factory=list)
+    _refused: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        found = pairs.gradients_in(self.graph, self.since)
+        replays = [pairs.replay_of(gradients[0].loop.op) for gradients in found]
+        self._found = [g for g, replay in zip(found, replays, strict=True) if replay is None]
+        self._since_earlier = tuple(replay.how for replay in replays if replay is not None)
+
+    @property
+    def replayed(self) -> tuple[Replayed, ...]:
+        """Those that are replayed, now or since earlier gradients, here or in functions, branches and other loops."""
+        here = (replay.how for replay in self._replays)
+        return (*self._since_earlier, *here, *pairs.inside(self.graph))
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """Why loops, by name, are kept as they are."""
+        asked = "segments" if self.way is None else self.way
+        answers = [(g[-1].loop.op.name, self._asked(g, asked)) for g in self._found]
+        kept = {name: why for name, why in answers if isinstance(why, str)}
+        return kept | self._refused
+
+    def ways(self, wanted: Iterable[str]) -> list[str]:
+        """Those of ``wanted`` that make a difference; none where no loop is replayed in any of them."""
+        found: dict[tuple[Replayed, ...], str] = {}
+        for way in wanted:
+            found.setdefault(tuple(replayed for _, replayed in self._divided(way)), way)
+        return list(found.values()) if any(found) else []
+
+    def _divided(self, way: str) -> list[tuple[list[Gradient], Replayed]]:
+        found = []
+        for gradients in self._found:
+            divided = self._asked(gradients, way)
+            if isinstance(divided, Replayed):
+                found.append((gradients, divided))
+        return found
+
+    def _asked(self, gradients: list[Gradient], way: str) -> Replayed | str:
+        loop = gradients[-1].loop
+        return division_for(loop, gradients, marked_way(loop.op, way), self.batch, self.xla)
+
+    def treat(self, way: str | None) -> bool:
+        """Treat the loops in another way; whether anything changed."""
+        before = bool(self._replays)
+        for replay in reversed(self._replays):
+            pairs.forget_replay(replay)
+        self._replays.clear()
+        for gradients, divided in () if way is None else self._divided(way):
+            replay = Replay(gradients[-1].loop, list(gradients), divided)
+            try:
+                replay.apply()
+            except GraphError as error:
+                self._refused[divided.name] = str(error)
+                continue
+            pairs.note_replay(replay)
+            self._replays.append(replay)
+        self.way = way
+        return before or bool(self._replays)
+
+
+def inner_rule(way: str, batch: int, xla: bool | None) -> pairs.Rule:
+    """How loops inside of functions, branches and other loops are replayed, which cannot be decided later."""
+
+    def rule(loop: Loop, gradient: Gradient) -> Replayed | None:
+        compiled = _tf_autodiff.compiled_by_xla() if xla is None else xla
+        how = division_for(loop, [gradient], marked_way(loop.op, way), batch, compiled)
+        return how if isinstance(how, Replayed) else None
+
+    return rule

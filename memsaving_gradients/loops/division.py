@@ -1,0 +1,307 @@
+"""Where a loop's state is kept: its steps divided into segments, those into segments again, and so on.
+
+Going backwards through a loop, the steps between two kept states are run again from the first one. With one level of segments of
+``leaf`` steps every step runs twice, and T / leaf states are held besides what the steps of one segment keep: with leaf = √T that is
+the scheme of Chen, Xu, Zhang and Guestrin ("Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174). With ``repeats`` levels every step
+runs ``repeats`` times more, and the segments are those of *treeverse* (Griewank, "Achieving logarithmic growth of temporal and
+spatial complexity in reverse automatic differentiation", 1992; "revolve", 2000): while n states may be kept, the first segment is
+as long as n states and ``repeats - 1`` levels can reverse, the next one as long as n - 1 can, and so on, so that
+
+    steps = leaf · C(n + repeats, repeats)
+
+which no other scheme with as many states and repetitions exceeds. A fixed number of levels needs n ∝ T^(1/repeats); log T levels, n ∝ log T.
+
+All of it is arithmetic on scalars in the graph, so that the number of steps may be known at run time only. Where not even a bound
+is known, segment c has c + 1 times ``leaf`` steps: about √(2T / leaf) states, and the same number of steps to a segment.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+__all__ = [
+    "Binomial",
+    "Cut",
+    "Division",
+    "Replayed",
+    "Triangular",
+    "Uniform",
+    "leaf_for",
+    "states_for",
+    "steps_for",
+]
+
+#: More states than this are never kept at one level of several.
+_MOST_STATES = 1024
+
+
+def steps_for(states: int, repeats: int, leaf: int) -> int:
+    """How many steps can be reversed with as many ``states`` kept besides the first one.
+
+    Examples
+    --------
+    >>> [steps_for(states, repeats=3, leaf=1) for states in range(5)]
+    [1, 4, 10, 20, 35]
+    """
+    return leaf * math.comb(states + repeats, repeats)
+
+
+def states_for(steps: int, repeats: int, leaf: int) -> int:
+    """The fewest states, besides the first one, with which ``steps`` can be reversed.
+
+    Examples
+    --------
+    >>> states_for(1000, repeats=1, leaf=10), states_for(1000, repeats=3, leaf=1)
+    (99, 17)
+    """
+    if repeats == 1:
+        return max(0, -(-steps // leaf) - 1)
+    states = 0
+    while steps_for(states, repeats, leaf) < steps:
+        states += 1
+    return states
+
+
+def leaf_for(steps: int, repeats: int, state: float, step: float) -> int:
+    """The length of the last segments with which the bytes held are least.
+
+    Parameters
+    ----------
+    steps
+        Of the loop.
+    repeats
+        Levels of segments.
+    state
+        Bytes of one kept state.
+    step
+        Bytes that one step keeps for its gradient.
+
+    Examples
+    --------
+    >>> leaf_for(1024, 1, state=1, step=1), leaf_for(1024, 1, state=1, step=16), leaf_for(4096, 3, 1, 1)
+    (32, 8, 4)
+    """
+    if repeats == 1:
+        best = math.sqrt(steps * state / step) if step else float(steps)
+        return min(max(1, round(best)), max(1, steps))
+    _, leaf = min(
+        (states_for(steps, repeats, leaf) * state + leaf * step, leaf)
+        for leaf in range(1, 2 + math.isqrt(max(1, steps)))
+    )
+    return leaf
+
+
+class Cut:
+    """Segments of a range of steps; all numbers are scalars of dtype int32."""
+
+    def after(self, step: tf.Tensor) -> tf.Tensor:
+        """Where the segment ends that ``step`` is in (the range may end before)."""
+        raise NotImplementedError
+
+    def before(self, step: tf.Tensor) -> tf.Tensor:
+        """Where the segment begins that the step before ``step`` is in."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Uniform(Cut):
+    """Segments of equal length from ``first`` on."""
+
+    first: tf.Tensor
+    leaf: tf.Tensor
+
+    def after(self, step: tf.Tensor) -> tf.Tensor:
+        return self.first + ((step - self.first) // self.leaf + 1) * self.leaf
+
+    def before(self, step: tf.Tensor) -> tf.Tensor:
+        return self.first + (step - 1 - self.first) // self.leaf * self.leaf
+
+
+@dataclass(frozen=True, eq=False)
+class Triangular(Cut):
+    """Segments of 1, 2, 3, … times ``leaf`` steps, from step 0 on."""
+
+    leaf: tf.Tensor
+
+    def after(self, step: tf.Tensor) -> tf.Tensor:
+        return self._start(self._number(step) + 1)
+
+    def before(self, step: tf.Tensor) -> tf.Tensor:
+        return self._start(self._number(step - 1))
+
+    def _start(self, number: tf.Tensor) -> tf.Tensor:
+        return self.leaf * (number * (number + 1) // 2)
+
+    def _number(self, step: tf.Tensor) -> tf.Tensor:
+        # The largest c with c (c + 1) / 2 <= step / leaf; exact, for double precision holds every square of an int32's root.
+        units = tf.cast(step // self.leaf, tf.float64)
+        return tf.cast((tf.sqrt(8.0 * units + 1.0) - 1.0) / 2.0, tf.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Binomial(Cut):
+    """The segments of treeverse for ``length`` steps from ``first`` on, each to be divided ``repeats - 1`` times more."""
+
+    first: tf.Tensor
+    length: tf.Tensor
+    leaf: tf.Tensor
+    repeats: int
+    most_states: int = _MOST_STATES
+
+    def after(self, step: tf.Tensor) -> tf.Tensor:
+        starts = self._starts()
+        later = tf.where(starts > tf.cast(step - self.first, tf.int64), starts, tf.int64.max)
+        # The last segment ends where the range does.
+        end = tf.cast(self.length, tf.int64)
+        return self.first + tf.cast(tf.minimum(tf.reduce_min(later), end), tf.int32)
+
+    def before(self, step: tf.Tensor) -> tf.Tensor:
+        starts = self._starts()
+        earlier = starts < tf.cast(step - self.first, tf.int64)
+        return self.first + tf.cast(tf.reduce_max(tf.where(earlier, starts, 0)), tf.int32)
+
+    def _starts(self) -> tf.Tensor:
+        """Where segments start, from ``first``; as many numbers as there may be states, the last ones too large."""
+        leaf = tf.cast(self.leaf, tf.int64)
+        reach = leaf * tf.constant(self._reaches(), tf.int64)
+        enough = tf.cast(reach < tf.cast(self.length, tf.int64), tf.int64)
+        states = tf.reduce_sum(enough)
+        number = tf.range(self.most_states + 1, dtype=tf.int64)
+        left = tf.maximum(states - number, -1)
+        # left = -1 stands for no states and no first one: nothing is reached.
+        table = tf.concat([tf.zeros([1], tf.int64), reach], 0)
+        starts = tf.gather(table, states + 1) - tf.gather(table, left + 1)
+        return tf.where(number <= states, starts, tf.int64.max)
+
+    def _reaches(self) -> list[int]:
+        largest = 2**40
+        return [
+            min(steps_for(states, self.repeats, 1), largest)
+            for states in range(self.most_states + 1)
+        ]
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a loop's steps are divided.
+
+    Attributes
+    ----------
+    repeats
+        How often each step runs again; 1 for segments of equal length.
+    steps
+        The most steps, or ``None`` where these are known at run time at most.
+    leaf
+        Steps of the last segments; with ``steps=None`` of one unit.
+    ratio
+        Where ``steps`` is not known: a step's bytes by those of a state.
+    """
+
+    repeats: int
+    steps: int | None
+    leaf: int
+    ratio: float = 1.0
+
+    def __str__(self) -> str:
+        how = f"{self.leaf} steps to a segment" if self.steps else "segments of √T steps"
+        return how if self.repeats == 1 else f"{how}, {self.repeats} levels"
+
+    @property
+    def most_states(self) -> int | None:
+        """The most states that are kept at the outermost level (the first one included)."""
+        if self.steps is None:
+            return None
+        return states_for(self.steps, self.repeats, self.leaf) + 1
+
+    @property
+    def most_leaf(self) -> int | None:
+        """The most steps to a last segment, if that is known."""
+        return self.leaf if self.steps is not None else None
+
+    def counts(self, usual_steps: int) -> list[int]:
+        """About how many segments there are at each level, and how many steps to one at the last; for estimates.
+
+        Examples
+        --------
+        >>> Division(1, 1024, 32).counts(0), Division(3, 4096, 4).counts(0), Division(1, None, 1).counts(64)
+        ([32, 32], [18, 8, 7, 4], [8, 8])
+        """
+        steps = self.steps or usual_steps
+        known = self.steps is not None
+        leaf = self.leaf if known else max(1, round(steps ** (1 / (self.repeats + 1))))
+        found = [states_for(steps, self.repeats, leaf) + 1]
+        left = steps / leaf / found[0]
+        for level in range(1, self.repeats):
+            found.append(max(1, round(left ** (1 / (self.repeats - level)))))
+            left /= found[-1]
+        return [*found, leaf]
+
+    def cut(self, bound: tf.Tensor) -> Cut:
+        """The segments of the whole loop; ``bound`` is the most steps, or negative where there is no bound."""
+        zero = tf.constant(0)
+        if self.steps is not None:
+            return self._divide(zero, tf.constant(self.steps), tf.constant(self.leaf), self.repeats)
+        length = tf.maximum(bound, 1)
+        bounded = self._divide(zero, length, self._leaf_of(length, self.repeats), self.repeats)
+        return _Either(bound >= 0, bounded, Triangular(tf.constant(self.leaf)))
+
+    def inner(self, first: tf.Tensor, stop: tf.Tensor, level: int) -> Cut:
+        """The segments of one at ``level`` (from 1), which is the range from ``first`` to ``stop``."""
+        repeats = self.repeats - level
+        length = stop - first
+        leaf = tf.constant(self.leaf) if self.steps is not None else self._leaf_of(length, repeats)
+        return self._divide(first, length, leaf, repeats)
+
+    def _divide(self, first: tf.Tensor, length: tf.Tensor, leaf: tf.Tensor, repeats: int) -> Cut:
+        if repeats == 1:
+            return Uniform(first, leaf)
+        most = _MOST_STATES if self.most_states is None else self.most_states
+        return Binomial(first, length, leaf, repeats, most)
+
+    def _leaf_of(self, length: tf.Tensor, repeats: int) -> tf.Tensor:
+        """A length for the last segments that balances states and steps."""
+        root = tf.pow(tf.cast(length, tf.float32) / self.ratio, 1.0 / (repeats + 1))
+        return tf.maximum(1, tf.cast(tf.math.ceil(root), tf.int32))
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A loop that is replayed.
+
+    Attributes
+    ----------
+    name
+        Of the loop's op.
+    division
+        Where its state is kept.
+    state_bytes, step_bytes
+        Bytes of one kept state, and of what one step keeps for the gradient.
+    steps
+        How many steps it has at most; ``None``: known at run time.
+    """
+
+    name: str
+    division: Division
+    state_bytes: int
+    step_bytes: int
+    steps: int | None
+
+    def __str__(self) -> str:
+        steps = "as many steps as it takes" if self.steps is None else f"{self.steps:,} steps"
+        return f"{self.name}: {steps}, {self.division}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Either(Cut):
+    first: tf.Tensor
+    one: Cut
+    other: Cut
+
+    def after(self, step: tf.Tensor) -> tf.Tensor:
+        return tf.where(self.first, self.one.after(step), self.other.after(step))
+
+    def before(self, step: tf.Tensor) -> tf.Tensor:
+        return tf.where(self.first, self.one.before(step), self.other.before(step))

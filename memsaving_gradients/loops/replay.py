@@ -1,0 +1,617 @@
+"""A loop that keeps its state at some steps only, and a gradient that runs the steps between again.
+
+TensorFlow has differentiated the loop: it appends every value that its gradient reads to accumulators, T elements each, and the
+gradient, a loop too, takes them from the end. Both stay what they are; only what they run changes:
+
+- *The loop* keeps its place, inputs, outputs and condition. One step of it becomes a segment: the state is appended to
+  lists, in the place of accumulators, and an inner loop runs the body's ops up to the end of the segment.
+- *The gradient* becomes a loop over segments, from the last one on: the state is taken from the lists, an inner loop
+  runs the part of the body that the gradient needs and fills accumulators (:meth:`graph_tools.loops.Loop.part`), and a copy of TensorFlow's
+  gradient loop consumes them. With several levels a segment is divided in the same way before.
+
+No op is differentiated here, so whatever TensorFlow can differentiate can be replayed: every sum has the terms and the order that it
+had, and custom gradients, nested loops and lists are TensorFlow's. An op that must run once has its value of each step kept. A
+segment waits for the gradients of the one after it, or all would be replayed at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import tensorflow as tf
+
+from graph_tools import _tf, _tf_loops, optypes
+from graph_tools.edit import Rewiring
+from graph_tools.errors import GraphError
+from graph_tools.inside import UNKNOWN_STEPS, note_steps, noted_steps
+from graph_tools.loops import Loop, Part, in_order
+from memsaving_gradients.loops.division import Cut, Division, Replayed
+
+__all__ = ["Gradient", "Replay"]
+
+#: A loop's inputs begin with two that TensorFlow adds.
+_FIRST_VARIABLE = 2
+_Tensors = dict[object, tf.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """The gradient of a loop.
+
+    Attributes
+    ----------
+    op
+        TensorFlow's loop. Its variable 0 counts steps, 1 is the most of them, 2 how many there were.
+    loop
+        The loop that it is the gradient of.
+    """
+
+    op: tf.Operation
+    loop: Loop
+
+    @cached_property
+    def taken(self) -> dict[int, int]:
+        """For each of its variables (numbers) that is an accumulator, which of the loop's variables that is."""
+        outputs = {t.ref(): i for i, t in enumerate(self.loop.op.outputs)}
+        found = {}
+        for i, tensor in enumerate(self._sources):
+            number = outputs.get(tensor.ref())
+            if number is not None and number in self.loop.accumulated:
+                found[i] = number
+        return found
+
+    @cached_property
+    def carried(self) -> tuple[int, ...]:
+        """Its variables that change from step to step: gradients."""
+        graph = _tf_loops.body_of(self.op)
+        return tuple(
+            i
+            for i, (arg, out) in enumerate(zip(graph.inputs, graph.outputs, strict=True))
+            if i > 2 and i not in self.taken and _behind(out) is not arg
+        )
+
+    @cached_property
+    def _sources(self) -> list[tf.Tensor]:
+        """Its inputs, where it stands in an inner graph as those of the loop's graph."""
+        return [_outer(tensor, self.loop.op.graph) for tensor in self.op.inputs]
+
+
+def _outer(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
+    """What ``tensor`` captures of ``graph``, or itself."""
+    while tensor.graph is not graph:
+        captured = {inner.ref(): outer for outer, inner in getattr(tensor.graph, "captures", ())}
+        if tensor.ref() not in captured:
+            return tensor
+        tensor = captured[tensor.ref()]
+    return tensor
+
+
+def _behind(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+@dataclass(eq=False)
+class Replay:
+    """A loop with all of its gradients, and how it is replayed.
+
+    Attributes
+    ----------
+    loop
+        The loop.
+    gradients
+        All of its gradients.
+    how
+        Where its state is kept.
+    inside
+        Whether the loop is inside of a function, a branch or another loop, whose gradients are functions by now.
+    slots
+        For each state (number of a loop variable), the accumulator in whose place it is kept.
+    slots_of_once
+        The same for tensors of the body that come of ops which must not run again.
+    rewiring
+        The edits made so far.
+    """
+
+    loop: Loop
+    gradients: list[Gradient]
+    how: Replayed
+    inside: bool = False
+    slots: dict[int, int] = field(default_factory=dict)
+    slots_of_once: dict[object, int] = field(default_factory=dict)
+    rewiring: Rewiring = field(default_factory=Rewiring)
+    _built: list[tf.Operation] = field(default_factory=list)
+
+    @property
+    def division(self) -> Division:
+        """Where its state is kept."""
+        return self.how.division
+
+    @cached_property
+    def part(self) -> Part:
+        """What runs again."""
+        numbers = sorted({n for gradient in self.gradients for n in gradient.taken.values()})
+        return self.loop.part(self.loop.accumulated[n] for n in numbers)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self) -> None:
+        """Make the loop keep its state, and its gradients replay it.
+
+        Raises
+        ------
+        GraphError
+            If it cannot be replayed; nothing is changed then.
+        """
+        if not self.loop.condition_is_pure:
+            raise GraphError(f"the condition of {self.loop.op.name!r} does more than compute")
+        self._apply(self.gradients)
+
+    @tf.autograph.experimental.do_not_convert
+    def extend(self, gradient: Gradient) -> None:
+        """Replay one more gradient, which was built while the edits were undone; TensorFlow may have changed the loop for it.
+
+        Raises
+        ------
+        GraphError
+            If it cannot be replayed.
+        """
+        self.loop = gradient.loop
+        self.gradients.append(gradient)
+        self.__dict__.pop("part", None)
+        self.rewiring.attributes[:] = [
+            edit for edit in self.rewiring.attributes if edit[0] is not self.loop.op
+        ]
+        self.rewiring.redo()
+        self._apply([gradient])
+
+    @property
+    def _counts(self) -> list[int]:
+        """About how many segments there are at each level, and how many steps to the last ones."""
+        return self.division.counts(UNKNOWN_STEPS)
+
+    def _steps(self, level: int) -> int:
+        """About how many steps a segment of ``level`` has (0: the whole loop)."""
+        return math.prod(self._counts[level:])
+
+    def abandon(self) -> None:
+        """Undo everything, for good."""
+        self.rewiring.undo()
+        self.rewiring.drop()
+        for op in self._built:
+            # It reads variables, so that a function runs it whether somebody needs it or not: for no steps from now on.
+            with _tf.outside_scopes(op.graph), _tf.unrecorded():
+                _tf.update_input(
+                    op, _FIRST_VARIABLE, tf.zeros([], op.inputs[_FIRST_VARIABLE].dtype)
+                )
+            note_steps(op, 0)
+
+    def _apply(self, gradients: Sequence[Gradient]) -> None:
+        loop = self.loop
+        added = self._assign()
+        built: list[tuple[Gradient, Mapping[int, tf.Tensor]]] = []
+        with _tf.outside_scopes(loop.op.graph), _tf.unrecorded():
+            lists = {n: self._list_for(t, n) for n, t in added}
+            function = _tf_loops.traced_like(loop.op, loop.own, "replayed", self._forward)
+        for gradient in gradients:
+            with _tf.outside_scopes(gradient.op.graph), _tf.unrecorded():
+                built.append((gradient, self._backward(gradient)))
+        for number, (shape, most, dtype) in lists.items():
+            # TensorFlow cannot re-point inputs that a loop was given later; these lists are the loop's alone.
+            op = loop.op.inputs[number].op
+            self.rewiring.point(op, 0, shape)
+            self.rewiring.point(op, 1, most)
+            self.rewiring.set(op, "element_dtype", dtype)
+        self.rewiring.set(loop.op, "body", function)
+        self.rewiring.set(loop.op, *noted_steps(self._counts[0]))
+        for gradient, outputs in built:
+            self._replace(gradient, outputs)
+
+    def _assign(self) -> list[tuple[int, tf.Tensor]]:
+        """Give what has to be kept, and has none yet, an accumulator; by number of these, what is kept there."""
+        used = {*self.slots.values(), *self.slots_of_once.values()}
+        free = [n for n in sorted(self.loop.accumulated) if n not in used]
+        states = [state for state in self.part.states if state not in self.slots]
+        once = [t for t in self.part.once if t.ref() not in self.slots_of_once]
+        if len(free) < len(states) + len(once):
+            raise GraphError(
+                f"{self.loop.op.name!r} has {len(states) + len(once)} values to keep, but {len(free)} accumulators to "
+                "keep them in"
+            )
+        kept = []
+        for state in states:
+            self.slots[state] = free.pop(0)
+            kept.append((self.slots[state], self.loop.body.inputs[state]))
+        for tensor in once:
+            self.slots_of_once[tensor.ref()] = free.pop(0)
+            kept.append((self.slots_of_once[tensor.ref()], tensor))
+        return kept
+
+    def _list_for(
+        self, tensor: tf.Tensor, number: int
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.compat.v1.AttrValue]:
+        """What the empty list of an accumulator (number) has to be given, so that it can hold ``tensor``."""
+        kept_once = number in self.slots_of_once.values()
+        most = self.division.steps if kept_once else self.division.most_states
+        dtype = tf.compat.v1.AttrValue(type=tensor.dtype.as_datatype_enum)
+        # Of unknown shape, or TensorFlow would not let it stand for a shape of another rank.
+        shape = tf.compat.v1.placeholder_with_default(_static(tensor), shape=None)
+        return shape, tf.constant(-1 if most is None else most), dtype
+
+    # The loop.
+
+    def _forward(self, *args: tf.Tensor) -> list[tf.Tensor]:
+        """A body that runs a segment."""
+        loop, body = self.loop, self.loop.body
+        counter, bound = args[0], args[1]
+        stop = self.division.cut(bound).after(counter)
+        stop = tf.where(bound >= 0, tf.minimum(stop, bound), stop)
+        own = [i for i in range(2, loop.own) if i not in loop.invariants]
+        gathers = [self.slots_of_once[t.ref()] for t in self.part.once]
+        ops = _wanted(body, [body.outputs[i] for i in range(loop.own)])
+        condition = _wanted(loop.condition, loop.condition.outputs)
+
+        def arguments(graph: tf.Graph, now: tf.Tensor, variables: Sequence[tf.Tensor]) -> _Tensors:
+            stands = {arg.ref(): given for arg, given in zip(graph.inputs, args, strict=True)}
+            stands[graph.inputs[0].ref()] = now
+            stands |= {graph.inputs[i].ref(): t for i, t in zip(own, variables, strict=False)}
+            return stands
+
+        def goes_on(now: tf.Tensor, *variables: tf.Tensor) -> tf.Tensor:
+            stands = arguments(loop.condition, now, variables)
+            _transplant(condition, stands, loop.condition)
+            return tf.logical_and(now < stop, stands[loop.condition.outputs[0].ref()])
+
+        def step(now: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
+            stands = arguments(body, now, variables)
+            _transplant(ops, stands, body, waits=True)
+            gathered = [
+                tf.raw_ops.TensorListPushBack(input_handle=so_far, tensor=stands[t.ref()])
+                for so_far, t in zip(variables[len(own) :], self.part.once, strict=True)
+            ]
+            return [now + 1, *(stands[body.outputs[i].ref()] for i in own), *gathered]
+
+        outputs = list(args)
+        outputs[0], *variables = _loop(
+            goes_on,
+            step,
+            [counter, *(args[i] for i in (*own, *gathers))],
+            steps=self._steps(1),
+            parallel=loop.op.get_attr("parallel_iterations"),
+        )
+        for i, tensor in zip((*own, *gathers), variables, strict=True):
+            outputs[i] = tensor
+        for state, number in self.slots.items():
+            outputs[number] = tf.raw_ops.TensorListPushBack(
+                input_handle=args[number], tensor=args[state]
+            )
+        return outputs
+
+    # Its gradients.
+
+    def _backward(self, gradient: Gradient) -> dict[int, tf.Tensor]:
+        """The gradient's outputs that change, by number."""
+        source, loop = gradient.op, self.loop.op
+        total = source.inputs[2]
+        cut = self.division.cut(loop.inputs[1])
+        held = _unknown([loop.outputs[self.slots[state]] for state in self.part.states])
+
+        def segment(
+            stop: tf.Tensor, start: tf.Tensor, states: list[tf.Tensor], carried: list[tf.Tensor]
+        ) -> list[tf.Tensor]:
+            return self._reverse(gradient, 1, start, stop, states, carried)
+
+        carried = _backwards(
+            segment,
+            cut,
+            tf.zeros([], total.dtype),
+            total,
+            held,
+            [self.loop.body.inputs[state] for state in self.part.states],
+            [source.inputs[i] for i in gradient.carried],
+            [source.outputs[i].shape for i in gradient.carried],
+            self._counts[0],
+            f"{source.name}_replayed",
+        )
+        self._built.append(_behind(carried[0]).op)
+        return dict(zip(gradient.carried, carried, strict=True))
+
+    def _reverse(
+        self,
+        gradient: Gradient,
+        level: int,
+        start: tf.Tensor,
+        stop: tf.Tensor,
+        states: list[tf.Tensor],
+        carried: list[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Gradients at ``start``, of those at ``stop`` (``carried``)."""
+        if level == self.division.repeats:
+            return self._reverse_leaf(gradient, start, stop, states, carried)
+        cut = self.division.inner(start, stop, level)
+        arguments = [self.loop.body.inputs[state] for state in self.part.states]
+        lists = [_empty_list(t, self.division.most_states, "kept") for t in arguments]
+
+        def goes_on(now: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            return cut.after(now) < stop
+
+        def keep(now: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
+            count = len(arguments)
+            at, so_far = list(variables[:count]), variables[count:]
+            end = cut.after(now)
+            return [end, *self._advance(now, end, at, level + 1), *_pushed(so_far, at)]
+
+        segments = self._counts[level]
+        _, *variables = _loop(goes_on, keep, [start, *states, *lists], steps=segments - 1)
+        count = len(arguments)
+        lists = _pushed(variables[count:], variables[:count])
+
+        def segment(
+            end: tf.Tensor, begin: tf.Tensor, at: list[tf.Tensor], grads: list[tf.Tensor]
+        ) -> list[tf.Tensor]:
+            return self._reverse(gradient, level + 1, begin, end, at, grads)
+
+        shapes = [gradient.op.outputs[i].shape for i in gradient.carried]
+        return _backwards(
+            segment, cut, start, stop, lists, arguments, carried, shapes, segments, "reversed"
+        )
+
+    def _advance(
+        self, start: tf.Tensor, stop: tf.Tensor, states: list[tf.Tensor], level: int
+    ) -> list[tf.Tensor]:
+        """The states at ``stop``, of those at ``start``, which is a segment of ``level``."""
+        body = self.loop.body
+        nexts = [body.outputs[state] for state in self.part.states]
+        ops = self._again(nexts)
+
+        def step(now: tf.Tensor, *at: tf.Tensor) -> list[tf.Tensor]:
+            stands = self._stands(now, at)
+            _transplant(ops, stands, body)
+            return [now + 1, *(stands[t.ref()] for t in nexts)]
+
+        _, *ends = _loop(
+            lambda now, *_: now < stop, step, [start, *states], steps=self._steps(level)
+        )
+        return ends
+
+    def _reverse_leaf(
+        self,
+        gradient: Gradient,
+        start: tf.Tensor,
+        stop: tf.Tensor,
+        states: list[tf.Tensor],
+        carried: list[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        loop, source = self.loop, gradient.op
+        body = loop.body
+        numbers = sorted(set(gradient.taken.values()))
+        gathered = [loop.accumulated[n] for n in numbers]
+        nexts = [body.outputs[state] for state in self.part.states]
+        ops = self._again([*gathered, *nexts])
+        lists = [_empty_list(t, self.division.most_leaf, "accumulator") for t in gathered]
+
+        def step(now: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
+            count = len(nexts)
+            stands = self._stands(now, variables[:count])
+            _transplant(ops, stands, body)
+            pushed = _pushed(variables[count:], [stands[t.ref()] for t in gathered])
+            return [now + 1, *(stands[t.ref()] for t in nexts), *pushed]
+
+        _, *variables = _loop(
+            lambda now, *_: now < stop,
+            step,
+            [start, *states, *lists],
+            steps=self._counts[-1],
+            parallel=loop.op.get_attr("parallel_iterations"),
+        )
+        filled = dict(zip(numbers, variables[len(nexts) :], strict=True))
+        given = dict(zip(gradient.carried, carried, strict=True))
+        inputs = list(source.inputs)
+        inputs[0], inputs[2] = tf.zeros_like(source.inputs[0]), stop - start
+        for i in range(3, len(inputs)):
+            if i in gradient.taken:
+                inputs[i] = filled[gradient.taken[i]]
+            elif i in given:
+                inputs[i] = given[i]
+        # One step after the other: the gradients of weights of several steps would be alive together.
+        copy = _tf_loops.copy_op(source, inputs, parallel_iterations=tf.compat.v1.AttrValue(i=1))
+        note_steps(copy, self._counts[-1])
+        return [copy.outputs[i] for i in gradient.carried]
+
+    def _again(self, tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """The ops of the part that ``tensors`` need."""
+        wanted = {id(op) for op in _behind_all(tensors, {t.ref() for t in self.part.once})}
+        return [op for op in self.part.ops if id(op) in wanted]
+
+    def _stands(self, now: tf.Tensor, states: Sequence[tf.Tensor]) -> _Tensors:
+        """What stands for arguments of the body, and for what must not be computed again, at step ``now``."""
+        loop, body = self.loop, self.loop.body
+        stands: _Tensors = {body.inputs[0].ref(): now}
+        stands |= {body.inputs[i].ref(): loop.op.inputs[i] for i in self.part.invariants}
+        stands |= {body.inputs[i].ref(): t for i, t in zip(self.part.states, states, strict=True)}
+        kept = [loop.op.outputs[self.slots_of_once[t.ref()]] for t in self.part.once]
+        for tensor, values in zip(self.part.once, _unknown(kept), strict=True):
+            stands[tensor.ref()] = tf.raw_ops.TensorListGetItem(
+                input_handle=values,
+                index=now,
+                element_shape=_static(tensor),
+                element_dtype=tensor.dtype,
+            )
+        return stands
+
+    def _replace(self, gradient: Gradient, outputs: Mapping[int, tf.Tensor]) -> None:
+        """Make whoever reads TensorFlow's gradient read what was built, and that one do nothing where it runs all the same."""
+        op = gradient.op
+        new = {t.ref(): outputs.get(i, op.inputs[i]) for i, t in enumerate(op.outputs)}
+        for output in op.outputs:
+            for reader in list(output.consumers()):
+                for k, tensor in enumerate(reader.inputs):
+                    if tensor is output:
+                        self.rewiring.point(reader, k, new[output.ref()])
+        with _tf.outside_scopes(op.graph), _tf.unrecorded():
+            none = tf.zeros([], op.inputs[2].dtype)
+            nothing = _tf_loops.traced_like(op, len(op.inputs), "replaced", lambda *args: args)
+        self.rewiring.point(op, 2, none)
+        # XLA compiles also what nobody reads, and the lists do not hold any more what the body takes from them.
+        self.rewiring.set(op, "body", nothing)
+
+
+def _backwards(
+    segment: Callable[..., list[tf.Tensor]],
+    cut: Cut,
+    first: tf.Tensor,
+    last: tf.Tensor,
+    lists: Sequence[tf.Tensor],
+    arguments: Sequence[tf.Tensor],
+    carried: Sequence[tf.Tensor],
+    shapes: Sequence[tf.TensorShape],
+    segments: int,
+    name: str,
+) -> list[tf.Tensor]:
+    """Gradients at step ``first`` of those at ``last``: segment by segment, from the last one on."""
+    count = len(lists)
+
+    def step(stop: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
+        held, grads = variables[:count], list(variables[count:])
+        # Without the wait, segments would be replayed before their turn, all at once.
+        with tf.control_dependencies([*grads, stop]):
+            popped = [
+                tf.raw_ops.TensorListPopBack(
+                    input_handle=so_far, element_shape=_static(arg), element_dtype=arg.dtype
+                )
+                for so_far, arg in zip(held, arguments, strict=True)
+            ]
+            start = cut.before(tf.identity(stop))
+        states = [pop.tensor for pop in popped]
+        for state, arg in zip(states, arguments, strict=True):
+            state.set_shape(arg.shape)
+        rest = [pop.output_handle for pop in popped]
+        return [start, *rest, *segment(stop, start, states, grads)]
+
+    _, *variables = _loop(
+        lambda stop, *_: stop > first,
+        step,
+        [last, *lists, *carried],
+        shapes=[tf.TensorShape([]), *(t.shape for t in lists), *shapes],
+        steps=segments,
+        parallel=1,
+        name=name,
+    )
+    return variables[count:]
+
+
+def _loop(
+    condition: Callable[..., tf.Tensor],
+    body: Callable[..., Sequence[tf.Tensor]],
+    variables: Sequence[tf.Tensor],
+    *,
+    steps: int,
+    shapes: Sequence[tf.TensorShape] | None = None,
+    parallel: int = 10,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """A loop of about so many ``steps``."""
+    found = list(
+        tf.while_loop(
+            condition,
+            body,
+            list(variables),
+            shape_invariants=None if shapes is None else list(shapes),
+            parallel_iterations=parallel,
+            name=name,
+        )
+    )
+    note_steps(_behind(found[0]).op, max(1, steps))
+    return found
+
+
+def _empty_list(tensor: tf.Tensor, most: int | None, name: str) -> tf.Tensor:
+    return tf.raw_ops.EmptyTensorList(
+        element_shape=_static(tensor),
+        max_num_elements=-1 if most is None else most,
+        element_dtype=tensor.dtype,
+        name=name,
+    )
+
+
+def _unknown(lists: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """``lists``, of which the graph does not know the type of the elements any more: they hold others than it thinks."""
+    return tf.raw_ops.IdentityN(input=list(lists)) if lists else []
+
+
+def _static(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.shape.rank is None:
+        return tf.constant(-1)
+    return tf.constant([-1 if n is None else n for n in tensor.shape.as_list()], tf.int32)
+
+
+def _pushed(lists: Iterable[tf.Tensor], tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+    return [
+        tf.raw_ops.TensorListPushBack(input_handle=so_far, tensor=tensor)
+        for so_far, tensor in zip(lists, tensors, strict=True)
+    ]
+
+
+def _behind_all(tensors: Iterable[tf.Tensor], stop: Iterable[object] = ()) -> set[tf.Operation]:
+    """The ops behind ``tensors``, but for those of which ``stop`` are the outputs."""
+    ends = set(stop)
+    found: set[tf.Operation] = set()
+    stack = [t for t in tensors if t.ref() not in ends]
+    while stack:
+        op = stack.pop().op
+        if op not in found:
+            found.add(op)
+            stack.extend(t for t in op.inputs if t.ref() not in ends)
+    return found
+
+
+def _wanted(graph: tf.Graph, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
+    """The ops of a function that ``outputs`` need, and those that run for their effect, with what these need and wait for."""
+    found: set[tf.Operation] = set()
+    stack = [t.op for t in outputs]
+    stack += [
+        op for op in graph.get_operations() if op.type != "Placeholder" and optypes.is_stateful(op)
+    ]
+    while stack:
+        op = stack.pop()
+        if op not in found:
+            found.add(op)
+            stack.extend(t.op for t in op.inputs)
+            stack.extend(op.control_inputs)
+    return in_order(found)
+
+
+def _transplant(
+    ops: Sequence[tf.Operation], stands: _Tensors, source: tf.Graph, waits: bool = False
+) -> None:
+    """Copy ``ops`` of ``source`` into the current graph and note in ``stands`` what stands for their outputs.
+
+    ``waits``: control edges among them are copied, too. An op that several others read in ``source``, and one of these here, is
+    read through an identity that stays, or grappler would fuse it with that reader here and not there.
+    """
+    inside = set(ops)
+    copies: dict[tf.Operation, tf.Operation] = {}
+    first = stands[source.inputs[0].ref()].op if source.inputs else None
+    for op in ops:
+        if op.type == "Placeholder":
+            continue
+        before = [copies[c] for c in op.control_inputs if c in copies] if waits else []
+        copy = _tf_loops.copy_op(op, [stands[t.ref()] for t in op.inputs], before)
+        copies[op] = copy
+        outputs = list(copy.outputs)
+        if first is not None and _loses_readers(op, inside):
+            with tf.control_dependencies([first]):
+                outputs = [tf.identity(output) for output in outputs]
+            for output in outputs:
+                _tf.protect(output.op)
+        stands |= {old.ref(): new for old, new in zip(op.outputs, outputs, strict=True)}
+
+
+def _loses_readers(op: tf.Operation, inside: set[tf.Operation]) -> bool:
+    if op.type not in optypes.FUSED_WITH_READER:
+        return False
+    readers = {reader for out in op.outputs for reader in out.consumers()}
+    return len(readers) > 1 and len(readers & inside) == 1
