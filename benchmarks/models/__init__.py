@@ -26,6 +26,7 @@ ZOO: dict[str, str] = {
     "inception": "vision",
     "vgg": "vision",
     "lstm": "sequence",
+    "recurrence": "sequence",
 }
 
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,6 +43,10 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "inception": ("inception", {"width": 4, "batch": 2}),
     "vgg": ("vgg", {"filters": 4, "batch": 2}),
     "lstm": ("lstm", {"length": 8, "hidden": 8, "features": 4, "batch": 4}),
+    "recurrence": (
+        "recurrence",
+        {"length": 24, "hidden": 8, "features": 4, "batch": 4, "cells": 2},
+    ),
 }
 
 

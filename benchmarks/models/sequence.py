@@ -1,4 +1,4 @@
-"""A recurrent network written out step by step: two state tensors cross every cut."""
+"""Recurrent networks: written out step by step, where two state tensors cross every cut, and as loops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import keras
 
 from benchmarks.models.base import Model, keras_classifier
 
-__all__ = ["lstm"]
+__all__ = ["lstm", "recurrence"]
 
 
 def lstm(
@@ -18,3 +18,21 @@ def lstm(
     x = keras.layers.LSTM(hidden, unroll=True, use_cudnn=False, name="lstm")(inputs)
     layers = keras.Model(inputs, keras.layers.Dense(classes, name="logits")(x), name="lstm")
     return keras_classifier("lstm", layers, (length, features), batch, classes)
+
+
+def recurrence(
+    length: int = 256,
+    hidden: int = 1024,
+    features: int = 64,
+    batch: int = 16,
+    classes: int = 16,
+    cells: int = 1,
+    unroll: bool = False,
+) -> Model:
+    """`cells` LSTM cells on top of one another in one recurrence, with a classifier on the last output."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((length, features), batch_size=batch)
+    stack = [keras.layers.LSTMCell(hidden) for _ in range(cells)]
+    x = keras.layers.RNN(stack if cells > 1 else stack[0], unroll=unroll)(inputs)
+    layers = keras.Model(inputs, keras.layers.Dense(classes, name="logits")(x), name="recurrence")
+    return keras_classifier("recurrence", layers, (length, features), batch, classes)
