@@ -133,7 +133,10 @@ class Triangular(Cut):
         return self._start(self._number(step - 1))
 
     def _start(self, number: tf.Tensor) -> tf.Tensor:
-        return self.leaf * (number * (number + 1) // 2)
+        # Twice as many as fit into an int32, and one segment more.
+        wide = tf.cast(number, tf.int64)
+        start = tf.cast(self.leaf, tf.int64) * (wide * (wide + 1) // 2)
+        return tf.cast(tf.minimum(start, tf.int32.max), tf.int32)
 
     def _number(self, step: tf.Tensor) -> tf.Tensor:
         # The largest c with c (c + 1) / 2 <= step / leaf; exact, for double precision holds every square of an int32's root.

@@ -485,9 +485,11 @@ def _backwards(
                 for so_far, arg in zip(held, arguments, strict=True)
             ]
             start = cut.before(tf.identity(stop))
-        states = [pop.tensor for pop in popped]
-        for state, arg in zip(states, arguments, strict=True):
-            state.set_shape(arg.shape)
+        # What comes of a list has a shape unknown to grappler, which would then rewrite less here than in the loop.
+        states = [
+            tf.ensure_shape(pop.tensor, arg.shape)
+            for pop, arg in zip(popped, arguments, strict=True)
+        ]
         rest = [pop.output_handle for pop in popped]
         return [start, *rest, *segment(stop, start, states, grads)]
 
