@@ -22,7 +22,7 @@ from graph_tools import _tf, _tf_loops, optypes
 from graph_tools._tf_autodiff import enclosing_graphs, home_of
 from graph_tools.errors import GraphError
 
-__all__ = ["Loop", "Part", "in_order", "is_pure", "trip_count"]
+__all__ = ["Loop", "Part", "behind_identities", "in_order", "is_pure", "trip_count"]
 
 #: Stateful by their definition, but what they give is their input, and they have nothing to say that they did not say before.
 _CHECKS = frozenset("CheckNumerics CheckNumericsV2".split())
@@ -111,7 +111,7 @@ class Loop:
         """
         found = {}
         for i in range(self.own, len(self.body.outputs)):
-            out = _behind_identities(self.body.outputs[i])
+            out = behind_identities(self.body.outputs[i])
             if out.op.type != "TensorListPushBack" or out.op.inputs[0] is not self.body.inputs[i]:
                 raise GraphError(
                     f"loop variable {i} of {self.op.name!r} is no accumulator but {out.op.type}"
@@ -124,7 +124,7 @@ class Loop:
         """Loop variables that are passed on as they are."""
         pairs = zip(self.body.inputs, self.body.outputs, strict=True)
         return frozenset(
-            i for i, (arg, out) in enumerate(pairs) if i and _behind_identities(out) is arg
+            i for i, (arg, out) in enumerate(pairs) if i and behind_identities(out) is arg
         )
 
     @cached_property
@@ -142,7 +142,7 @@ class Loop:
         }
         for op in self.body.get_operations():
             for k in _changed_by(op):
-                root = self._arguments.get(_behind_identities(op.inputs[k]).ref())
+                root = self._arguments.get(behind_identities(op.inputs[k]).ref())
                 if root is not None:
                     found.add(root)
         return found
@@ -234,11 +234,11 @@ class Loop:
 
     def _may_run_again(self, op: tf.Operation) -> bool:
         if op.type in optypes.READS:
-            root = self._arguments.get(_behind_identities(op.inputs[0]).ref())
+            root = self._arguments.get(behind_identities(op.inputs[0]).ref())
             return root is not None and root not in self._written
         if op.type in _CALLS:
             handles = (
-                self._arguments.get(_behind_identities(t).ref())
+                self._arguments.get(behind_identities(t).ref())
                 for t in op.inputs
                 if t.dtype == tf.resource
             )
@@ -322,10 +322,10 @@ def trip_count(op: tf.Operation) -> int | None:
     condition, body = _tf_loops.condition_of(op), _tf_loops.body_of(op)
     if condition is None or body is None:
         return None
-    test = _behind_identities(condition.outputs[0]).op
+    test = behind_identities(condition.outputs[0]).op
     if test.type not in ("Less", "LessEqual"):
         return None
-    counter, limit = (_behind_identities(t) for t in test.inputs)
+    counter, limit = (behind_identities(t) for t in test.inputs)
     number = next((i for i, arg in enumerate(condition.inputs) if arg is counter), None)
     end = _constant(limit, condition.inputs, op)
     if number is None or end is None:
@@ -344,18 +344,18 @@ def _constant(tensor: tf.Tensor, arguments: Sequence[tf.Tensor], op: tf.Operatio
     for i, arg in enumerate(arguments):
         if arg is tensor:
             body = _tf_loops.body_of(op)
-            passed_on = _behind_identities(body.outputs[i]) is body.inputs[i]
+            passed_on = behind_identities(body.outputs[i]) is body.inputs[i]
             return _value(op.inputs[i]) if passed_on else None
     return _value(tensor)
 
 
 def _increment(body: Any, number: int) -> int | None:
     """What a step adds to an integer loop variable, if that is a constant."""
-    made = _behind_identities(body.outputs[number]).op
+    made = behind_identities(body.outputs[number]).op
     if made.type not in ("Add", "AddV2"):
         return None
     for one, other in (made.inputs, reversed(made.inputs)):
-        if _behind_identities(one) is body.inputs[number]:
+        if behind_identities(one) is body.inputs[number]:
             value = _value(other)
             return None if value is None else int(value)
     return None
@@ -372,7 +372,8 @@ def _value(tensor: tf.Tensor) -> Any:
     return np.asarray(_FOLDED[tensor.op.type](*inputs)).astype(tensor.dtype.as_numpy_dtype)
 
 
-def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+def behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+    """``tensor``, or what it is the same as."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor

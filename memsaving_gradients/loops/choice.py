@@ -20,7 +20,8 @@ from graph_tools.loops import Loop, trip_count
 from graph_tools.sizes import tensor_bytes
 from memsaving_gradients.loops import pairs
 from memsaving_gradients.loops.division import Division, Replayed, leaf_for, states_for
-from memsaving_gradients.loops.replay import Gradient, Replay
+from memsaving_gradients.loops.gradient import Gradient
+from memsaving_gradients.loops.replay import Replay
 
 __all__ = ["LEVELS", "WAYS", "Loops", "Replayed", "division_for", "marked_way"]
 

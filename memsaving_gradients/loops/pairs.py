@@ -33,7 +33,8 @@ from graph_tools.warn import warn
 from memsaving_gradients import guard
 from memsaving_gradients.errors import HigherOrderError, NothingSavedWarning
 from memsaving_gradients.loops.division import Replayed
-from memsaving_gradients.loops.replay import Gradient, Replay
+from memsaving_gradients.loops.gradient import Gradient
+from memsaving_gradients.loops.replay import Replay
 
 __all__ = [
     "Rule",

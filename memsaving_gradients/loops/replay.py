@@ -17,82 +17,26 @@ segment waits for the gradients of the one after it, or all would be replayed at
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_loops, optypes
+from graph_tools import _tf, _tf_loops
 from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.inside import UNKNOWN_STEPS, note_steps, noted_steps
-from graph_tools.loops import Loop, Part, in_order
+from graph_tools.loops import Loop, Part, behind_identities
 from memsaving_gradients.loops.division import Cut, Division, Replayed
+from memsaving_gradients.loops.gradient import Gradient
+from memsaving_gradients.loops.lists import empty_list, pushed, static_shape, untyped
+from memsaving_gradients.loops.transplant import Tensors, behind, transplant, wanted
 
-__all__ = ["Gradient", "Replay"]
+__all__ = ["Replay"]
 
 #: A loop's inputs begin with two that TensorFlow adds.
 _FIRST_VARIABLE = 2
-_Tensors = dict[object, tf.Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Gradient:
-    """The gradient of a loop.
-
-    Attributes
-    ----------
-    op
-        TensorFlow's loop. Its variable 0 counts steps, 1 is the most of them, 2 how many there were.
-    loop
-        The loop that it is the gradient of.
-    """
-
-    op: tf.Operation
-    loop: Loop
-
-    @cached_property
-    def taken(self) -> dict[int, int]:
-        """For each of its variables (numbers) that is an accumulator, which of the loop's variables that is."""
-        outputs = {t.ref(): i for i, t in enumerate(self.loop.op.outputs)}
-        found = {}
-        for i, tensor in enumerate(self._sources):
-            number = outputs.get(tensor.ref())
-            if number is not None and number in self.loop.accumulated:
-                found[i] = number
-        return found
-
-    @cached_property
-    def carried(self) -> tuple[int, ...]:
-        """Its variables that change from step to step: gradients."""
-        graph = _tf_loops.body_of(self.op)
-        return tuple(
-            i
-            for i, (arg, out) in enumerate(zip(graph.inputs, graph.outputs, strict=True))
-            if i > 2 and i not in self.taken and _behind(out) is not arg
-        )
-
-    @cached_property
-    def _sources(self) -> list[tf.Tensor]:
-        """Its inputs, where it stands in an inner graph as those of the loop's graph."""
-        return [_outer(tensor, self.loop.op.graph) for tensor in self.op.inputs]
-
-
-def _outer(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
-    """What ``tensor`` captures of ``graph``, or itself."""
-    while tensor.graph is not graph:
-        captured = {inner.ref(): outer for outer, inner in getattr(tensor.graph, "captures", ())}
-        if tensor.ref() not in captured:
-            return tensor
-        tensor = captured[tensor.ref()]
-    return tensor
-
-
-def _behind(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 @dataclass(eq=False)
@@ -238,7 +182,7 @@ class Replay:
         most = self.division.steps if kept_once else self.division.most_states
         dtype = tf.compat.v1.AttrValue(type=tensor.dtype.as_datatype_enum)
         # Of unknown shape, or TensorFlow would not let it stand for a shape of another rank.
-        shape = tf.compat.v1.placeholder_with_default(_static(tensor), shape=None)
+        shape = tf.compat.v1.placeholder_with_default(static_shape(tensor), shape=None)
         return shape, tf.constant(-1 if most is None else most), dtype
 
     # The loop.
@@ -251,10 +195,10 @@ class Replay:
         stop = tf.where(bound >= 0, tf.minimum(stop, bound), stop)
         own = [i for i in range(2, loop.own) if i not in loop.invariants]
         gathers = [self.slots_of_once[t.ref()] for t in self.part.once]
-        ops = _wanted(body, [body.outputs[i] for i in range(loop.own)])
-        condition = _wanted(loop.condition, loop.condition.outputs)
+        ops = wanted(body, [body.outputs[i] for i in range(loop.own)])
+        condition = wanted(loop.condition, loop.condition.outputs)
 
-        def arguments(graph: tf.Graph, now: tf.Tensor, variables: Sequence[tf.Tensor]) -> _Tensors:
+        def arguments(graph: tf.Graph, now: tf.Tensor, variables: Sequence[tf.Tensor]) -> Tensors:
             stands = {arg.ref(): given for arg, given in zip(graph.inputs, args, strict=True)}
             stands[graph.inputs[0].ref()] = now
             stands |= {graph.inputs[i].ref(): t for i, t in zip(own, variables, strict=False)}
@@ -262,12 +206,12 @@ class Replay:
 
         def goes_on(now: tf.Tensor, *variables: tf.Tensor) -> tf.Tensor:
             stands = arguments(loop.condition, now, variables)
-            _transplant(condition, stands, loop.condition)
+            transplant(condition, stands, loop.condition)
             return tf.logical_and(now < stop, stands[loop.condition.outputs[0].ref()])
 
         def step(now: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
             stands = arguments(body, now, variables)
-            _transplant(ops, stands, body, waits=True)
+            transplant(ops, stands, body, waits=True)
             gathered = [
                 tf.raw_ops.TensorListPushBack(input_handle=so_far, tensor=stands[t.ref()])
                 for so_far, t in zip(variables[len(own) :], self.part.once, strict=True)
@@ -297,7 +241,7 @@ class Replay:
         source, loop = gradient.op, self.loop.op
         total = source.inputs[2]
         cut = self.division.cut(loop.inputs[1])
-        held = _unknown([loop.outputs[self.slots[state]] for state in self.part.states])
+        held = untyped([loop.outputs[self.slots[state]] for state in self.part.states])
 
         def segment(
             stop: tf.Tensor, start: tf.Tensor, states: list[tf.Tensor], carried: list[tf.Tensor]
@@ -316,7 +260,7 @@ class Replay:
             self._counts[0],
             f"{source.name}_replayed",
         )
-        self._built.append(_behind(carried[0]).op)
+        self._built.append(behind_identities(carried[0]).op)
         return dict(zip(gradient.carried, carried, strict=True))
 
     def _reverse(
@@ -333,7 +277,7 @@ class Replay:
             return self._reverse_leaf(gradient, start, stop, states, carried)
         cut = self.division.inner(start, stop, level)
         arguments = [self.loop.body.inputs[state] for state in self.part.states]
-        lists = [_empty_list(t, self.division.most_states, "kept") for t in arguments]
+        lists = [empty_list(t, self.division.most_states, "kept") for t in arguments]
 
         def goes_on(now: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return cut.after(now) < stop
@@ -342,12 +286,12 @@ class Replay:
             count = len(arguments)
             at, so_far = list(variables[:count]), variables[count:]
             end = cut.after(now)
-            return [end, *self._advance(now, end, at, level + 1), *_pushed(so_far, at)]
+            return [end, *self._advance(now, end, at, level + 1), *pushed(so_far, at)]
 
         segments = self._counts[level]
         _, *variables = _loop(goes_on, keep, [start, *states, *lists], steps=segments - 1)
         count = len(arguments)
-        lists = _pushed(variables[count:], variables[:count])
+        lists = pushed(variables[count:], variables[:count])
 
         def segment(
             end: tf.Tensor, begin: tf.Tensor, at: list[tf.Tensor], grads: list[tf.Tensor]
@@ -369,7 +313,7 @@ class Replay:
 
         def step(now: tf.Tensor, *at: tf.Tensor) -> list[tf.Tensor]:
             stands = self._stands(now, at)
-            _transplant(ops, stands, body)
+            transplant(ops, stands, body)
             return [now + 1, *(stands[t.ref()] for t in nexts)]
 
         _, *ends = _loop(
@@ -391,14 +335,14 @@ class Replay:
         gathered = [loop.accumulated[n] for n in numbers]
         nexts = [body.outputs[state] for state in self.part.states]
         ops = self._again([*gathered, *nexts])
-        lists = [_empty_list(t, self.division.most_leaf, "accumulator") for t in gathered]
+        lists = [empty_list(t, self.division.most_leaf, "accumulator") for t in gathered]
 
         def step(now: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
             count = len(nexts)
             stands = self._stands(now, variables[:count])
-            _transplant(ops, stands, body)
-            pushed = _pushed(variables[count:], [stands[t.ref()] for t in gathered])
-            return [now + 1, *(stands[t.ref()] for t in nexts), *pushed]
+            transplant(ops, stands, body)
+            filled = pushed(variables[count:], [stands[t.ref()] for t in gathered])
+            return [now + 1, *(stands[t.ref()] for t in nexts), *filled]
 
         _, *variables = _loop(
             lambda now, *_: now < stop,
@@ -423,21 +367,21 @@ class Replay:
 
     def _again(self, tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
         """The ops of the part that ``tensors`` need."""
-        wanted = {id(op) for op in _behind_all(tensors, {t.ref() for t in self.part.once})}
+        wanted = {id(op) for op in behind(tensors, {t.ref() for t in self.part.once})}
         return [op for op in self.part.ops if id(op) in wanted]
 
-    def _stands(self, now: tf.Tensor, states: Sequence[tf.Tensor]) -> _Tensors:
+    def _stands(self, now: tf.Tensor, states: Sequence[tf.Tensor]) -> Tensors:
         """What stands for arguments of the body, and for what must not be computed again, at step ``now``."""
         loop, body = self.loop, self.loop.body
-        stands: _Tensors = {body.inputs[0].ref(): now}
+        stands: Tensors = {body.inputs[0].ref(): now}
         stands |= {body.inputs[i].ref(): loop.op.inputs[i] for i in self.part.invariants}
         stands |= {body.inputs[i].ref(): t for i, t in zip(self.part.states, states, strict=True)}
         kept = [loop.op.outputs[self.slots_of_once[t.ref()]] for t in self.part.once]
-        for tensor, values in zip(self.part.once, _unknown(kept), strict=True):
+        for tensor, values in zip(self.part.once, untyped(kept), strict=True):
             stands[tensor.ref()] = tf.raw_ops.TensorListGetItem(
                 input_handle=values,
                 index=now,
-                element_shape=_static(tensor),
+                element_shape=static_shape(tensor),
                 element_dtype=tensor.dtype,
             )
         return stands
@@ -480,7 +424,7 @@ def _backwards(
         with tf.control_dependencies([*grads, stop]):
             popped = [
                 tf.raw_ops.TensorListPopBack(
-                    input_handle=so_far, element_shape=_static(arg), element_dtype=arg.dtype
+                    input_handle=so_far, element_shape=static_shape(arg), element_dtype=arg.dtype
                 )
                 for so_far, arg in zip(held, arguments, strict=True)
             ]
@@ -526,94 +470,5 @@ def _loop(
             name=name,
         )
     )
-    note_steps(_behind(found[0]).op, max(1, steps))
+    note_steps(behind_identities(found[0]).op, max(1, steps))
     return found
-
-
-def _empty_list(tensor: tf.Tensor, most: int | None, name: str) -> tf.Tensor:
-    return tf.raw_ops.EmptyTensorList(
-        element_shape=_static(tensor),
-        max_num_elements=-1 if most is None else most,
-        element_dtype=tensor.dtype,
-        name=name,
-    )
-
-
-def _unknown(lists: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """``lists``, of which the graph does not know the type of the elements any more: they hold others than it thinks."""
-    return tf.raw_ops.IdentityN(input=list(lists)) if lists else []
-
-
-def _static(tensor: tf.Tensor) -> tf.Tensor:
-    if tensor.shape.rank is None:
-        return tf.constant(-1)
-    return tf.constant([-1 if n is None else n for n in tensor.shape.as_list()], tf.int32)
-
-
-def _pushed(lists: Iterable[tf.Tensor], tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    return [
-        tf.raw_ops.TensorListPushBack(input_handle=so_far, tensor=tensor)
-        for so_far, tensor in zip(lists, tensors, strict=True)
-    ]
-
-
-def _behind_all(tensors: Iterable[tf.Tensor], stop: Iterable[object] = ()) -> set[tf.Operation]:
-    """The ops behind ``tensors``, but for those of which ``stop`` are the outputs."""
-    ends = set(stop)
-    found: set[tf.Operation] = set()
-    stack = [t for t in tensors if t.ref() not in ends]
-    while stack:
-        op = stack.pop().op
-        if op not in found:
-            found.add(op)
-            stack.extend(t for t in op.inputs if t.ref() not in ends)
-    return found
-
-
-def _wanted(graph: tf.Graph, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    """The ops of a function that ``outputs`` need, and those that run for their effect, with what these need and wait for."""
-    found: set[tf.Operation] = set()
-    stack = [t.op for t in outputs]
-    stack += [
-        op for op in graph.get_operations() if op.type != "Placeholder" and optypes.is_stateful(op)
-    ]
-    while stack:
-        op = stack.pop()
-        if op not in found:
-            found.add(op)
-            stack.extend(t.op for t in op.inputs)
-            stack.extend(op.control_inputs)
-    return in_order(found)
-
-
-def _transplant(
-    ops: Sequence[tf.Operation], stands: _Tensors, source: tf.Graph, waits: bool = False
-) -> None:
-    """Copy ``ops`` of ``source`` into the current graph and note in ``stands`` what stands for their outputs.
-
-    ``waits``: control edges among them are copied, too. An op that several others read in ``source``, and one of these here, is
-    read through an identity that stays, or grappler would fuse it with that reader here and not there.
-    """
-    inside = set(ops)
-    copies: dict[tf.Operation, tf.Operation] = {}
-    first = stands[source.inputs[0].ref()].op if source.inputs else None
-    for op in ops:
-        if op.type == "Placeholder":
-            continue
-        before = [copies[c] for c in op.control_inputs if c in copies] if waits else []
-        copy = _tf_loops.copy_op(op, [stands[t.ref()] for t in op.inputs], before)
-        copies[op] = copy
-        outputs = list(copy.outputs)
-        if first is not None and _loses_readers(op, inside):
-            with tf.control_dependencies([first]):
-                outputs = [tf.identity(output) for output in outputs]
-            for output in outputs:
-                _tf.protect(output.op)
-        stands |= {old.ref(): new for old, new in zip(op.outputs, outputs, strict=True)}
-
-
-def _loses_readers(op: tf.Operation, inside: set[tf.Operation]) -> bool:
-    if op.type not in optypes.FUSED_WITH_READER:
-        return False
-    readers = {reader for out in op.outputs for reader in out.consumers()}
-    return len(readers) > 1 and len(readers & inside) == 1

@@ -1,0 +1,81 @@
+"""Ops of a loop's body run somewhere else: which of them, and how copies come to give the same bits.
+
+Grappler fuses an op with the one that alone reads its result. Where a copy has fewer readers than its original it would be fused, and
+round otherwise: such a result is read through an identity that grappler leaves alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+
+from graph_tools import _tf, _tf_loops, optypes
+from graph_tools.loops import in_order
+
+__all__ = ["Tensors", "behind", "transplant", "wanted"]
+
+#: By the ``ref()`` of a tensor, what stands for it.
+Tensors = dict[object, tf.Tensor]
+
+
+def behind(tensors: Iterable[tf.Tensor], stop: Iterable[object] = ()) -> set[tf.Operation]:
+    """The ops behind ``tensors``, but for those of which ``stop`` are the outputs."""
+    ends = set(stop)
+    found: set[tf.Operation] = set()
+    stack = [t for t in tensors if t.ref() not in ends]
+    while stack:
+        op = stack.pop().op
+        if op not in found:
+            found.add(op)
+            stack.extend(t for t in op.inputs if t.ref() not in ends)
+    return found
+
+
+def wanted(graph: tf.Graph, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
+    """The ops of a function that ``outputs`` need, and those that run for their effect, with what these need and wait for."""
+    found: set[tf.Operation] = set()
+    stack = [t.op for t in outputs]
+    stack += [
+        op for op in graph.get_operations() if op.type != "Placeholder" and optypes.is_stateful(op)
+    ]
+    while stack:
+        op = stack.pop()
+        if op not in found:
+            found.add(op)
+            stack.extend(t.op for t in op.inputs)
+            stack.extend(op.control_inputs)
+    return in_order(found)
+
+
+def transplant(
+    ops: Sequence[tf.Operation], stands: Tensors, source: tf.Graph, waits: bool = False
+) -> None:
+    """Copy ``ops`` of ``source`` into the current graph and note in ``stands`` what stands for their outputs.
+
+    ``waits``: control edges among them are copied, too. An op that several others read in ``source``, and one of these here, is
+    read through an identity that stays, or grappler would fuse it with that reader here and not there.
+    """
+    inside = set(ops)
+    copies: dict[tf.Operation, tf.Operation] = {}
+    first = stands[source.inputs[0].ref()].op if source.inputs else None
+    for op in ops:
+        if op.type == "Placeholder":
+            continue
+        before = [copies[c] for c in op.control_inputs if c in copies] if waits else []
+        copy = _tf_loops.copy_op(op, [stands[t.ref()] for t in op.inputs], before)
+        copies[op] = copy
+        outputs = list(copy.outputs)
+        if first is not None and _loses_readers(op, inside):
+            with tf.control_dependencies([first]):
+                outputs = [tf.identity(output) for output in outputs]
+            for output in outputs:
+                _tf.protect(output.op)
+        stands |= {old.ref(): new for old, new in zip(op.outputs, outputs, strict=True)}
+
+
+def _loses_readers(op: tf.Operation, inside: set[tf.Operation]) -> bool:
+    if op.type not in optypes.FUSED_WITH_READER:
+        return False
+    readers = {reader for out in op.outputs for reader in out.consumers()}
+    return len(readers) > 1 and len(readers & inside) == 1
