@@ -52,8 +52,8 @@ class ArgumentError(MemorySavingError, ValueError):
         return f"{self.argument}={_show(self.value)}: {self.problem}"
 
 
-class HigherOrderError(MemorySavingError):
-    """Gradients of gradients are asked for where the first ones were built so that they have none."""
+class HigherOrderError(MemorySavingError, NotImplementedError):
+    """Gradients of gradients are asked for where those before were built so that they have none."""
 
 
 class SelectionError(ArgumentError):
