@@ -36,6 +36,17 @@ def exact() -> Iterator[None]:
     _pywrap_determinism.enable(False)
 
 
+@pytest.fixture
+def control_flow_v2() -> Iterator[None]:
+    """Loops and branches of graphs of TF1 as those of functions are, for the duration of one test."""
+    v1 = tf.compat.v1
+    was_on = v1.control_flow_v2_enabled()
+    v1.enable_control_flow_v2()
+    yield
+    if not was_on:
+        v1.disable_control_flow_v2()
+
+
 @pytest.fixture(autouse=True)
 def _never_left_patched() -> Iterator[None]:
     yield

@@ -270,3 +270,32 @@ def test_random_numbers_are_drawn_once():
         ours = functools.partial(ms.gradients, checkpoints="memory", loops=way)
         found = in_function(functools.partial(program, ours), data(), steps=2)
         assert_identical(found.results, plain.results, way)
+
+
+def kernels_run(way, steps):
+    """How many ``Tanh`` the optimized graph has, and how many are run."""
+    v1 = tf.compat.v1
+    arrays = data().arrays
+    traced = v1.RunMetadata()
+    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE, output_partition_graphs=True)
+    with tf.Graph().as_default(), v1.Session() as session:
+        given = {name: v1.placeholder(tf.float32, array.shape) for name, array in arrays.items()}
+        ys = counted(layer, steps, parallel_iterations=1)(given).ys
+        grads = ms.gradients(ys, list(given.values()), loops=way)
+        feed = {given[name]: array for name, array in arrays.items()}
+        session.run(grads, feed, options, traced)
+    nodes = [node for graph in traced.partition_graphs for node in graph.node]
+    tanh = {
+        node.name for node in nodes if node.op == "Tanh" or b"Tanh" in node.attr["fused_ops"].list.s
+    }
+    ran = [node for device in traced.step_stats.dev_stats for node in device.node_stats]
+    return len(tanh), sum(node.node_name.split(":")[0] in tanh for node in ran)
+
+
+@pytest.mark.usefixtures("control_flow_v2")
+def test_steps_run_again_in_the_optimized_graph():
+    assert kernels_run("keep", 64) == (1, 64)
+    assert kernels_run("segments", 64) == (2, 2 * 64)
+    # Treeverse: three times more at most.
+    kernels, runs = kernels_run("treeverse", 64)
+    assert kernels == 4 and 3 * 64 < runs <= 4 * 64

@@ -609,15 +609,6 @@ def in_graph(build, gradients, calls=5, **options):
         return values, ms.plans(graph)
 
 
-@pytest.fixture
-def control_flow_v2():
-    was_on = v1.control_flow_v2_enabled()
-    v1.enable_control_flow_v2()
-    yield
-    if not was_on:
-        v1.disable_control_flow_v2()
-
-
 @pytest.mark.usefixtures("control_flow_v2")
 @pytest.mark.parametrize("use_resource", [True, False])
 @pytest.mark.parametrize("way", WAYS)
