@@ -1,7 +1,8 @@
 """Memory-saving gradients for TensorFlow: the same gradients in a fraction of the memory.
 
 ``gradients`` replaces ``tf.gradients``; ``patched`` makes unchanged code use it, tapes included;
-``memsaving_gradients.keras.MemorySavingGradients`` is a callback for ``fit``; ``checkpoint`` marks a tensor to keep; ``while_loop`` and ``scan`` are TensorFlow's, and say how they are replayed;
+``memsaving_gradients.keras.MemorySavingGradients`` is a callback for ``fit``; ``checkpoint`` marks a tensor to keep;
+``while_loop`` and ``scan`` are TensorFlow's, and say how they are replayed; ``attention`` is done in blocks, by functions and by layers in ``keras``;
 ``plans`` tells what was done; ``explain`` and ``largest_batch`` tell what could be.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memsaving_gradients import attention as attention
 from memsaving_gradients import errors as errors
 from memsaving_gradients.api import gradients as gradients
 from memsaving_gradients.api import gradients_collection as gradients_collection
@@ -38,6 +40,7 @@ __all__ = [
     "Explanation",
     "LargestBatch",
     "Plan",
+    "attention",
     "checkpoint",
     "errors",
     "explain",

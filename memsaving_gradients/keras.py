@@ -17,12 +17,22 @@ import tensorflow as tf
 
 from graph_tools.warn import warn
 from memsaving_gradients import marks, patching, registry
+from memsaving_gradients.attention.layers import AdditiveAttention as AdditiveAttention
+from memsaving_gradients.attention.layers import Attention as Attention
+from memsaving_gradients.attention.layers import MultiHeadAttention as MultiHeadAttention
 from memsaving_gradients.device import RESERVE, DeviceMemory
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
 from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
 
-__all__ = ["RESERVE", "Checkpoint", "MemorySavingGradients"]
+__all__ = [
+    "RESERVE",
+    "AdditiveAttention",
+    "Attention",
+    "Checkpoint",
+    "MemorySavingGradients",
+    "MultiHeadAttention",
+]
 
 
 @keras.saving.register_keras_serializable(package="memsaving_gradients")
@@ -60,8 +70,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
         The memory of the device (``"16GiB"``, bytes): the budget is what the model's variables, the optimizer's and a reserve
         of `RESERVE` (a twentieth: inputs, metrics, libraries, holes between chunks) leave of it.
     **options
-        ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, as
-        for `memsaving_gradients.gradients`.
+        ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, ``loops``,
+        ``attention``, as for `memsaving_gradients.gradients`.
 
     Raises
     ------

@@ -1,0 +1,323 @@
+"""Keras' attention layers with attention in blocks: the same constructors, weights, masks and results.
+
+Each layer is a subclass of Keras' own, which it replaces in one place: where the scores of all queries and keys are computed,
+or the sums that scores are made of. What cannot be done in blocks is left to Keras, and said once. Masks that Keras
+would multiply out to queries × keys (of queries, of values, the causal one) are handed on as they come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from graph_tools.warn import warn
+from memsaving_gradients.attention.additive import additive_scores
+from memsaving_gradients.attention.arguments import block_pair
+from memsaving_gradients.attention.dot_product import attend
+from memsaving_gradients.attention.scores import Setting
+from memsaving_gradients.errors import ArgumentError, NothingSavedWarning
+
+__all__ = ["AdditiveAttention", "Attention", "MultiHeadAttention"]
+
+_registered = keras.saving.register_keras_serializable(package="memsaving_gradients")
+
+
+class _InBlocks:
+    """What the layers share: the argument ``block``, and what they say when it is of no use."""
+
+    def __init__(self, *args: Any, block: Any = None, **kwargs: Any) -> None:
+        if keras.backend.backend() != "tensorflow":
+            raise ArgumentError(
+                "keras.backend.backend()",
+                keras.backend.backend(),
+                "attention in blocks is written in TensorFlow; set the environment variable "
+                "KERAS_BACKEND=tensorflow before keras is imported",
+            )
+        super().__init__(*args, **kwargs)
+        self.block = block
+        self._pair = block_pair(block)
+        self._was_said = False
+
+    def get_config(self) -> dict[str, Any]:
+        """Keras' own, and ``block``."""
+        config: dict[str, Any] = super().get_config()  # type: ignore[misc]
+        return {**config, "block": self.block}
+
+    def _say(self, reason: str) -> None:
+        if not self._was_said:
+            self._was_said = True
+            warn(
+                f"{type(self).__name__} {self.name!r}: {reason}, which is not done in blocks; "  # type: ignore[attr-defined]
+                "Keras computes all scores at once, and nothing is saved",
+                NothingSavedWarning,
+            )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The masks of one call, not multiplied out: of queries, values, keys, and of their pairs."""
+
+    query: Any = None
+    value: Any = None
+    key: Any = None
+    pairs: Any = None
+    causal: bool = False
+
+    def parts(self) -> list[tf.Tensor]:
+        """Each with the axes of scores: batch, heads, queries, keys."""
+        found = []
+        if self.query is not None:
+            found.append(tf.cast(self.query, tf.bool)[:, tf.newaxis, :, tf.newaxis])
+        for mask in (self.value, self.key):
+            if mask is not None:
+                found.append(tf.cast(mask, tf.bool)[:, tf.newaxis, tf.newaxis])
+        if self.pairs is not None:
+            mask = tf.cast(self.pairs, tf.bool)
+            while mask.shape.rank < 4:
+                mask = tf.expand_dims(mask, -min(mask.shape.rank + 1, 3))
+            found.append(mask)
+        return found
+
+
+@_registered
+class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
+    """`keras.layers.MultiHeadAttention` that takes memory for queries and keys, not for their pairs.
+
+    Weights, masks (also those that layers hand on), ``use_causal_mask``, ``sliding_window``, dropout and policies of mixed precision work
+    as in Keras' layer; weights can be exchanged between the two. Dropout drops other weights than Keras' layer with the same
+    seed, as many. With ``return_attention_scores=True``, or attention over several axes, Keras computes them.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        As for Keras' layer.
+    block
+        Queries and keys of a block, at most: one number, two, or ``None`` for a size that is found by bytes.
+
+    Raises
+    ------
+    ArgumentError
+        ``block`` is not positive, or Keras runs on another backend than TensorFlow.
+
+    Examples
+    --------
+    >>> import keras, numpy as np
+    >>> from memsaving_gradients.attention.layers import MultiHeadAttention
+    >>> ours, plain = MultiHeadAttention(4, 16), keras.layers.MultiHeadAttention(4, 16)
+    >>> x = np.random.default_rng(0).normal(size=(2, 100, 32)).astype("float32")
+    >>> y = plain(x, x, use_causal_mask=True)
+    >>> ours.build(x.shape, x.shape)
+    >>> ours.set_weights(plain.get_weights())
+    >>> bool(np.allclose(ours(x, x, use_causal_mask=True), y, atol=1e-5))
+    True
+    """
+
+    def _compute_attention_mask(
+        self,
+        query: Any,
+        value: Any,
+        query_mask: Any = None,
+        value_mask: Any = None,
+        key_mask: Any = None,
+        attention_mask: Any = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        return _Seen(query_mask, value_mask, key_mask, attention_mask, bool(use_causal_mask))
+
+    def _compute_attention(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any = None,
+        training: Any = None,
+        return_attention_scores: bool = False,
+        **options: Any,
+    ) -> Any:
+        seen = attention_mask
+        if not isinstance(seen, _Seen):
+            seen = _Seen(pairs=seen, causal=bool(options.get("use_causal_mask")))
+        reason = self._reason(query)
+        if reason:
+            self._say(reason)
+        if reason or return_attention_scores or self._flash_attention:
+            mask = super()._compute_attention_mask(
+                query, value, seen.query, seen.value, seen.key, seen.pairs, seen.causal
+            )
+            return super()._compute_attention(
+                query, key, value, mask, training, return_attention_scores
+            )
+        rate = self._dropout if training else 0.0
+        setting = Setting(
+            axis=-3,
+            causal=seen.causal,
+            window=getattr(self, "_sliding_window", None),  # Keras 3.15
+            rate=rate,
+            block=self._pair,
+        )
+        output = attend(
+            setting,
+            tf.multiply(query, tf.cast(self._inverse_sqrt_key_dim, query.dtype)),
+            key,
+            value,
+            masks=seen.parts(),
+            seed=_seed(self._dropout_layer) if rate else None,
+            # Keras has two ways, which differ for a query that sees no key.
+            mean=not self._dropout,
+        )
+        return output, None
+
+    def _reason(self, query: Any) -> str:
+        if query.shape.rank != 4 or self._attention_axes != (1,):
+            return f"attention_axes={self._attention_axes} of {query.shape.rank - 2}"
+        return "dropout=1 drops all weights" if self._dropout >= 1 else ""
+
+
+@_registered
+class Attention(_InBlocks, keras.layers.Attention):
+    """`keras.layers.Attention` that takes memory for queries and keys, not for their pairs.
+
+    With ``score_mode="dot"`` scores are never there as a whole; with ``"concat"`` only the sums are not that scores are made of. With
+    ``return_attention_scores=True`` Keras computes them. Dropout drops other weights than Keras' layer with the same seed in
+    mode ``"dot"``, as many. A query of which all keys are masked gets the mean of all values, as in Keras (without
+    dropout), but has no influence on scores; there Keras computes a gradient of rounded scores.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        As for Keras' layer.
+    block
+        Queries and keys of a block, at most: one number, two, or ``None`` for a size that is found by bytes.
+
+    Raises
+    ------
+    ArgumentError
+        ``block`` is not positive, or Keras runs on another backend than TensorFlow.
+
+    Examples
+    --------
+    >>> import keras, numpy as np
+    >>> from memsaving_gradients.attention.layers import Attention
+    >>> query, value = np.ones([2, 100, 16], "float32"), np.ones([2, 300, 16], "float32")
+    >>> Attention(block=64)([query, value]).shape
+    TensorShape([2, 100, 16])
+    """
+
+    def call(
+        self,
+        inputs: Any,
+        mask: Any = None,
+        training: bool = False,
+        return_attention_scores: bool = False,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        """As Keras' layer."""
+        reason = ""
+        if self.score_mode == "dot" and not return_attention_scores:
+            self._validate_inputs(inputs=inputs, mask=mask)
+            reason = self._reason(*inputs)
+            if not reason:
+                return self._blockwise(inputs, mask or [None, None], training, use_causal_mask)
+            self._say(reason)
+        return super().call(
+            inputs,
+            mask=mask,
+            training=training,
+            return_attention_scores=return_attention_scores,
+            use_causal_mask=use_causal_mask,
+        )
+
+    def _reason(self, query: Any, value: Any, key: Any = None) -> str:
+        if self.dropout >= 1:
+            return "dropout=1 drops all weights"
+        return _unlike(query, value if key is None else key, value)
+
+    def _blockwise(self, inputs: Any, mask: Any, training: bool, causal: bool) -> Any:
+        query, value = map(tf.convert_to_tensor, inputs[:2])
+        key = tf.convert_to_tensor(inputs[2]) if len(inputs) > 2 else value
+        masks = []
+        if mask[1] is not None:
+            seen = tf.cast(mask[1], tf.bool)
+            masks.append(seen[:, tf.newaxis] if seen.shape.rank == 2 else seen)
+        if self.scale is not None:
+            query = tf.multiply(query, keras.ops.cast(self.scale, query.dtype))
+        rate = self.dropout if training else 0.0
+        setting = Setting(causal=bool(causal), rate=rate, block=self._pair)
+        seed = _seed(self) if rate else None
+        output = attend(setting, query, key, value, masks=masks, seed=seed)
+        if mask[0] is not None:
+            output = tf.where(tf.cast(mask[0], tf.bool)[..., tf.newaxis], output, 0)
+        return output
+
+    def _calculate_scores(self, query: Any, key: Any) -> Any:
+        if self.score_mode == "dot":
+            return super()._calculate_scores(query, key)
+        reason = _unlike(query, key, key)
+        if reason:
+            self._say(reason)
+            return super()._calculate_scores(query, key)
+        if self.scale is not None:
+            scale = keras.ops.cast(self.scale, query.dtype)
+            query, key = scale * query, scale * key
+        scores = additive_scores(query, key, block=self._pair)
+        return keras.ops.cast(self.concat_score_weight, scores.dtype) * scores
+
+
+@_registered
+class AdditiveAttention(_InBlocks, keras.layers.AdditiveAttention):
+    """`keras.layers.AdditiveAttention` without the sum of each query and each key.
+
+    Only these sums, ``[batch, queries, keys, width]``, are made in blocks, forward and in the gradient; all else is Keras' own, dropout and scores
+    included.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        As for Keras' layer.
+    block
+        Queries and keys of a block, at most: one number, two, or ``None`` for a size that is found by bytes.
+
+    Raises
+    ------
+    ArgumentError
+        ``block`` is not positive, or Keras runs on another backend than TensorFlow.
+
+    Examples
+    --------
+    >>> import keras, numpy as np
+    >>> from memsaving_gradients.attention.layers import AdditiveAttention
+    >>> query, value = np.ones([2, 100, 16], "float32"), np.ones([2, 300, 16], "float32")
+    >>> context, weights = AdditiveAttention()([query, value], return_attention_scores=True)
+    >>> context.shape, weights.shape
+    (TensorShape([2, 100, 16]), TensorShape([2, 100, 300]))
+    """
+
+    def _calculate_scores(self, query: Any, key: Any) -> Any:
+        reason = _unlike(query, key, key)
+        if reason:
+            self._say(reason)
+            return super()._calculate_scores(query, key)
+        scale = keras.ops.cast(self.scale, query.dtype) if self.use_scale else None
+        return additive_scores(query, key, scale, self._pair)
+
+
+def _unlike(query: Any, key: Any, value: Any) -> str:
+    """Why queries, keys and values do not go together in blocks; empty if they do."""
+    shapes = [tuple(x.shape) for x in (query, key, value)]
+    if any(len(shape) != 3 for shape in shapes):
+        return f"attention of {len(shapes[0])} axes"
+    batches = {shape[0] for shape in shapes} - {None}
+    if len(batches) > 1:
+        return f"attention of batches of {sorted(batches)} examples"
+    if shapes[0][2] != shapes[1][2]:
+        return f"attention of queries of width {shapes[0][2]} to keys of width {shapes[1][2]}"
+    dtypes = {keras.backend.standardize_dtype(x.dtype) for x in (query, key, value)}
+    return f"attention of {' and '.join(sorted(dtypes))}" if len(dtypes) > 1 else ""
+
+
+def _seed(layer: Any) -> tf.Tensor:
+    """Two integers, drawn once: the layer draws other ones for its next call."""
+    return tf.cast(layer.seed_generator.next(), tf.int64)
