@@ -42,6 +42,7 @@ def gradients(
     progress: Any = None,
     planning_seconds: float | None = None,
     loops: str = "auto",
+    attention: str = "keep",
 ) -> list[Any]:
     """Gradients of the sum of ``ys`` with respect to each of ``xs``, recomputing what was not kept.
 
@@ -106,6 +107,14 @@ def gradients(
         - ``"auto"``: ``"segments"`` where memory is to be least (``checkpoints="memory"``, or none); with a budget the first of
           these with which it is kept; else ``"keep"``. Loops inside of functions, branches and other loops are kept under a
           budget unless another way is named here.
+    attention
+        What becomes of scaled dot-product attention, such as in Keras' ``MultiHeadAttention`` and ``Attention`` or written by hand:
+
+        - ``"keep"``: it stays as it is;
+        - ``"blocks"``: wherever it is found, it is computed in blocks, forward and backward, and never holds a number for each pair
+          of a query and a key (`memsaving_gradients.attention`). The same sums in another order: gradients differ from TensorFlow's
+          by rounding (1e-5 of the largest one in ``float32``). The plan names what was found, and why others stay (dropped weights; biases that have gradients; scores
+          that are used besides).
 
     Returns
     -------
@@ -164,6 +173,7 @@ def gradients(
         progress=progress,
         planning_seconds=planning_seconds,
         loops=loops,
+        attention=attention,
     )
     _check_name(name)
     if tf.executing_eagerly():

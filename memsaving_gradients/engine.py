@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
 from memsaving_gradients import guard, registry, whole_step
+from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.following import Following
 from memsaving_gradients.gates import gated
 from memsaving_gradients.loops import pairs
@@ -49,6 +50,7 @@ def save_memory(
     mode: str,
     kept: Sequence[tf.Tensor],
     options: Options,
+    in_blocks: Substituted | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Rewire the backward ops of ``graph`` so that they hold less memory.
 
@@ -67,6 +69,8 @@ def save_memory(
         Tensors to keep: named, or marked.
     options
         What else was asked for.
+    in_blocks
+        What became of attention that was found, if it was looked for.
 
     Returns
     -------
@@ -83,7 +87,7 @@ def save_memory(
             graph, "XLA cannot compile the vectorized form of what holds recomputation back"
         )
         return list(grads)
-    site = Site(graph, first_backward, ys, flat, kept, options, data_gates)
+    site = Site(graph, first_backward, ys, flat, kept, options, data_gates, attention=in_blocks)
     if (observer := _observer.get()) is not None:
         observer(site)
         return list(grads)

@@ -6,7 +6,7 @@ import difflib
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,10 +19,13 @@ from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners import PLANNERS
 from memsaving_gradients.units import parse_budget
 
-__all__ = ["MODES", "Options"]
+__all__ = ["ATTENTION", "MODES", "Options"]
 
 #: Ways to choose checkpoints automatically.
 MODES = ("auto", "memory", "speed", "collection")
+
+#: What becomes of scaled dot-product attention: it stays as it is, or is computed in blocks wherever it is found.
+ATTENTION = ("keep", "blocks")
 
 #: Larger batches would overflow the bytes of tensors.
 MOST_EXAMPLES = 10**9
@@ -65,6 +68,8 @@ class Options:
         The most time to plan; ``None``: as long as it takes.
     loops
         How loops are treated: ``"auto"`` or one of `memsaving_gradients.loops.choice.WAYS`.
+    attention
+        What becomes of attention: one of `ATTENTION`.
 
     Examples
     --------
@@ -90,6 +95,7 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
     progress: Any = None
     planning_seconds: float | None = None
     loops: str = "auto"
+    attention: str = "keep"
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Options:
@@ -128,6 +134,11 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
             or self.max_slowdown is not None
             or not (isinstance(self.planner, str) and self.planner == "auto")
         )
+
+    @property
+    def blocks_attention(self) -> bool:
+        """Whether attention is looked for, to be computed in blocks; a saved plan knows what it was made with."""
+        return self.attention == "blocks" or any(plan.attention for plan in self.plan)
 
     @property
     def batch(self) -> int:
@@ -171,12 +182,8 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
                 self.progress,
                 "give None (a bar in a terminal), False (nothing) or a function of (share, what)",
             )
-        if self.loops not in ("auto", *WAYS):
-            close = difflib.get_close_matches(str(self.loops), ("auto", *WAYS), n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ArgumentError(
-                "loops", self.loops, f"{hint}give one of {_listed(('auto', *WAYS))}"
-            )
+        _check_one_of("loops", self.loops, ("auto", *WAYS))
+        _check_one_of("attention", self.attention, ATTENTION)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -238,6 +245,14 @@ def _check_planner(planner: Any) -> None:
         planner,
         f"{hint}Planners are {_listed(PLANNERS)}, or a function of (TrainingGraph, Limits) that returns a Proposal",
     )
+
+
+def _check_one_of(argument: str, value: Any, known: Sequence[str]) -> None:
+    if isinstance(value, str) and value in known:
+        return
+    close = difflib.get_close_matches(str(value), known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ArgumentError(argument, value, f"{hint}give one of {_listed(known)}")
 
 
 def _loaded(plan: Any) -> tuple[Plan, ...]:

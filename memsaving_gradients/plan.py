@@ -98,6 +98,10 @@ class Plan:
         How loops are treated, one of `memsaving_gradients.loops.choice.WAYS`; empty: as TensorFlow built them.
     replayed
         The loops that are replayed. Not saved in files.
+    attention
+        Attention (names of the softmax ops) that is computed in blocks.
+    attention_kept
+        Attention that was found, but is computed as TensorFlow built it: names of the softmax ops, each with the reason.
     schedule
         What runs when.
     reasons
@@ -134,6 +138,8 @@ class Plan:
     packed: bool = False
     loops: str = ""
     replayed: tuple[Replayed, ...] = field(default=(), compare=False)
+    attention: tuple[str, ...] = ()
+    attention_kept: tuple[tuple[str, str], ...] = ()
     schedule: Schedule | None = field(default=None, compare=False)
     reasons: Mapping[int, str] = field(default_factory=dict, compare=False)
     fingerprint: Fingerprint | None = None

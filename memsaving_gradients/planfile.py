@@ -101,6 +101,7 @@ def _body(plan: Plan) -> dict[str, Any]:
         "chunks": [plan.allocated_plain, plan.allocated],
         "assumed_batch": plan.assumed_batch,
         "loops": plan.loops,
+        "attention": [list(plan.attention), [list(entry) for entry in plan.attention_kept]],
         "checkpoints": list(plan.checkpoints),
         "decisions": [
             [d.tensor, d.bytes, d.fate, d.reason, d.op_type, d.source] for d in plan.decisions
@@ -123,11 +124,14 @@ def _plan(body: dict[str, Any], file: str) -> Plan:
     from memsaving_gradients.plan import Decision, Plan
 
     graph = body["graph"]
+    attention, attention_kept = body.get("attention", ((), ()))
     return Plan(
         **{name: body[name] for name in _PLAIN},
         file=file,
         assumed_batch=body.get("assumed_batch"),
         loops=str(body.get("loops", "")),
+        attention=tuple(map(str, attention)),
+        attention_kept=tuple((str(name), str(why)) for name, why in attention_kept),
         chunks=(int(body["chunks"][0]), int(body["chunks"][1])),
         checkpoints=tuple(body["checkpoints"]),
         decisions=tuple(Decision(*fields) for fields in body["decisions"]),

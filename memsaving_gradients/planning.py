@@ -114,8 +114,8 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     proposal = _BY_MODE.get(mode, named.plan)(step.graph, limits)
     proposal = left_alone(step.graph, proposal, None)
     works = proposal.schedule.clones or proposal.schedule.chained
-    if site.loops.replayed and (not works or proposal.peak >= most):
-        return _loops_alone(site, step, mode, mode)
+    if site.is_other and (not works or proposal.peak >= most):
+        return _nothing_else(site, step, mode, mode)
     if not works or (proposal.peak >= most and mode in _BY_MODE):
         warn_nothing_saved(site.graph, why_nothing(step, mode, most, site.loops.kept))
         return None
@@ -127,13 +127,13 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
             what="tensors are recomputed, but that saves no memory",
         )
     found = Found(proposal, proposal.peak, None)
-    unpacked = original if site.loops.replayed else None
+    unpacked = original if site.is_other else None
     plan = _described(site, step, found, mode, mode, before=before, unpacked=unpacked)
     return Outcome(step, proposal, plan)
 
 
-def _loops_alone(site: Site, step: CapturedStep, mode: str, name: str) -> Outcome:
-    """Loops are replayed, and nothing else is done."""
+def _nothing_else(site: Site, step: CapturedStep, mode: str, name: str) -> Outcome:
+    """Loops are replayed, or attention is in blocks, and nothing else is done."""
     original, before = site.original()
     found = Found(Meter(step.graph, site.gating).plain, 0, None)
     plan = _described(site, step, found, mode, name, before=before, unpacked=original)
@@ -175,6 +175,8 @@ def by_limits(
     else:
         found = search.free()
     if found is None or (budget is None and found.need >= plain_need):
+        if site.attention is not None and site.attention.names:
+            return _nothing_else(site, step, mode, name)
         where = (
             f"within max_slowdown={options.max_slowdown}"
             if options.max_slowdown
@@ -204,7 +206,7 @@ def seek(site: Site) -> Sought | None:
         return None
     unpacked, before = site.original()
     goal = _goal(site, unpacked, before)
-    if goal is not None and goal.budget >= goal.plain_need and not site.loops.replayed:
+    if goal is not None and goal.budget >= goal.plain_need and not site.is_other:
         return Sought(step, unpacked, before, goal, None)
     if site.pack():
         step = site.capture()
@@ -284,7 +286,7 @@ def _applied(
         unpacked=unpacked if plan.mode in LIMITED or plan.loops else None,
     )
     untouched = schedule == plain(step.graph) and not plan.packed
-    if untouched and site.loops.replayed:
+    if untouched and site.is_other:
         described = replace(described, simulation=site.play(step))
     return Outcome(step, proposal, described, plain=untouched, given=plan)
 
@@ -302,8 +304,8 @@ def _described(
 ) -> Plan:
     """``unpacked``: the step before masks were packed and loops replayed, which is what is plain."""
     packed = bool(site.masks.packed)
-    earlier = unpacked if packed or site.loops.replayed else None
-    return describe(
+    earlier = unpacked if packed or site.is_other else None
+    plan = describe(
         step,
         found,
         mode=mode,
@@ -317,6 +319,10 @@ def _described(
         plain_seconds=None if earlier is None else earlier.graph.total_seconds,
         loops=site.loops,
     )
+    if site.attention is None:
+        return plan
+    kept = tuple(sorted(site.attention.refused.items()))
+    return replace(plan, attention=site.attention.names, attention_kept=kept)
 
 
 def _captured(site: Site) -> CapturedStep | None:

@@ -24,7 +24,24 @@ NAME_WIDTH = 48
 def text(plan: Plan) -> str:
     """The whole plan, for people to read."""
     loops = [f"loop replayed: {loop}" for loop in plan.replayed]
-    return "\n".join([_headline(plan), *_limits(plan), _requested(plan), *loops, *_table(plan)])
+    return "\n".join(
+        [
+            _headline(plan),
+            *_limits(plan),
+            _requested(plan),
+            *loops,
+            *_attention(plan),
+            *_table(plan),
+        ]
+    )
+
+
+def _attention(plan: Plan) -> list[str]:
+    """What became of attention that was found."""
+    said = []
+    if plan.attention:
+        said.append(f"attention in blocks ({len(plan.attention)}): {', '.join(plan.attention)}")
+    return said + [f"attention kept: {name}: {why}" for name, why in plan.attention_kept]
 
 
 def brief(plan: Plan) -> str:

@@ -9,7 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients import registry
+from graph_tools import _tf
+from memsaving_gradients import guard, registry
+from memsaving_gradients.attention.substitution import (
+    Prepared,
+    Substituted,
+    prepare,
+    substitute,
+)
 from memsaving_gradients.engine import components, save_memory
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.loops.choice import inner_rule
@@ -56,14 +63,65 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
     starts = tf.nest.flatten(xs)
     mode, kept = _chosen(graph, first_backward, ends, starts, options)
+    found = None
+    if options.blocks_attention:
+        with paused():
+            found = prepare(graph, ends, registry.idle(graph))
+        first_backward = len(graph.get_operations())
     rule = inner_rule(inner_way(options, mode, kept), options.batch, options.xla)
     with paused(), replaying(graph, rule):
         grads = differentiate()
-    flat = save_memory(
-        graph, first_backward, ends, starts, tf.nest.flatten(grads), mode, kept, options
-    )
+    flat = tf.nest.flatten(grads)
+    if found is not None:
+        in_blocks = _in_blocks(graph, first_backward, found, flat, ends, kept)
+        flat = [_stand_in(grad, in_blocks) for grad in flat]
+        kept = [in_blocks.outputs.get(t.ref(), t) for t in kept]
+        try:
+            flat = save_memory(
+                graph, first_backward, ends, starts, flat, mode, kept, options, in_blocks
+            )
+        except BaseException:
+            _take_back(graph, found, in_blocks)
+            raise
+    else:
+        flat = save_memory(graph, first_backward, ends, starts, flat, mode, kept, options)
     registry.returned(graph, components(flat, graph), options.hold_gradients)
     return tf.nest.pack_sequence_as(grads, flat)
+
+
+def _in_blocks(
+    graph: tf.Graph,
+    first_backward: int,
+    found: Prepared,
+    grads: Sequence[Any],
+    ys: Sequence[tf.Tensor],
+    kept: Sequence[tf.Tensor],
+) -> Substituted:
+    """Attention that was found, computed in blocks."""
+    with paused():
+        done = substitute(found, first_backward, components(grads, graph), ys, kept)
+    guard.remember(graph, done.rewiring)
+    registry.idle(graph).update(map(_tf.creation_index, done.idle))
+    return done
+
+
+def _take_back(graph: tf.Graph, found: Prepared, done: Substituted) -> None:
+    """Leave attention as TensorFlow built it."""
+    done.rewiring.undo()
+    guard.forget(graph, done.rewiring)
+    idle = registry.idle(graph)
+    idle.difference_update(map(_tf.creation_index, done.idle))
+    idle.update(map(_tf.creation_index, found.ops))
+
+
+def _stand_in(grad: Any, done: Substituted) -> Any:
+    """What the user gets for a gradient that another one took the place of: to whoever differentiates, it is the plain one."""
+    if not isinstance(grad, tf.Tensor) or grad.ref() not in done.gradients:
+        return grad
+    with _tf.outside_scopes(grad.graph):
+        stands = tf.identity(grad)
+    done.rewiring.point(stands.op, 0, done.gradients[grad.ref()])
+    return stands
 
 
 def inner_way(options: Options, mode: str, kept: Sequence[tf.Tensor] = ()) -> str:

@@ -10,7 +10,10 @@ import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
 from graph_tools.capture import capture
+from graph_tools.edit import Rewiring
+from graph_tools.errors import GraphError
 from memsaving_gradients import guard, registry
+from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.budgets import FLOORS, Search
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.goal import Goal
@@ -73,6 +76,8 @@ class Site:
         Told how far planning is.
     floors
         What a search for a plan asks for where nothing fits.
+    attention
+        What became of attention that was found; ``None``: it was not looked for.
     """
 
     graph: tf.Graph
@@ -85,6 +90,7 @@ class Site:
     masks: Masks = field(default_factory=Masks)
     progress: Callable[[float, str], None] | None = None
     floors: Sequence[float] = FLOORS
+    attention: Substituted | None = None
 
     def __post_init__(self) -> None:
         self.operations = self.graph.get_operations()
@@ -93,6 +99,8 @@ class Site:
         self._captured: CapturedStep | None = None
         self._for_loops: set[int] = set()
         self._original: tuple[CapturedStep, Simulation] | None = None
+        if self.attention is not None and self.attention.names:
+            self._note_original(self.attention.rewiring)
 
     @property
     def first_operation(self) -> tf.Operation:
@@ -116,6 +124,23 @@ class Site:
             step = self.capture()
             self._original = step, self.play(step)
         return self._original
+
+    def _note_original(self, rewiring: Rewiring) -> None:
+        """Look at the step before it was edited."""
+        rewiring.undo()
+        try:
+            self.original()
+        except GraphError:
+            # It cannot be rewritten, which the first who looks at it says.
+            pass
+        finally:
+            rewiring.redo()
+            self._captured = None
+
+    @property
+    def is_other(self) -> bool:
+        """Whether the step that plans are made for is not TensorFlow's: loops are replayed, or attention is in blocks."""
+        return bool(self.loops.replayed or (self.attention is not None and self.attention.names))
 
     def treat_loops(self, way: str | None) -> None:
         """Treat loops in another way (``None``: as TensorFlow built them); what was packed is unpacked, what was sought forgotten."""

@@ -1,0 +1,391 @@
+"""What a graph does with scores one by one, done with a block of them.
+
+Between the product of queries and keys and the softmax stand ops that treat each pair of a query and a key by itself: scaling, masks,
+biases, casts. `Elementwise` runs copies of them on a block of pairs. What they read beside the scores is cut to the block; what would
+have an entry for each pair and is itself computed pair by pair (masks made of smaller ones) is computed for the block as well, so that
+nobody needs it whole. Numbers are therefore those of the plain graph, and so is the derivative, which is TensorFlow's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graph_tools import _tf
+from memsaving_gradients.attention.blocks import Cut, dims
+from memsaving_gradients.attention.products import Product
+
+__all__ = [
+    "Band",
+    "Count",
+    "Elementwise",
+    "Everywhere",
+    "Leaf",
+    "Part",
+    "Place",
+    "Unclear",
+    "elementwise",
+]
+
+#: Ops that treat entries one by one, shapes being broadcast.
+ELEMENTWISE = frozenset(
+    """Mul RealDiv Div AddV2 Add Sub Neg SelectV2 Cast Identity StopGradient Maximum Minimum Abs Sign Tanh Sigmoid Square Exp Softplus
+    SquaredDifference Pow LogicalAnd LogicalOr LogicalNot Greater GreaterEqual Less LessEqual Equal NotEqual FloorMod FloorDiv""".split()
+)
+#: Ops whose result is their first input, but for axes that broadcasting adds anyway.
+_BROADCASTS = frozenset({"BroadcastTo"})
+#: Ops that may do nothing but add axes.
+_EXPANDS = frozenset({"ExpandDims", "StridedSlice"})
+_ONES, _ZEROS = "OnesLike", "ZerosLike"
+#: Longer ways from the product to the softmax are not followed.
+MOST_OPS = 200
+
+
+class Unclear(Exception):
+    """What leads to a softmax is no attention that can be computed in blocks; says why."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block of queries and one of keys.
+
+    Attributes
+    ----------
+    rows, columns
+        Queries and keys.
+    row, column
+        The numbers of the blocks.
+    """
+
+    rows: Cut
+    columns: Cut
+    row: Any
+    column: Any
+
+    @cached_property
+    def cuts(self) -> tuple[tuple[int, Cut, Any], ...]:
+        """For the last two axes: axis, cut, number of the block."""
+        return (-2, self.rows, self.row), (-1, self.columns, self.column)
+
+    def positions(self, axis: int, dtype: tf.DType) -> tf.Tensor:
+        """Of the block's queries (axis -2, as a column) or keys (-1, as a row)."""
+        _, cut, number = self.cuts[axis + 2]
+        found = tf.cast(number * cut.size + tf.range(cut.size), dtype)
+        return found[:, tf.newaxis] if axis == -2 else found
+
+    def seen(self) -> tf.Tensor | None:
+        """Which keys are none of padding; ``None``: all."""
+        if not self.columns.is_padded:
+            return None
+        return self.positions(-1, tf.int32) < self.columns.length
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A tensor, of which each block takes its part."""
+
+    tensor: tf.Tensor
+
+    def prepared(self, rows: Cut, columns: Cut) -> tf.Tensor:
+        x = self.tensor
+        for cut, axis in ((rows, -2), (columns, -1)):
+            if not cut.is_padded or not x.shape.rank or x.shape.rank < -axis or x.shape[axis] == 1:
+                continue
+            width: list[list[Any]] = [[0, 0] for _ in range(x.shape.rank)]
+            width[axis] = [0, _if_long(x, axis, cut.padding, 0)]
+            # Ones: nothing is divided by padding.
+            x = tf.pad(x, width, constant_values=tf.ones([], x.dtype))
+        return x
+
+    def block(self, whole: tf.Tensor, place: Place) -> tf.Tensor:
+        rank = whole.shape.rank
+        begin: list[Any] = [0] * rank
+        size = dims(whole)
+        cut_any = False
+        for axis, cut, number in place.cuts:
+            if rank >= -axis and whole.shape[axis] != 1:
+                begin[axis] = _if_long(self.tensor, axis, number * cut.size, 0)
+                size[axis] = _if_long(self.tensor, axis, cut.size, 1)
+                cut_any = True
+        return tf.slice(whole, begin, size) if cut_any else whole
+
+
+@dataclass(frozen=True, eq=False)
+class Everywhere:
+    """One number for all pairs."""
+
+    number: Any
+    dtype: tf.DType
+
+    def prepared(self, rows: Cut, columns: Cut) -> None:
+        return None
+
+    def block(self, _: None, place: Place) -> tf.Tensor:
+        return tf.constant(self.number, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Count:
+    """The sums of one number along the positions of queries or keys."""
+
+    axis: int
+    number: Any
+    dtype: tf.DType
+
+    def prepared(self, rows: Cut, columns: Cut) -> None:
+        return None
+
+    def block(self, _: None, place: Place) -> tf.Tensor:
+        return (place.positions(self.axis, self.dtype) + 1) * tf.constant(self.number, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """One number where queries and keys are near, zero elsewhere."""
+
+    lower: int
+    upper: int
+    number: Any
+    dtype: tf.DType
+
+    def prepared(self, rows: Cut, columns: Cut) -> None:
+        return None
+
+    def block(self, _: None, place: Place) -> tf.Tensor:
+        behind = place.positions(-2, tf.int32) - place.positions(-1, tf.int32)
+        near = tf.constant(True)
+        if self.lower >= 0:
+            near = tf.logical_and(near, behind <= self.lower)
+        if self.upper >= 0:
+            near = tf.logical_and(near, -behind <= self.upper)
+        number = tf.constant(self.number, self.dtype)
+        return tf.where(near, number, tf.zeros([], self.dtype))
+
+
+Leaf = Part | Everywhere | Count | Band
+
+
+@dataclass(frozen=True, eq=False)
+class Elementwise:
+    """The ops from a product to a softmax.
+
+    Attributes
+    ----------
+    product, result
+        The tensors that they begin and end with.
+    ops
+        In an order in which each reads what was computed before.
+    leaves
+        What they read beside.
+    """
+
+    product: tf.Tensor
+    result: tf.Tensor
+    ops: tuple[tf.Operation, ...]
+    leaves: tuple[tuple[tf.Tensor, Leaf], ...]
+
+    @cached_property
+    def of_scores(self) -> list[tf.Operation]:
+        """Those that depend on the product."""
+        reached = {self.product.ref()}
+        found = []
+        for op in self.ops:
+            if any(t.ref() in reached for t in op.inputs):
+                reached.update(t.ref() for t in op.outputs)
+                found.append(op)
+        return found
+
+    def prepared(self, rows: Cut, columns: Cut) -> list[Any]:
+        """What blocks take their parts from."""
+        return [leaf.prepared(rows, columns) for _, leaf in self.leaves]
+
+    def block(self, prepared: Sequence[Any], place: Place, product: tf.Tensor) -> tf.Tensor:
+        """What a block of the product becomes."""
+        graph = tf.compat.v1.get_default_graph()
+        values = {self.product.ref(): product}
+        for (tensor, leaf), whole in zip(self.leaves, prepared, strict=True):
+            values[tensor.ref()] = leaf.block(whole, place)
+        for op in self.ops:
+            (output,) = op.outputs
+            inputs = [values[t.ref()] for t in op.inputs if t.ref() in values]
+            if op.type in _BROADCASTS:
+                values[output.ref()] = inputs[0]
+            elif op.type in _EXPANDS:
+                values[output.ref()] = _expanded(inputs[0], op)
+            else:
+                copy = _tf.create_in(
+                    graph, op.type, inputs, [output.dtype], dict(op.node_def.attr), op.op_def
+                )
+                values[output.ref()] = copy.outputs[0]
+        return values[self.result.ref()]
+
+
+def elementwise(result: tf.Tensor) -> Elementwise:
+    """The ops that lead to ``result`` from a product whose axes are its own.
+
+    Raises
+    ------
+    Unclear
+        If there is no such product, or another one, or more is done than can be done with blocks.
+    """
+    rank = result.shape.rank
+    if rank is None or rank < 2:
+        raise Unclear("the shape of its scores is unknown")
+    products: dict[Any, tf.Tensor] = {}
+    leaves: dict[Any, tuple[tf.Tensor, Leaf]] = {}
+    ops: dict[tf.Operation, None] = {}
+    stack = [result]
+    seen = set()
+    while stack:
+        tensor = stack.pop()
+        if tensor.ref() in seen:
+            continue
+        seen.add(tensor.ref())
+        op = tensor.op
+        if _is_of_pairs(tensor) and Product.of(op) is not None and tensor.dtype.is_floating:
+            products[tensor.ref()] = tensor
+        elif (found := _computed(tensor)) is not None:
+            leaves[tensor.ref()] = tensor, found
+        elif _is_of_pairs(tensor) and (reads := _inputs(op)) is not None:
+            if len(ops) > MOST_OPS:
+                raise Unclear(f"more than {MOST_OPS} ops lead from a product to it")
+            ops[op] = None
+            stack += reads
+        else:
+            leaves[tensor.ref()] = tensor, Part(tensor)
+    if not products:
+        raise Unclear("no product leads to it")
+    if len(products) > 1:
+        raise Unclear("more than one product adds to its scores")
+    (product,) = products.values()
+    if product.shape.rank != rank:
+        raise Unclear("its scores have other axes than the product that they come from")
+    order = sorted(ops, key=_tf.creation_index)
+    of_all = {result.ref()}
+    for op in reversed(order):
+        # The axes of what has one added before the last two stand elsewhere; they are seen when it has been added.
+        if op.outputs[0].ref() in of_all and op.type not in _EXPANDS:
+            of_all.update(t.ref() for t in op.inputs)
+    for tensor in (*(tensor for tensor, _ in leaves.values()), *(op.outputs[0] for op in order)):
+        _check(tensor, product, None if tensor.ref() in of_all else 2)
+    return Elementwise(product, result, tuple(order), tuple(leaves.values()))
+
+
+def _is_of_pairs(tensor: tf.Tensor) -> bool:
+    """Whether there may be an entry for each pair."""
+    shape = tensor.shape
+    return bool(shape.rank) and shape.rank >= 2 and shape[-1] != 1 and shape[-2] != 1
+
+
+def _inputs(op: tf.Operation) -> list[tf.Tensor] | None:
+    """What an op reads that can be run on a block; ``None``: it cannot."""
+    if op.type in ELEMENTWISE and not op.control_inputs:
+        return list(op.inputs)
+    if op.type in _BROADCASTS or (op.type in _EXPANDS and _added_axes(op) is not None):
+        return [op.inputs[0]]
+    return None
+
+
+def _added_axes(op: tf.Operation) -> list[int] | None:
+    """The axes that an op adds before the last two, counted from the end, if it does nothing else; else ``None``."""
+    rank = op.outputs[0].shape.rank
+    if rank is None or op.inputs[0].shape.rank is None:
+        return None
+    if op.type == "ExpandDims":
+        axis = tf.get_static_value(op.inputs[1])
+        added = None if axis is None else [int(axis) - (rank if axis >= 0 else 0)]
+    else:
+        places = _new_axes(op, op.inputs[0].shape.rank)
+        added = None if places is None else [place - rank for place in places]
+    return added if added is not None and all(axis <= -3 for axis in added) else None
+
+
+def _new_axes(op: tf.Operation, rank: int) -> list[int] | None:
+    """Where a slice of all of a tensor has new axes; ``None``: it is another slice."""
+    strides = tf.get_static_value(op.inputs[3])
+    if strides is None or op.get_attr("shrink_axis_mask"):
+        return None
+    begins, ends, news, dots = (
+        op.get_attr(f"{name}_mask") for name in ("begin", "end", "new_axis", "ellipsis")
+    )
+    count = sum(not (news | dots) >> k & 1 for k in range(len(strides)))
+    found: list[int] = []
+    place = 0
+    for k, stride in enumerate(strides):
+        if dots >> k & 1:
+            place += rank - count
+        elif news >> k & 1:
+            found.append(place)
+            place += 1
+        elif stride == 1 and begins >> k & 1 and ends >> k & 1:
+            place += 1
+        else:
+            return None
+    return found
+
+
+def _expanded(x: tf.Tensor, op: tf.Operation) -> tf.Tensor:
+    for axis in sorted(_added_axes(op) or (), reverse=True):
+        # What is the same for all of the axes behind needs no axis before them.
+        if x.shape.rank >= -axis - 1:
+            x = tf.expand_dims(x, axis)
+    return x
+
+
+def _computed(tensor: tf.Tensor) -> Leaf | None:
+    """A tensor of pairs that follows from positions alone."""
+    if not _is_of_pairs(tensor):
+        return None
+    op = tensor.op
+    if (number := _one_number(tensor)) is not None:
+        return Everywhere(number, tensor.dtype)
+    if op.type == "Cumsum" and not (op.get_attr("exclusive") or op.get_attr("reverse")):
+        number, axis = _one_number(op.inputs[0]), tf.get_static_value(op.inputs[1])
+        axis = None if axis is None else int(axis) - (tensor.shape.rank if axis >= 0 else 0)
+        if number is not None and axis in (-2, -1):
+            return Count(axis, number, tensor.dtype)
+    if op.type in ("MatrixBandPart", "BatchMatrixBandPart"):
+        number = _one_number(op.inputs[0])
+        bounds = [tf.get_static_value(t) for t in op.inputs[1:]]
+        if number is not None and None not in bounds:
+            return Band(int(bounds[0]), int(bounds[1]), number, tensor.dtype)
+    return None
+
+
+def _one_number(tensor: tf.Tensor) -> Any:
+    """The number that every entry of ``tensor`` is, if that is known."""
+    op = tensor.op
+    if op.type == "Const":
+        proto = op.get_attr("value")
+        array = tf.make_ndarray(proto)
+        first = array.flat[0] if array.size else None
+        return first if first is not None and bool(np.all(array == first)) else None
+    if op.type == "Fill":
+        return tf.get_static_value(op.inputs[1])
+    if op.type in (_ONES, _ZEROS):
+        return np.array(op.type == _ONES).astype(tensor.dtype.as_numpy_dtype)
+    if op.type in _BROADCASTS:
+        return _one_number(op.inputs[0])
+    return None
+
+
+def _check(tensor: tf.Tensor, product: tf.Tensor, last: int | None) -> None:
+    """Raise if one of the ``last`` axes of ``tensor`` may be longer than that of ``product``."""
+    shape = tensor.shape
+    if shape.rank is None or shape.rank > product.shape.rank:
+        raise Unclear(f"how {tensor.name!r} meets its scores is unknown")
+    for axis in range(-min(last or shape.rank, shape.rank), 0):
+        if shape[axis] not in (1, None) and shape[axis] != product.shape[axis]:
+            raise Unclear(f"{tensor.name!r} of shape {shape} is broader than its scores may be")
+
+
+def _if_long(matrix: tf.Tensor, axis: int, long: Any, short: Any) -> Any:
+    """``long``, or ``short`` where an axis of unknown length turns out to have one position for all."""
+    if matrix.shape[axis] is not None:
+        return long
+    return tf.where(tf.shape(matrix)[axis] == 1, short, long)

@@ -1,0 +1,112 @@
+"""Whether a mask lets each query see the keys up to its own position, and no others: then half of the blocks need not be computed.
+
+Only where that is all the mask says. With another mask besides, a query may see no key, and plain attention gives it the mean of all
+values, those behind it included.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from memsaving_gradients.attention.elementwise import (
+    Band,
+    Count,
+    Elementwise,
+    Everywhere,
+    Leaf,
+    Part,
+)
+
+__all__ = ["is_causal"]
+
+#: Scores that are put this low, or lowered by as much, have no weight.
+LOW = -1e4
+#: Ops that keep each number where it is.
+_SAME = frozenset({"Identity", "BroadcastTo", "ExpandDims", "StridedSlice"})
+#: Comparisons, and the one that they are when their operands change places.
+_TURNED = {
+    "GreaterEqual": "LessEqual",
+    "LessEqual": "GreaterEqual",
+    "Greater": "Less",
+    "Less": "Greater",
+}
+
+
+def is_causal(between: Elementwise) -> bool:
+    """Whether only keys up to a query's own position have weight, and each query sees some."""
+    leaves = {tensor.ref(): leaf for tensor, leaf in between.leaves}
+    op = between.result.op
+    while op.type in ("Cast", "Identity") and op in between.of_scores:
+        op = op.inputs[0].op
+    if op.type != "SelectV2" or op not in between.of_scores:
+        return False
+    sees = _sees(op.inputs[0], leaves)
+    if sees is None:
+        return False
+    seen, unseen = op.inputs[1:] if sees else op.inputs[:0:-1]
+    depends = {t.ref() for o in between.of_scores for t in o.outputs} | {between.product.ref()}
+    return seen.ref() in depends and (_is_low(unseen) or _is_lowered(unseen, seen))
+
+
+def _is_low(tensor: tf.Tensor) -> bool:
+    number = tf.get_static_value(tensor)
+    return number is not None and np.size(number) == 1 and bool(np.all(number <= LOW))
+
+
+def _is_lowered(tensor: tf.Tensor, seen: tf.Tensor) -> bool:
+    op = tensor.op
+    if op.type == "Sub" and op.inputs[0] is seen:
+        number = tf.get_static_value(op.inputs[1])
+        return number is not None and np.size(number) == 1 and bool(np.all(number >= -LOW))
+    if op.type in ("Add", "AddV2"):
+        return any(op.inputs[k] is seen and _is_low(op.inputs[1 - k]) for k in (0, 1))
+    return False
+
+
+def _sees(tensor: tf.Tensor, leaves: dict[object, Leaf]) -> bool | None:
+    """True: ``tensor`` is true where a key is not behind the query. False: where it is behind. ``None``: neither."""
+    flipped = False
+    while tensor.ref() not in leaves:
+        op = tensor.op
+        if op.type == "LogicalNot":
+            flipped = not flipped
+            tensor = op.inputs[0]
+        elif op.type in _SAME or (op.type == "Cast" and tensor.dtype == tf.bool):
+            tensor = op.inputs[0]
+        elif op.type == "LogicalAnd":
+            others = [t for t in op.inputs if not _is_everywhere(t, leaves, 1)]
+            if len(others) != 1:
+                return None
+            (tensor,) = others
+        else:
+            found = _compared(op, leaves)
+            return None if found is None else found != flipped
+    leaf = leaves[tensor.ref()]
+    if isinstance(leaf, Band) and (leaf.lower, leaf.upper) == (-1, 0) and leaf.number:
+        return not flipped
+    return None
+
+
+def _compared(op: tf.Operation, leaves: dict[object, Leaf]) -> bool | None:
+    if op.type not in _TURNED:
+        return None
+    left, right = (leaves.get(t.ref()) for t in op.inputs)
+    kind = op.type
+    if isinstance(left, Count) and isinstance(right, Count):
+        if left.number != right.number or left.number <= 0 or left.axis == right.axis:
+            return None
+        kind = kind if left.axis == -2 else _TURNED[kind]
+        return {"GreaterEqual": True, "Less": False}.get(kind)
+    if isinstance(left, Band) and kind == "Greater" and _is_everywhere(op.inputs[1], leaves, 0):
+        return True if (left.lower, left.upper) == (-1, 0) and left.number > 0 else None
+    return None
+
+
+def _is_everywhere(tensor: tf.Tensor, leaves: dict[object, Leaf], number: int) -> bool:
+    """Whether each entry of ``tensor`` is ``number``."""
+    leaf = leaves.get(tensor.ref())
+    known = leaf.number if isinstance(leaf, Everywhere) else None
+    if isinstance(leaf, Part) and tensor.shape.num_elements() == 1:
+        known = tf.get_static_value(tensor)
+    return known is not None and bool(np.all(known == number))

@@ -1,0 +1,120 @@
+"""Products of matrices with an index for each axis, whichever op computes them.
+
+``MatMul``, its batched kin and an ``Einsum`` of two operands say the same thing in different ways: which axes of the operands are one
+axis, and which of them are summed over. Attention is recognized, and so is its gradient, by these axes alone: transposing an operand, or
+having heads before or behind positions, makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_letters
+
+import tensorflow as tf
+
+__all__ = ["Axis", "Product", "aligned"]
+
+#: The name of an axis.
+Axis = int | str
+Axes = tuple[Axis, ...]
+
+#: Attributes that say whether an operand is transposed.
+_TURNED = {
+    "MatMul": ("transpose_a", "transpose_b"),
+    "BatchMatMul": ("adj_x", "adj_y"),
+    "BatchMatMulV2": ("adj_x", "adj_y"),
+    "BatchMatMulV3": ("adj_x", "adj_y"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """The product of two tensors.
+
+    Attributes
+    ----------
+    op
+        What computes it.
+    operands
+        The axes of each operand.
+    result
+        The axes of the result.
+    broadcasts
+        Whether an axis of one operand may have length 1 where the other one's has more.
+    """
+
+    op: tf.Operation
+    operands: tuple[Axes, Axes]
+    result: Axes
+    broadcasts: bool
+
+    @staticmethod
+    def of(op: tf.Operation) -> Product | None:
+        """``op`` as a product; ``None``: it is none, or its shapes are unknown, or it does more than multiply and sum."""
+        ranks = [t.shape.rank for t in op.inputs]
+        if op.type in _TURNED and len(ranks) == 2 and None not in ranks and ranks[0] == ranks[1]:
+            return _of_matrices(op, ranks[0])
+        if op.type == "Einsum" and len(ranks) == 2 and None not in ranks:
+            return _of_equation(op, ranks)
+        return None
+
+    def where(self, tensor: tf.Tensor) -> list[int]:
+        """At which places ``tensor`` is an operand."""
+        return [k for k, operand in enumerate(self.op.inputs) if operand is tensor]
+
+    def renamed(self, known: Mapping[Axis, Axis]) -> tuple[Axes, Axes, Axes] | None:
+        """The axes of the operands and of the result, by other names; ``None``: not all have one."""
+        found = []
+        for axes in (*self.operands, self.result):
+            if any(axis not in known for axis in axes):
+                return None
+            found.append(tuple(known[axis] for axis in axes))
+        return found[0], found[1], found[2]
+
+
+def aligned(*pairs: tuple[Sequence[Axis], Sequence[Axis]]) -> dict[Axis, Axis] | None:
+    """One name for another, for each of the first that stands where one of the second does; ``None``: that is not one to one."""
+    known: dict[Axis, Axis] = {}
+    for ours, theirs in pairs:
+        if len(ours) != len(theirs):
+            return None
+        for mine, other in zip(ours, theirs, strict=True):
+            if known.setdefault(mine, other) != other:
+                return None
+    return known if len(set(known.values())) == len(known) else None
+
+
+def _of_matrices(op: tf.Operation, rank: int) -> Product:
+    lead = tuple(range(rank - 2))
+    left, right = ("row", "sum"), ("sum", "column")
+    turned = [op.get_attr(name) for name in _TURNED[op.type]]
+    left = left[::-1] if turned[0] else left
+    right = right[::-1] if turned[1] else right
+    return Product(op, ((*lead, *left), (*lead, *right)), (*lead, "row", "column"), True)
+
+
+def _of_equation(op: tf.Operation, ranks: Sequence[int]) -> Product | None:
+    equation = op.get_attr("equation").decode().replace(" ", "")
+    given, arrow, wanted = equation.partition("->")
+    operands = given.split(",")
+    if not arrow or len(operands) != 2:
+        return None
+    spare = [letter for letter in ascii_letters if letter not in equation]
+    axes = []
+    dots = []
+    for labels, rank in zip(operands, ranks, strict=True):
+        count = rank - len(labels.replace("...", ""))
+        if count < 0 or count > len(spare) or (count and "..." not in labels):
+            return None
+        dots.append(count)
+        axes.append(labels.replace("...", "".join(spare[:count])))
+    if "..." in wanted and dots[0] != dots[1]:
+        return None
+    result = wanted.replace("...", "".join(spare[: max(dots)]))
+    if any(len(set(labels)) < len(labels) for labels in (*axes, result)):
+        return None
+    # An axis of one operand alone that the result lacks is summed over before: no product.
+    if set(axes[0]) ^ set(axes[1]) != (set(axes[0]) ^ set(axes[1])) & set(result):
+        return None
+    return Product(op, (tuple(axes[0]), tuple(axes[1])), tuple(result), "..." in equation)
