@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -299,3 +300,39 @@ def test_steps_run_again_in_the_optimized_graph():
     # Treeverse: three times more at most.
     kernels, runs = kernels_run("treeverse", 64)
     assert kernels == 4 and 3 * 64 < runs <= 4 * 64
+
+
+def test_a_vectorized_map_stays_plain():
+    x = tf.constant(numbers("x", 3, 8))
+
+    def slope(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            _, y = tf.while_loop(
+                lambda i, _: i < 12, lambda i, h: (i + 1, tf.tanh(1.1 * h)), (0, x)
+            )
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, x)
+
+    plain = tf.vectorized_map(slope, x)
+    with ms.patched(loops="segments"):
+        found = tf.function(lambda x: tf.vectorized_map(slope, x), autograph=False)(x)
+    assert_identical(found, plain, "vectorized")
+
+
+def test_several_tapes_are_named_where_a_loop_is_kept():
+    weight = tf.Variable(numbers("w", 8, 8))
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as one, tf.GradientTape() as other:
+            _, y = tf.while_loop(
+                lambda i, _: i < 12, lambda i, h: (i + 1, tf.tanh(h @ weight)), (0, x)
+            )
+            losses = tf.reduce_sum(y), tf.reduce_sum(y**2)
+        return one.gradient(losses[0], weight), other.gradient(losses[1], weight)
+
+    with ms.patched(loops="segments"), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        step(tf.ones([4, 8]))
+    assert any("several tapes" in str(warning.message) for warning in said)

@@ -132,7 +132,7 @@ class Loops:
         asked = "segments" if self.way is None else self.way
         answers = [(g[-1].loop.op.name, self._asked(g, asked)) for g in self._found]
         kept = {name: why for name, why in answers if isinstance(why, str)}
-        return kept | self._refused
+        return kept | self._refused | pairs.kept_inside(self.graph)
 
     def ways(self, wanted: Iterable[str]) -> list[str]:
         """Those of ``wanted`` that make a difference; none where no loop is replayed in any of them."""

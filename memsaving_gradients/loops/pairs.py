@@ -25,6 +25,7 @@ from graph_tools._tf_autodiff import (
     home_of,
     orders_effects,
     prepares_higher_orders,
+    vectorized,
 )
 from graph_tools.errors import GraphError
 from graph_tools.inside import note_steps
@@ -42,6 +43,7 @@ __all__ = [
     "gradients_in",
     "inside",
     "install",
+    "kept_inside",
     "note_replay",
     "replay_of",
     "replaying",
@@ -50,7 +52,14 @@ __all__ = [
 
 #: What is known of a loop stands on its op, and of a graph's gradients on the graph: neither outlives these.
 _OWN, _GRADIENT, _REPLAY = (f"_memsaving_gradients_{what}" for what in ("own", "of", "replay"))
-_GRADIENTS, _INSIDE = "_memsaving_gradients_loops", "_memsaving_gradients_inner_loops"
+_GRADIENTS, _INSIDE, _KEPT = (
+    f"_memsaving_gradients_{what}" for what in ("loops", "inner_loops", "kept_loops")
+)
+#: Why loops stay as they are under several tapes, or a persistent one.
+_PREPARED = (
+    "gradients of its gradients are prepared, for there are several tapes around it or a persistent one; "
+    "ask for gradients with tf.gradients, or with one tape after the other"
+)
 
 #: How a loop is to be replayed; ``None``: not at all.
 Rule = Callable[[Loop, Gradient], Replayed | None]
@@ -82,6 +91,12 @@ def stand(rule: Callable[[], Rule | None]) -> Callable[[], None]:
 def inside(graph: tf.Graph) -> tuple[Replayed, ...]:
     """The loops of functions, branches and other loops in ``graph`` that are replayed."""
     return getattr(graph, _INSIDE, ())
+
+
+def kept_inside(graph: tf.Graph) -> dict[str, str]:
+    """Why loops of functions in ``graph``, by name, could not be replayed."""
+    found: dict[str, str] = getattr(graph, _KEPT, {})
+    return found
 
 
 def gradients_in(graph: tf.Graph, since: int) -> list[list[Gradient]]:
@@ -148,6 +163,9 @@ def _differentiated(differentiate: Any, op: Any, grads: Sequence[Any]) -> Any:
     if of is not None and (first := replay_of(of.loop.op)) is not None:
         _give_back(first)
     replay = replay_of(source)
+    if of is None and replay is None and vectorized():
+        # What is built here is converted afterwards, and gives other shapes than these.
+        return differentiate(op, *grads)
     if replay is not None:
         replay.rewiring.undo()
     asked = _rule.get()
@@ -176,10 +194,12 @@ def _differentiated(differentiate: Any, op: Any, grads: Sequence[Any]) -> Any:
     setattr(graph, _GRADIENTS, [*getattr(graph, _GRADIENTS, ()), (since, gradient)])
     if replay is not None:
         _replay_too(replay, gradient, of_accumulators)
-    elif (
-        asked is not None and source.graph is not asked[0] and not (of or prepares_higher_orders())
-    ):
-        _replay_inside(gradient, asked[1])
+    elif asked is not None and source.graph is not asked[0] and of is None:
+        if prepares_higher_orders():
+            for around in enclosing_graphs(graph):
+                setattr(around, _KEPT, {**kept_inside(around), source.name: _PREPARED})
+        else:
+            _replay_inside(gradient, asked[1])
     return result
 
 
