@@ -240,6 +240,30 @@ def test_third_order_is_refused(function):
     assert isinstance(caught.value, MemorySavingError)
 
 
+def test_eager_calls_of_other_ranks():
+    for shape in ((5, 4), (2, 3, 5, 4), (2, 5, 4)):
+        x = numbers("x", *shape)
+        assert_close(dot_product_attention(x, x, x, block=2), dot_product(*[tf.constant(x)] * 3))
+
+
+@pytest.mark.parametrize("how", [eagerly, tf.function])
+@pytest.mark.parametrize("ours", [dot_product_attention, additive_attention])
+def test_jacobians(ours, how):
+    (x,) = tensors((2, 6, 4))
+
+    def jacobian(function):
+        def called(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.reduce_sum(function(x, x, x), [0, 1])
+            return tape.jacobian(y, x)
+
+        return how(called, autograph=False)(x)
+
+    plain = dot_product if ours is dot_product_attention else additive
+    assert_close(jacobian(lambda *xs: ours(*xs, block=4)), jacobian(plain))
+
+
 # --- dropout
 
 
@@ -452,6 +476,7 @@ X = np.zeros([2, 4, 8], np.float32)
     [
         ("query", {"query": np.zeros([2, 4, 8], np.int32)}, "int32", "cast it"),
         ("query", {"query": np.zeros(8, np.float32)}, "(8,)", "add axes"),
+        ("query", {"query": tf.ragged.constant([[[1.0]]])}, "Ragged", "to_tensor"),
         ("key", {"key": np.zeros([2, 4, 7], np.float32)}, "(2, 4, 7)", "broadcast or transpose"),
         ("key", {"key": tf.zeros([2, 4, 8], tf.float16)}, "float16", "cast it"),
         (
@@ -484,7 +509,10 @@ def test_bad_arguments(function, argument, options, value, way_out):
     [
         (dot_product_attention, "bias", {"bias": np.zeros([3, 4, 4])}, "(3, 4, 4)", "tf.newaxis"),
         (dot_product_attention, "bias", {"bias": tf.zeros([4], tf.int32)}, "int32", "cast it"),
+        (dot_product_attention, "bias", {"bias": "a"}, "a", "no tensor"),
         (dot_product_attention, "causal", {"causal": 1}, "1", "True or False"),
+        (dot_product_attention, "scale", {"scale": "x"}, "x", "no number"),
+        (dot_product_attention, "scale", {"scale": [1.0, 2.0]}, "[1.0, 2.0]", "one number"),
         (additive_attention, "scale", {"scale": np.zeros(3)}, "(3,)", "each of 8"),
         (additive_attention, "query", {"query": X[0]}, "(4, 8)", "reshape"),
     ],

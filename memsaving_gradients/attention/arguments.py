@@ -16,11 +16,18 @@ __all__ = [
     "check_same",
     "check_seed",
     "floating",
+    "number",
 ]
 
 
 def floating(argument: str, value: Any, dtype: tf.DType | None = None) -> tf.Tensor:
     """``value`` as a tensor of floating numbers and known rank, at least 2."""
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        raise ArgumentError(
+            argument,
+            value,
+            f"is a {type(value).__name__}; make it dense (to_tensor, tf.sparse.to_dense) and give a mask",
+        )
     try:
         tensor = tf.convert_to_tensor(value, dtype)
     except (TypeError, ValueError) as error:
@@ -42,6 +49,19 @@ def floating(argument: str, value: Any, dtype: tf.DType | None = None) -> tf.Ten
 
 def _name(dtype: tf.DType | None) -> str:
     return "floating numbers" if dtype is None else dtype.name
+
+
+def number(argument: str, value: Any, dtype: tf.DType) -> tf.Tensor:
+    """``value`` as a scalar."""
+    try:
+        tensor = tf.cast(tf.convert_to_tensor(value), dtype)
+    except (TypeError, ValueError, tf.errors.UnimplementedError) as error:
+        raise ArgumentError(argument, value, "is no number") from error
+    if not tensor.shape.is_compatible_with([]):
+        raise ArgumentError(
+            argument, value, f"has shape {tensor.shape}; give one number for all, or scale queries"
+        )
+    return tensor
 
 
 def check_same(

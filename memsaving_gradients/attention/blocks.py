@@ -212,12 +212,14 @@ class Shelf:
         return Shelf(places, shape, dtype)
 
     def empty(self) -> tf.Tensor:
-        """All zeros; they are no buffers before something is added to them."""
-        found: tf.Tensor = tf.raw_ops.TensorListReserve(
-            element_shape=tf.stack(self.shape) if self.shape else tf.zeros([0], tf.int32),
-            num_elements=self.places,
-            element_dtype=self.dtype,
+        """All zeros, the same ones."""
+        shape = tf.stack(self.shape) if self.shape else tf.zeros([0], tf.int32)
+        blocks = tf.raw_ops.TensorListReserve(
+            element_shape=shape, num_elements=self.places, element_dtype=self.dtype
         )
+        # Places that nothing was put in would be zeros, too, but not once parallel loops are made of this.
+        zeros = tf.zeros(shape, self.dtype)
+        (found,) = loop(0, self.places, lambda i, so_far: [self.put(so_far, i, zeros)], [blocks])
         return found
 
     def put(self, blocks: tf.Tensor, place: Length, block: tf.Tensor) -> tf.Tensor:
@@ -255,10 +257,12 @@ def _static(n: Length) -> int | None:
 def run(function: Callable[..., Any], setting: Any, *tensors: Any) -> Any:
     """``function(setting, *tensors)``; in eager execution as a graph, where a loop costs less and writes in place."""
     if tf.executing_eagerly():
-        return _traced(function, setting)(*tensors)
+        ranks = tuple(None if t is None else t.shape.rank for t in tf.nest.flatten(tensors))
+        return _traced(function, setting, ranks)(*tensors)
     return function(setting, *tensors)
 
 
 @lru_cache(maxsize=64)
-def _traced(function: Callable[..., Any], setting: Any) -> Any:
+def _traced(function: Callable[..., Any], setting: Any, ranks: tuple[int | None, ...]) -> Any:
+    # One for each choice of ranks: where these change, TensorFlow would trace anew for unknown ones.
     return tf.function(partial(function, setting), autograph=False, reduce_retracing=True)

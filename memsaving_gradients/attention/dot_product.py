@@ -22,6 +22,7 @@ from memsaving_gradients.attention.arguments import (
     check_same,
     check_seed,
     floating,
+    number,
 )
 from memsaving_gradients.attention.blocks import Cut, dims, run
 from memsaving_gradients.attention.orders import differentiable
@@ -115,7 +116,10 @@ def dot_product_attention(
     scores = [*query.shape[:-1], key.shape[-2]]
     masks = [] if mask is None else [check_mask("mask", mask, scores)]
     if bias is not None:
-        bias = tf.convert_to_tensor(bias, None if tf.is_tensor(bias) else query.dtype)
+        try:
+            bias = tf.convert_to_tensor(bias, None if tf.is_tensor(bias) else query.dtype)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError("bias", bias, f"is no tensor ({error})") from error
         if not bias.dtype.is_floating:
             problem = f"has dtype {bias.dtype.name}; cast it to a floating one"
             raise ArgumentError("bias", bias, problem)
@@ -124,7 +128,7 @@ def dot_product_attention(
         scale = tf.math.rsqrt(tf.cast(dims(query)[-1], tf.float64))
     setting = Setting(causal=causal, rate=rate, block=size)
     seed = check_seed(seed) if rate else None
-    query *= tf.cast(scale, query.dtype)
+    query *= number("scale", scale, query.dtype)
     return attend(setting, query, key, value, bias=bias, masks=masks, seed=seed)
 
 
