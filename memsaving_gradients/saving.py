@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf
+from graph_tools import _tf, _tf_autodiff
 from memsaving_gradients import guard, registry
 from memsaving_gradients.attention.substitution import (
     Prepared,
@@ -64,7 +64,7 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     starts = tf.nest.flatten(xs)
     mode, kept = _chosen(graph, first_backward, ends, starts, options)
     found = None
-    if options.blocks_attention:
+    if options.blocks_attention and not _tf_autodiff.vectorized():
         with paused():
             found = prepare(graph, ends, registry.idle(graph))
         first_backward = len(graph.get_operations())

@@ -27,8 +27,9 @@ from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.warn import warn
 from memsaving_gradients import guard, registry
+from memsaving_gradients.attention.needs import plain_as_well
 from memsaving_gradients.budgets import safe_bytes
-from memsaving_gradients.errors import BudgetWarning
+from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
 from memsaving_gradients.following import Followed, Following
 from memsaving_gradients.planning import warn_stopped
 from memsaving_gradients.schedule import Simulation
@@ -79,6 +80,7 @@ def install() -> None:
             _traces.remove(mine)
         built = [entry for entry in mine.built if entry.following.site.graph is graph]
         if built:
+            _check_attention(graph, built)
             _finish(graph, built)
         return graph
 
@@ -92,6 +94,19 @@ def note(following: Following, followed: Followed, grads: Sequence[tf.Tensor]) -
     said = budget is not None and _check_calls(following.site, budget, grads)
     for trace in _traces:
         trace.built.append(_Built(following, followed, grads, said))
+
+
+def _check_attention(graph: tf.Graph, built: Sequence[_Built]) -> None:
+    """Warn of attention in blocks that is computed plainly as well, for who reads it since."""
+    done = [entry.following.site.attention for entry in built]
+    names = dict.fromkeys(name for one in done if one is not None for name in one.names)
+    both = plain_as_well(names, _tf_autodiff.ends_of(graph)) if names else []
+    if both:
+        warn(
+            f"the attention of {', '.join(map(repr, both))} is computed in blocks and plainly as well, which holds all scores: its output is "
+            "returned, or was read first after gradients were asked for. Read it before, or return what was computed from it before.",
+            NothingSavedWarning,
+        )
 
 
 def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:

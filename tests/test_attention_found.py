@@ -786,3 +786,41 @@ def peaks():
 def test_memory():
     found = in_fresh_process("tests.test_attention_found:peaks", {}, {"CUDA_VISIBLE_DEVICES": "-1"})
     assert found["blocks"] * 8 <= found["plain"]
+
+
+def test_no_keys():
+    spec = [tf.TensorSpec([None, None, 8])] * 3
+
+    def step(*inputs):
+        return in_blocks(loss_of(by_hand(*inputs)), list(inputs))
+
+    function = tf.function(step, input_signature=spec, autograph=False)
+    for grad in function(*tensors((2, 5, 8), (2, 0, 8), (2, 0, 8))):
+        assert not np.any(np.asarray(grad))
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+def test_a_vectorized_map_stays_plain():
+    (x,) = tensors((3, 6, 8))
+
+    def slope(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = loss_of(by_hand(x, x, x))
+        return tape.gradient(loss, x)
+
+    plain = tf.vectorized_map(slope, x)
+    with ms.patched(attention="blocks"):
+        found = tf.function(lambda x: tf.vectorized_map(slope, x), autograph=False)(x)
+    assert_close(found, plain)
+
+
+def test_an_output_that_is_returned_is_said_to_be_plain_as_well():
+    inputs = tensors((2, LONG, 8), (2, 70, 8), (2, 70, 8))
+
+    def step(*inputs):
+        output = by_hand(*inputs)
+        return output, in_blocks(loss_of(output), list(inputs))
+
+    with pytest.warns(ms.errors.NothingSavedWarning, match="plainly as well"):
+        tf.function(step, autograph=False)(*inputs)

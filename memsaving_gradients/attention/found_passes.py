@@ -124,6 +124,9 @@ def forward(between: Elementwise, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor
         for start, stop, _ in b.grid.keys_of(i):
             state = loop(start, stop, with_keys, state)
         most, total, mixed = state
+        if not isinstance(b.columns.length, int):
+            # Without keys the output is zero; where all are masked by -inf it is no number, as in the plain graph.
+            total = tf.where(tf.equal(b.columns.length, 0), tf.ones_like(total), total)
         return [
             of_outputs.put(outputs, i, mixed / total),
             of_rows.put(mosts, i, most),

@@ -11,7 +11,7 @@ exchange, none may hold a number for each pair. Linear in the size of the graph,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from memsaving_gradients.attention.found import (
     is_attention_like,
 )
 from memsaving_gradients.attention.found_passes import backward, forward
+from memsaving_gradients.attention.needs import Needs
 from memsaving_gradients.attention.products import Axes
 
 __all__ = ["Prepared", "Substituted", "prepare", "substitute"]
@@ -131,7 +132,7 @@ def prepare(graph: tf.Graph, ys: Sequence[tf.Tensor], idle: Collection[int]) -> 
     known: dict[str, _Built] = getattr(graph, _ATTRIBUTE, {})
     prepared = Prepared(dict(known))
     since = len(graph.get_operations())
-    needed = _Needs().of([y for y in ys if y.graph is graph])
+    needed = Needs().of([y for y in ys if y.graph is graph])
     softmaxes = [op for op in needed if op.type == "Softmax" and op.name not in known]
     for softmax in sorted(softmaxes, key=_tf.creation_index):
         try:
@@ -215,7 +216,7 @@ def substitute(
         Tensors that are to be kept.
     """
     rewiring = Rewiring()
-    needs = _Needs()
+    needs = Needs()
     before = needs.of([*targets, *ys])
     refused = dict(prepared.refused)
     outputs = {_output(built).ref(): built.output for built in prepared.built.values()}
@@ -271,7 +272,7 @@ def _check_order(found: Found, first_backward: int, ys: Sequence[tf.Tensor]) -> 
     if not others:
         return
     with guard.as_built(found.softmax.graph):
-        plain = _Needs().of(ys)
+        plain = Needs().of(ys)
     if not others.isdisjoint(plain):
         raise Unclear("its gradient is differentiated once more")
 
@@ -309,7 +310,7 @@ def _held(
                 if reader in after and reader not in own:
                     return f"{reader.name!r} ({reader.type}) needs {tensor.name!r} as well"
     if any(op in after for op in gradient.ops):
-        return "its scores have a gradient besides those of queries and keys (a bias or scale that is trained?)"
+        return "its scores have a gradient besides those of queries and keys (a bias or scale that is trained, keys or values that are shared?)"
     if any(op in after for op in found.ops):
         return "its scores, weights or output are asked for themselves"
     return None
@@ -365,31 +366,3 @@ class _Readers:
             for op in tensor.consumers()
             if op in self.needed and _tf.creation_index(op) >= self.first_backward
         ]
-
-
-class _Needs:
-    """What tensors need; TensorFlow is asked once for what an op reads."""
-
-    def __init__(self) -> None:
-        self._edges: dict[tf.Operation, tuple[list[tf.Tensor], list[tf.Operation]]] = {}
-
-    def of(
-        self,
-        targets: Iterable[tf.Tensor],
-        replaced: Mapping[Any, Sequence[tf.Tensor]] | None = None,
-    ) -> set[tf.Operation]:
-        """The ops that ``targets`` need, if what reads a tensor of ``replaced`` reads others instead."""
-        replaced = replaced or {}
-        seen = {t.op for t in targets}
-        stack = list(seen)
-        while stack:
-            op = stack.pop()
-            if op not in self._edges:
-                self._edges[op] = list(op.inputs), list(op.control_inputs)
-            tensors, controls = self._edges[op]
-            read = [new.op for t in tensors for new in replaced.get(t.ref(), (t,))]
-            for before in (*read, *controls):
-                if before not in seen:
-                    seen.add(before)
-                    stack.append(before)
-        return seen
