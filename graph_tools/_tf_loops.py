@@ -21,7 +21,6 @@ __all__ = [
     "function_name",
     "functions_in",
     "functions_of",
-    "is_control_flow_body",
     "is_stateful_type",
     "note_own_outputs",
     "read_only_inputs",
@@ -112,18 +111,6 @@ def read_only_inputs(op: tf.Operation) -> frozenset[int]:
     """
     attribute = op.node_def.attr.get(auto_control_deps_utils.READ_ONLY_RESOURCE_INPUTS_ATTR)
     return frozenset(() if attribute is None else attribute.list.i)
-
-
-def is_control_flow_body(graph: tf.Graph) -> bool:
-    """Whether ``graph`` is the body of a loop or a branch (these classes are not public, 2.16 to 2.21)."""
-    return isinstance(
-        graph,
-        (
-            control_flow_util_v2.WhileBodyFuncGraph,
-            control_flow_util_v2.WhileCondFuncGraph,
-            control_flow_util_v2.CondBranchFuncGraph,
-        ),
-    )
 
 
 def note_own_outputs(loop: tf.Operation, own: int) -> None:
