@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from graph_tools import opaque
 
-__all__ = ["Cut", "Shelf", "block_sizes", "dims", "loop", "run", "up", "zero_like"]
+__all__ = ["Cut", "Shelf", "block_sizes", "dims", "if_long", "loop", "run", "up", "zero_like"]
 
 #: A length: an integer where it is known, else a scalar ``int32`` tensor.
 Length = Any
@@ -55,6 +55,13 @@ def at_most(a: Length, b: Length) -> Length:
 def at_least(a: Length, b: Length) -> Length:
     """The larger one."""
     return max(a, b) if isinstance(a, int) and isinstance(b, int) else tf.maximum(a, b)
+
+
+def if_long(matrix: tf.Tensor, axis: int, long: Length, short: Length) -> Length:
+    """``long``, or ``short`` where an axis of unknown length turns out to have one position for all."""
+    if matrix.shape[axis] is not None:
+        return long
+    return tf.where(tf.shape(matrix)[axis] == 1, short, long)
 
 
 @dataclass(frozen=True)

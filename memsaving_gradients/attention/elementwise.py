@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools import _tf
-from memsaving_gradients.attention.blocks import Cut, dims
+from memsaving_gradients.attention.blocks import Cut, dims, if_long
 from memsaving_gradients.attention.products import Product
 
 __all__ = [
@@ -97,7 +97,7 @@ class Part:
             if not cut.is_padded or not x.shape.rank or x.shape.rank < -axis or x.shape[axis] == 1:
                 continue
             width: list[list[Any]] = [[0, 0] for _ in range(x.shape.rank)]
-            width[axis] = [0, _if_long(x, axis, cut.padding, 0)]
+            width[axis] = [0, if_long(x, axis, cut.padding, 0)]
             # Ones: nothing is divided by padding.
             x = tf.pad(x, width, constant_values=tf.ones([], x.dtype))
         return x
@@ -109,8 +109,8 @@ class Part:
         cut_any = False
         for axis, cut, number in place.cuts:
             if rank >= -axis and whole.shape[axis] != 1:
-                begin[axis] = _if_long(self.tensor, axis, number * cut.size, 0)
-                size[axis] = _if_long(self.tensor, axis, cut.size, 1)
+                begin[axis] = if_long(self.tensor, axis, number * cut.size, 0)
+                size[axis] = if_long(self.tensor, axis, cut.size, 1)
                 cut_any = True
         return tf.slice(whole, begin, size) if cut_any else whole
 
@@ -382,10 +382,3 @@ def _check(tensor: tf.Tensor, product: tf.Tensor, last: int | None) -> None:
     for axis in range(-min(last or shape.rank, shape.rank), 0):
         if shape[axis] not in (1, None) and shape[axis] != product.shape[axis]:
             raise Unclear(f"{tensor.name!r} of shape {shape} is broader than its scores may be")
-
-
-def _if_long(matrix: tf.Tensor, axis: int, long: Any, short: Any) -> Any:
-    """``long``, or ``short`` where an axis of unknown length turns out to have one position for all."""
-    if matrix.shape[axis] is not None:
-        return long
-    return tf.where(tf.shape(matrix)[axis] == 1, short, long)

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.attention.blocks import Cut, Length, at_least, at_most, dims, up
+from memsaving_gradients.attention.blocks import Cut, Length, at_least, at_most, dims, if_long, up
 
 __all__ = ["NEVER", "Grid", "Setting"]
 
@@ -118,7 +118,7 @@ class Grid:
         for cut, axis in ((self.rows, -2), (self.columns, -1)):
             if cut.is_padded and matrix.shape[axis] != 1:
                 width: list[list[Any]] = [[0, 0] for _ in range(matrix.shape.rank)]
-                width[axis] = [0, _if_long(matrix, axis, cut.padding, 0)]
+                width[axis] = [0, if_long(matrix, axis, cut.padding, 0)]
                 matrix = tf.pad(matrix, width, constant_values=tf.cast(fill, matrix.dtype))
         return matrix
 
@@ -219,8 +219,8 @@ class Grid:
         size = dims(matrix)
         for axis, cut, number in ((-2, self.rows, place[0]), (-1, self.columns, place[1])):
             if matrix.shape[axis] != 1:
-                begin[axis] = _if_long(matrix, axis, number * cut.size, 0)
-                size[axis] = _if_long(matrix, axis, cut.size, 1)
+                begin[axis] = if_long(matrix, axis, number * cut.size, 0)
+                size[axis] = if_long(matrix, axis, cut.size, 1)
         return tf.slice(matrix, begin, size)
 
     def _sees(self, place: tuple[Any, Any]) -> tf.Tensor:
@@ -245,13 +245,6 @@ class Grid:
         # Integers: XLA makes other fractions of the same bits.
         bits = tf.random.stateless_uniform(shape, seed, None, None, tf.uint32, alg="philox")
         return tf.cast(bits, tf.float32) >= self.setting.rate * 2.0**32
-
-
-def _if_long(matrix: tf.Tensor, axis: int, long: Length, short: Length) -> Length:
-    """``long``, or ``short`` where an axis of unknown length turns out to have one position for all."""
-    if matrix.shape[axis] is not None:
-        return long
-    return tf.where(tf.shape(matrix)[axis] == 1, short, long)
 
 
 def _number(value: float, grid: Grid) -> tf.Tensor:
