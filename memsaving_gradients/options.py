@@ -19,7 +19,7 @@ from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners import PLANNERS
 from memsaving_gradients.units import parse_budget
 
-__all__ = ["ATTENTION", "MODES", "Options"]
+__all__ = ["ATTENTION", "MODES", "Options", "check_one_of"]
 
 #: Ways to choose checkpoints automatically.
 MODES = ("auto", "memory", "speed", "collection")
@@ -182,8 +182,8 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
                 self.progress,
                 "give None (a bar in a terminal), False (nothing) or a function of (share, what)",
             )
-        _check_one_of("loops", self.loops, ("auto", *WAYS))
-        _check_one_of("attention", self.attention, ATTENTION)
+        check_one_of("loops", self.loops, ("auto", *WAYS))
+        check_one_of("attention", self.attention, ATTENTION)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -247,7 +247,8 @@ def _check_planner(planner: Any) -> None:
     )
 
 
-def _check_one_of(argument: str, value: Any, known: Sequence[str]) -> None:
+def check_one_of(argument: str, value: Any, known: Sequence[str]) -> None:
+    """Raise an `ArgumentError` that names what is nearest to ``value``, unless it is one of ``known``."""
     if isinstance(value, str) and value in known:
         return
     close = difflib.get_close_matches(str(value), known, n=1)

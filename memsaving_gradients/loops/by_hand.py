@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,9 @@ import tensorflow as tf
 from graph_tools import _tf_loops
 from graph_tools.warn import warn
 from memsaving_gradients import registry
-from memsaving_gradients.errors import ArgumentError, PlanNote
+from memsaving_gradients.errors import PlanNote
 from memsaving_gradients.loops.choice import WAYS, mark
+from memsaving_gradients.options import check_one_of
 
 __all__ = ["scan", "while_loop"]
 
@@ -113,10 +113,7 @@ def scan(
 
 
 def _check(loops: Any, swap_memory: Any) -> None:
-    if loops not in WAYS:
-        close = difflib.get_close_matches(str(loops), WAYS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ArgumentError("loops", loops, f"{hint}give one of {', '.join(map(repr, WAYS))}")
+    check_one_of("loops", loops, WAYS)
     if swap_memory:
         note = (
             "swap_memory=True: TensorFlow 2 ignores it; what a loop keeps stays on its device. "
