@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.fingerprint import Fingerprint
-from memsaving_gradients.schedule import Schedule, Step
+from memsaving_gradients.schedule import LAG, Schedule, Step
+from memsaving_gradients.stored import Stored
 
 if TYPE_CHECKING:
     from memsaving_gradients.plan import Plan
@@ -109,6 +110,8 @@ def _body(plan: Plan) -> dict[str, Any]:
         "reasons": [[storage, why] for storage, why in plan.reasons.items()],
         "steps": list(packed_steps(plan.schedule.steps)),
         "chained": sorted(plan.schedule.chained),
+        "lag": plan.schedule.lag,
+        "stored": [[op, *how] for op, how in plan.schedule.stored.items()],
         "graph": {
             "digest": mark.digest,
             "first_backward": mark.first_backward,
@@ -137,7 +140,10 @@ def _plan(body: dict[str, Any], file: str) -> Plan:
         decisions=tuple(Decision(*fields) for fields in body["decisions"]),
         reasons={int(storage): str(why) for storage, why in body["reasons"]},
         schedule=Schedule(
-            tuple(unpacked_steps(body["steps"])), frozenset(int(op) for op in body["chained"])
+            tuple(unpacked_steps(body["steps"])),
+            frozenset(int(op) for op in body["chained"]),
+            {int(op): Stored(*how) for op, *how in body.get("stored", ())},
+            float(body.get("lag", LAG)),
         ),
         fingerprint=Fingerprint(
             digest=graph["digest"],

@@ -10,10 +10,11 @@ Linear in the steps recorded and their inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from memsaving_gradients.schedule import Schedule, Step
+from memsaving_gradients.stored import Stored
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["Recorder", "without_idle"]
@@ -21,6 +22,13 @@ __all__ = ["Recorder", "without_idle"]
 
 class Recorder:
     """A schedule in the making.
+
+    Parameters
+    ----------
+    graph
+        The training graph.
+    stored
+        For ops whose value is stored, how: their clones load it, and need nothing.
 
     Attributes
     ----------
@@ -51,17 +59,20 @@ class Recorder:
     [Step(op=1, copy=1, reads=(0,)), Step(op=3, copy=0, reads=(1, 0))]
     """
 
-    def __init__(self, graph: TrainingGraph) -> None:
-        self.graph = graph
+    def __init__(self, graph: TrainingGraph, stored: Mapping[int, Stored] | None = None) -> None:
+        self.graph, self.stored = graph, stored or {}
         self.steps: list[Step] = []
         self.copy = [0] * len(graph.producer)
         self._clones = [0] * graph.length
         self._lost = False
         self._producer: list[int] = graph.producer.tolist()
-        self._losable: list[bool] = graph.losable.tolist()
+        self._reads, losable = graph.losable_reads, graph.losable.tolist()
+        if self.stored:
+            losable = graph.losable_with(self.stored)
+            self._reads = graph.reads_among(losable)
         self._views: dict[int, list[int]] = {}
         for value, root in enumerate(graph.storage.tolist()):
-            if self._losable[value]:
+            if losable[value]:
                 self._views.setdefault(root, []).append(value)
 
     def run(self, op: int) -> None:
@@ -74,11 +85,12 @@ class Recorder:
 
     def need(self, op: int) -> None:
         """Make again what ``op`` reads and is not there."""
-        reads, copy, producer = self.graph.losable_reads, self.copy, self._producer
+        reads, copy, producer = self._reads, self.copy, self._producer
         stack = [op]
         while stack:
             at = stack[-1]
-            missing = [producer[v] for v in reads[at] if copy[v] < 0]
+            loads = at != op and at in self.stored
+            missing = [] if loads else [producer[v] for v in reads[at] if copy[v] < 0]
             if missing:
                 stack.extend(reversed(missing))
                 continue
@@ -88,16 +100,25 @@ class Recorder:
 
     def make(self, values: Iterable[int]) -> None:
         """Make again those of ``values`` that are not there, and what they need, in the order of the originals."""
-        reads, copy, producer = self.graph.losable_reads, self.copy, self._producer
+        reads, copy, producer = self._reads, self.copy, self._producer
         ops: set[int] = set()
         stack = [producer[v] for v in values if copy[v] < 0]
         while stack:
             op = stack.pop()
-            if op not in ops:
-                ops.add(op)
+            if op in ops:
+                continue
+            ops.add(op)
+            if op not in self.stored:
                 stack.extend(producer[v] for v in reads[op] if copy[v] < 0)
         for op in sorted(ops):
             self._clone_missing(op)
+
+    def rerun(self, op: int) -> None:
+        """Run a clone, after making again what it reads and is not there; from now on its results are read."""
+        self.need(op)
+        for value in self.graph.writes[op]:
+            self.copy[value] = -1
+        self._clone_missing(op)
 
     def drop(self, storage: int) -> None:
         """Let nobody read what looks at this buffer any more; what cannot be made again stays."""
@@ -107,7 +128,8 @@ class Recorder:
 
     def schedule(self, chained: Iterable[int] = ()) -> Schedule:
         """What was recorded, without clones that nobody reads."""
-        return without_idle(self.graph, Schedule(tuple(self.steps), frozenset(chained)))
+        schedule = Schedule(tuple(self.steps), frozenset(chained), self.stored)
+        return without_idle(self.graph, schedule)
 
     def _clone_missing(self, op: int) -> None:
         self._clones[op] += 1
@@ -117,13 +139,16 @@ class Recorder:
         self._add(op, self._clones[op])
 
     def _add(self, op: int, copy: int) -> None:
+        if copy and op in self.stored:
+            self.steps.append(Step(op, copy))
+            return
         there = self.copy
         reads = [there[v] for v in self.graph.reads[op]]
         self.steps.append(Step(op, copy, tuple(reads) if copy or any(reads) else ()))
 
 
 def without_idle(graph: TrainingGraph, schedule: Schedule) -> Schedule:
-    """``schedule`` without clones that nobody reads; the copies of what is left are numbered anew, from 1."""
+    """``schedule`` without clones that nobody reads, and nothing stored for them; the copies of what is left are numbered anew, from 1."""
     needed: set[tuple[int, int]] = set()
     producer = graph.producer.tolist()
     left: list[Step] = []
@@ -150,4 +175,5 @@ def without_idle(graph: TrainingGraph, schedule: Schedule) -> Schedule:
                 made[op] = number[op, clone] = made.get(op, 0) + 1
             step = Step(op, clone and made[op], again)
         steps.append(step)
-    return replace(schedule, steps=tuple(steps))
+    stored = {op: how for op, how in schedule.stored.items() if op in made}
+    return replace(schedule, steps=tuple(steps), stored=stored)

@@ -8,7 +8,7 @@ are freed at their last use, views cost nothing, and an elementwise op writes in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -20,7 +20,9 @@ import numpy.typing as npt
 from graph_tools.allocator import Buffers, allocated_peak, irregular_peak
 from graph_tools.liveness import timeline
 from memsaving_gradients.needs import after_needs
+from memsaving_gradients.stored import Stored
 from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.transfers import transfers
 
 __all__ = [
     "SUMMED_AT_ONCE",
@@ -34,6 +36,8 @@ __all__ = [
     "summed_first",
 ]
 
+#: See `Schedule.lag`.
+LAG = 1 / 32
 #: Addends of one group in TensorFlow's kernel for sums.
 SUMMED_AT_ONCE = 8
 #: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many buffers, within bounds.
@@ -44,7 +48,8 @@ class Step(NamedTuple):
     """One execution of an op.
 
     ``copy`` is 0 for the original and k for its k-th clone; ``reads`` gives, for each value that the op reads,
-    which copy of it, by the number of the execution of the op that made it (empty: the originals).
+    which copy of it, by the number of the execution of the op that made it (empty: the originals). A clone of an op whose
+    value is stored runs nothing: it loads the value.
     """
 
     op: int
@@ -62,15 +67,21 @@ class Schedule:
         The executions, in order.
     chained
         Sums (ops) that add their addends one by one as they come.
+    stored
+        For ops whose value is stored when it is made, how. All their clones are loads.
+    lag
+        The share of all bytes of the forward pass that may be written before what was made is stored.
     """
 
     steps: tuple[Step, ...]
     chained: frozenset[int] = frozenset()
+    stored: Mapping[int, Stored] = field(default_factory=dict)
+    lag: float = LAG
 
     @property
     def clones(self) -> int:
         """How many executions are recomputations."""
-        return sum(1 for step in self.steps if step.copy)
+        return sum(1 for step in self.steps if step.copy and step.op not in self.stored)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +95,7 @@ class Simulation:
     peak
         The most of them: the simulated transient peak.
     extra_seconds
-        Estimated time of the clones.
+        Estimated time of the clones, of storing and loading, and of waiting for transfers.
     buffers
         First step, last step and bytes of every buffer, workspace included.
     owner
@@ -178,7 +189,18 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
     added_at: dict[int, int] = {}
     totals: list[tuple[int, list[int]]] = []
     extra = 0.0
+    last_load: dict[int, int] = {}
     for now, (op, copy, copies) in enumerate(schedule.steps):
+        if copy and op in schedule.stored:
+            stored = schedule.stored[op]
+            extra += stored.load_seconds
+            last_load[op] = now
+            buffer[stored.value + copy * many] = len(born)
+            born.append(now)
+            dies.append(now)
+            sizes.append(size[stored.value])
+            owner.append(stored.value)
+            continue
         if op in schedule.chained:
             # Addends are made by backward ops, which run once.
             (total,) = graph.writes[op]
@@ -218,6 +240,22 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
                         if at is not None:
                             buffer[value + copy * many] = at
                         break
+    moved = any(how.moving_seconds for how in schedule.stored.values())
+    if moved:
+        stream = transfers(graph, schedule)
+        extra += stream.stalled
+        for op, until in stream.out_until.items():
+            at = buffer[schedule.stored[op].value]
+            dies[at] = max(dies[at], until)
+    for op, now in last_load.items():
+        stored = schedule.stored[op]
+        extra += stored.store_seconds
+        if stored.bytes:
+            # Forward ops come first, in their order.
+            born.append(op)
+            dies.append(now)
+            sizes.append(stored.bytes)
+            owner.append(stored.value)
     for value in graph.targets:
         at = buffer.get(value)
         if at is not None:
@@ -236,6 +274,9 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
             taken = now
     if graph.workspace is not None:
         scratch = graph.workspace[[step.op for step in schedule.steps]]
+        if last_load:
+            loads = [bool(step.copy) and step.op in last_load for step in schedule.steps]
+            scratch[loads] = 0
         during = np.flatnonzero(scratch).tolist()
         born += during
         dies += during

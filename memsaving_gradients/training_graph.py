@@ -7,7 +7,7 @@ is tested on graphs made by hand as well as on captured ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, KeysView, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memsaving_gradients.needs import after_needs
+from memsaving_gradients.stored import Stored
 
 __all__ = ["LONG_SUM", "IntArray", "TrainingGraph"]
 
@@ -71,6 +72,8 @@ class TrainingGraph:
         For ops that wait for others without reading them, which ones.
     workspace
         For each op, bytes that it takes while it runs, beside its outputs (``None``: none).
+    storable
+        For ops whose value may be stored, the ways to do it.
     """
 
     first_backward: int
@@ -91,6 +94,7 @@ class TrainingGraph:
     sums: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     waits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     workspace: IntArray | None = None
+    storable: Mapping[int, tuple[Stored, ...]] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -124,15 +128,27 @@ class TrainingGraph:
     @cached_property
     def losable(self) -> BoolArray:
         """For each value, whether a plan may lose it and have it made again: forward, no source, its ops clonable."""
+        return self._losable(self.clonable)
+
+    def losable_with(self, stored: Collection[int]) -> list[bool]:
+        """`losable` where the values of some ops are stored: these need not be made again."""
+        again = self.clonable.copy()
+        again[list(stored)] = True
+        return self._losable(again).tolist()
+
+    def _losable(self, again: BoolArray) -> BoolArray:
         early = self.producer < self.first_backward
-        again = self.clonable[self.producer] & self.clonable[self.producer[self.storage]]
-        return early & again & ~self.source[self.storage]
+        both = again[self.producer] & again[self.producer[self.storage]]
+        return early & both & ~self.source[self.storage]
 
     @cached_property
     def losable_reads(self) -> list[tuple[int, ...]]:
         """For each op, the losable ones of the values it reads."""
-        losable = self.losable.tolist()
-        return [tuple(v for v in read if losable[v]) for read in self.reads]
+        return self.reads_among(self.losable.tolist())
+
+    def reads_among(self, chosen: Sequence[bool]) -> list[tuple[int, ...]]:
+        """For each op, those of the values it reads that are ``chosen``, a list of one for each value."""
+        return [tuple(v for v in read if chosen[v]) for read in self.reads]
 
     @cached_property
     def live(self) -> list[bool]:

@@ -38,12 +38,15 @@ def problem_of(graph: TrainingGraph, schedule: Schedule) -> str | None:
         if copy:
             if op >= forward:
                 return f"op {op} is a backward op and cannot run twice"
-            if not clonable[op]:
+            if not clonable[op] and op not in schedule.stored:
                 return f"op {op} must not run twice"
             if copy != copies.get(op, -1) + 1:
                 return f"copy {copy} of op {op} is out of turn"
         elif op in copies:
             return f"op {op} runs twice as the original"
+        if copy and op in schedule.stored:
+            copies[op] = copy
+            continue
         if reads and len(reads) != len(graph.reads[op]):
             return f"op {op} reads {len(graph.reads[op])} values, not {len(reads)}"
         for value, which in zip(graph.reads[op], reads or (0,) * len(graph.reads[op]), strict=True):
@@ -53,6 +56,9 @@ def problem_of(graph: TrainingGraph, schedule: Schedule) -> str | None:
     if len(copies) < length:
         missing = next(op for op in range(length) if op not in copies)
         return f"op {missing} never runs"
+    for op, how in schedule.stored.items():
+        if how.value not in (graph.writes[op] if 0 <= op < forward else ()):
+            return f"op {op} makes no value {how.value} to store"
     for op in schedule.chained:
         if op not in graph.sums:
             return f"op {op} is no sum that may be added up as its addends come (accumulate=False leaves all to AddN)"

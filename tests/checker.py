@@ -38,6 +38,13 @@ def check_schedule(graph, schedule, *, forward_first: bool = True) -> Checked:
     ran: set[int] = set()
     copies_of: Counter[int] = Counter()
     for now, step in enumerate(schedule.steps):
+        if step.copy and step.op in schedule.stored:
+            value = schedule.stored[step.op].value
+            assert (value, 0) in made, f"step {now}, {step}: loads {value}, which is not made"
+            copies_of[step.op] += 1
+            assert step.copy == copies_of[step.op], f"step {now}, {step}: numbered out of order"
+            made.add((value, step.copy))
+            continue
         values = graph.reads[step.op]
         copies = step.reads or (0,) * len(values)
         assert len(copies) == len(values), f"step {now}, {step}: reads {len(values)} values"
@@ -59,7 +66,12 @@ def check_schedule(graph, schedule, *, forward_first: bool = True) -> Checked:
         made.update((value, step.copy) for value in graph.writes[step.op])
     assert ran == set(range(graph.length)), "not every original runs"
     assert set(schedule.chained) <= set(graph.sums)
-    extra = sum(float(graph.seconds[step.op]) for step in schedule.steps if step.copy)
+    stored = schedule.stored
+    extra = sum(how.store_seconds for how in stored.values())
+    for step in schedule.steps:
+        if step.copy:
+            load = stored.get(step.op)
+            extra += float(graph.seconds[step.op]) if load is None else load.load_seconds
     return Checked(naive_peak(graph, schedule), extra)
 
 
@@ -88,7 +100,15 @@ def naive_peak(graph, schedule) -> int:
         last.append(now)
         return len(size) - 1
 
+    kept = {step.op: -1 for step in schedule.steps if step.copy and step.op in schedule.stored}
     for now, step in enumerate(schedule.steps):
+        if step.op in kept:
+            how = schedule.stored[step.op]
+            if step.copy:
+                buffer_of[how.value, step.copy] = make(int(graph.size[how.value]), now)
+                last[kept[step.op]] = now
+                continue
+            kept[step.op] = make(how.bytes, now)
         values = graph.reads[step.op]
         copies = step.reads or (0,) * len(values)
         read = [buffer_of[value, copy] for value, copy in zip(values, copies, strict=True)]

@@ -10,6 +10,8 @@
 - :mod:`~memsaving_gradients.planners.mirror`: how often each value may be made again, given by hand or by recursion (for other
   planners to follow).
 - :mod:`~memsaving_gradients.planners.named`: keep what the user names.
+- :mod:`~memsaving_gradients.planners.keep`: keep everything, or as much as is not stored.
+- :mod:`~memsaving_gradients.planners.storing`: makes of any planner one that may also store residuals smaller, or elsewhere.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ PLANNERS = {
     "chain": "chain",
     "chen": "chen_budget",
     "exact": "exact",
+    "keep": "keep",
     "memory": "least_memory",
     "recursive": "recursive",
     "speed": "cheap_ops",

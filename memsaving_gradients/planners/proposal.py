@@ -46,6 +46,8 @@ class Limits:
     mirror
         For storages, how many times they may be made again: 0 keeps one, more than 1 makes it again recursively
         (:mod:`memsaving_gradients.planners.mirror`). Planners that cannot follow counts ignore them.
+    host
+        The most bytes that may be offloaded; ``None``: any.
     """
 
     keep: Mapping[int, str] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Limits:
     seconds: float | None = None
     progress: Callable[[float, str], None] | None = None
     mirror: Mapping[int, int] = field(default_factory=dict)
+    host: int | None = None
 
     def sums(self, graph: TrainingGraph) -> frozenset[int]:
         """The sums that are added up as their addends come."""
@@ -132,7 +135,7 @@ def proposed(graph: TrainingGraph, limits: Limits, schedule: Schedule) -> Propos
     read = {
         storage[v]
         for step in schedule.steps
-        if step.copy
+        if step.copy and step.op not in schedule.stored
         for v in graph.reads[step.op]
         if not graph.source[storage[v]]
     }

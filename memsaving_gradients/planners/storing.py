@@ -1,0 +1,320 @@
+"""Four fates: what a plan keeps or recomputes may be stored smaller, or elsewhere, as well.
+
+Planners decide which residuals are kept and which are recomputed. `store` takes such a schedule and a set of values that are stored
+instead: each is stored when it is made, and loaded before a backward op, or a clone, reads it. What was recomputed for a stored value's
+sake alone is not recomputed any more, so that storing saves memory where a value was kept, and time where it was recomputed.
+
+`plan` combines both. Schedules of another planner, for the budget and for several larger ones, are each brought down to the budget by
+storing more and more, those values first that are alive longest for their bytes; the fastest of what fits is improved by taking back
+whatever it also fits without, and by storing what is dear to recompute. So the result is never slower than recomputing alone, or storing
+alone in this order. Not optimal: fates of values depend on each other, and only one at a time is tried.
+
+Cost: some plans of the other planner, made once for a graph, and a few hundred simulations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+from memsaving_gradients.planners.proposal import Limits, Proposal, proposed, untouched
+from memsaving_gradients.recorder import Recorder
+from memsaving_gradients.schedule import Schedule
+from memsaving_gradients.stored import Stored
+from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.transfers import ahead
+
+__all__ = ["improve_that_stores", "planner_that_stores", "store", "stored_below"]
+
+#: Budgets of the plans to begin with, as shares of the plain peak, beside the budget itself.
+SHARES = (0.85, 0.7, 0.55, 0.4)
+#: … that are larger than it by this factor at least.
+LARGER = 1.05
+#: A value that was loaded stays until its next reader if fewer bytes are written until then than this many times its own.
+PATIENCE = 4
+#: How far the forward pass may run ahead of its transfers, where there is room.
+LAGS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+#: Without a budget, transfers back may begin so early that the peak is larger by this factor.
+EARLY = 1.02
+#: Where nothing fits, so many parts of what may be stored are tried for the least peak.
+PARTS = 8
+#: Fates that are changed one by one, in steps simulated: large graphs get fewer.
+MOST_STEPS = 1_500_000
+
+Planner = Callable[[TrainingGraph, Limits], Proposal]
+Improve = Callable[[TrainingGraph, Limits, Proposal], Proposal | None]
+
+
+def store(graph: TrainingGraph, schedule: Schedule, chosen: Iterable[Stored]) -> Schedule:
+    """``schedule``, but with the chosen values stored, and loaded wherever they were kept or recomputed for.
+
+    Examples
+    --------
+    A chain of three ops; the backward op reads the first value, which is stored in half of its bytes.
+
+    >>> import numpy as np
+    >>> from memsaving_gradients.schedule import Step, simulate
+    >>> no = np.zeros(4, bool)
+    >>> graph = TrainingGraph(
+    ...     first_backward=3, reads=[(), (0,), (1,), (2, 0)], writes=[(0,), (1,), (2,), (3,)],
+    ...     producer=np.arange(4), storage=np.arange(4), size=np.full(4, 8), source=no, clonable=no, joins=no,
+    ...     forwards=no, fuses=no, seconds=np.ones(4), expensive=no)
+    >>> plain = Schedule(tuple(map(Step, range(4))))
+    >>> halved = store(graph, plain, [Stored(0, "bfloat16", 4, 0.1, 0.1)])
+    >>> halved.steps[3:]
+    (Step(op=0, copy=1, reads=()), Step(op=3, copy=0, reads=(0, 1)))
+    >>> simulate(graph, halved).bytes_alive.tolist()
+    [12, 20, 20, 20, 24]
+    """
+    stored = {int(graph.producer[how.value]): how for how in chosen}
+    storage, border = graph.storage.tolist(), graph.first_backward
+    roots = {how.value for how in stored.values()}
+    until = _patience(graph, schedule, roots)
+    recorder = Recorder(graph, stored)
+    for place, (op, copy, _) in enumerate(schedule.steps):
+        if place == border:
+            for root in roots:
+                recorder.drop(root)
+        if copy and op in stored:
+            continue
+        if copy:
+            recorder.rerun(op)
+        else:
+            recorder.run(op)
+        if place >= border:
+            for root in {storage[v] for v in graph.reads[op]} & roots:
+                if not until(root, place):
+                    recorder.drop(root)
+    return recorder.schedule(schedule.chained)
+
+
+def _patience(
+    graph: TrainingGraph, schedule: Schedule, roots: set[int]
+) -> Callable[[int, int], bool]:
+    """Whether a value is read again soon after a step of ``schedule``."""
+    storage, size = graph.storage.tolist(), graph.size.tolist()
+    written, total = [], 0
+    readers: dict[int, list[int]] = {}
+    for place, step in enumerate(schedule.steps):
+        total += sum(size[v] for v in graph.writes[step.op])
+        written.append(total)
+        for root in {storage[v] for v in graph.reads[step.op]} & roots:
+            readers.setdefault(root, []).append(place)
+    after = {
+        (root, place): later
+        for root, places in readers.items()
+        for place, later in pairwise(places)
+    }
+
+    def soon(root: int, place: int) -> bool:
+        later = after.get((root, place))
+        return later is not None and written[later] - written[place] <= PATIENCE * size[root]
+
+    return soon
+
+
+def planner_that_stores(planner: Planner) -> Planner:
+    """A planner that has all fates to choose from, where values may be stored; otherwise it is ``planner``."""
+
+    def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
+        if not graph.storable:
+            return planner(graph, limits)
+        if limits.budget is None:
+            return stored_below(graph, limits, planner(graph, limits), 0)
+        return _within(graph, limits, planner)
+
+    plan.__name__ = getattr(planner, "__name__", type(planner).__name__)
+    return plan
+
+
+def improve_that_stores(planner: Planner, improve: Improve | None) -> Improve | None:
+    """What may still be done about a plan: ``improve`` makes of what the planner would recompute alone."""
+    if improve is None:
+        return None
+
+    def better(graph: TrainingGraph, limits: Limits, found: Proposal) -> Proposal | None:
+        if not graph.storable:
+            return improve(graph, limits, found)
+        assert limits.budget is not None
+        base = graph.derived(_planned, planner, limits.budget, _Key(limits))
+        base = improve(graph, limits, base) or base
+        if base.peak > limits.budget:
+            return None
+        return _Storing(graph, limits, base).improved(base, limits.budget)
+
+    return better
+
+
+def stored_below(graph: TrainingGraph, limits: Limits, base: Proposal, budget: int) -> Proposal:
+    """``base`` with so much stored that it is within ``budget``; if nothing is, with the least peak that came of it."""
+    return _Storing(graph, limits, base).below(budget)
+
+
+def _within(graph: TrainingGraph, limits: Limits, planner: Planner) -> Proposal:
+    budget = limits.budget
+    assert budget is not None
+    plain = untouched(graph, limits)
+    if plain.optimal:
+        return plain
+    found: list[Proposal] = []
+    for base in _bases(graph, limits, planner, plain):
+        storing = _Storing(graph, limits, base)
+        trial = storing.below(budget)
+        found.append(storing.improved(trial, budget) if trial.peak <= budget else trial)
+    fits = [trial for trial in found if trial.peak <= budget]
+    if not fits:
+        return min(found, key=lambda trial: trial.peak)
+    return min(fits, key=lambda trial: (trial.extra_seconds, trial.peak))
+
+
+def _relaxed(graph: TrainingGraph, limits: Limits, found: Proposal, budget: int) -> Proposal:
+    """``found``, with a forward pass that may run further ahead of its transfers where there is room for that."""
+    if not any(how.moving_seconds for how in found.schedule.stored.values()):
+        return found
+    for lag in LAGS:
+        trial = proposed(graph, limits, replace(found.schedule, lag=lag))
+        if trial.peak <= budget and trial.extra_seconds < found.extra_seconds:
+            found = replace(trial, reasons=found.reasons, complete=found.complete)
+    return found
+
+
+def _bases(
+    graph: TrainingGraph, limits: Limits, planner: Planner, plain: Proposal
+) -> list[Proposal]:
+    """Plain training, and plans of the other planner; those for shares of the plain peak are made once for a graph."""
+    assert limits.budget is not None
+    asked = [int(plain.peak * share) for share in SHARES]
+    budgets = [*(most for most in asked if most > limits.budget * LARGER), limits.budget]
+    found = [plain]
+    for budget in budgets:
+        base = graph.derived(_planned, planner, budget, _Key(limits))
+        if all(base.schedule != other.schedule for other in found):
+            found.append(base)
+    return found
+
+
+class _Storing:
+    """What storing makes of one proposal of another planner, ``base``."""
+
+    def __init__(self, graph: TrainingGraph, limits: Limits, base: Proposal) -> None:
+        self.graph, self.limits, self.base = graph, limits, base
+        self.trials = max(40, MOST_STEPS // max(len(base.schedule.steps), 1))
+
+    def below(self, budget: int) -> Proposal:
+        """With so much stored that the peak is within ``budget``, or if it never is, the least."""
+        if self.base.peak <= budget:
+            return self.base
+        order = _order(self.graph, self.base.schedule)
+        best = min((self._with(order), self.base), key=lambda trial: trial.peak)
+        if best.peak > budget:
+            # Storing everything may cost more than it saves at the peak.
+            parts = {len(order) * k // PARTS for k in range(1, PARTS)}
+            trials = (self._with(order[:many]) for many in sorted(parts))
+            return min((best, *trials), key=lambda trial: trial.peak)
+        low, high = 0, len(order)
+        while high - low > 1:
+            middle = (low + high) // 2
+            trial = self._with(order[:middle])
+            if trial.peak <= budget:
+                high, best = middle, trial
+            else:
+                low = middle
+        return best
+
+    def improved(self, found: Proposal, budget: int) -> Proposal:
+        """Take back what needs not be stored, the dearest first; then store what is dear to recompute, where that is faster."""
+        stored = list(found.schedule.stored.values())
+        for how in sorted(stored, key=_all_seconds, reverse=True)[: self.trials // 2]:
+            left = [other for other in stored if other != how]
+            trial = self._with(left)
+            if trial.peak <= budget and trial.extra_seconds < found.extra_seconds:
+                found, stored = trial, left
+        graph = self.graph
+        again = {step.op for step in found.schedule.steps if step.copy}
+        again = (again - found.schedule.stored.keys()) & graph.storable.keys()
+        for op in sorted(again, key=lambda op: -graph.seconds[op])[: self.trials // 2]:
+            more = [*stored, _cheapest(graph.storable[op])]
+            trial = self._with(more)
+            if trial.peak <= budget and trial.extra_seconds < found.extra_seconds:
+                found, stored = trial, more
+        return _relaxed(self.graph, self.limits, found, budget)
+
+    def _with(self, chosen: Iterable[Stored]) -> Proposal:
+        """The proposal in which these values are stored."""
+        schedule = store(self.graph, self.base.schedule, self._with_room(chosen))
+        found = proposed(self.graph, self.limits, schedule)
+        if any(how.moving_seconds for how in schedule.stored.values()):
+            early = proposed(self.graph, self.limits, ahead(self.graph, schedule))
+            # What comes back early takes memory early.
+            if early.peak <= max(found.peak * EARLY, self.limits.budget or 0):
+                found = early
+        gone = {how.value for how in found.schedule.stored.values()}
+        reasons = {**found.reasons, **self.base.reasons}
+        reasons = {storage: why for storage, why in reasons.items() if storage not in gone}
+        return replace(found, reasons=reasons, complete=self.base.complete)
+
+    def _with_room(self, chosen: Iterable[Stored]) -> list[Stored]:
+        """Those of ``chosen`` that there is room for elsewhere, the first ones first."""
+        left = self.limits.host
+        if left is None:
+            return list(chosen)
+        found = []
+        for how in chosen:
+            size = int(self.graph.size[how.value]) if how.moving_seconds else 0
+            if size <= left:
+                left -= size
+                found.append(how)
+        return found
+
+
+def _order(graph: TrainingGraph, schedule: Schedule) -> list[Stored]:
+    """What may be stored, is kept, and read by backward ops or clones: in the order of the bytes saved times how long they are."""
+    again = {step.op for step in schedule.steps if step.copy}
+    storage, size = graph.storage.tolist(), graph.size.tolist()
+    used: dict[int, int] = {}
+    last_forward: dict[int, int] = {}
+    for place, step in enumerate(schedule.steps):
+        for value in graph.reads[step.op]:
+            root = storage[value]
+            if place < graph.first_backward:
+                last_forward[root] = place
+            else:
+                used.setdefault(root, place)
+    found = []
+    for op, ways in graph.storable.items():
+        how = _cheapest(ways)
+        if how.value in used and op not in again:
+            idle = used[how.value] - last_forward.get(how.value, 0)
+            found.append((idle * (size[how.value] - how.bytes), -how.value, how))
+    return [how for *_, how in sorted(found, reverse=True)]
+
+
+def _cheapest(ways: Iterable[Stored]) -> Stored:
+    return min(ways, key=lambda how: (how.bytes, _seconds(how)))
+
+
+def _all_seconds(how: Stored) -> float:
+    return _seconds(how) + 2 * how.moving_seconds
+
+
+def _seconds(how: Stored) -> float:
+    return how.store_seconds + how.load_seconds
+
+
+class _Key:
+    """Limits as part of a key: what a plan for another budget depends on."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._key = (frozenset(limits.keep), limits.accumulate)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._key == other._key
+
+
+def _planned(graph: TrainingGraph, planner: Planner, budget: int, key: _Key) -> Proposal:
+    return planner(graph, replace(key.limits, budget=budget))
