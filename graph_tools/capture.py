@@ -12,7 +12,7 @@ algorithms. Capture is linear in ops and edges, about 25 µs an op.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from graph_tools import _tf, optypes
+from graph_tools.elsewhere import is_elsewhere
 from graph_tools.errors import GraphError
 from graph_tools.inside import list_bytes
 from graph_tools.sizes import Bytes, is_guess, tensor_bytes
@@ -140,6 +141,7 @@ def capture(
     stop: Iterable[tf.Tensor] = (),
     besides: Iterable[tf.Tensor] = (),
     late: int | None = None,
+    beside: Collection[tf.Operation] = (),
 ) -> OpGraph:
     """Capture every op that ``targets`` need, back to ``stop`` or to the sources of the graph.
 
@@ -155,6 +157,8 @@ def capture(
     late
         Ops created from this number on stand behind all others, but for those that an earlier one needs: the gradient
         of a loop gives new inputs to the loop.
+    beside
+        Ops that stand right behind the last one that they read, whenever they were created, and are not late.
 
     Raises
     ------
@@ -182,11 +186,27 @@ def capture(
     edges = _Edges(cut)
     asked = _ancestors(roots, edges)
     found = _ancestors(others, edges, asked)
-    ops = _ordered(sorted(found, key=_tf.creation_index), edges)
+    ops = _ordered(sorted(found, key=_by_creation(beside, edges)), edges)
     if late is not None:
-        needed = _ancestors([op for op in ops if _tf.creation_index(op) < late], edges)
+        early = [op for op in ops if _tf.creation_index(op) < late or op in beside]
+        needed = _ancestors(early, edges)
         ops.sort(key=lambda op: op not in needed)
     return _describe(ops, edges, asked, late)
+
+
+def _by_creation(
+    beside: Collection[tf.Operation], edges: _Edges
+) -> Callable[[tf.Operation], tuple[int, int]]:
+    """Keys to sort ops by: when they were created, but ``beside`` behind what they read."""
+    place: dict[tf.Operation, tuple[int, int]] = {}
+
+    def key(op: tf.Operation) -> tuple[int, int]:
+        return place.get(op) or (_tf.creation_index(op), -1)
+
+    for op in sorted(beside, key=_tf.creation_index):
+        last, _ = max((key(before) for before in edges.before(op)), default=(0, 0))
+        place[op] = last, _tf.creation_index(op)
+    return key
 
 
 class _Edges(dict[tf.Operation, tuple[list[tuple[tf.Operation, int]], list[tf.Operation]]]):
@@ -302,7 +322,7 @@ def _describe(
                 source.append(source[root])
                 continue
             size = list_bytes(out) if out.dtype == tf.variant else tensor_bytes(out)
-            if kind in optypes.ELEMENTS:
+            if kind in optypes.ELEMENTS or is_elsewhere(op):
                 size = Bytes(0, 0)
             if kind in optypes.SIZED_BY_INPUTS and is_guess(out):
                 known = [Bytes(fixed[storage[v]], rate[storage[v]]) for v in reads]

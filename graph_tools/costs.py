@@ -14,6 +14,7 @@ Static estimates are good enough to compare plans for one graph; absolute second
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ __all__ = [
     "BYTES_PER_SECOND",
     "FLOPS_PER_SECOND",
     "START_SECONDS",
+    "Speeds",
     "op_flops",
     "op_seconds",
     "op_workspace",
@@ -40,6 +42,23 @@ BYTES_PER_SECOND = 2e10
 #: What the executor needs to start an op: 1.4 µs an op of an unrolled LSTM and of a small Transformer with one thread, more
 #: with several.
 START_SECONDS = 2e-6
+
+
+class Speeds(NamedTuple):
+    """What a processor does in a second, and what it takes to begin an op.
+
+    Attributes
+    ----------
+    flops, bytes
+        Floating point operations, and bytes moved, in a second.
+    start
+        Seconds before an op begins.
+    """
+
+    flops: float = FLOPS_PER_SECOND
+    bytes: float = BYTES_PER_SECOND
+    start: float = START_SECONDS
+
 
 _PRODUCTS = {
     "MatMul": "transpose_a",
@@ -229,8 +248,12 @@ def op_workspace(graph: OpGraph, batch: int) -> npt.NDArray[np.int64]:
     return found
 
 
-def op_seconds(graph: OpGraph, batch: int) -> npt.NDArray[np.float64]:
-    """Estimated seconds of every op of ``graph``; views, sources and what is folded into constants take none."""
+def op_seconds(graph: OpGraph, batch: int, speeds: Speeds | None = None) -> npt.NDArray[np.float64]:
+    """Estimated seconds of every op of ``graph``; views, sources and what is folded into constants take none.
+
+    ``speeds``: of the processor, if not of two cores. (Loops take the time of these on any.)
+    """
+    speeds = speeds or Speeds()
     sizes = graph.value_bytes(batch)
     for value in np.flatnonzero(graph.source).tolist():
         if graph.storage[value] == value:  # has no bytes in the step, but is read
@@ -246,14 +269,14 @@ def op_seconds(graph: OpGraph, batch: int) -> npt.NDArray[np.float64]:
         if no_work or kind in optypes.VIEWS or kind in optypes.SOURCES:
             continue
         if kind in _tf_loops.LOOPS and (within := inside(op, batch)) is not None:
-            seconds[i] = START_SECONDS + within.seconds
+            seconds[i] = speeds.start + within.seconds
             continue
         moved = sum(read[v] for v in outputs)
         if kind not in _READ_NOTHING:
             moved += sum(read[v] for v in graph.inputs[i])
-        traffic = moved * _PASSES.get(kind, 1.0) / BYTES_PER_SECOND
+        traffic = moved * _PASSES.get(kind, 1.0) / speeds.bytes
         if kind in _COUNTED:
-            speed = FLOPS_PER_SECOND * _EFFICIENCY.get(kind, 1.0)
+            speed = speeds.flops * _EFFICIENCY.get(kind, 1.0)
             traffic = max(traffic, op_flops(op, batch) / speed)
-        seconds[i] = START_SECONDS + traffic
+        seconds[i] = speeds.start + traffic
     return seconds

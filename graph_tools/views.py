@@ -13,6 +13,7 @@ import math
 import tensorflow as tf
 
 from graph_tools import optypes
+from graph_tools.elsewhere import is_elsewhere
 
 __all__ = ["viewed_input"]
 
@@ -46,6 +47,8 @@ def viewed_input(op: tf.Operation, output: int) -> int | None:
     """
     kind = op.type
     if kind in optypes.VIEWS:
+        if kind == "Identity" and is_elsewhere(op) != is_elsewhere(op.inputs[0].op):
+            return None
         return output if kind == "IdentityN" else 0
     if kind in _CUTS:
         return _CUTS[kind] if _is_window(op) else None

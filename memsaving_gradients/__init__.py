@@ -24,6 +24,7 @@ from memsaving_gradients.largest import largest_batch as largest_batch
 from memsaving_gradients.loops.by_hand import scan as scan
 from memsaving_gradients.loops.by_hand import while_loop as while_loop
 from memsaving_gradients.marks import checkpoint as checkpoint
+from memsaving_gradients.offload import Offload as Offload
 from memsaving_gradients.patching import patch as patch
 from memsaving_gradients.patching import patched as patched
 from memsaving_gradients.patching import unpatch as unpatch
@@ -39,6 +40,7 @@ __all__ = [
     "Decision",
     "Explanation",
     "LargestBatch",
+    "Offload",
     "Plan",
     "attention",
     "checkpoint",

@@ -43,6 +43,8 @@ def gradients(
     planning_seconds: float | None = None,
     loops: str = "auto",
     attention: str = "keep",
+    encode: Any = "lossless",
+    offload: Any = None,
 ) -> list[Any]:
     """Gradients of the sum of ``ys`` with respect to each of ``xs``, recomputing what was not kept.
 
@@ -115,6 +117,20 @@ def gradients(
           of a query and a key (`memsaving_gradients.attention`). The same sums in another order: gradients differ from TensorFlow's
           by rounding (1e-5 of the largest one in ``float32``). The plan names what was found, and why others stay (dropped weights; biases that have gradients; scores
           that are used besides).
+    encode
+        Whether residuals may be kept in fewer bytes:
+
+        - ``"lossless"``: masks in bits, where that saves memory; gradients stay what they are;
+        - ``"bfloat16"``, ``"float16"``, ``"int8"``: floating point residuals as well, which changes gradients by about
+          2⁻⁹, 2⁻¹² and 2⁻⁸ of themselves (`memsaving_gradients.encodings`; the forward pass and the loss do not change). With a budget,
+          as many as it takes; otherwise all that lower the peak. ``planner="keep"`` recomputes nothing besides;
+        - a mapping from tensors, names or glob patterns to these: only those tensors;
+        - ``None``: nothing is encoded.
+    offload
+        Whether residuals may be kept on another device, where they are sent when they are made, and which they come back from in time:
+        ``True`` (of a GPU: the CPU), the name of a device, or an `Offload` with what the way there is like. With a budget, as many as it
+        takes; otherwise all that lower the peak. Gradients stay what they are. ``planner="keep"`` recomputes nothing besides. XLA cannot
+        express it.
 
     Returns
     -------
@@ -174,6 +190,8 @@ def gradients(
         planning_seconds=planning_seconds,
         loops=loops,
         attention=attention,
+        encode=encode,
+        offload=offload,
     )
     _check_name(name)
     if tf.executing_eagerly():

@@ -168,6 +168,8 @@ class Search:
         What is asked for where nothing fits, see `FLOORS`.
     improve
         Asked for the plan that fits best, if it gives a better one.
+    host
+        As in `Limits`.
     """
 
     meter: Meter
@@ -178,6 +180,7 @@ class Search:
     progress: Callable[[float, str], None] | None = None
     floors: Sequence[float] = FLOORS
     improve: Improve | None = None
+    host: int | None = None
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -272,7 +275,7 @@ class Search:
 
     def _is_hopeless(self, budget: int) -> bool:
         """Whether no plan at all fits, so that none has to be looked for; not asked where the answer takes a second."""
-        if self._large:
+        if self._large or self.meter.graph.storable:
             return False
         least = least_extra_seconds(self.meter.graph, budget, accumulate=self.accumulate)
         return least == float("inf")
@@ -389,6 +392,7 @@ class Search:
             accumulate=self.accumulate,
             seconds=remaining,
             progress=None if self.progress is None else self._telling(left),
+            host=self.host,
         )
         try:
             proposal = planner(self.meter.graph, limits)

@@ -10,10 +10,11 @@ from graph_tools import _tf
 from memsaving_gradients.budgets import Found
 from memsaving_gradients.fingerprint import fingerprint
 from memsaving_gradients.loops.choice import Loops
-from memsaving_gradients.plan import Decision, Plan
+from memsaving_gradients.plan import Decision, Fate, Plan
 from memsaving_gradients.planners import Proposal
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation
+from memsaving_gradients.stored import Stored
 
 __all__ = ["describe", "source_line", "why_nothing"]
 
@@ -95,7 +96,12 @@ def describe(
 
 def _decisions(step: CapturedStep, proposal: Proposal) -> list[Decision]:
     graph, source = step.graph, step.source
-    clones = [entry for entry in proposal.schedule.steps if entry.copy]
+    stored = {how.value: how for how in proposal.schedule.stored.values()}
+    clones = [
+        entry
+        for entry in proposal.schedule.steps
+        if entry.copy and entry.op not in proposal.schedule.stored
+    ]
     again = {entry.op for entry in clones}
     read = {int(graph.storage[v]) for entry in clones for v in graph.reads[entry.op]}
     kept = {s for s in read & proposal.reasons.keys() if graph.producer[s] not in again}
@@ -107,19 +113,27 @@ def _decisions(step: CapturedStep, proposal: Proposal) -> list[Decision]:
         size = int(graph.size[storage])
         if size * 1024 < largest:
             continue
-        lost = maker in again
+        fate: Fate = "recompute" if maker in again else "keep"
+        reason = origin if fate == "recompute" else _reason(step, proposal, storage)
+        if storage in stored:
+            fate = stored[storage].fate
+            reason = _stored(stored[storage])
         tensor = source.tensor(storage)
         decisions.append(
             Decision(
                 tensor=tensor.name,
                 bytes=size,
-                fate="recompute" if lost else "keep",
-                reason=origin if lost else _reason(step, proposal, storage),
+                fate=fate,
+                reason=reason,
                 op_type=tensor.op.type,
                 source=source_line(tensor.op),
             )
         )
     return decisions
+
+
+def _stored(how: Stored) -> str:
+    return f"kept as {how.means}, in {how.bytes:,} bytes"
 
 
 def _reason(step: CapturedStep, proposal: Proposal, storage: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -50,6 +50,7 @@ def save_memory(
     mode: str,
     kept: Sequence[tf.Tensor],
     options: Options,
+    encode: Mapping[object, str],
     in_blocks: Substituted | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Rewire the backward ops of ``graph`` so that they hold less memory.
@@ -69,6 +70,8 @@ def save_memory(
         Tensors to keep: named, or marked.
     options
         What else was asked for.
+    encode
+        Encodings of tensors that were named, by reference.
     in_blocks
         What became of attention that was found, if it was looked for.
 
@@ -87,7 +90,19 @@ def save_memory(
             graph, "XLA cannot compile the vectorized form of what holds recomputation back"
         )
         return list(grads)
-    site = Site(graph, first_backward, ys, flat, kept, options, data_gates, attention=in_blocks)
+    site = Site(
+        graph,
+        first_backward,
+        ys,
+        flat,
+        kept,
+        options,
+        data_gates,
+        attention=in_blocks,
+        encode=encode,
+    )
+    # What cannot be used is an error now, and not when there is a plan.
+    _ = site.host
     if (observer := _observer.get()) is not None:
         observer(site)
         return list(grads)
@@ -97,7 +112,7 @@ def save_memory(
         site.treat_loops(None)
         return list(grads)
     outcome, result = followed.outcome, followed.result
-    guard.remember(graph, site.masks.rewiring)
+    guard.remember(graph, site.packed.rewiring)
     position = outcome.step.source.position
     unread = (op for op in operations[first_backward:] if op.name not in position)
     registry.idle(graph).update(map(_tf.creation_index, unread))

@@ -320,6 +320,7 @@ class Following:
             proposal.simulation,
             data_gates=gates,
             updates=self._updates or {},
+            host=self.site.host,
         )
         if not gates and self._updates is None:
             outcome = outcome.as_it_runs(self.site.play_rewritten(result, proposal.extra_seconds))

@@ -99,7 +99,7 @@ class Holds:
         """Let an original wait for the end of the line, and for the last additions of the large sums that it makes an addend of."""
         line = self.last_huge if lined_up else []
         waits_for = dict.fromkeys([*line, *self.sums.last_of(position, self.long)])
-        return bool(waits_for) and self._hold_back(position, list(waits_for))
+        return bool(waits_for) and self.hold_back(position, list(waits_for))
 
     def _hold_factor(self, entry: Step) -> None:
         """Let the second input of an op wait for the first where folding combines it with a constant of the op's reader.
@@ -162,7 +162,7 @@ class Holds:
             return
         while len(self.on_time) > 1 and self.on_time[1][0] <= due - self.slack:
             self.on_time.popleft()
-        if self._hold_back(position, [self.on_time[0][1]]):
+        if self.hold_back(position, [self.on_time[0][1]]):
             self.turn[key] = due + made
 
     def _is_huge(self, entry: Step, op: tf.Operation) -> bool:
@@ -189,7 +189,7 @@ class Holds:
                 self.rewiring.point(op, k, tensor)
         return True
 
-    def _hold_back(self, position: int, triggers: Sequence[tf.Operation]) -> bool:
+    def hold_back(self, position: int, triggers: Sequence[tf.Operation]) -> bool:
         """Let an original wait for ``triggers``, unless that could change which kernels it is fused into."""
         op = self.ops.ops[position]
         if op.type in _UNORDERED:

@@ -71,7 +71,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         of `RESERVE` (a twentieth: inputs, metrics, libraries, holes between chunks) leave of it.
     **options
         ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, ``loops``,
-        ``attention``, as for `memsaving_gradients.gradients`.
+        ``attention``, ``encode``, ``offload``, as for `memsaving_gradients.gradients`.
 
     Raises
     ------

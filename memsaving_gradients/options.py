@@ -8,24 +8,29 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from memsaving_gradients.device import DeviceMemory
+from memsaving_gradients.encodings import ENCODINGS
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.loops.choice import WAYS
+from memsaving_gradients.offload import Offload
 from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners import PLANNERS
 from memsaving_gradients.units import parse_budget
 
-__all__ = ["ATTENTION", "MODES", "Options", "check_one_of"]
+__all__ = ["ATTENTION", "ENCODE", "MODES", "Options", "check_one_of"]
 
 #: Ways to choose checkpoints automatically.
 MODES = ("auto", "memory", "speed", "collection")
 
 #: What becomes of scaled dot-product attention: it stays as it is, or is computed in blocks wherever it is found.
 ATTENTION = ("keep", "blocks")
+
+#: How residuals may be encoded; all but the first lose digits.
+ENCODE = ("lossless", *ENCODINGS)
 
 #: Larger batches would overflow the bytes of tensors.
 MOST_EXAMPLES = 10**9
@@ -70,6 +75,10 @@ class Options:
         How loops are treated: ``"auto"`` or one of `memsaving_gradients.loops.choice.WAYS`.
     attention
         What becomes of attention: one of `ATTENTION`.
+    encode
+        ``None``, one of `ENCODE`, or a mapping from tensors, names or glob patterns to encodings.
+    offload
+        Where residuals may be offloaded to: ``None`` (nowhere), ``True``, the name of a device, or an `Offload`, which it is once checked.
 
     Examples
     --------
@@ -96,6 +105,8 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
     planning_seconds: float | None = None
     loops: str = "auto"
     attention: str = "keep"
+    encode: Any = "lossless"
+    offload: Any = None
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Options:
@@ -141,6 +152,11 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
         return self.attention == "blocks" or any(plan.attention for plan in self.plan)
 
     @property
+    def lossy(self) -> str | None:
+        """The encoding of all residuals that it fits to; ``None``: there is none."""
+        return self.encode if isinstance(self.encode, str) and self.encode in ENCODINGS else None
+
+    @property
     def batch(self) -> int:
         """The batch size to plan for."""
         return USUAL_BATCH if self.batch_size is None else int(self.batch_size)
@@ -184,6 +200,8 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
             )
         check_one_of("loops", self.loops, ("auto", *WAYS))
         check_one_of("attention", self.attention, ATTENTION)
+        _check_encode(self.encode)
+        object.__setattr__(self, "offload", _offload(self.offload))
         self._check_together()
 
     def _check_together(self) -> None:
@@ -254,6 +272,35 @@ def check_one_of(argument: str, value: Any, known: Sequence[str]) -> None:
     close = difflib.get_close_matches(str(value), known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise ArgumentError(argument, value, f"{hint}give one of {_listed(known)}")
+
+
+def _offload(value: Any) -> Offload | None:
+    if value is None or value is False or isinstance(value, Offload):
+        return value or None
+    return Offload(value)
+
+
+def _check_encode(encode: Any) -> None:
+    if encode is None or (isinstance(encode, str) and encode in ENCODE):
+        return
+    if not isinstance(encode, Mapping):
+        given = "is no consent to lose digits" if encode is True else ""
+        _raise_encode(encode, given)
+    for how in encode.values():
+        if how not in ENCODINGS:
+            _raise_encode(how, "", ENCODINGS)
+
+
+def _raise_encode(value: Any, problem: str, known: Iterable[str] = ENCODE) -> NoReturn:
+    names = [*known]
+    close = difflib.get_close_matches(str(value), names, n=1)
+    said = problem or (f"did you mean {close[0]!r}?" if close else "no such encoding")
+    raise ArgumentError(
+        "encode",
+        value,
+        f"{said}; exact is 'lossless' (or None: nothing is encoded), inexact are {_listed(ENCODINGS)}; a mapping gives "
+        "tensors, names or patterns one of the latter each",
+    )
 
 
 def _loaded(plan: Any) -> tuple[Plan, ...]:

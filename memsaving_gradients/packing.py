@@ -1,54 +1,82 @@
-"""Masks in bits: a boolean that has to be kept takes a byte for each element, and needs one bit.
+"""Bits in place of tensors: exact encodings of what the backward pass reads only a part of.
 
-The mask of a dropout layer comes from random numbers that must not be drawn again, so it is kept from the forward to the
-backward pass: in a Transformer as many elements as all attention weights. Such masks are packed where they are made, and
-whoever reads them reads the unpacked copy, which planners may recompute like any other tensor. Exact, an eighth of the
-bytes, a dozen cheap ops for each mask.
+*Masks.* A boolean that has to be kept takes a byte for each element, and needs one bit. The mask of a dropout layer comes from
+random numbers that must not be drawn again, so it is kept from the forward to the backward pass: in a Transformer as many elements as
+all attention weights. Such masks are packed where they are made, and whoever reads them reads the unpacked copy, which planners may
+recompute like any other tensor.
+
+*Signs, winners, indices* (:mod:`memsaving_gradients.partial_reads`). The gradient of a rectifier reads only whether its output is
+positive, that of pooling which element of a window is the largest. Where nobody reads more of a tensor, backward ops read what is
+unpacked from bits: a 32nd of the bytes of ``float32``, as Jain et al. 2018 do by hand (Gist, ISCA 2018). Numbers are 0 and 1 then, in the
+place of the true ones, and the gradient is the same to the last bit.
+
+Gradients are the same, in an eighth to a 32nd of the bytes, with a dozen cheap ops for each tensor.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from graph_tools import _tf, optypes
 from graph_tools.edit import Rewiring
+from memsaving_gradients.partial_reads import Part, parts_read
+from memsaving_gradients.roles import CapturedStep
 
-__all__ = ["Masks", "pack_masks"]
+__all__ = ["Packed", "pack"]
 
-#: Masks with fewer elements are not worth it.
+#: Tensors of fewer elements are not worth it.
 FEWEST_ELEMENTS = 4096
 _BITS = [[1], [2], [4], [8], [16], [32], [64], [128]]
 
 
 @dataclass(frozen=True, eq=False)
-class Masks:
+class Packed:
     """What was packed.
 
     Attributes
     ----------
-    packed
+    masks
         The masks in bits.
+    parts
+        What is kept of other tensors.
+    early
+        The ops that pack the latter: forward ops, though they were created late.
     rewiring
-        The edges that were re-pointed, from masks to their unpacked copies.
+        The edges that were re-pointed, to what is unpacked.
     """
 
-    packed: tuple[tf.Tensor, ...] = ()
+    masks: tuple[tf.Tensor, ...] = ()
+    parts: tuple[tf.Tensor, ...] = ()
+    early: frozenset[tf.Operation] = frozenset()
     rewiring: Rewiring = field(default_factory=Rewiring)
 
+    @property
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        """All that is kept."""
+        return (*self.masks, *self.parts)
 
-def pack_masks(operations: Sequence[tf.Operation], first_backward: int) -> Masks:
-    """Pack the masks that ``operations`` from number ``first_backward`` on read and that cannot be made again."""
-    masks = list(_masks(operations, first_backward))
-    if not masks:
-        return Masks()
-    packed = []
+
+def pack(step: CapturedStep, *, parts: bool = True) -> Packed:
+    """Pack the masks that the backward ops of ``step`` read and that cannot be made again, and what they read only a part of.
+
+    ``parts``: whether the latter are packed.
+    """
+    masks = list(_masks(step))
+    found = [part for part in parts_read(step) if not part.packs or _fits(part.tensor)]
+    found = found if parts else []
+    # Ops stand in the order of their creation where they may: what is unpacked first is built first.
+    found.sort(key=lambda part: min(_tf.creation_index(op) for op, _ in part.readers))
+    if not masks and not found:
+        return Packed()
     rewiring = Rewiring()
-    with _tf.outside_scopes(masks[0].graph), _tf.unrecorded():
+    packed, kept = [], []
+    early: set[tf.Operation] = set()
+    with _tf.outside_scopes(step.source.ops[0].graph), _tf.unrecorded():
         for mask in masks:
             readers = [
                 (op, k) for op in mask.consumers() for k, t in enumerate(op.inputs) if t is mask
@@ -58,29 +86,43 @@ def pack_masks(operations: Sequence[tf.Operation], first_backward: int) -> Masks
                 unpacked = _unpack(packed[-1], mask)
             for op, k in readers:
                 rewiring.point(op, k, unpacked)
-    return Masks(tuple(packed), rewiring)
+        for part in found:
+            kept.append(_keep(part, early, rewiring))
+    return Packed(tuple(packed), tuple(kept), frozenset(early), rewiring)
 
 
-def _masks(operations: Sequence[tf.Operation], first_backward: int) -> Iterator[tf.Tensor]:
-    seen: set[object] = set()
-    border = _tf.creation_index(operations[first_backward])
-    for op in operations[first_backward:]:
-        for tensor in op.inputs:
-            if tensor.dtype != tf.bool or tensor.ref() in seen:
-                continue
-            seen.add(tensor.ref())
-            early = _tf.creation_index(tensor.op) < border
-            if early and _fits(tensor) and _must_be_kept(tensor.op):
-                yield tensor
+def _keep(part: Part, early: set[tf.Operation], rewiring: Rewiring) -> tf.Tensor:
+    """Keep a part of a tensor, and let those that read it read what comes of that."""
+    graph = part.tensor.graph
+    known = len(graph.get_operations())
+    with tf.device(part.tensor.device), tf.name_scope(f"{part.tensor.op.name}_{part.name}/"):
+        kept = whole = part.take(part.tensor)
+        if part.packs:
+            kept = _pack(whole)
+        early.update(graph.get_operations()[known:])
+        again = _unpack(kept, whole) if part.packs else kept
+        for (op, k), tensor in zip(part.readers, part.give(again), strict=True):
+            rewiring.point(op, k, tensor)
+    return kept
 
 
-def _fits(mask: tf.Tensor) -> bool:
+def _masks(step: CapturedStep) -> Iterator[tf.Tensor]:
+    ops, border = step.source, step.graph.first_backward
+    read = dict.fromkeys(v for values in ops.inputs[border:] for v in values)
+    for value in read:
+        tensor = ops.tensor(value)
+        early = int(ops.producer[value]) < border
+        if early and tensor.dtype == tf.bool and _fits(tensor) and _must_be_kept(tensor.op):
+            yield tensor
+
+
+def _fits(tensor: tf.Tensor) -> bool:
     """Whether the number of elements is a multiple of eight, whatever the batch, and large enough."""
-    if mask.shape.rank is None:
+    if tensor.shape.rank is None:
         return False
-    known = [n for n in mask.shape.as_list() if n is not None]
+    known = [n for n in tensor.shape.as_list() if n is not None]
     elements = math.prod(known)
-    unknown = mask.shape.rank - len(known)
+    unknown = tensor.shape.rank - len(known)
     large = elements >= FEWEST_ELEMENTS if unknown == 0 else unknown == 1 and elements > 0
     return large and elements % 8 == 0
 
@@ -99,7 +141,8 @@ def _must_be_kept(op: tf.Operation) -> bool:
 
 def _pack(mask: tf.Tensor) -> tf.Tensor:
     """One byte for each eight elements, which lie an eighth of the mask apart: rows are views, columns are not."""
-    rows = tf.cast(tf.reshape(mask, [8, -1]), tf.uint8) * tf.constant(_BITS, tf.uint8)
+    bits = tf.constant(_BITS, tf.uint8)
+    rows = tf.where(tf.reshape(mask, [8, -1]), bits, tf.zeros([], tf.uint8))
     return functools.reduce(tf.bitwise.bitwise_or, tf.unstack(rows))
 
 

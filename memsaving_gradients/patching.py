@@ -79,7 +79,7 @@ def patch(**options: Any) -> None:
     ----------
     **options
         ``checkpoints``, ``budget``, ``planner``, ``max_slowdown``, ``hold_gradients``, ``accumulate``, ``xla``,
-        ``batch_size``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, ``loops``, ``attention`` as for
+        ``batch_size``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, ``loops``, ``attention``, ``encode``, ``offload`` as for
         `memsaving_gradients.gradients`. A budget holds for each gradient computation by itself.
 
     Raises

@@ -18,7 +18,7 @@ from memsaving_gradients.fingerprint import Fingerprint
 from memsaving_gradients.loops.division import Replayed
 from memsaving_gradients.schedule import Schedule, Simulation
 
-__all__ = ["Comparison", "Decision", "Plan"]
+__all__ = ["Comparison", "Decision", "Fate", "Plan"]
 
 Fate = Literal["keep", "recompute", "offload", "encode"]
 
@@ -236,6 +236,11 @@ class Plan:
     def recomputed(self) -> tuple[Decision, ...]:
         """Residuals that are computed again."""
         return tuple(d for d in self.decisions if d.fate == "recompute")
+
+    @property
+    def stored(self) -> tuple[Decision, ...]:
+        """Residuals that are encoded, or offloaded."""
+        return tuple(d for d in self.decisions if d.fate in ("encode", "offload"))
 
     def __repr__(self) -> str:
         return f"<Plan {plantext.brief(self)}>"

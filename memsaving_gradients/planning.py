@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -27,6 +28,7 @@ from memsaving_gradients.errors import (
 )
 from memsaving_gradients.fingerprint import fingerprint
 from memsaving_gradients.goal import Goal
+from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners import (
     Limits,
@@ -39,6 +41,7 @@ from memsaving_gradients.planners import (
     planner_name,
 )
 from memsaving_gradients.planners.short_sums import left_alone
+from memsaving_gradients.planners.storing import improve_that_stores, planner_that_stores
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.site import Site, Sought
@@ -58,6 +61,8 @@ __all__ = [
 ]
 
 _BY_MODE = {"memory": least_memory.plan, "speed": cheap_ops.plan}
+#: What packing may take of a step's time without being weighed against recomputing.
+CHEAP = 0.005
 #: Modes in which what is plain is the graph before masks were packed.
 LIMITED = ("budget", "slowdown", "planner")
 #: Why gradients of targets of another graph are plain.
@@ -97,23 +102,21 @@ class Outcome:
 
 def by_mode(site: Site, mode: str) -> Outcome | None:
     """What a mode or named checkpoints come to; ``None``, after a warning, if that saves nothing."""
-    options = site.options
     step = _captured(site)
     if step is None:
         return None
     original, before = site.original()
+    proposal = _by_mode(site, step, mode)
     if mode == "memory" and site.pack():
-        step = site.capture()
+        packed = site.capture()
+        other = _by_mode(site, packed, mode)
+        if other.peak <= proposal.peak:
+            step, proposal = packed, other
+        else:
+            site.switch_packing(False)
     most = simulate(step.graph, plain(step.graph)).peak
-    limits = Limits(
-        keep=site.keep(step, "marked" if mode == "collection" else "named"),
-        accumulate=options.accumulate,
-        seconds=options.planning_seconds,
-        progress=site.progress,
-    )
-    proposal = _BY_MODE.get(mode, named.plan)(step.graph, limits)
-    proposal = left_alone(step.graph, proposal, None)
-    works = proposal.schedule.clones or proposal.schedule.chained
+    schedule = proposal.schedule
+    works = schedule.clones or schedule.chained or schedule.stored
     if site.is_other and (not works or proposal.peak >= most):
         return _nothing_else(site, step, mode, mode)
     if not works or (proposal.peak >= most and mode in _BY_MODE):
@@ -130,6 +133,18 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     unpacked = original if site.is_other else None
     plan = _described(site, step, found, mode, mode, before=before, unpacked=unpacked)
     return Outcome(step, proposal, plan)
+
+
+def _by_mode(site: Site, step: CapturedStep, mode: str) -> Proposal:
+    limits = Limits(
+        keep=site.keep(step, "marked" if mode == "collection" else "named"),
+        accumulate=site.options.accumulate,
+        seconds=site.options.planning_seconds,
+        progress=site.progress,
+        host=site.room_on_host,
+    )
+    proposal = planner_that_stores(_BY_MODE.get(mode, named.plan))(step.graph, limits)
+    return left_alone(step.graph, proposal, None)
 
 
 def _nothing_else(site: Site, step: CapturedStep, mode: str, name: str) -> Outcome:
@@ -208,18 +223,45 @@ def seek(site: Site) -> Sought | None:
     goal = _goal(site, unpacked, before)
     if goal is not None and goal.budget >= goal.plain_need and not site.is_other:
         return Sought(step, unpacked, before, goal, None)
-    if site.pack():
-        step = site.capture()
-    search = Search(
+    if not site.pack():
+        return Sought(step, unpacked, before, goal, _search(site, step, before))
+    packed = site.capture()
+    found = Sought(packed, unpacked, before, goal, _search(site, packed, before))
+    seconds = packed.graph.total_seconds - step.graph.total_seconds
+    if goal is not None or seconds <= CHEAP * step.graph.total_seconds:
+        return found
+    # Packing takes time that recomputing could have, too.
+    site.switch_packing(False)
+    other = Sought(step, unpacked, before, goal, _search(site, step, before))
+    if _worth(other, options) < _worth(found, options):
+        return other
+    site.switch_packing(True)
+    return found
+
+
+def _search(site: Site, step: CapturedStep, before: Simulation) -> Search:
+    options = site.options
+    return Search(
         Meter(step.graph, site.gating, before.persistent),
-        find_planner(options.planner),
+        planner_that_stores(find_planner(options.planner)),
         keep=site.keep(step, "marked"),
         accumulate=options.accumulate,
         seconds=options.planning_seconds,
         floors=site.floors,
-        improve=find_improve(options.planner),
+        host=site.room_on_host,
+        improve=improve_that_stores(find_planner(options.planner), find_improve(options.planner)),
     )
-    return Sought(step, unpacked, before, goal, search)
+
+
+def _worth(sought: Sought, options: Options) -> float:
+    """The bytes of the best plan, where there is no budget; infinite: there is none within the time."""
+    search, seconds = sought.search, sought.step.graph.total_seconds
+    assert search is not None
+    if options.max_slowdown is None:
+        return search.free().need
+    most = options.max_slowdown * sought.unpacked.graph.total_seconds
+    found = search.within_time(most - seconds)
+    return math.inf if found is None else found.need
 
 
 def by_saved_plan(site: Site) -> Outcome:
@@ -303,7 +345,7 @@ def _described(
     unpacked: CapturedStep | None = None,
 ) -> Plan:
     """``unpacked``: the step before masks were packed and loops replayed, which is what is plain."""
-    packed = bool(site.masks.packed)
+    packed = bool(site.packed.tensors)
     earlier = unpacked if packed or site.is_other else None
     plan = describe(
         step,

@@ -55,7 +55,8 @@ def brief(plan: Plan) -> str:
 def _headline(plan: Plan) -> str:
     where = "in one buffer of XLA" if plan.gating == "data" else "in the allocator's chunks"
     did = f"extra time about {format_share(plan.extra_time)}, {plan.clones:,} ops run again"
-    if not (plan.clones or plan.packed or plan.loops):
+    stored = plan.schedule.stored if plan.schedule is not None else {}
+    if not (plan.clones or plan.packed or plan.loops or stored):
         did = "nothing is run again"
     return (
         f"{_title(plan)}: {_both(plan.allocated)} {where}, "
@@ -117,6 +118,9 @@ def _table(plan: Plan) -> list[str]:
         f"kept {len(kept)} residuals of {sum(d.bytes for d in kept):,} bytes, "
         f"recomputed {len(again)} of {sum(d.bytes for d in again):,}"
     ]
+    for fate, done in (("encode", "encoded"), ("offload", "offloaded")):
+        if found := [d for d in plan.stored if d.fate == fate]:
+            lines[0] += f", {done} {len(found)} of {sum(d.bytes for d in found):,}"
     if not plan.decisions:
         return lines
     scope = common_scope([d.tensor for d in plan.decisions])

@@ -6,12 +6,15 @@ every backward op before it in the schedule that nothing else waits for, but for
 (:mod:`memsaving_gradients.stragglers`); only the *roots* of the run (clones that read no other clone of it) need the gate, and each gate
 waits for the one before it.
 
+What the schedule stores is encoded right after it is made, and the roots that stand for it decode (:mod:`memsaving_gradients.loads`).
+
 An op may have several clones. What they read tells them apart: two clones in one run would be merged, so the second
 one begins a run of its own, which waits for the clones before it; a clone that reads clones of an earlier run, or what
 was kept, is a root of its run and reads through its gate (:mod:`memsaving_gradients.runs`).
 
 How a root is gated is the business of :mod:`memsaving_gradients.gates`; originals that could run too early are that of
-:mod:`memsaving_gradients.holds`. Forward ops are left as they are.
+:mod:`memsaving_gradients.holds`. Forward ops are left as they are, but
+wait now and then for what has to be stored.
 
 Originals and clones must be merged with others alike, or not at all, or last bits differ (:mod:`memsaving_gradients.merging`):
 gates stand in front of ops instead of on them, an original that has lost its backward reader is given an idle one, and
@@ -33,15 +36,19 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools import _tf, edit, optypes
+from graph_tools.elsewhere import stays_elsewhere
 from memsaving_gradients.barriers import Barriers
 from memsaving_gradients.gates import ControlGate, DataGate, Gate, gated
 from memsaving_gradients.holds import Holds
+from memsaving_gradients.loads import Loads
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.runs import Runs
 from memsaving_gradients.schedule import Schedule, Simulation, Step
+from memsaving_gradients.stored import OFFLOAD
 from memsaving_gradients.stragglers import Stragglers
 from memsaving_gradients.sums import Sums
+from memsaving_gradients.transfers import waits
 
 __all__ = ["Rewrite", "rewrite"]
 
@@ -79,6 +86,7 @@ def rewrite(
     *,
     data_gates: bool,
     updates: Mapping[str, Sequence[tf.Operation]] | None = None,
+    host: str = "",
 ) -> Rewrite:
     """Rewire the graph behind ``step`` so that it follows ``schedule``.
 
@@ -94,15 +102,20 @@ def rewrite(
         Gate by data edges (XLA) instead of control edges.
     updates
         By name of a gradient's op, the ops that end what is done with the gradient, where these are built already.
+    host
+        The device that values are offloaded to.
     """
-    writer = _Writer(step, schedule, simulation, data_gates, updates or {})
+    writer = _Writer(step, schedule, simulation, data_gates, updates or {}, host)
     graph = step.source.ops[0].graph
     known = len(graph.get_operations())
     with _tf.outside_scopes(graph), _tf.unrecorded():
+        writer.store()
         for entry in schedule.steps:
             if writer.barriers is not None and entry.op >= step.graph.first_backward:
                 writer.barriers.pass_backward(entry.op)
-            if entry.copy:
+            if entry.copy and entry.op in schedule.stored:
+                writer.add_load(entry)
+            elif entry.copy:
                 writer.add_clone(entry)
             elif entry.op in schedule.chained:
                 writer.chain(entry.op)
@@ -130,8 +143,10 @@ class _Writer:
         simulation: Simulation,
         data_gates: bool,
         updates: Mapping[str, Sequence[tf.Operation]],
+        host: str,
     ) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source
+        self.schedule = schedule
         self.result = Rewrite()
         self.merging = Merging(step)
         self.sums = Sums(step.graph, step.source.ops, schedule.chained)
@@ -150,6 +165,7 @@ class _Writer:
         self.runs = Runs(step.graph, self.merging, simulation.peak)
         self.gate: Any = None
         self.gates: dict[tuple[int, int], Gate] = {}
+        self.loads = Loads(step, schedule.stored, host)
         self.unmerged: list[tuple[tf.Operation, tf.Operation]] = []
         self.two_readers: set[object] = set()
 
@@ -189,6 +205,33 @@ class _Writer:
             maker = self.ops.ops[int(self.ops.producer[self.ops.storage[value]])]
             if maker.type in optypes.REFERENCE_VARIABLES:
                 self.result.readers_of.setdefault(maker, []).append(copy)
+
+    def store(self) -> None:
+        """Store what the schedule stores; the forward pass must not run ahead of that, or all of it would be there at once."""
+        for op in sorted(self.loads.stored):
+            self.loads.parts(op)
+        if self.holds is not None:
+            for op, makers in waits(self.graph, self.schedule).items():
+                self.holds.hold_back(op, [self.loads.parts(maker)[0].op for maker in makers])
+
+    def add_load(self, entry: Step) -> None:
+        op, key = self.ops.ops[entry.op], (entry.op, entry.copy)
+        if not self.runs.open:
+            self._open_gate(key)
+        gate = self.gate
+        if self.runs.must_part(key, (), in_order=self.barriers is None):
+            # A gate of its own: the run goes on, or clones would not be merged as their originals are.
+            gate = self._behind_run(op)
+        parts = self.loads.parts(entry.op)
+        for part in parts:
+            gate.hold(op.name, [part], [False])
+        held = [gate.held.get(part.ref(), part) for part in parts]
+        if self.loads.stored[entry.op].means == OFFLOAD:
+            # A transfer begins when its source is there: that has to wait, elsewhere, and not the arrival.
+            held = [stays_elsewhere(part) for part in held]
+        self.result.clones[key] = self.loads.load(key, held).op
+        self.gates[key] = gate
+        self.runs.add(key, (), here=gate is self.gate)
 
     def leave_two_readers(self, tensor: tf.Tensor) -> None:
         """Put an idle reader in the place of the backward op that will read a clone.
@@ -256,6 +299,8 @@ class _Writer:
 
     def _copy_of(self, value: int, copy: int) -> tf.Tensor:
         op = int(self.ops.producer[value])
+        if (loaded := self.loads.loaded.get((op, copy))) is not None:
+            return loaded
         return self.result.clones[op, copy].outputs[value - int(self.ops.first_value[op])]
 
     def _open_gate(self, first: tuple[int, int]) -> None:
@@ -278,6 +323,11 @@ class _Writer:
 
     def _part_run(self, root: tf.Operation) -> None:
         """Begin a run behind the clones of the current one."""
+        self.gate = self._behind_run(root)
+        self.runs.begin()
+
+    def _behind_run(self, root: tf.Operation) -> Gate:
+        """A gate behind the clones of the current run."""
         sinks = self.runs.sinks()
         clones = [self.result.clones[key] for key in sinks]
         if self.barriers is None:
@@ -288,10 +338,8 @@ class _Writer:
                 else copy
                 for (op, _), copy in zip(sinks, clones, strict=True)
             ]
-            self.gate = ControlGate.after(triggers, root.name, self.gate)
-        else:
-            self.gate = DataGate.after(clones, root.name, self.gate)
-        self.runs.begin()
+            return ControlGate.after(triggers, root.name, self.gate)
+        return DataGate.after(clones, root.name, self.gate)
 
     def _sinks(self) -> list[int]:
         """Backward ops of the window whose results no other op of it reads; at first, the ends of forward as well."""

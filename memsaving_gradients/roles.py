@@ -46,18 +46,22 @@ def capture_step(
     may_chain: bool,
     short_sums: bool = True,
     idle: Collection[int] = (),
+    beside: Collection[tf.Operation] = (),
     profile: bool = False,
     progress: profiling.Progress | None = None,
 ) -> CapturedStep:
     """Capture what ``ys`` and ``grads`` need; ops created at or after number ``first_backward`` are backward ops.
 
     ``may_chain``: whether sums may be added up as their addends come, and with ``short_sums`` those of few, but large addends, too.
-    ``idle``: creation indices of forward ops that will be pruned when the graph runs. ``profile``: whether costs are
+    ``idle``: creation indices of forward ops that will be pruned when the graph runs. ``beside``: forward ops that were created
+    late, and run right behind what they read. ``profile``: whether costs are
     measured on this device instead of estimated; ``progress`` is called with how many kernels are measured and how many
     there are.
     """
-    ops = capture(grads, besides=ys, late=first_backward)
-    early = (i for i, op in enumerate(ops.ops) if _tf.creation_index(op) < first_backward)
+    ops = capture(grads, besides=ys, late=first_backward, beside=beside)
+    early = (
+        i for i, op in enumerate(ops.ops) if _tf.creation_index(op) < first_backward or op in beside
+    )
     border = max(early, default=-1) + 1
     reads = [
         () if op.type in optypes.SHAPE_READERS else ops.inputs[i] for i, op in enumerate(ops.ops)

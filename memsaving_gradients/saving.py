@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -17,8 +17,9 @@ from memsaving_gradients.attention.substitution import (
     prepare,
     substitute,
 )
+from memsaving_gradients.encodings import ENCODINGS
 from memsaving_gradients.engine import components, save_memory
-from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.errors import ArgumentError, SelectionError
 from memsaving_gradients.loops.choice import inner_rule
 from memsaving_gradients.loops.pairs import replaying
 from memsaving_gradients.options import Options
@@ -63,6 +64,7 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
     starts = tf.nest.flatten(xs)
     mode, kept = _chosen(graph, first_backward, ends, starts, options)
+    encode = _encodings(graph, first_backward, ends, starts, options)
     found = None
     if options.blocks_attention and not _tf_autodiff.vectorized():
         with paused():
@@ -78,13 +80,13 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
         kept = [in_blocks.outputs.get(t.ref(), t) for t in kept]
         try:
             flat = save_memory(
-                graph, first_backward, ends, starts, flat, mode, kept, options, in_blocks
+                graph, first_backward, ends, starts, flat, mode, kept, options, encode, in_blocks
             )
         except BaseException:
             _take_back(graph, found, in_blocks)
             raise
     else:
-        flat = save_memory(graph, first_backward, ends, starts, flat, mode, kept, options)
+        flat = save_memory(graph, first_backward, ends, starts, flat, mode, kept, options, encode)
     registry.returned(graph, components(flat, graph), options.hold_gradients)
     return tf.nest.pack_sequence_as(grads, flat)
 
@@ -128,6 +130,33 @@ def inner_way(options: Options, mode: str, kept: Sequence[tf.Tensor] = ()) -> st
     """How loops of functions, branches and other loops are treated, which cannot wait until there is a plan."""
     replays_all = mode in ("auto", "memory") or (mode == "named" and not kept)
     return options.loops if options.loops != "auto" else "segments" if replays_all else "keep"
+
+
+def _encodings(
+    graph: tf.Graph,
+    first_backward: int,
+    ys: Sequence[tf.Tensor],
+    xs: Sequence[Any],
+    options: Options,
+) -> dict[object, str]:
+    """Encodings of tensors that were named, by reference."""
+    found: dict[object, str] = {}
+    for spec, name in options.encode.items() if isinstance(options.encode, Mapping) else ():
+        # Tensors of a graph are no keys of mappings; their references are.
+        key = spec.deref() if hasattr(spec, "deref") else spec
+        try:
+            tensors = resolve(graph, first_backward, [key], ys, xs)
+        except SelectionError as error:
+            raise SelectionError("encode", key, error.problem) from None
+        for tensor in tensors:
+            if not ENCODINGS[name].fits(tensor.dtype):
+                raise ArgumentError(
+                    "encode",
+                    tensor.name,
+                    f"has dtype {tensor.dtype.name}, which {name} does not make smaller; name floating point tensors of more bits",
+                )
+            found[tensor.ref()] = name
+    return found
 
 
 def _chosen(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -15,14 +16,16 @@ from graph_tools.errors import GraphError
 from memsaving_gradients import guard, registry
 from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.budgets import FLOORS, Search
+from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.goal import Goal
 from memsaving_gradients.loops.choice import Loops
 from memsaving_gradients.options import Options
-from memsaving_gradients.packing import Masks, pack_masks
+from memsaving_gradients.packing import Packed, pack
 from memsaving_gradients.rewrite import Rewrite
 from memsaving_gradients.roles import CapturedStep, capture_step
-from memsaving_gradients.schedule import Simulation, plain, simulate
+from memsaving_gradients.schedule import Simulation, ordered, plain, simulate
+from memsaving_gradients.storable import with_storable
 
 __all__ = ["Site", "Sought"]
 
@@ -70,7 +73,7 @@ class Site:
         What the user asked for.
     data_gates
         Whether the graph is compiled by XLA.
-    masks
+    packed
         What was packed so far.
     progress
         Told how far planning is.
@@ -78,6 +81,8 @@ class Site:
         What a search for a plan asks for where nothing fits.
     attention
         What became of attention that was found; ``None``: it was not looked for.
+    encode
+        Encodings of single tensors, by reference.
     """
 
     graph: tf.Graph
@@ -87,16 +92,18 @@ class Site:
     kept: Sequence[tf.Tensor]
     options: Options
     data_gates: bool
-    masks: Masks = field(default_factory=Masks)
+    packed: Packed = field(default_factory=Packed)
     progress: Callable[[float, str], None] | None = None
     floors: Sequence[float] = FLOORS
     attention: Substituted | None = None
+    encode: Mapping[object, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.operations = self.graph.get_operations()
         self.sought: Sought | None = None
         self.loops = Loops(self.graph, self.first_backward, self.options.batch, self.data_gates)
         self._captured: CapturedStep | None = None
+        self._aside: Packed | None = None
         self._for_loops: set[int] = set()
         self._original: tuple[CapturedStep, Simulation] | None = None
         if self.attention is not None and self.attention.names:
@@ -106,6 +113,33 @@ class Site:
     def first_operation(self) -> tf.Operation:
         """The first op of the backward pass."""
         return self.operations[self.first_backward]
+
+    @cached_property
+    def host(self) -> str:
+        """The device that values may be offloaded to, or an empty string.
+
+        Raises
+        ------
+        ArgumentError
+            If it cannot be used.
+        """
+        offload = self.options.offload
+        if offload is None:
+            return ""
+        if self.data_gates:
+            raise ArgumentError(
+                "offload",
+                offload.device,
+                "XLA cannot express transfers between devices; encode= makes residuals smaller under jit_compile=True, too, or "
+                "leave that out",
+            )
+        return str(offload.name())
+
+    @property
+    def room_on_host(self) -> int | None:
+        """The most bytes that may be offloaded; ``None``: any."""
+        offload = self.options.offload
+        return None if offload is None else offload.limit
 
     @property
     def gating(self) -> str:
@@ -156,7 +190,7 @@ class Site:
     def _capture(self) -> CapturedStep:
         options = self.options
         more: dict[str, Any] = {"profile": True} if options.profile else {}
-        return capture_step(
+        step = capture_step(
             _tf.creation_index(self.first_operation),
             self._ends,
             self.grads,
@@ -166,8 +200,10 @@ class Site:
             # XLA adds up few addends as it sees fit, whatever op stands for that.
             short_sums=not self.data_gates,
             idle=registry.idle(self.graph),
+            beside=self.packed.early,
             **more,
         )
+        return with_storable(step, options, self.encode)
 
     def play(self, step: CapturedStep) -> Simulation:
         """Plain training as it runs."""
@@ -221,18 +257,37 @@ class Site:
         return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
 
     def pack(self) -> bool:
-        """Pack masks that must be kept; whether there were any."""
-        self.masks = pack_masks(self.operations, self.first_backward)
-        if self.masks.packed:
+        """Pack what backward reads only bits of, unless nothing is to be encoded; whether there was anything."""
+        if self.options.encode is None:
+            return False
+        before = self.capture()
+        self.packed = pack(before)
+        if self.packed.tensors:
             self._captured = None
-        return bool(self.masks.packed)
+        if self.packed.parts and _peak(self.capture()) >= _peak(before):
+            # Where the largest of them are read, what is packed is there beside what is unpacked.
+            self.unpack()
+            self.packed = pack(before, parts=False)
+            self._captured = None
+        return bool(self.packed.tensors)
+
+    def switch_packing(self, on: bool) -> None:
+        """Undo `pack`, to be done again as it was, or do that."""
+        if on:
+            assert self._aside is not None
+            self.packed, self._aside = self._aside, None
+            self.packed.rewiring.redo()
+        else:
+            self._aside, self.packed = self.packed, Packed()
+            self._aside.rewiring.undo()
+        self._captured = None
 
     def unpack(self) -> None:
         """Undo `pack`."""
-        if self.masks.packed:
+        if self.packed.tensors:
             self._captured = None
-        self.masks.rewiring.undo()
-        self.masks = Masks()
+        self.packed.rewiring.undo()
+        self.packed = Packed()
         self._forget(len(self.operations))
 
     @property
@@ -264,7 +319,11 @@ class Site:
     def keep(self, step: CapturedStep, why: str) -> dict[int, str]:
         """The storages to keep, and why."""
         kept = _storages(step, self.kept, why)
-        return kept | dict.fromkeys(_storages(step, self.masks.packed, ""), "mask, in bits")
+        return kept | dict.fromkeys(_storages(step, self.packed.masks, ""), "mask, in bits")
+
+
+def _peak(step: CapturedStep) -> int:
+    return simulate(step.graph, ordered(step.graph, step.graph.sums)).peak
 
 
 def _storages(step: CapturedStep, tensors: Iterable[tf.Tensor], why: str) -> dict[int, str]:

@@ -101,12 +101,19 @@ Program = Callable[[Inputs, Callable[..., Any]], Any]
 
 
 def bound(mode: Any, inputs: Inputs) -> Callable[..., Any]:
-    """``ms.gradients`` in a mode; marks are made known when it is called."""
+    """``ms.gradients`` in a mode, or with options as `asking` makes them; marks are made known when it is called."""
 
     def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(mode, tuple):
+            return ms.gradients(ys, xs, *args, **kwargs, **dict(mode))
         return ms.gradients(ys, xs, *args, checkpoints=as_checkpoints(mode, inputs), **kwargs)
 
     return gradients
+
+
+def asking(**options: Any) -> tuple[tuple[str, Any], ...]:
+    """Options of ``ms.gradients`` in the place of a mode."""
+    return tuple(options.items())
 
 
 def as_checkpoints(mode: Any, inputs: Inputs) -> Any:

@@ -1,0 +1,124 @@
+"""Where residuals are offloaded to, and what the way there is like.
+
+Swapping to the host as Meng et al. 2017 ("Training deeper models by GPU memory optimization on TensorFlow") do it, as a rewrite of the traced
+graph: any device that TensorFlow can name will do, one of another process included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.units import parse_bytes
+
+__all__ = ["Offload"]
+
+#: Bytes in a second and seconds before the first one, of 16 lanes of PCIe 3.
+BANDWIDTH, LATENCY = 12e9, 1e-5
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Offloading to another device.
+
+    Attributes
+    ----------
+    device
+        The name of the device, as for ``tf.device``; ``True``: the CPU of a machine that computes on a GPU.
+    memory
+        The most bytes to keep there; ``None``: as many as it takes.
+    bandwidth
+        Bytes in a second, either way.
+    latency
+        Seconds before a transfer begins.
+
+    Examples
+    --------
+    >>> Offload("/job:host/device:CPU:0", bandwidth=1e9).seconds(500_000_000)
+    0.50001
+    """
+
+    device: str | bool = True
+    memory: int | str | None = None
+    bandwidth: float = BANDWIDTH
+    latency: float = LATENCY
+
+    def __post_init__(self) -> None:
+        if self.device is not True and not isinstance(self.device, str):
+            raise _problem(self.device, "give True, or the name of a device, such as '/CPU:0'")
+        if self.memory is not None:
+            parse_bytes(self.memory, "memory")
+        for name in ("bandwidth", "latency"):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 <= value < float("inf") or (name == "bandwidth" and not value):
+                raise ArgumentError(name, value, f"give a positive number ({name} of a transfer)")
+
+    @property
+    def limit(self) -> int | None:
+        """The most bytes on the other device."""
+        return None if self.memory is None else parse_bytes(self.memory, "memory")
+
+    def seconds(self, size: int) -> float:
+        """Estimated time of the transfer of so many bytes."""
+        return self.latency + size / self.bandwidth
+
+    def name(self) -> str:
+        """The full name of the device.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no such device, or it is the one that computes.
+        """
+        known = [device.name for device in tf.config.list_logical_devices()]
+        home = _home(known)
+        if self.device is True:
+            if "GPU" not in home and "TPU" not in home:
+                raise _problem(
+                    True,
+                    f"everything is computed on {home} here, whose memory is the host's; name another device, such as one of "
+                    "another process in a cluster",
+                )
+            wanted = "/device:CPU:0"
+        else:
+            wanted = str(self.device)
+        try:
+            spec = tf.DeviceSpec.from_string(home).make_merged_spec(
+                tf.DeviceSpec.from_string(wanted)
+            )
+        except ValueError as error:
+            raise _problem(self.device, f"is no name of a device: {error}") from None
+        full = spec.to_string()
+        if tf.DeviceSpec.from_string(wanted).device_type is None:
+            raise _problem(
+                self.device, "names no device; give its type and number, too: '/device:CPU:0'"
+            )
+        names = [_full(name) for name in known]
+        # Of a session's cluster nothing is known here.
+        if full not in names and tf.inside_function() | (not tf.DeviceSpec.from_string(wanted).job):
+            raise _problem(self.device, f"there is no such device; there are {', '.join(known)}")
+        if full == _full(home):
+            raise _problem(self.device, "is the device that computes; name another one")
+        return full
+
+
+def _home(known: list[str]) -> str:
+    """The device that ops run on by default: the first accelerator of this process, or its CPU."""
+    local = tf.DeviceSpec.from_string(known[0])
+    mine = [
+        name
+        for name in known
+        if (spec := tf.DeviceSpec.from_string(name)).job == local.job and spec.task == local.task
+    ]
+    return next((name for name in mine if "CPU" not in name), mine[0])
+
+
+def _full(name: str) -> str:
+    return tf.DeviceSpec.from_string(name).to_string()
+
+
+def _problem(value: object, problem: str) -> ArgumentError:
+    return ArgumentError("offload", value, problem)

@@ -1,0 +1,70 @@
+"""Which residuals may be stored instead of kept, and at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import tensorflow as tf
+
+from graph_tools import costs
+from memsaving_gradients.encodings import ENCODINGS, Encoding
+from memsaving_gradients.offload import Offload
+from memsaving_gradients.options import Options
+from memsaving_gradients.planners.segments import small_storages
+from memsaving_gradients.roles import CapturedStep
+from memsaving_gradients.stored import OFFLOAD, Stored
+
+__all__ = ["with_storable"]
+
+
+def with_storable(
+    step: CapturedStep, options: Options, encode: Mapping[object, str]
+) -> CapturedStep:
+    """``step``, with what may be stored.
+
+    Parameters
+    ----------
+    step
+        The captured step.
+    options
+        What the user asked for.
+    encode
+        Encodings of single tensors, by reference; they go before the one for all.
+    """
+    if options.lossy is None and not encode and options.offload is None:
+        return step
+    found: dict[int, tuple[Stored, ...]] = {}
+    for op, value in _candidates(step):
+        tensor = step.source.tensor(value)
+        ways = []
+        name = encode.get(tensor.ref(), options.lossy)
+        if name is not None and ENCODINGS[name].fits(tensor.dtype):
+            ways.append(_encoded(step, value, tensor, ENCODINGS[name]))
+        if options.offload is not None:
+            ways.append(_offloaded(step, value, options.offload))
+        if ways:
+            found[op] = tuple(ways)
+    return replace(step, graph=replace(step.graph, storable=found)) if found else step
+
+
+def _candidates(step: CapturedStep) -> Iterator[tuple[int, int]]:
+    """Residuals that are worth it, each with the op that makes it and nothing else."""
+    graph = step.graph
+    small = small_storages(graph)
+    for value in sorted(graph.residuals):
+        op = int(graph.producer[value])
+        if graph.size[value] and value not in small and len(graph.writes[op]) == 1:
+            yield op, value
+
+
+def _encoded(step: CapturedStep, value: int, tensor: tf.Tensor, encoding: Encoding) -> Stored:
+    size = int(step.graph.size[value])
+    kept = encoding.bytes(size, tensor.dtype.size)
+    seconds = costs.START_SECONDS + encoding.passes * (size + kept) / costs.BYTES_PER_SECOND
+    return Stored(value, encoding.name, kept, seconds, seconds)
+
+
+def _offloaded(step: CapturedStep, value: int, offload: Offload) -> Stored:
+    seconds = offload.seconds(int(step.graph.size[value]))
+    return Stored(value, OFFLOAD, 0, costs.START_SECONDS, costs.START_SECONDS, seconds)

@@ -1,0 +1,105 @@
+"""Residuals on another device: the same gradients, less memory on this one, and an end when the other one is gone.
+
+An accelerator and a host are two processes on this machine, connected over loopback; each has an allocator of its own, so that the peak of the
+accelerator is measured.
+"""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+from graph_tools.measure import in_fresh_process
+from memsaving_gradients.errors import ArgumentError
+
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1"}
+KEEP = {"planner": "keep"}
+
+
+def run(name: str, **kwargs):
+    return in_fresh_process(f"tests.offloading:{name}", kwargs, ENVIRONMENT, timeout=500)
+
+
+def test_the_accelerator_holds_less():
+    found = run("peaks")
+    assert found["offloaded"] < 0.25 * found["plain"]
+    assert found["offloaded"] < 0.25 * found["kept"]
+    # A step that waits for its transfers is played as if they took no time.
+    assert found["offloaded"] < 1.5 * found["simulated"]
+    assert found["moved"] >= 40
+
+
+@pytest.mark.parametrize(
+    "model", ["mlp", "transformer", "cifar_resnet", "unet", "densenet", "lstm", "residual_chain"]
+)
+def test_gradients_are_the_same(model):
+    wanted = [KEEP, {"checkpoints": "memory"}, {"max_slowdown": 1.3}]
+    found = run("same", model=model, options={}, settings=wanted)["found"]
+    for settings, outcome in zip(wanted, found, strict=True):
+        assert outcome["equal"], settings
+    assert found[0]["offloaded"]
+    assert "offloaded" in found[0]["text"]
+
+
+def test_within_a_budget():
+    options = {"depth": 24, "batch": 512, "width": 128}
+    wanted = [{**KEEP, "budget": 0.6}, {**KEEP, "budget": 0.3}, {"budget": 0.3}]
+    some, most, both = run("same", model="mlp", options=options, settings=wanted)["found"]
+    assert all(o["equal"] and o["within"] for o in (some, most, both))
+    assert 0 < some["offloaded"] < most["offloaded"]
+
+
+def test_encoded_and_offloaded():
+    options = {"depth": 24, "batch": 512, "width": 128}
+    wanted = [{**KEEP, "encode": "bfloat16"}]
+    (found,) = run("same", model="mlp", options=options, settings=wanted)["found"]
+    # What is offloaded needs not be encoded.
+    assert found["equal"] and found["offloaded"] and not found["encoded"]
+
+
+def test_copies_and_their_triggers_survive_grappler():
+    found = run("in_the_optimized_graph")
+    assert found["moved"] >= 10
+    assert found["out"] == found["waiting"] == found["back"] == found["moved"]
+
+
+def test_a_step_ends_when_the_host_is_gone():
+    found = run("killed")
+    assert found["error"] in ("UnavailableError", "AbortedError", "CancelledError", "InternalError")
+    assert found["seconds"] < 120
+
+
+def test_devices_that_cannot_be_used():
+    said = run("errors")
+    assert "there is no such device" in said["/job:host/device:CPU:7"]
+    assert "/job:host" in said["/job:host/device:CPU:7"]
+    assert "there is no such device" in said["/device:TPU:0"]
+    assert "is the device that computes" in said["/device:CPU:0"]
+    for bad in ("/job:host", ""):
+        assert "device" in said[bad] and "/device:CPU:0" in said[bad]
+    assert "give True, or the name of a device" in said["7"]
+    assert "name another device" in said["True"]
+    assert "least budget" in said["no room"]
+    assert "encode=" in said["xla"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"bandwidth": 0}, {"bandwidth": -1.0}, {"latency": float("nan")}, {"memory": "much"}],
+)
+def test_bad_numbers(options):
+    with pytest.raises(ArgumentError) as caught:
+        ms.Offload("/device:CPU:1", **options)
+    assert caught.value.argument == next(iter(options))
+
+
+def test_the_graph_is_left_as_it_was():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [64, 64])
+        y = tf.reduce_sum(tf.tanh(tf.tanh(x)))
+        before = len(graph.get_operations())
+        with pytest.raises(ArgumentError):
+            ms.gradients(y, x, offload="/device:CPU:0")
+        readers = [op for op in graph.get_operations()[:before] if "_offloaded" in op.name]
+    assert not readers
