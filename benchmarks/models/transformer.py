@@ -29,6 +29,7 @@ def transformer(
     mask: bool = False,
     tied: bool = False,
     dropout: float = 0.0,
+    rectified: bool = False,
     stateless: bool = False,
     decay: float = 0.0,
     loss_scope: str | None = "xentropy",
@@ -47,6 +48,8 @@ def transformer(
         Use the embedding as the output matrix as well.
     dropout
         Rate, after attention weights, attention output and hidden layer's output.
+    rectified
+        ReLU instead of SiLU in the hidden layer, with dropout behind it, too (``relu_dropout`` of tensor2tensor).
     stateless
         Draw the dropout masks with stateless ops and fixed seeds.
     decay
@@ -96,7 +99,8 @@ def transformer(
 
     def feed_forward(x: tf.Tensor, w: dict[str, tf.Variable], seed: int) -> tf.Tensor:
         hidden = tf.matmul(tf.reshape(x, [batch * length, width]), w["up"]) + w["up_bias"]
-        out = tf.matmul(tf.nn.silu(hidden), w["down"]) + w["down_bias"]
+        active = drop(tf.nn.relu(hidden), 3 * layers + seed) if rectified else tf.nn.silu(hidden)
+        out = tf.matmul(active, w["down"]) + w["down_bias"]
         return drop(tf.reshape(out, [batch, length, width]), seed)
 
     def loss(ids: tf.Tensor, labels: tf.Tensor, allowed: tf.Tensor | None = None) -> tf.Tensor:
