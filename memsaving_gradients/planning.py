@@ -228,7 +228,7 @@ def seek(site: Site) -> Sought | None:
     packed = site.capture()
     found = Sought(packed, unpacked, before, goal, _search(site, packed, before))
     seconds = packed.graph.total_seconds - step.graph.total_seconds
-    if goal is not None or seconds <= CHEAP * step.graph.total_seconds:
+    if options.max_slowdown is None or seconds <= CHEAP * step.graph.total_seconds:
         return found
     # Packing takes time that recomputing could have, too.
     site.switch_packing(False)
@@ -254,11 +254,9 @@ def _search(site: Site, step: CapturedStep, before: Simulation) -> Search:
 
 
 def _worth(sought: Sought, options: Options) -> float:
-    """The bytes of the best plan, where there is no budget; infinite: there is none within the time."""
+    """The bytes of the best plan within a slowdown; infinite: there is none."""
     search, seconds = sought.search, sought.step.graph.total_seconds
-    assert search is not None
-    if options.max_slowdown is None:
-        return search.free().need
+    assert search is not None and options.max_slowdown is not None
     most = options.max_slowdown * sought.unpacked.graph.total_seconds
     found = search.within_time(most - seconds)
     return math.inf if found is None else found.need

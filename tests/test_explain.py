@@ -106,7 +106,8 @@ def test_the_time_that_packed_masks_take_counts():
 
     x = tf.TensorSpec([32, 256])
     found = ms.explain(step, x)
-    point = found.curve[len(found.curve) // 2]
+    # Just below plain training most of the time is that of packing, and little is left to the order of execution.
+    point = found.curve[1]
     planned = tf.function(step)
     planned.get_concrete_function(x, point.budget)
     (plan,) = ms.plans(planned)
