@@ -45,6 +45,7 @@ from memsaving_gradients.planners.storing import improve_that_stores, planner_th
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.site import Site, Sought
+from memsaving_gradients.stored import OFFLOAD
 from memsaving_gradients.units import exact_bytes, format_bytes, format_share
 from memsaving_gradients.unknowns import check_known
 from memsaving_gradients.validity import problem_of
@@ -305,6 +306,12 @@ def _applied(
     problem = "it has no schedule" if schedule is None else problem_of(step.graph, schedule)
     if schedule is None or problem:
         raise PlanError("plan", plan.file or plan, f"cannot be applied here: {problem}; plan anew")
+    if not site.host and any(how.means == OFFLOAD for how in schedule.stored.values()):
+        raise PlanError(
+            "plan",
+            plan.file or plan,
+            "offloads tensors, and no device is named here: give offload= as well",
+        )
     seconds = unpacked.graph.total_seconds
     proposal = Proposal(
         schedule,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from typing import Any
@@ -120,7 +121,7 @@ def errors() -> dict[str, Any]:
     """What is said of devices that cannot be used."""
     said = {}
     with host():
-        make = chain(4, 64, 8)
+        make = chain(8, 512, 64)
         for device in (
             "/job:host/device:CPU:7",
             "/device:TPU:0",
@@ -135,6 +136,17 @@ def errors() -> dict[str, Any]:
                 said[str(device)] = ""
             except ms.errors.ArgumentError as error:
                 said[str(device)] = str(error)
+        with tempfile.TemporaryDirectory() as folder:
+            step = make({"planner": "keep", "offload": HOST})
+            step()
+            ms.plans(step)[-1].save(folder + "/plan.json")
+            try:
+                make({"plan": folder + "/plan.json"})()
+            except ms.errors.PlanError as error:
+                said["plan"] = str(error)
+            again = make({"plan": folder + "/plan.json", "offload": HOST})
+            again()
+            said["plan again"] = str(ms.plans(again)[-1].schedule == ms.plans(step)[-1].schedule)
         try:
             make({"budget": 0.3, "planner": "keep", "offload": ms.Offload(HOST, memory=1024)})()
         except ms.errors.BudgetError as error:

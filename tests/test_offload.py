@@ -82,6 +82,8 @@ def test_devices_that_cannot_be_used():
     assert "name another device" in said["True"]
     assert "least budget" in said["no room"]
     assert "encode=" in said["xla"]
+    assert "give offload=" in said["plan"]
+    assert said["plan again"] == "True"
 
 
 @pytest.mark.parametrize(
