@@ -14,7 +14,7 @@ from memsaving_gradients.plan import Decision, Fate, Plan
 from memsaving_gradients.planners import Proposal
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation
-from memsaving_gradients.stored import Stored
+from memsaving_gradients.stored import OFFLOAD, Stored
 
 __all__ = ["describe", "source_line", "why_nothing"]
 
@@ -133,6 +133,8 @@ def _decisions(step: CapturedStep, proposal: Proposal) -> list[Decision]:
 
 
 def _stored(how: Stored) -> str:
+    if how.means == OFFLOAD:
+        return f"sent away; {how.moving_seconds * 1e3:.3g} ms each way"
     return f"kept as {how.means}, in {how.bytes:,} bytes"
 
 

@@ -18,6 +18,12 @@ from memsaving_gradients.stored import OFFLOAD, Stored
 __all__ = ["with_storable"]
 
 
+#: Smaller residuals (bytes) are not worth an op.
+SMALLEST = 256
+#: What cannot be copied to any other device: handles, lists of tensors, strings.
+_NO_NUMBERS = (tf.resource, tf.variant, tf.string)
+
+
 def with_storable(
     step: CapturedStep, options: Options, encode: Mapping[object, str]
 ) -> CapturedStep:
@@ -41,7 +47,7 @@ def with_storable(
         name = encode.get(tensor.ref(), options.lossy)
         if name is not None and ENCODINGS[name].fits(tensor.dtype):
             ways.append(_encoded(step, value, tensor, ENCODINGS[name]))
-        if options.offload is not None:
+        if options.offload is not None and tensor.dtype not in _NO_NUMBERS:
             ways.append(_offloaded(step, value, options.offload))
         if ways:
             found[op] = tuple(ways)
@@ -54,7 +60,7 @@ def _candidates(step: CapturedStep) -> Iterator[tuple[int, int]]:
     small = small_storages(graph)
     for value in sorted(graph.residuals):
         op = int(graph.producer[value])
-        if graph.size[value] and value not in small and len(graph.writes[op]) == 1:
+        if graph.size[value] >= SMALLEST and value not in small and len(graph.writes[op]) == 1:
             yield op, value
 
 
