@@ -16,7 +16,7 @@ from memsaving_gradients.following import Following
 from memsaving_gradients.gates import gated
 from memsaving_gradients.loops import pairs
 from memsaving_gradients.options import Options
-from memsaving_gradients.planning import warn_nothing_saved, warn_stopped
+from memsaving_gradients.planning import note_unused, warn_nothing_saved, warn_stopped
 from memsaving_gradients.rewrite import Rewrite
 from memsaving_gradients.site import Site
 
@@ -50,7 +50,7 @@ def save_memory(
     mode: str,
     kept: Sequence[tf.Tensor],
     options: Options,
-    encode: Mapping[object, str],
+    encode: Mapping[Any, str],
     in_blocks: Substituted | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Rewire the backward ops of ``graph`` so that they hold less memory.
@@ -117,6 +117,7 @@ def save_memory(
     unread = (op for op in operations[first_backward:] if op.name not in position)
     registry.idle(graph).update(map(_tf.creation_index, unread))
     registry.record(graph, outcome.plan)
+    note_unused(outcome.plan, [reference.deref().name for reference in encode])
     if outcome.stopped:
         warn_stopped(outcome.plan, outcome.stopped)
     found = list(grads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -57,6 +58,7 @@ __all__ = [
     "by_limits",
     "by_mode",
     "by_saved_plan",
+    "note_unused",
     "warn_nothing_saved",
     "warn_stopped",
 ]
@@ -415,6 +417,17 @@ def _note_ample(graph: tf.Graph, goal: Goal) -> None:
     )
     if not registry.warned(graph, note):
         warn(note + ".", PlanNote)
+
+
+def note_unused(plan: Plan, named: Collection[str]) -> None:
+    """Say it, if none of the tensors that were named to be encoded is."""
+    encoded = {decision.tensor for decision in plan.stored}
+    if named and encoded.isdisjoint(named):
+        warn(
+            f"none of the {len(named)} tensors that encode= names is encoded (the first is {min(named)!r}): the plan keeps or "
+            "recomputes them, since encoding them would not lower the peak, or is not needed for the budget.",
+            PlanNote,
+        )
 
 
 def warn_stopped(plan: Plan, why: str) -> None:

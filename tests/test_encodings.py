@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import memsaving_gradients as ms
 from memsaving_gradients.encodings import BLOCK, ENCODINGS
-from memsaving_gradients.errors import ArgumentError, SelectionError
+from memsaving_gradients.errors import ArgumentError, PlanNote, SelectionError
 from memsaving_gradients.keras import MemorySavingGradients
 from tests.support import Inputs, asking, assert_identical, check_error, in_function, numbers
 
@@ -153,6 +153,15 @@ def test_tensors_may_be_named_by_reference():
         ms.gradients(tf.reduce_sum(y), x, planner="keep", encode={h.ref(): "float16"})
         (decision,) = ms.plans(graph)[-1].stored
     assert decision.tensor == h.name and "float16" in decision.reason
+
+
+def test_names_that_make_no_difference():
+    with tf.Graph().as_default():
+        x = y = tf.compat.v1.placeholder(tf.float32, [256, 64])
+        for k in range(12):
+            y = tf.tanh(y, name=f"tanh{k}")
+        with pytest.warns(PlanNote, match="none of the 1 tensors that encode= names"):
+            ms.gradients(tf.reduce_sum(y), x, budget=0.5, encode={"tanh10": "int8"})
 
 
 @pytest.mark.parametrize("mode", ["memory", "speed", None])
