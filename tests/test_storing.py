@@ -116,6 +116,32 @@ def test_hybrid_is_faster_than_both():
     )
 
 
+def test_a_slow_link_is_helped_by_encoding():
+    """Where transfers cannot be hidden, some values are encoded instead."""
+    graph = storable(chain([8] * 32), 0.0)
+    ways = {
+        op: (
+            how._replace(store_seconds=0.0, load_seconds=0.0, moving_seconds=3.0),
+            how._replace(means="bfloat16", bytes=2, store_seconds=0.2, load_seconds=0.2),
+        )
+        for op, (how,) in graph.storable.items()
+    }
+    graph = dataclasses.replace(graph, storable=ways)
+    budget = int(simulate(graph, plain(graph)).peak * 0.5)
+
+    def seconds(which):
+        offered = {op: tuple(both[k] for k in which) for op, both in ways.items()}
+        found = planner_that_stores(keep.plan)(
+            dataclasses.replace(graph, storable=offered), Limits(budget=budget)
+        )
+        means = {how.means for how in found.schedule.stored.values()}
+        return found.extra_seconds if found.peak <= budget else np.inf, means
+
+    both, means = seconds((0, 1))
+    assert means == {"offload", "bfloat16"}
+    assert both < min(seconds((0,))[0], seconds((1,))[0])
+
+
 def test_a_value_read_twice_far_apart_is_loaded_twice():
     graph = residual_chain(12)
     graph = storable(graph, 0.0)

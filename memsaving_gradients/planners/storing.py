@@ -35,6 +35,8 @@ LARGER = 1.05
 PATIENCE = 4
 #: How far the forward pass may run ahead of its transfers, where there is room.
 LAGS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+#: Shares of the values that are offloaded, where they may be encoded as well.
+MIXED = (1.0, 0.75, 0.5, 0.25, 0.0)
 #: Without a budget, transfers back may begin so early that the peak is larger by this factor.
 EARLY = 1.02
 #: Where nothing fits, so many parts of what may be stored are tried for the least peak.
@@ -158,10 +160,12 @@ def _within(graph: TrainingGraph, limits: Limits, planner: Planner) -> Proposal:
     if plain.optimal:
         return plain
     found: list[Proposal] = []
+    shares = MIXED if any(len(ways) > 1 for ways in graph.storable.values()) else MIXED[:1]
     for base in _bases(graph, limits, planner, plain):
         storing = _Storing(graph, limits, base)
-        trial = storing.below(budget)
-        found.append(storing.improved(trial, budget) if trial.peak <= budget else trial)
+        for share in shares:
+            trial = storing.below(budget, share)
+            found.append(storing.improved(trial, budget) if trial.peak <= budget else trial)
     fits = [trial for trial in found if trial.peak <= budget]
     if not fits:
         return min(found, key=lambda trial: trial.peak)
@@ -201,11 +205,17 @@ class _Storing:
         self.graph, self.limits, self.base = graph, limits, base
         self.trials = max(40, MOST_STEPS // max(len(base.schedule.steps), 1))
 
-    def below(self, budget: int) -> Proposal:
-        """With so much stored that the peak is within ``budget``, or if it never is, the least."""
+    def below(self, budget: int, share: float = 1.0) -> Proposal:
+        """With so much stored that the peak is within ``budget``, or if it never is, the least.
+
+        ``share``: of the values, those that are alive longest, that are stored in the way that leaves fewest bytes; others in the way that
+        is next to it, if there is one.
+        """
         if self.base.peak <= budget:
             return self.base
         order = _order(self.graph, self.base.schedule)
+        others = order[int(len(order) * share) :]
+        order[len(order) - len(others) :] = [_next(self.graph, how) for how in others]
         best = min((self._with(order), self.base), key=lambda trial: trial.peak)
         if best.peak > budget:
             # Storing everything may cost more than it saves at the peak.
@@ -223,14 +233,20 @@ class _Storing:
         return best
 
     def improved(self, found: Proposal, budget: int) -> Proposal:
-        """Take back what needs not be stored, the dearest first; then store what is dear to recompute, where that is faster."""
+        """Take back what needs not be stored, the dearest first, or store it in another way; then store what is dear to recompute.
+
+        All this where a step is faster for it.
+        """
+        graph = self.graph
         stored = list(found.schedule.stored.values())
         for how in sorted(stored, key=_all_seconds, reverse=True)[: self.trials // 2]:
             left = [other for other in stored if other != how]
-            trial = self._with(left)
-            if trial.peak <= budget and trial.extra_seconds < found.extra_seconds:
-                found, stored = trial, left
-        graph = self.graph
+            ways = graph.storable[int(graph.producer[how.value])]
+            for instead in ([], *([way] for way in ways if way != how)):
+                trial = self._with([*left, *instead])
+                if trial.peak <= budget and trial.extra_seconds < found.extra_seconds:
+                    found, stored = trial, [*left, *instead]
+                    break
         again = {step.op for step in found.schedule.steps if step.copy}
         again = (again - found.schedule.stored.keys()) & graph.storable.keys()
         for op in sorted(again, key=lambda op: -graph.seconds[op])[: self.trials // 2]:
@@ -288,6 +304,13 @@ def _order(graph: TrainingGraph, schedule: Schedule) -> list[Stored]:
             idle = used[how.value] - last_forward.get(how.value, 0)
             found.append((idle * (size[how.value] - how.bytes), -how.value, how))
     return [how for *_, how in sorted(found, reverse=True)]
+
+
+def _next(graph: TrainingGraph, how: Stored) -> Stored:
+    """The way to store the same value that leaves the fewest bytes but for this one, or this one."""
+    ways = graph.storable[int(graph.producer[how.value])]
+    others = [way for way in ways if way != how]
+    return _cheapest(others) if others else how
 
 
 def _cheapest(ways: Iterable[Stored]) -> Stored:
