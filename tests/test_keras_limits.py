@@ -51,12 +51,13 @@ def test_batch_size_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def _seen(model: keras.Model, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> Any:
     """The options that reach the engine."""
     from memsaving_gradients import saving
+    from memsaving_gradients.options import Options
 
     seen = []
     engine = saving.save_memory
 
     def spy(*args: Any) -> Any:
-        seen.append(args[-1])
+        seen.extend(a for a in args if isinstance(a, Options))
         return engine(*args)
 
     monkeypatch.setattr(saving, "save_memory", spy)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Limits, auto, keep, least_memory
 from memsaving_gradients.planners.storing import planner_that_stores, store
 from memsaving_gradients.schedule import plain, simulate
@@ -149,6 +150,13 @@ def test_a_value_read_twice_far_apart_is_loaded_twice():
     loads = [step.op for step in schedule.steps if step.copy]
     assert len(loads) >= len(set(loads)) == len(schedule.stored)
     check_schedule(graph, schedule)
+
+
+def test_a_planner_that_returns_nothing():
+    graph = storable(chain([8] * 4))
+    for limits in (Limits(), Limits(budget=1)):
+        with pytest.raises(ArgumentError, match="lambda.*returned a NoneType; return a Proposal"):
+            planner_that_stores(lambda graph, limits: None)(graph, limits)
 
 
 def test_validity_knows_what_is_stored():

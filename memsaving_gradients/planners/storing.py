@@ -14,10 +14,12 @@ Cost: some plans of the other planner, made once for a graph, and a few hundred 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
 
+from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners.proposal import Limits, Proposal, proposed, untouched
 from memsaving_gradients.recorder import Recorder
 from memsaving_gradients.schedule import Schedule
@@ -119,14 +121,14 @@ def _patience(
 def planner_that_stores(planner: Planner) -> Planner:
     """A planner that has all fates to choose from, where values may be stored; otherwise it is ``planner``."""
 
+    @functools.wraps(planner)
     def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
         if not graph.storable:
             return planner(graph, limits)
         if limits.budget is None:
-            return stored_below(graph, limits, planner(graph, limits), 0)
+            return stored_below(graph, limits, _checked(planner, planner(graph, limits)), 0)
         return _within(graph, limits, planner)
 
-    plan.__name__ = getattr(planner, "__name__", type(planner).__name__)
     return plan
 
 
@@ -340,4 +342,12 @@ class _Key:
 
 
 def _planned(graph: TrainingGraph, planner: Planner, budget: int, key: _Key) -> Proposal:
-    return planner(graph, replace(key.limits, budget=budget))
+    return _checked(planner, planner(graph, replace(key.limits, budget=budget)))
+
+
+def _checked(planner: Planner, proposal: object) -> Proposal:
+    if not isinstance(proposal, Proposal):
+        raise ArgumentError(
+            "planner", planner, f"returned a {type(proposal).__name__}; return a Proposal"
+        )
+    return proposal
