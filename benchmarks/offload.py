@@ -223,9 +223,9 @@ def judge(results: dict[str, Any]) -> list[Figure]:
             alone = [result[way] for way in ("recompute", "offload") if result[way] is not None]
             least = min(alone, default=float("inf"))
             both = float("inf") if result["both"] is None else result["both"]
-            figures.append(
-                Figure(f"{name}, extra time, both / better of one", both / least, 1 - 1e-6)
-            )
+            # Where one alone takes no time at all, nothing is left to gain.
+            ratio = both / least if least else both
+            figures.append(Figure(f"{name}, extra time, both / better of one", ratio, 1 - 1e-6))
     return figures
 
 
