@@ -12,7 +12,6 @@ Rows that are in the results file are not measured again, but with ``--again``.
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import json
 import sys
@@ -96,9 +95,7 @@ def lossy(model: str, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "plain": _peak(model, options, None)["peak"],
         "ours": _peak(model, options, settings)["peak"],
-        "time": in_fresh_process(
-            "benchmarks.encodings:ratio", {**what, "pairs": PAIRS}, ENVIRONMENT
-        ),
+        "time": in_fresh_process("benchmarks.probes:ratio", {**what, "pairs": PAIRS}, ENVIRONMENT),
         "error": in_fresh_process("benchmarks.encodings:errors", what, ENVIRONMENT),
     }
 
@@ -107,18 +104,6 @@ def _peak(model: str, options: dict[str, Any], settings: dict[str, Any] | None) 
     what = {"model": model, "options": options, "ours": settings is not None, "settings": settings}
     found: dict[str, Any] = in_fresh_process("benchmarks.probes:peak", what, ENVIRONMENT)
     return found
-
-
-def ratio(
-    model: str, options: dict[str, Any], settings: dict[str, Any], pairs: int
-) -> dict[str, Any]:
-    """Time of a step with these settings over that of a plain one, in one process."""
-    from benchmarks.steps import make_step
-    from graph_tools.measure import time_ratio
-
-    plain = make_step(model, options, ours=False)
-    ours = make_step(model, options, ours=True, settings=settings)
-    return dataclasses.asdict(time_ratio(ours.run, plain.run, pairs=pairs))
 
 
 def errors(model: str, options: dict[str, Any], settings: dict[str, Any]) -> dict[str, float]:

@@ -119,25 +119,11 @@ def measure(row: Row) -> dict[str, Any]:
     what: dict[str, Any] = {"model": "recurrence", "options": row.options}
     if row.pairs:
         what |= {"settings": row.settings, "pairs": row.pairs}
-        found: dict[str, Any] = in_fresh_process("benchmarks.loops:ratio", what, ENVIRONMENT)
+        found: dict[str, Any] = in_fresh_process("benchmarks.probes:ratio", what, ENVIRONMENT)
         return found
     what |= {"settings": row.settings or {}, "ours": row.settings is not None}
     found = in_fresh_process("benchmarks.probes:peak", what, ENVIRONMENT)
     return found
-
-
-def ratio(
-    model: str, options: dict[str, Any], settings: dict[str, Any], pairs: int
-) -> dict[str, Any]:
-    """Time of our step over time of the plain one, in one process."""
-    from dataclasses import asdict
-
-    from benchmarks.steps import make_step
-    from graph_tools.measure import time_ratio
-
-    plain = make_step(model, options, ours=False)
-    ours = make_step(model, options, ours=True, settings=settings)
-    return asdict(time_ratio(ours.run, plain.run, pairs=pairs))
 
 
 def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:

@@ -76,10 +76,11 @@ def ratio(
     *,
     how: str = "function",
     pairs: int = 15,
+    settings: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Time of our step over time of the plain one, in one process."""
+    """Time of our step over time of the plain one, in one process; `settings` are for `make_step`."""
     plain = make_step(model, options, ours=False, how=how)
-    ours = make_step(model, options, checkpoints, ours=True, how=how)
+    ours = make_step(model, options, checkpoints, ours=True, how=how, settings=settings)
     return dataclasses.asdict(time_ratio(ours.run, plain.run, pairs=pairs))
 
 

@@ -75,30 +75,26 @@ class Offload:
         """
         known = [device.name for device in tf.config.list_logical_devices()]
         home = _home(known)
-        if self.device is True:
-            if "GPU" not in home and "TPU" not in home:
-                raise _problem(
-                    True,
-                    f"everything is computed on {home} here, whose memory is the host's; name another device, such as one of "
-                    "another process in a cluster",
-                )
-            wanted = "/device:CPU:0"
-        else:
-            wanted = str(self.device)
-        try:
-            spec = tf.DeviceSpec.from_string(home).make_merged_spec(
-                tf.DeviceSpec.from_string(wanted)
+        if self.device is True and "GPU" not in home and "TPU" not in home:
+            raise _problem(
+                True,
+                f"everything is computed on {home} here, whose memory is the host's; name another device, such as one of "
+                "another process in a cluster",
             )
+        try:
+            wanted = tf.DeviceSpec.from_string(
+                "/device:CPU:0" if self.device is True else str(self.device)
+            )
+            full = tf.DeviceSpec.from_string(home).make_merged_spec(wanted).to_string()
         except ValueError as error:
             raise _problem(self.device, f"is no name of a device: {error}") from None
-        full = spec.to_string()
-        if tf.DeviceSpec.from_string(wanted).device_type is None:
+        if wanted.device_type is None:
             raise _problem(
                 self.device, "names no device; give its type and number, too: '/device:CPU:0'"
             )
         names = [_full(name) for name in known]
         # Of a session's cluster nothing is known here.
-        if full not in names and tf.inside_function() | (not tf.DeviceSpec.from_string(wanted).job):
+        if full not in names and (tf.inside_function() or not wanted.job):
             raise _problem(self.device, f"there is no such device; there are {', '.join(known)}")
         if full == _full(home):
             raise _problem(self.device, "is the device that computes; name another one")

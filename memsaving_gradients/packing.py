@@ -67,8 +67,8 @@ def pack(step: CapturedStep, *, parts: bool = True) -> Packed:
     ``parts``: whether the latter are packed.
     """
     masks = list(_masks(step))
-    found = [part for part in parts_read(step) if not part.packs or _fits(part.tensor)]
-    found = found if parts else []
+    candidates = parts_read(step) if parts else ()
+    found = [part for part in candidates if not part.packs or _fits(part.tensor)]
     # Ops stand in the order of their creation where they may: what is unpacked first is built first.
     found.sort(key=lambda part: min(_tf.creation_index(op) for op, _ in part.readers))
     if not masks and not found:

@@ -79,6 +79,11 @@ class Schedule:
     lag: float = LAG
 
     @property
+    def moves(self) -> bool:
+        """Whether anything is stored on another device."""
+        return any(how.moving_seconds for how in self.stored.values())
+
+    @property
     def clones(self) -> int:
         """How many executions are recomputations."""
         return sum(1 for step in self.steps if step.copy and step.op not in self.stored)
@@ -240,8 +245,7 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
                         if at is not None:
                             buffer[value + copy * many] = at
                         break
-    moved = any(how.moving_seconds for how in schedule.stored.values())
-    if moved:
+    if schedule.moves:
         stream = transfers(graph, schedule)
         extra += stream.stalled
         for op, until in stream.out_until.items():

@@ -27,7 +27,7 @@ from memsaving_gradients.stored import Stored
 from memsaving_gradients.training_graph import TrainingGraph
 from memsaving_gradients.transfers import ahead
 
-__all__ = ["improve_that_stores", "planner_that_stores", "store", "stored_below"]
+__all__ = ["improve_that_stores", "planner_that_stores", "store"]
 
 #: Budgets of the plans to begin with, as shares of the plain peak, beside the budget itself.
 SHARES = (0.85, 0.7, 0.55, 0.4)
@@ -126,7 +126,7 @@ def planner_that_stores(planner: Planner) -> Planner:
         if not graph.storable:
             return planner(graph, limits)
         if limits.budget is None:
-            return stored_below(graph, limits, _checked(planner, planner(graph, limits)), 0)
+            return _Storing(graph, limits, _checked(planner, planner(graph, limits))).below(0)
         return _within(graph, limits, planner)
 
     return plan
@@ -150,11 +150,6 @@ def improve_that_stores(planner: Planner, improve: Improve | None) -> Improve | 
     return better
 
 
-def stored_below(graph: TrainingGraph, limits: Limits, base: Proposal, budget: int) -> Proposal:
-    """``base`` with so much stored that it is within ``budget``; if nothing is, with the least peak that came of it."""
-    return _Storing(graph, limits, base).below(budget)
-
-
 def _within(graph: TrainingGraph, limits: Limits, planner: Planner) -> Proposal:
     budget = limits.budget
     assert budget is not None
@@ -176,7 +171,7 @@ def _within(graph: TrainingGraph, limits: Limits, planner: Planner) -> Proposal:
 
 def _relaxed(graph: TrainingGraph, limits: Limits, found: Proposal, budget: int) -> Proposal:
     """``found``, with a forward pass that may run further ahead of its transfers where there is room for that."""
-    if not any(how.moving_seconds for how in found.schedule.stored.values()):
+    if not found.schedule.moves:
         return found
     for lag in LAGS:
         trial = proposed(graph, limits, replace(found.schedule, lag=lag))
@@ -262,7 +257,7 @@ class _Storing:
         """The proposal in which these values are stored."""
         schedule = store(self.graph, self.base.schedule, self._with_room(chosen))
         found = proposed(self.graph, self.limits, schedule)
-        if any(how.moving_seconds for how in schedule.stored.values()):
+        if schedule.moves:
             early = proposed(self.graph, self.limits, ahead(self.graph, schedule))
             # What comes back early takes memory early.
             if early.peak <= max(found.peak * EARLY, self.limits.budget or 0):
