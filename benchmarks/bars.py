@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fnmatch
 import json
 import os
 import platform
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +18,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Figure", "mark", "options_for", "print_figures", "shares", "stamp", "write"]
+__all__ = [
+    "Figure",
+    "mark",
+    "measure_missing",
+    "options_for",
+    "print_figures",
+    "shares",
+    "stamp",
+    "write",
+]
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,28 @@ def options_for(name: str, what: str | None, results: Path, only: str) -> argpar
     parser.add_argument("--only", default="*", metavar="GLOB", help=only)
     parser.add_argument("--json", type=Path, default=results, metavar="PATH", help="results file")
     return parser
+
+
+def measure_missing(
+    rows: Iterable[str],
+    options: argparse.Namespace,
+    measure: Callable[[str], dict[str, Any]],
+    shown: Callable[[dict[str, Any]], str] = lambda _: "",
+) -> dict[str, Any]:
+    """All results by name of the row; those of ``--only`` that the file does not have yet (with ``--again``, all) are measured and written."""
+    results: dict[str, Any] = {}
+    if options.json.exists():
+        results = json.loads(options.json.read_text(encoding="utf-8"))["cases"]
+    console = Console(stderr=True)
+    for row in rows:
+        if not fnmatch.fnmatch(row, options.only) or (row in results and not options.again):
+            continue
+        begun = time.perf_counter()
+        results[row] = measure(row)
+        took = f"{time.perf_counter() - begun:.0f} s"
+        console.print(f"{row}: " + ", ".join(filter(None, (shown(results[row]), took))))
+        write(options.json, {row: results[row]})
+    return results
 
 
 def shares(text: str) -> list[float]:

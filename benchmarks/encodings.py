@@ -12,17 +12,14 @@ Rows that are in the results file are not measured again, but with ``--again``.
 
 from __future__ import annotations
 
-import fnmatch
-import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Figure, options_for, print_figures, write
+from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.measure import in_fresh_process
 
@@ -56,19 +53,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = options_for("encodings", __doc__, RESULTS, "names of rows")
     parser.add_argument("--again", action="store_true", help="measure what has results, too")
     options = parser.parse_args(arguments)
-    results: dict[str, Any] = {}
-    if options.json.exists():
-        results = json.loads(options.json.read_text(encoding="utf-8"))["cases"]
     rows = [f"lossless-{name}" for name in LOSSLESS] + [f"bfloat16-{name}" for name in LOSSY]
-    console = Console(stderr=True)
-    for row in rows:
-        if not fnmatch.fnmatch(row, options.only) or (row in results and not options.again):
-            continue
-        begun = time.perf_counter()
+
+    def measure(row: str) -> dict[str, Any]:
         kind, _, name = row.partition("-")
-        results[row] = (lossless if kind == "lossless" else lossy)(*MODELS[name])
-        console.print(f"{row}: {time.perf_counter() - begun:.0f} s")
-        write(options.json, {row: results[row]})
+        return (lossless if kind == "lossless" else lossy)(*MODELS[name])
+
+    results = measure_missing(rows, options, measure)
     figures = judge(results)
     write(options.json, {}, figures)
     _print(results)

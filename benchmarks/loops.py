@@ -11,10 +11,7 @@ hours, so that every figure is written to the results as soon as it is there, an
 from __future__ import annotations
 
 import argparse
-import fnmatch
-import json
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Figure, options_for, print_figures, write
+from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.measure import in_fresh_process
 
@@ -92,21 +89,8 @@ ROWS = _rows()
 def main(arguments: list[str] | None = None) -> int:
     """Measure what was asked for, print it beside the bars; 1 if a bar is missed."""
     options = _parse(arguments)
-    results: dict[str, Any] = {}
-    if options.json.exists():
-        results = json.loads(options.json.read_text(encoding="utf-8"))["cases"]
-    console = Console(stderr=True)
-    for row in ROWS:
-        if not fnmatch.fnmatch(row.name, options.only) or (
-            row.name in results and not options.again
-        ):
-            continue
-        start = time.perf_counter()
-        results[row.name] = measure(row)
-        console.print(
-            f"{row.name}: {_shown(results[row.name])}, {time.perf_counter() - start:.0f} s"
-        )
-        write(options.json, {row.name: results[row.name]})
+    rows = {row.name: row for row in ROWS}
+    results = measure_missing(rows, options, lambda name: measure(rows[name]), _shown)
     figures = judge(results)
     write(options.json, {}, figures)
     _print(results, Console())

@@ -13,10 +13,7 @@ computations and a step takes at most a tenth longer. Nothing runs.
 
 from __future__ import annotations
 
-import fnmatch
-import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Figure, options_for, print_figures, write
+from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
 from benchmarks.budgets import MODELS as BUDGETED
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.measure import in_fresh_process
@@ -54,23 +51,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = options_for("offload", __doc__, RESULTS, "names of rows")
     parser.add_argument("--again", action="store_true", help="rows that have results, too")
     options = parser.parse_args(arguments)
-    results: dict[str, Any] = {}
-    if options.json.exists():
-        results = json.loads(options.json.read_text(encoding="utf-8"))["cases"]
     rows = {
         **{f"peak-{name}": ("peaks", what) for name, what in PEAKS.items()},
         **{f"timeline-{name}": ("timeline", what) for name, what in TIMELINES.items()},
         **{f"hybrid-{name}": ("hybrid", what) for name, what in BUDGETED.items()},
     }
-    console = Console(stderr=True)
-    for row, (kind, (model, sizes)) in rows.items():
-        if not fnmatch.fnmatch(row, options.only) or (row in results and not options.again):
-            continue
-        begun = time.perf_counter()
-        target = f"benchmarks.offload:{kind}"
-        results[row] = in_fresh_process(target, {"model": model, "options": sizes}, ENVIRONMENT)
-        console.print(f"{row}: {time.perf_counter() - begun:.0f} s")
-        write(options.json, {row: results[row]})
+
+    def measure(row: str) -> dict[str, Any]:
+        kind, (model, sizes) = rows[row]
+        what = {"model": model, "options": sizes}
+        found: dict[str, Any] = in_fresh_process(f"benchmarks.offload:{kind}", what, ENVIRONMENT)
+        return found
+
+    results = measure_missing(rows, options, measure)
     figures = judge(results)
     write(options.json, {}, figures)
     _print(results)
