@@ -191,7 +191,7 @@ def capture(
         early = [op for op in ops if _tf.creation_index(op) < late or op in beside]
         needed = _ancestors(early, edges)
         ops.sort(key=lambda op: op not in needed)
-    return _describe(ops, edges, asked, late)
+    return _describe(ops, edges, asked, late, beside)
 
 
 def _by_creation(
@@ -273,7 +273,11 @@ def _ordered(ops: list[tf.Operation], edges: _Edges) -> list[tf.Operation]:
 
 
 def _describe(
-    ops: list[tf.Operation], edges: _Edges, asked: set[tf.Operation], late: int | None
+    ops: list[tf.Operation],
+    edges: _Edges,
+    asked: set[tf.Operation],
+    late: int | None,
+    beside: Collection[tf.Operation],
 ) -> OpGraph:
     inputs: list[tuple[int, ...]] = []
     controls: list[tuple[int, ...]] = []
@@ -303,7 +307,7 @@ def _describe(
         static = is_shape and optypes.reads_known_shapes(op)
         may_fold = copies and all(constant[v] for v in reads) and _is_small(outputs)
         # What a late op makes must not be taken for a part of an early buffer: that may be lost before, and made again.
-        early = late is None or _tf.creation_index(op) < late
+        early = late is None or _tf.creation_index(op) < late or op in beside
         is_folded = kind == "Const" or static or (may_fold and all(folded[v] for v in reads))
         may_fold |= kind == "Const" or is_shape
         is_source = is_folded or kind in optypes.SOURCES

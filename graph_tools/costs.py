@@ -258,7 +258,11 @@ def op_seconds(graph: OpGraph, batch: int, speeds: Speeds | None = None) -> npt.
     for value in np.flatnonzero(graph.source).tolist():
         if graph.storage[value] == value:  # has no bytes in the step, but is read
             sizes[value] = tensor_bytes(graph.tensor(value)).at(batch)
-    read = sizes[graph.storage].tolist()
+    read = sizes[graph.storage]
+    for value in np.flatnonzero(graph.storage != np.arange(len(read))).tolist():
+        # Who reads a window reads no more than that.
+        read[value] = min(read[value], tensor_bytes(graph.tensor(value)).at(batch))
+    read = read.tolist()
     source, storage = graph.source.tolist(), graph.storage.tolist()
     bounds = [*graph.first_value.tolist(), len(read)]
     seconds = np.zeros(len(graph.ops))
