@@ -13,7 +13,9 @@ the other gives     window, and positive
 any                 an index below a number that is known    the same index, kept in an integer type that just holds it
 ==================  =======================================  ==========================================================
 
-A tensor is only of interest if all its backward readers are in this table. O(ops).
+A tensor is only of interest if all its backward readers are in this table, or if it is huge. Such a one is kept in part beside the whole:
+the gradient of a filter, which lets go of the layer's input, runs before that of the input then, with which the rectifier would
+hold it (`TrainingGraph.brought_forward`); of the three largest buffers of a convolutional network's first layers, two are left. O(ops).
 """
 
 from __future__ import annotations
@@ -75,12 +77,15 @@ def parts_read(step: CapturedStep) -> Iterator[Part]:
         if size[root] and all(value == root for _, _, value in readers[root]):
             tensor = ops.tensor(root)
             read_by = [(ops.ops[position], k) for position, k, _ in readers[root]]
-            yield from (
-                _index(tensor, read_by) if tensor.dtype.is_integer else _floats(tensor, read_by)
-            )
+            if tensor.dtype.is_integer:
+                yield from _index(tensor, read_by)
+            else:
+                yield from _floats(tensor, read_by, huge=size[root] >= graph.huge)
 
 
-def _floats(tensor: tf.Tensor, readers: Sequence[tuple[tf.Operation, int]]) -> list[Part]:
+def _floats(
+    tensor: tf.Tensor, readers: Sequence[tuple[tf.Operation, int]], *, huge: bool
+) -> list[Part]:
     pooling = [op for op, k in readers if op.type == "MaxPoolGrad" and k == 0]
     rectifying = [op for op, _ in readers if op.type == "ReluGrad"]
     if len(pooling) == len(rectifying) == 1 and len(readers) == 2:
@@ -90,7 +95,7 @@ def _floats(tensor: tf.Tensor, readers: Sequence[tuple[tf.Operation, int]]) -> l
             return [both]
     found = [_sign(tensor, op, k) or _winners(tensor, op, k) for op, k in readers]
     parts = [part for part in found if part is not None]
-    if len(parts) < len(found):
+    if len(parts) < len(found) and not huge:
         return []
     # Readers of the same part share it.
     shared: dict[str, Part] = {}

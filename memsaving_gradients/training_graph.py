@@ -22,6 +22,8 @@ __all__ = ["LONG_SUM", "IntArray", "TrainingGraph"]
 
 #: A sum of so many addends is a long one. (`AddN` adds up to nine in one expression.)
 LONG_SUM = 10
+#: A residual of at least this share of all is huge.
+HUGE_SHARE = 1 / 12
 #: An op that makes this many times the bytes that it reads is better run late.
 EXPANSION = 16
 
@@ -205,9 +207,43 @@ class TrainingGraph:
 
         Those of these that are due earlier are needed earlier; the others are results.
         """
-        late = self.postponable
-        in_order = (op for op in range(self.first_backward, self.length) if op not in late)
-        return [*in_order, *sorted(late)]
+        late, sooner = self.postponable, self.brought_forward
+        stands = [op for op in range(self.first_backward, self.length) if op not in late]
+        return [
+            *sorted(stands, key=lambda op: (sooner.get(op, op), op not in sooner)),
+            *sorted(late),
+        ]
+
+    @cached_property
+    def huge(self) -> float:
+        """Bytes from which on a residual may decide by itself how high the peak is."""
+        return HUGE_SHARE * float(sum(self.size[root] for root in self.residuals))
+
+    @cached_property
+    def brought_forward(self) -> dict[int, int]:
+        """Products that are the only backward ops to read a huge residual, each with the op that they run before instead of after.
+
+        The gradient of a filter is small, and lets go of the layer's input; that of the input, which TensorFlow makes first, is as large.
+        """
+        storage, size, producer = self.storage.tolist(), self.size.tolist(), self.producer.tolist()
+        made = [sum(size[v] for v in values) for values in self.writes]
+        border = self.first_backward
+        readers: dict[int, set[int]] = {}
+        for op in range(border, self.length):
+            for value in self.reads[op]:
+                readers.setdefault(storage[value], set()).add(op)
+        found: dict[int, int] = {}
+        for root in sorted(self.residuals):
+            op, *others = readers[root]
+            lets_go = size[root] >= self.huge and made[op] < size[root]
+            if others or not lets_go or not self.expensive[op]:
+                continue
+            makers = (*(producer[v] for v in self.reads[op]), *self.waits.get(op, ()))
+            ready = max(border, *(maker + 1 for maker in makers))
+            first = next((other for other in range(ready, op) if made[other] >= self.huge), None)
+            if first is not None:
+                found[op] = first
+        return found
 
     @cached_property
     def order(self) -> list[int]:

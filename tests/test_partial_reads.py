@@ -120,15 +120,34 @@ def test_pooled_and_read_by_others():
 
 
 def test_read_in_full_by_somebody():
-    """Where a convolution needs the numbers, nothing is packed."""
+    """Where a convolution needs the numbers, signs are packed of those tensors only that may decide the peak."""
 
     def program(p, gradients):
-        h = tf.nn.relu(convolution(p, p["x"], "w", 16))
+        h = p["x"]
+        for k in range(20):
+            h = tf.nn.relu(convolution(p, h, f"w{k}", 16))
         loss = tf.reduce_sum(tf.square(convolution(p, h, "v", 16)))
         return [loss, gradients(loss, p.all)]
 
     outcomes = assert_same(program, image(), modes=(KEEP,))
     assert not any(plan.packed for plan in outcomes["function", KEEP].plans)
+
+
+def test_the_filter_goes_first_where_that_lets_go_of_much():
+    """Of the first layers' input, its gradient and that of their output only two are alive together."""
+
+    def program(p, gradients):
+        h = tf.nn.relu(convolution(p, p["x"], "w", 64))
+        h = tf.nn.relu(convolution(p, h, "v", 64))
+        for k in range(2):
+            h = tf.nn.relu(convolution(p, tf.nn.max_pool2d(h, 2, 2, "SAME"), f"u{k}", 64))
+        loss = tf.reduce_sum(tf.square(h))
+        return [loss, gradients(loss, p.all)]
+
+    modes = [asking(max_slowdown=3.0, encode=encode) for encode in (None, "lossless")]
+    outcomes = assert_same(program, image(side=64), modes=modes)
+    whole, packed = (outcomes["function", mode].plans[-1] for mode in modes)
+    assert packed.packed and packed.peak <= 0.95 * whole.peak
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
