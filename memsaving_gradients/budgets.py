@@ -246,8 +246,11 @@ class Search:
             return self._with_end(Found(self.meter.plain, self.meter.need(self.meter.plain), None))
         return self._with_end(min(floors, key=lambda found: (found.need, *_by_time(found))))
 
-    def within_time(self, seconds: float) -> Found | None:
-        """The plan that needs the fewest bytes in chunks among those whose clones take at most ``seconds``."""
+    def within_time(self, seconds: float, *, plain: bool = False) -> Found | None:
+        """The plan that needs the fewest bytes in chunks among those whose clones take at most ``seconds``.
+
+        ``plain``: whether the one that recomputes nothing is among them.
+        """
         least = self._attempt(1, self._rounds)
         if least is not None and least.proposal.extra_seconds > seconds:
             low, high = least.proposal.peak, self.meter.plain.peak
@@ -263,6 +266,8 @@ class Search:
                 else:
                     low = middle
         fits = [found for found in self._tried if found.proposal.extra_seconds <= seconds]
+        if plain and seconds >= 0:
+            fits.append(Found(self.meter.plain, self.meter.need(self.meter.plain), None))
         if not fits:
             self._raise_if_by_key()
             return None

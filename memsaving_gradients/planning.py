@@ -22,6 +22,7 @@ from memsaving_gradients.budgets import (
 from memsaving_gradients.describe import describe, why_nothing
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import (
+    BudgetError,
     NothingSavedWarning,
     PlanError,
     PlanningStoppedWarning,
@@ -44,7 +45,7 @@ from memsaving_gradients.planners import (
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.planners.storing import improve_that_stores, planner_that_stores
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.schedule import Simulation, plain, simulate
+from memsaving_gradients.schedule import Simulation, ordered, plain, simulate
 from memsaving_gradients.site import Site, Sought
 from memsaving_gradients.stored import OFFLOAD
 from memsaving_gradients.units import exact_bytes, format_bytes, format_share
@@ -64,8 +65,8 @@ __all__ = [
 ]
 
 _BY_MODE = {"memory": least_memory.plan, "speed": cheap_ops.plan}
-#: What packing may take of a step's time without being weighed against recomputing.
-CHEAP = 0.005
+#: Packing has to leave at most this share of the bytes, or of the extra time, of a plan without; for plans may need more when they run.
+MARGIN = 0.97
 #: Modes in which what is plain is the graph before masks were packed.
 LIMITED = ("budget", "slowdown", "planner")
 #: Why gradients of targets of another graph are plain.
@@ -110,13 +111,18 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
         return None
     original, before = site.original()
     proposal = _by_mode(site, step, mode)
-    if mode == "memory" and site.pack():
+    for parts in (True, False) if mode == "memory" else ():
+        if not site.pack(parts=parts):
+            break
         packed = site.capture()
         other = _by_mode(site, packed, mode)
         if other.peak <= proposal.peak:
             step, proposal = packed, other
-        else:
-            site.switch_packing(False)
+            break
+        both = bool(site.packed.masks and site.packed.parts)
+        site.unpack()
+        if not both:
+            break
     most = simulate(step.graph, plain(step.graph)).peak
     schedule = proposal.schedule
     works = schedule.clones or schedule.chained or schedule.stored
@@ -189,7 +195,8 @@ def by_limits(
         found = search.within(goal, share, below) if share else search.least()
     elif options.max_slowdown is not None:
         allowed = options.max_slowdown * sought.unpacked.graph.total_seconds
-        found = search.within_time(allowed - step.graph.total_seconds)
+        seconds = allowed - step.graph.total_seconds
+        found = search.within_time(seconds, plain=bool(site.packed.tensors))
     else:
         found = search.free()
     if found is None or (budget is None and found.need >= plain_need):
@@ -228,18 +235,31 @@ def seek(site: Site) -> Sought | None:
         return Sought(step, unpacked, before, goal, None)
     if not site.pack():
         return Sought(step, unpacked, before, goal, _search(site, step, before))
-    packed = site.capture()
-    found = Sought(packed, unpacked, before, goal, _search(site, packed, before))
-    seconds = packed.graph.total_seconds - step.graph.total_seconds
-    if options.max_slowdown is None or seconds <= CHEAP * step.graph.total_seconds:
-        return found
+    packed = Sought(site.capture(), unpacked, before, goal, None)
+    limited = goal is not None or options.max_slowdown is not None
+    if not limited:
+        if site.packed.parts and _plain_peak(packed.step) >= _plain_peak(step):
+            # Where the largest of them are read, what is packed is there beside what is unpacked.
+            site.unpack()
+            site.pack(parts=False)
+            packed = replace(packed, step=site.capture())
+        return replace(packed, search=_search(site, packed.step, before))
     # Packing takes time that recomputing could have, too.
     site.switch_packing(False)
     other = Sought(step, unpacked, before, goal, _search(site, step, before))
-    if _worth(other, options) < _worth(found, options):
+    seconds = packed.step.graph.total_seconds - step.graph.total_seconds
+    cost = _cost(other, options)
+    if goal is not None and cost <= seconds:
         return other
     site.switch_packing(True)
-    return found
+    packed = replace(packed, search=_search(site, packed.step, before))
+    if _cost(packed, options, seconds) <= cost * MARGIN:
+        return packed
+    if cost == math.inf:
+        # Nothing fits: the error is to name the least that could be had.
+        return packed
+    site.switch_packing(False)
+    return other
 
 
 def _search(site: Site, step: CapturedStep, before: Simulation) -> Search:
@@ -256,13 +276,26 @@ def _search(site: Site, step: CapturedStep, before: Simulation) -> Search:
     )
 
 
-def _worth(sought: Sought, options: Options) -> float:
-    """The bytes of the best plan within a slowdown; infinite: there is none."""
-    search, seconds = sought.search, sought.step.graph.total_seconds
-    assert search is not None and options.max_slowdown is not None
+def _cost(sought: Sought, options: Options, packing: float | None = None) -> float:
+    """What is to be little: the extra seconds of the best plan within a budget, or the bytes of that within a slowdown; infinite: there is none.
+
+    ``packing``: the seconds that packing takes, if there is any.
+    """
+    search = sought.search
+    assert search is not None
+    if sought.goal is not None:
+        try:
+            return search.within(sought.goal).proposal.extra_seconds + (packing or 0.0)
+        except BudgetError:
+            return math.inf
+    assert options.max_slowdown is not None
     most = options.max_slowdown * sought.unpacked.graph.total_seconds
-    found = search.within_time(most - seconds)
+    found = search.within_time(most - sought.step.graph.total_seconds, plain=packing is not None)
     return math.inf if found is None else found.need
+
+
+def _plain_peak(step: CapturedStep) -> int:
+    return simulate(step.graph, ordered(step.graph, step.graph.sums)).peak
 
 
 def by_saved_plan(site: Site) -> Outcome:
@@ -276,11 +309,14 @@ def by_saved_plan(site: Site) -> Outcome:
     plans: tuple[Plan, ...] = site.options.plan
     unpacked, before = site.original()
     difference = None
-    for way, packed in sorted({(plan.loops, plan.packed) for plan in plans}):
+    ways = sorted({(plan.loops, plan.packed) for plan in plans})
+    # All that may be packed was, or masks alone.
+    tries = [(way, packed, parts) for way, packed in ways for parts in (True, False)[: 1 + packed]]
+    for way, packed, parts in tries:
         candidates = [plan for plan in plans if (plan.loops, plan.packed) == (way, packed)]
         site.treat_loops(way or None)
         if packed:
-            site.pack()
+            site.pack(parts=parts)
         step = site.capture()
         mark = fingerprint(step, site.options.batch)
         for plan in candidates:

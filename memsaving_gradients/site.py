@@ -24,7 +24,7 @@ from memsaving_gradients.options import Options
 from memsaving_gradients.packing import Packed, pack
 from memsaving_gradients.rewrite import Rewrite
 from memsaving_gradients.roles import CapturedStep, capture_step
-from memsaving_gradients.schedule import Simulation, ordered, plain, simulate
+from memsaving_gradients.schedule import Simulation, plain, simulate
 from memsaving_gradients.storable import with_storable
 
 __all__ = ["Site", "Sought"]
@@ -256,18 +256,12 @@ class Site:
     def _ends(self) -> list[tf.Tensor]:
         return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
 
-    def pack(self) -> bool:
-        """Pack what backward reads only bits of, unless nothing is to be encoded; whether there was anything."""
+    def pack(self, *, parts: bool = True) -> bool:
+        """Pack masks, and with ``parts`` what backward reads only a part of, unless nothing is to be encoded; whether there was anything."""
         if self.options.encode is None:
             return False
-        before = self.capture()
-        self.packed = pack(before)
+        self.packed = pack(self.capture(), parts=parts)
         if self.packed.tensors:
-            self._captured = None
-        if self.packed.parts and _peak(self.capture()) >= _peak(before):
-            # Where the largest of them are read, what is packed is there beside what is unpacked.
-            self.unpack()
-            self.packed = pack(before, parts=False)
             self._captured = None
         return bool(self.packed.tensors)
 
@@ -320,10 +314,6 @@ class Site:
         """The storages to keep, and why."""
         kept = _storages(step, self.kept, why)
         return kept | dict.fromkeys(_storages(step, self.packed.masks, ""), "mask, in bits")
-
-
-def _peak(step: CapturedStep) -> int:
-    return simulate(step.graph, ordered(step.graph, step.graph.sums)).peak
 
 
 def _storages(step: CapturedStep, tensors: Iterable[tf.Tensor], why: str) -> dict[int, str]:
