@@ -43,8 +43,6 @@ LOSSY = ("resnet50", "transformer")
 LOSSY_BUDGET = 0.62
 LOSSY_PEAK, LOSSY_TIME = 0.65, 1.10
 PAIRS = 15
-#: Variables whose gradient is smaller than this share of the largest one do not count.
-TINY = 1e-4
 KEEP = {"planner": "keep"}
 
 
@@ -102,34 +100,12 @@ def errors(model: str, options: dict[str, Any], settings: dict[str, Any]) -> dic
 
     Without dropout: stateful masks differ from step to step.
     """
-    import numpy as np
-    import tensorflow as tf
-
     import memsaving_gradients as ms
     from benchmarks.models import build
 
     network = build(model, **{k: v for k, v in options.items() if k != "dropout"})
-
-    def gradients(ours: bool) -> list[Any]:
-        @tf.function
-        def step(*batch: tf.Tensor) -> Any:
-            loss, variables = network.loss(*batch), list(network.variables)
-            found = (
-                ms.gradients(loss, variables, **settings) if ours else tf.gradients(loss, variables)
-            )
-            return [tf.convert_to_tensor(g) for g in found]
-
-        return [g.numpy() for g in step(*map(tf.constant, network.batch))]
-
-    pairs = list(zip(gradients(True), gradients(False), strict=True))
-    largest = max(float(np.abs(b).max()) for _, b in pairs)
-    # Gradients that are zero but for rounding (biases in front of normalizations) say nothing.
-    far = [
-        float(np.abs(a - b).max() / np.abs(b).max())
-        for a, b in pairs
-        if np.abs(b).max() > largest * TINY
-    ]
-    return {"worst": max(far), "median": float(np.median(far))}
+    found = ms.gradient_error(network.loss, list(network.variables), *network.batch, **settings)
+    return {"worst": found.worst, "median": found.median, "control": found.control}
 
 
 def judge(results: dict[str, Any]) -> list[Figure]:

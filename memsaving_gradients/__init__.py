@@ -3,7 +3,7 @@
 ``gradients`` replaces ``tf.gradients``; ``patched`` makes unchanged code use it, tapes included;
 ``memsaving_gradients.keras.MemorySavingGradients`` is a callback for ``fit``; ``checkpoint`` marks a tensor to keep;
 ``while_loop`` and ``scan`` are TensorFlow's, and say how they are replayed; ``attention`` is done in blocks, by functions and by layers in ``keras``;
-``plans`` tells what was done; ``explain`` and ``largest_batch`` tell what could be.
+``plans`` tells what was done; ``explain`` and ``largest_batch`` tell what could be; ``gradient_error`` tells what an encoding does to gradients.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from memsaving_gradients.api import gradients_speed as gradients_speed
 from memsaving_gradients.comparison import Comparison as Comparison
 from memsaving_gradients.explaining import explain as explain
 from memsaving_gradients.explanation import Explanation as Explanation
+from memsaving_gradients.gradient_error import GradientError as GradientError
+from memsaving_gradients.gradient_error import gradient_error as gradient_error
 from memsaving_gradients.largest import LargestBatch as LargestBatch
 from memsaving_gradients.largest import largest_batch as largest_batch
 from memsaving_gradients.loops.by_hand import scan as scan
@@ -39,6 +41,7 @@ __all__ = [
     "Comparison",
     "Decision",
     "Explanation",
+    "GradientError",
     "LargestBatch",
     "Offload",
     "Plan",
@@ -46,6 +49,7 @@ __all__ = [
     "checkpoint",
     "errors",
     "explain",
+    "gradient_error",
     "gradients",
     "gradients_collection",
     "gradients_memory",

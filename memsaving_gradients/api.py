@@ -120,9 +120,9 @@ def gradients(
     encode
         Whether residuals may be kept in fewer bytes:
 
-        - ``"lossless"``: masks in bits, where that saves memory; gradients stay what they are;
+        - ``"lossless"``: masks, signs and winners of pooling in bits, where that saves memory; gradients stay what they are;
         - ``"bfloat16"``, ``"float16"``, ``"int8"``: floating point residuals as well, which changes gradients by about
-          2⁻⁹, 2⁻¹² and 2⁻⁸ of themselves (`memsaving_gradients.encodings`; the forward pass and the loss do not change). With a budget,
+          2⁻⁹, 2⁻¹² and 2⁻⁸ of themselves (`gradient_error` measures it; the forward pass and the loss do not change). With a budget,
           as many as it takes; otherwise all that lower the peak. ``planner="keep"`` recomputes nothing besides;
         - a mapping from tensors, names or glob patterns to these: only those tensors;
         - ``None``: nothing is encoded.

@@ -181,6 +181,7 @@ class Search:
     floors: Sequence[float] = FLOORS
     improve: Improve | None = None
     host: int | None = None
+    early: float = 1.0
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -398,6 +399,7 @@ class Search:
             seconds=remaining,
             progress=None if self.progress is None else self._telling(left),
             host=self.host,
+            early=self.early,
         )
         try:
             proposal = planner(self.meter.graph, limits)

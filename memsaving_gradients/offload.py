@@ -6,10 +6,12 @@ graph: any device that TensorFlow can name will do, one of another process inclu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
+from graph_tools.errors import GraphError
+from graph_tools.links import measured_link
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.units import parse_bytes
 
@@ -17,6 +19,12 @@ __all__ = ["Offload"]
 
 #: Bytes in a second and seconds before the first one, of 16 lanes of PCIe 3.
 BANDWIDTH, LATENCY = 12e9, 1e-5
+MEASURED = "measured"
+_NUMBERS = {
+    "bandwidth": "a positive number (bytes in a second), or 'measured'",
+    "latency": "a number of seconds, 0 or more (before a transfer begins)",
+    "early": "a number, 0 or more (how many times the time of a transfer it begins before it must be there; 0: synchronous)",
+}
 
 
 @dataclass(frozen=True)
@@ -30,9 +38,13 @@ class Offload:
     memory
         The most bytes to keep there; ``None``: as many as it takes.
     bandwidth
-        Bytes in a second, either way.
+        Bytes in a second, either way; or ``"measured"``: this and the latency are measured when the first step is planned.
     latency
         Seconds before a transfer begins.
+    early
+        How early transfers back begin: so many times as long before a tensor is needed as they are estimated to take, or earlier, where
+        others come after. More than 1 where transfers turn out to be slower. 0: synchronous transfers, which begin when a
+        tensor is needed, and the forward pass waits for those out; that needs the least memory, and nothing is hidden.
 
     Examples
     --------
@@ -42,19 +54,22 @@ class Offload:
 
     device: str | bool = True
     memory: int | str | None = None
-    bandwidth: float = BANDWIDTH
+    bandwidth: float | str = BANDWIDTH
     latency: float = LATENCY
+    early: float = 1.0
 
     def __post_init__(self) -> None:
         if self.device is not True and not isinstance(self.device, str):
             raise _problem(self.device, "give True, or the name of a device, such as '/CPU:0'")
         if self.memory is not None:
             parse_bytes(self.memory, "memory")
-        for name in ("bandwidth", "latency"):
+        for name, what in _NUMBERS.items():
             value = getattr(self, name)
+            if name == "bandwidth" and value == MEASURED:
+                continue
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not 0 <= value < float("inf") or (name == "bandwidth" and not value):
-                raise ArgumentError(name, value, f"give a positive number ({name} of a transfer)")
+                raise ArgumentError(name, value, f"give {what}")
 
     @property
     def limit(self) -> int | None:
@@ -62,8 +77,28 @@ class Offload:
         return None if self.memory is None else parse_bytes(self.memory, "memory")
 
     def seconds(self, size: int) -> float:
-        """Estimated time of the transfer of so many bytes."""
+        """Estimated time of the transfer of so many bytes; not to be asked before what is to be measured has been."""
+        assert not isinstance(self.bandwidth, str)
         return self.latency + size / self.bandwidth
+
+    def measured(self) -> Offload:
+        """The same with numbers: what the way is like is measured if that was asked for.
+
+        Raises
+        ------
+        ArgumentError
+            If it cannot be measured here.
+        """
+        if self.bandwidth != MEASURED:
+            return self
+        known = [device.name for device in tf.config.list_logical_devices()]
+        try:
+            link = measured_link(_full(_home(known)), self.name())
+        except GraphError as error:
+            raise ArgumentError(
+                "bandwidth", MEASURED, f"{error}; give the bytes in a second, such as 12e9"
+            ) from None
+        return replace(self, bandwidth=link.bandwidth, latency=link.latency)
 
     def name(self) -> str:
         """The full name of the device.

@@ -151,6 +151,7 @@ def _by_mode(site: Site, step: CapturedStep, mode: str) -> Proposal:
         seconds=site.options.planning_seconds,
         progress=site.progress,
         host=site.room_on_host,
+        early=site.early,
     )
     proposal = planner_that_stores(_BY_MODE.get(mode, named.plan))(step.graph, limits)
     return left_alone(step.graph, proposal, None)
@@ -272,6 +273,7 @@ def _search(site: Site, step: CapturedStep, before: Simulation) -> Search:
         seconds=options.planning_seconds,
         floors=site.floors,
         host=site.room_on_host,
+        early=site.early,
         improve=improve_that_stores(find_planner(options.planner), find_improve(options.planner)),
     )
 

@@ -142,6 +142,12 @@ class Site:
         return None if offload is None else offload.limit
 
     @property
+    def early(self) -> float:
+        """How early transfers begin."""
+        offload = self.options.offload
+        return 1.0 if offload is None else float(offload.early)
+
+    @property
     def gating(self) -> str:
         """``"data"`` or ``"control"``."""
         return "data" if self.data_gates else "control"

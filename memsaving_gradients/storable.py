@@ -41,14 +41,15 @@ def with_storable(
     if options.lossy is None and not encode and options.offload is None:
         return step
     found: dict[int, tuple[Stored, ...]] = {}
+    offload = None if options.offload is None else options.offload.measured()
     for op, value in _candidates(step):
         tensor = step.source.tensor(value)
         ways = []
         name = encode.get(tensor.ref(), options.lossy)
         if name is not None and ENCODINGS[name].fits(tensor.dtype):
             ways.append(_encoded(step, value, tensor, ENCODINGS[name]))
-        if options.offload is not None and tensor.dtype not in _NO_NUMBERS:
-            ways.append(_offloaded(step, value, options.offload))
+        if offload is not None and tensor.dtype not in _NO_NUMBERS:
+            ways.append(_offloaded(step, value, offload))
         if ways:
             found[op] = tuple(ways)
     return replace(step, graph=replace(step.graph, storable=found)) if found else step

@@ -63,7 +63,7 @@ def waits(graph: TrainingGraph, schedule: Schedule) -> dict[int, list[int]]:
         return {}
     sizes = graph.size.tolist()
     written = [sum(sizes[v] for v in graph.writes[op]) for op in range(graph.first_backward)]
-    slack = sum(written) * schedule.lag
+    slack = sum(written) * schedule.lag if schedule.lag else -1.0
     total = 0
     waiting: list[tuple[int, int]] = []
     found: dict[int, list[int]] = {}
@@ -78,8 +78,10 @@ def waits(graph: TrainingGraph, schedule: Schedule) -> dict[int, list[int]]:
     return found
 
 
-def ahead(graph: TrainingGraph, schedule: Schedule) -> Schedule:
+def ahead(graph: TrainingGraph, schedule: Schedule, early: float = 1.0) -> Schedule:
     """``schedule`` with its transfers back begun as late as possible, but so early that they end when they are needed.
+
+    ``early``: how many times as long as estimated they are taken to last.
 
     They come one after the other: one that has no time of its own pushes those before it forward, at most to the beginning of the backward
     pass. What is encoded stays where it is.
@@ -116,7 +118,7 @@ def ahead(graph: TrainingGraph, schedule: Schedule) -> Schedule:
     before: dict[int, list[Step]] = {}
     begun = now
     for step, needed in reversed(moved):
-        begun = min(begun, needed) - stored[step.op].moving_seconds
+        begun = min(begun, needed) - early * stored[step.op].moving_seconds
         place = max(0, bisect_right(begins, begun) - 1)
         # Not amidst of clones: some of them are merged by the runtime as their originals are.
         while place and steps[place].copy:

@@ -32,7 +32,7 @@ def gradients_of(network: Any, settings: dict[str, Any] | None) -> tuple[Any, An
 
 
 def same(model: str, options: dict[str, Any], settings: list[dict[str, Any]]) -> dict[str, Any]:
-    """Whether gradients are the same to the last bit with each of ``settings``, and what was offloaded."""
+    """Whether gradients are the same to the last bit with each of ``settings`` (``link``: of the `ms.Offload`), and what was offloaded."""
     with host(), arithmetic_rewriting(False):
         tf.config.experimental.enable_op_determinism()
         tf.random.set_seed(1)
@@ -40,7 +40,8 @@ def same(model: str, options: dict[str, Any], settings: list[dict[str, Any]]) ->
         expected = _run(*gradients_of(network, None))
         found = []
         for wanted in settings:
-            step, batch = gradients_of(network, {"offload": HOST, **wanted})
+            offload = ms.Offload(HOST, **wanted.pop("link", {}))
+            step, batch = gradients_of(network, {"offload": offload, **wanted})
             results = _run(step, batch)
             plan = ms.plans(step)[-1]
             equal = [a.tobytes() == b.tobytes() for a, b in zip(results, expected, strict=True)]
@@ -52,6 +53,9 @@ def same(model: str, options: dict[str, Any], settings: list[dict[str, Any]]) ->
                     "clones": plan.clones,
                     "within": plan.budget is None or plan.allocated <= plan.budget,
                     "text": str(plan),
+                    "lag": plan.schedule.lag,
+                    "moving": sum(how.moving_seconds for how in plan.schedule.stored.values()),
+                    "extra": plan.extra_time,
                 }
             )
     return {"found": found}

@@ -211,6 +211,8 @@ def test_saved_plans_know_encodings(tmp_path, plain):
 
 
 def test_fit_and_its_loss_curve():
+    """Of 304 steps."""
+
     def losses(callbacks):
         keras.utils.set_random_seed(3)
         layers = [keras.layers.Dense(256, "gelu") for _ in range(6)]
@@ -218,13 +220,38 @@ def test_fit_and_its_loss_curve():
         model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
         x = numbers("features", 512, 16)
         y = np.tanh(x[:, :1] * 2 + x[:, 1:2])
-        return model.fit(x, y, 64, epochs=20, shuffle=False, verbose=0, callbacks=callbacks).history
+        return model.fit(x, y, 64, epochs=38, shuffle=False, verbose=0, callbacks=callbacks).history
 
     callback = MemorySavingGradients(planner="keep", encode="bfloat16")
     encoded, exact = losses([callback])["loss"], losses([])["loss"]
     assert callback.plans[-1].stored
     np.testing.assert_allclose(encoded, exact, rtol=0.01)
     assert encoded != exact
+
+
+def test_the_error_is_reported():
+    weights = [tf.Variable(numbers(f"w{k}", 128, 128, scale=0.1)) for k in range(4)]
+    unread = tf.Variable([1.0])
+
+    def loss(x):
+        for w in weights:
+            x = tf.tanh(tf.matmul(x, w))
+        return tf.reduce_sum(x**2)
+
+    x = numbers("x", 64, 128)
+    found = {
+        name: ms.gradient_error(loss, [*weights, unread], x, encode=name, planner="keep")
+        for name in ("int8", "bfloat16", "float16")
+    }
+    assert all(len(error.variables) == 4 and error.control == 0 for error in found.values())
+    assert 0.03 > found["int8"].worst > found["bfloat16"].worst > found["float16"].worst > 0
+    assert all(error.worst >= error.median for error in found.values())
+    assert f"{found['int8'].worst:.1e}" in str(found["int8"])
+    draw = tf.random.Generator.from_seed(1)
+    drawn = ms.gradient_error(lambda x: loss(x * draw.uniform(x.shape)), weights, x, encode="int8")
+    assert drawn.control > 0.1
+    with pytest.raises(ArgumentError, match="none of them has a gradient"):
+        ms.gradient_error(loss, [unread], x)
 
 
 def test_nothing_is_encoded_without_consent():

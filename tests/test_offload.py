@@ -58,6 +58,26 @@ def test_encoded_and_offloaded():
     assert found["equal"] and found["offloaded"] and not found["encoded"]
 
 
+def test_synchronous_transfers():
+    """Computing waits for each of them, and estimated times say so."""
+    options = {"depth": 24, "batch": 512, "width": 128}
+    wanted = [{**KEEP, "link": {"early": early}} for early in (0.0, 1.0, 3.0)]
+    waits, usual, early = run("same", model="mlp", options=options, settings=wanted)["found"]
+    assert waits["equal"] and usual["equal"] and early["equal"]
+    assert waits["lag"] == 0 < usual["lag"]
+    assert waits["extra"] > usual["extra"] >= early["extra"] > 0
+
+
+def test_the_way_is_measured():
+    options = {"depth": 24, "batch": 512, "width": 128}
+    wanted = [{**KEEP, "link": {"bandwidth": b}} for b in ("measured", 12e9)]
+    measured, given = run("same", model="mlp", options=options, settings=wanted)["found"]
+    assert measured["equal"] and measured["offloaded"] == given["offloaded"]
+    # A loopback is no bus, but no telephone line, either.
+    assert given["moving"] / 10 < measured["moving"] < given["moving"] * 1000
+    assert measured["moving"] != given["moving"]
+
+
 def test_copies_and_their_triggers_survive_grappler():
     found = run("in_the_optimized_graph")
     assert found["moved"] >= 10
@@ -88,7 +108,15 @@ def test_devices_that_cannot_be_used():
 
 @pytest.mark.parametrize(
     "options",
-    [{"bandwidth": 0}, {"bandwidth": -1.0}, {"latency": float("nan")}, {"memory": "much"}],
+    [
+        {"bandwidth": 0},
+        {"bandwidth": -1.0},
+        {"bandwidth": "fast"},
+        {"latency": float("nan")},
+        {"memory": "much"},
+        {"early": -1},
+        {"early": None},
+    ],
 )
 def test_bad_numbers(options):
     with pytest.raises(ArgumentError) as caught:

@@ -48,6 +48,8 @@ class Limits:
         (:mod:`memsaving_gradients.planners.mirror`). Planners that cannot follow counts ignore them.
     host
         The most bytes that may be offloaded; ``None``: any.
+    early
+        How many times as long as it takes a transfer back begins before it must be there; 0: all transfers are synchronous.
     """
 
     keep: Mapping[int, str] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class Limits:
     progress: Callable[[float, str], None] | None = None
     mirror: Mapping[int, int] = field(default_factory=dict)
     host: int | None = None
+    early: float = 1.0
 
     def sums(self, graph: TrainingGraph) -> frozenset[int]:
         """The sums that are added up as their addends come."""

@@ -171,7 +171,7 @@ def _within(graph: TrainingGraph, limits: Limits, planner: Planner) -> Proposal:
 
 def _relaxed(graph: TrainingGraph, limits: Limits, found: Proposal, budget: int) -> Proposal:
     """``found``, with a forward pass that may run further ahead of its transfers where there is room for that."""
-    if not found.schedule.moves:
+    if not found.schedule.moves or not limits.early:
         return found
     for lag in LAGS:
         trial = proposed(graph, limits, replace(found.schedule, lag=lag))
@@ -256,9 +256,12 @@ class _Storing:
     def _with(self, chosen: Iterable[Stored]) -> Proposal:
         """The proposal in which these values are stored."""
         schedule = store(self.graph, self.base.schedule, self._with_room(chosen))
+        if not self.limits.early:
+            schedule = replace(schedule, lag=0.0)
         found = proposed(self.graph, self.limits, schedule)
-        if schedule.moves:
-            early = proposed(self.graph, self.limits, ahead(self.graph, schedule))
+        if schedule.moves and self.limits.early:
+            sooner = ahead(self.graph, schedule, self.limits.early)
+            early = proposed(self.graph, self.limits, sooner)
             # What comes back early takes memory early.
             if early.peak <= max(found.peak * EARLY, self.limits.budget or 0):
                 found = early
