@@ -126,6 +126,11 @@ def protect(op: tf.Operation) -> None:
     set_attribute(op, "_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
 
 
+def unprotect(op: tf.Operation) -> None:
+    """Take `protect` back: grappler keeps what is protected, and all that it needs, even if nobody reads it (2.16 to 2.21)."""
+    op._clear_attr("_grappler_do_not_remove")
+
+
 def unrecorded() -> Any:
     """A context in which gradient tapes see nothing; only private since 2.0 (`record`, 2.16 to 2.21)."""
     return record.stop_recording()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff
+from graph_tools import _tf, _tf_autodiff
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.plan import Plan
 
@@ -22,6 +22,7 @@ __all__ = [
     "operations_since",
     "plans",
     "record",
+    "retire",
     "returned",
     "warned",
     "watching",
@@ -97,6 +98,13 @@ def idle(graph: tf.Graph) -> set[int]:
     TensorFlow also builds gradients with respect to constants and the like, and prunes them when the graph runs.
     """
     return _idle.setdefault(graph, set())
+
+
+def retire(graph: tf.Graph, ops: Iterable[tf.Operation]) -> None:
+    """Note that nobody will read ``ops``, which were built for gradients, any more, so that they are pruned."""
+    for op in ops:
+        _tf.unprotect(op)
+        idle(graph).add(_tf.creation_index(op))
 
 
 def warned(graph: tf.Graph, message: str) -> bool:

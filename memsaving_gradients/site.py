@@ -305,12 +305,13 @@ class Site:
         """Undo a rewrite, for good."""
         result.rewiring.undo()
         guard.forget(self.graph, result.rewiring)
-        registry.idle(self.graph).update(map(_tf.creation_index, result.built))
+        registry.retire(self.graph, result.built)
 
     def abandon(self) -> None:
         """Leave the graph as it was: what was built for these gradients stands there, and nobody reads it."""
         self.treat_loops(None)
         self._forget(self.first_backward)
+        registry.retire(self.graph, self.graph.get_operations()[len(self.operations) :])
 
     def _forget(self, first: int) -> None:
         built = self.graph.get_operations()[first:]

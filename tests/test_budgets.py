@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from benchmarks.models import small
 from graph_tools.allocator import irregular_peak
 from memsaving_gradients import budgets
 from memsaving_gradients.budgets import Meter, Search
@@ -326,3 +327,29 @@ def test_xla_counts_one_buffer() -> None:
     assert plan.gating == "data"
     assert plan.budget is not None
     assert plan.allocated <= plan.budget
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
+def test_what_was_tried_in_vain_does_not_run():
+    """A plan that needs more when it runs gives way to another one; grappler would keep what the first one built and protected."""
+    network = small("cifar_resnet")
+
+    @tf.function
+    def step(*batch: Any) -> Any:
+        loss, variables = network.loss(*batch), list(network.variables)
+        found = ms.gradients(loss, variables, budget=0.6, planner="recursive")
+        return [tf.convert_to_tensor(g) for g in found]
+
+    graph = step.get_concrete_function(*map(tf.constant, network.batch)).graph
+    live: set[tf.Operation] = set()
+    stack = [*(t.op for t in graph.outputs), *graph.control_outputs]
+    while stack:
+        if (op := stack.pop()) not in live:
+            live.add(op)
+            stack += [*(t.op for t in op.inputs), *op.control_inputs]
+    protected = {
+        op for op in graph.get_operations() if "_grappler_do_not_remove" in op.node_def.attr
+    }
+    held = {op for op in graph.get_operations() if "_held" in op.name}
+    assert protected and protected <= live
+    assert held - live, "the first plan is followed here, which proves nothing"
