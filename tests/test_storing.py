@@ -78,6 +78,19 @@ def test_never_slower_than_either(graph, part, share):
             assert both.extra_seconds <= alone.extra_seconds * (1 + 1e-9) + 1e-12
 
 
+@settings(max_examples=12, deadline=None)
+@given(rich(most=8), st.floats(0.3, 1.0))
+def test_nothing_is_recomputed_from_what_has_lost_digits(graph, part):
+    graph = storable(graph, 0.5)
+    budget = max(1, int(simulate(graph, plain(graph)).peak * part))
+    schedule = planner_that_stores(auto.plan)(graph, Limits(budget=budget)).schedule
+    lost = {how.value for how in schedule.stored.values() if how.means != "offload"}
+    for step in schedule.steps:
+        looks = all(graph.storage[v] != v for v in graph.writes[step.op])
+        if step.copy and step.op not in schedule.stored and not looks:
+            assert lost.isdisjoint(graph.storage[v] for v in graph.reads[step.op])
+
+
 def test_what_must_not_run_twice_may_be_stored():
     graph = chain([8] * 24)
     graph = storable(dataclasses.replace(graph, clonable=np.zeros_like(graph.clonable)), 0.0)

@@ -9,6 +9,9 @@ storing more and more, those values first that are alive longest for their bytes
 whatever it also fits without, and by storing what is dear to recompute. So the result is never slower than recomputing alone, or storing
 alone in this order. Not optimal: fates of values depend on each other, and only one at a time is tried.
 
+Nothing is recomputed from what has lost digits: it would differ by more than these. Where a number next to zero changes its sign, a rectifier
+passes or stops the whole gradient.
+
 Cost: some plans of the other planner, made once for a graph, and a few hundred simulations.
 """
 
@@ -255,7 +258,11 @@ class _Storing:
 
     def _with(self, chosen: Iterable[Stored]) -> Proposal:
         """The proposal in which these values are stored."""
-        schedule = store(self.graph, self.base.schedule, self._with_room(chosen))
+        chosen = self._with_room(chosen)
+        schedule = store(self.graph, self.base.schedule, chosen)
+        while wrong := _recomputed_from(self.graph, schedule):
+            chosen = [how for how in chosen if how.value not in wrong]
+            schedule = store(self.graph, self.base.schedule, chosen)
         if not self.limits.early:
             schedule = replace(schedule, lag=0.0)
         found = proposed(self.graph, self.limits, schedule)
@@ -282,6 +289,20 @@ class _Storing:
                 left -= size
                 found.append(how)
         return found
+
+
+def _recomputed_from(graph: TrainingGraph, schedule: Schedule) -> set[int]:
+    """The encoded values that anything is recomputed from."""
+    encoded = {how.value for how in schedule.stored.values() if how.fate == "encode"}
+    if not encoded or not schedule.clones:
+        return set()
+    storage = graph.storage.tolist()
+    found: set[int] = set()
+    for op, copy, _ in schedule.steps:
+        # A view of what is loaded computes nothing.
+        if copy and op not in schedule.stored and any(storage[v] == v for v in graph.writes[op]):
+            found |= {storage[v] for v in graph.reads[op]} & encoded
+    return found
 
 
 def _order(graph: TrainingGraph, schedule: Schedule) -> list[Stored]:
