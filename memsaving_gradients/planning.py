@@ -250,14 +250,13 @@ def seek(site: Site) -> Sought | None:
     other = Sought(step, unpacked, before, goal, _search(site, step, before))
     seconds = packed.step.graph.total_seconds - step.graph.total_seconds
     cost = _cost(other, options)
-    if goal is not None and cost <= seconds:
+    assert other.search is not None
+    if (goal is not None and cost <= seconds) or other.search.stopped:
         return other
     site.switch_packing(True)
     packed = replace(packed, search=_search(site, packed.step, before))
     if _cost(packed, options, seconds) <= cost * MARGIN:
-        return packed
-    if cost == math.inf:
-        # Nothing fits: the error is to name the least that could be had.
+        # Or nothing fits: the error is to name the least that could be had.
         return packed
     site.switch_packing(False)
     return other

@@ -106,13 +106,15 @@ def test_the_time_that_packed_masks_take_counts():
 
     x = tf.TensorSpec([32, 256])
     found = ms.explain(step, x)
-    # Just below plain training most of the time is that of packing, and little is left to the order of execution.
-    point = found.curve[1]
-    planned = tf.function(step)
-    planned.get_concrete_function(x, point.budget)
-    (plan,) = ms.plans(planned)
-    assert plan.packed
-    assert plan.extra_time <= 1.1 * point.extra_time + 0.01
+    packed = False
+    for point in found.curve[1::4]:
+        planned = tf.function(step)
+        planned.get_concrete_function(x, point.budget)
+        (plan,) = ms.plans(planned)
+        # Where there is much room, recomputing is faster.
+        packed |= plan.packed
+        assert plan.extra_time <= 1.1 * point.extra_time + 0.01
+    assert packed
 
 
 def test_at_gives_the_fastest_point_within_a_budget():
