@@ -18,7 +18,14 @@ from memsaving_gradients.budgets import MANY_OPS, safe_bytes
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.goal import too_small
 from memsaving_gradients.loops.choice import WAYS
-from memsaving_gradients.planning import LIMITED, Outcome, by_limits, by_mode, by_saved_plan
+from memsaving_gradients.planning import (
+    LIMITED,
+    Outcome,
+    by_limits,
+    by_mode,
+    by_saved_plan,
+    search_of,
+)
 from memsaving_gradients.progress import showing
 from memsaving_gradients.rewrite import Rewrite, rewrite
 from memsaving_gradients.site import Site
@@ -80,9 +87,7 @@ class Following:
         self.loops_alone: list[tuple[int, float]] = []
         self._large = len(site.operations) > MANY_OPS
         self._updates: Mapping[str, Sequence[tf.Operation]] | None = None
-        self._share = FIRST_SHARE if self._large else 1.0
-        self._below: int | None = None
-        self._broke = 0
+        self._start()
 
     def follow(self) -> Followed | None:
         """Follow a plan with which the gradients keep the budget; ``None``: nothing can be saved.
@@ -151,8 +156,7 @@ class Following:
 
     def _treat(self, way: str | None) -> None:
         self.site.treat_loops(way)
-        self._share = FIRST_SHARE if self._large else 1.0
-        self._below, self._broke = None, 0
+        self._start()
 
     def _cheaper(self, found: Followed | None, ways: Sequence[str | None]) -> Followed | None:
         """``found``, of the first of ``ways``, or what the next way comes to, if that takes less time."""
@@ -177,6 +181,58 @@ class Following:
 
     def _treated(self) -> Followed | None:
         """As `follow`, with loops treated as they are now."""
+        try:
+            found = self._kept()
+        except BudgetError as error:
+            if not self._switch():
+                raise
+            try:
+                return self._kept()
+            except BudgetError as another:
+                raise min((error, another), key=lambda refused: refused.least) from None
+        sought = self.site.sought
+        if found is None or found.result is None or sought is None or sought.other is None:
+            return found
+        # As they run, plans may need more than was thought, and what fits then takes more time.
+        if self._extra(found) <= sought.other.seconds:
+            return found
+        self._take_back(found)
+        self._switch()
+        try:
+            other = self._kept()
+        except BudgetError:
+            other = None
+        if other is not None and other.result is not None:
+            if self._extra(other) < self._extra(found):
+                return other
+            self._take_back(other)
+        self._switch()
+        return self._again(found)
+
+    def _extra(self, found: Followed) -> float:
+        """Seconds that a plan takes besides plain training."""
+        assert self.site.sought is not None
+        return found.outcome.plan.extra_time * self.site.sought.unpacked.graph.total_seconds
+
+    def _switch(self) -> bool:
+        """From now on, look for plans with masks packed if they are not, or unpacked; whether there are any to look for."""
+        site, sought = self.site, self.site.sought
+        if site.stopped or sought is None or sought.other is None:
+            return False
+        site.switch_packing(not site.packed.tensors)
+        other = sought.other
+        search = other.search or search_of(site, other.step, other.before)
+        site.sought = replace(other, search=search, other=replace(sought, other=None))
+        self._start()
+        return True
+
+    def _start(self) -> None:
+        self._share = FIRST_SHARE if self._large else 1.0
+        self._below: int | None = None
+        self._broke = 0
+
+    def _kept(self) -> Followed | None:
+        """A plan with which the gradients keep the budget, of those for masks packed or unpacked as they are now."""
         most = FEW_ATTEMPTS if self._large else MOST_ATTEMPTS
         found, ended = self._search(most if self.mode == "budget" else 1, _alone)
         if ended:

@@ -235,7 +235,7 @@ def seek(site: Site) -> Sought | None:
     if goal is not None and goal.budget >= goal.plain_need and not site.is_other:
         return Sought(step, unpacked, before, goal, None)
     if not site.pack():
-        return Sought(step, unpacked, before, goal, _search(site, step, before))
+        return Sought(step, unpacked, before, goal, search_of(site, step, before))
     packed = Sought(site.capture(), unpacked, before, goal, None)
     limited = goal is not None or options.max_slowdown is not None
     if not limited:
@@ -244,25 +244,32 @@ def seek(site: Site) -> Sought | None:
             site.unpack()
             site.pack(parts=False)
             packed = replace(packed, step=site.capture())
-        return replace(packed, search=_search(site, packed.step, before))
+        return replace(packed, search=search_of(site, packed.step, before))
     # Packing takes time that recomputing could have, too.
     site.switch_packing(False)
-    other = Sought(step, unpacked, before, goal, _search(site, step, before))
+    other = Sought(step, unpacked, before, goal, search_of(site, step, before))
     seconds = packed.step.graph.total_seconds - step.graph.total_seconds
     cost = _cost(other, options)
     assert other.search is not None
-    if (goal is not None and cost <= seconds) or other.search.stopped:
+    if other.search.stopped:
         return other
+    if goal is not None and cost <= seconds:
+        return replace(other, other=replace(packed, seconds=seconds), seconds=cost)
     site.switch_packing(True)
-    packed = replace(packed, search=_search(site, packed.step, before))
-    if _cost(packed, options, seconds) <= cost * MARGIN:
-        # Or nothing fits: the error is to name the least that could be had.
-        return packed
-    site.switch_packing(False)
-    return other
+    packed = replace(packed, search=search_of(site, packed.step, before))
+    cost_packed = _cost(packed, options, seconds)
+    better = cost_packed <= cost * MARGIN
+    # Where nothing fits, the error is to name the least that could be had: that of what is packed.
+    if not better:
+        site.switch_packing(False)
+    if goal is None:
+        return packed if better else other
+    other, packed = replace(other, seconds=cost), replace(packed, seconds=cost_packed)
+    return replace(packed, other=other) if better else replace(other, other=packed)
 
 
-def _search(site: Site, step: CapturedStep, before: Simulation) -> Search:
+def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
+    """A search for plans for a step, with masks packed as they are at the site now."""
     options = site.options
     return Search(
         Meter(step.graph, site.gating, before.persistent),

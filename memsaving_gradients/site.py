@@ -46,6 +46,10 @@ class Sought:
         The budget, or ``None``.
     search
         The search; it remembers what it has tried. ``None``: plain training meets the budget.
+    other
+        The same with masks packed, if they are not here, or unpacked: under a budget, a plan of it may turn out to be better.
+    seconds
+        What a plan within the budget is thought to take besides plain training, packing included.
     """
 
     step: CapturedStep
@@ -53,6 +57,8 @@ class Sought:
     before: Simulation
     goal: Goal | None
     search: Search | None
+    other: Sought | None = None
+    seconds: float = 0.0
 
 
 @dataclass(eq=False)

@@ -353,3 +353,25 @@ def test_what_was_tried_in_vain_does_not_run():
     held = {op for op in graph.get_operations() if "_held" in op.name}
     assert protected and protected <= live
     assert held - live, "the first plan is followed here, which proves nothing"
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
+def test_what_fits_only_with_packed_masks_as_it_runs_is_found():
+    """Weights that are large beside activations: plans need much more as they run than was thought."""
+    weights = [tf.Variable(tf.eye(256)) for _ in range(8)]
+
+    @tf.function
+    def step(x, budget):
+        y = x
+        for weight in weights:
+            y = tf.nn.dropout(tf.tanh(y @ weight), 0.4)
+        return ms.gradients(tf.reduce_sum(y), weights, budget=budget, planner="chain")
+
+    with pytest.raises(errors.BudgetError) as refused:
+        step.get_concrete_function(tf.TensorSpec([32, 256]), 1)
+    least = refused.value.least
+    for budget in (least, int(1.15 * least)):
+        concrete = step.get_concrete_function(tf.TensorSpec([32, 256]), budget)
+        (plan,) = ms.plans(concrete)
+        assert plan.packed
+        assert plan.allocated <= plan.budget == budget

@@ -104,17 +104,15 @@ def test_the_time_that_packed_masks_take_counts():
             else ms.gradients(loss, weights, budget=budget)
         )
 
-    x = tf.TensorSpec([32, 256])
+    x = tf.TensorSpec([1024, 256])
     found = ms.explain(step, x)
-    packed = False
-    for point in found.curve[1::4]:
+    for point in (*found.curve[1:-1:3], found.curve[-1]):
         planned = tf.function(step)
         planned.get_concrete_function(x, point.budget)
         (plan,) = ms.plans(planned)
-        # Where there is much room, recomputing is faster.
-        packed |= plan.packed
         assert plan.extra_time <= 1.1 * point.extra_time + 0.01
-    assert packed
+    # Where there is much room, recomputing is faster; the least needs packed masks.
+    assert plan.packed
 
 
 def test_at_gives_the_fastest_point_within_a_budget():
