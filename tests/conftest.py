@@ -36,6 +36,19 @@ def exact() -> Iterator[None]:
     _pywrap_determinism.enable(False)
 
 
+@pytest.fixture(scope="module")
+def exact_arithmetic() -> Iterator[None]:
+    """As `exact`, for all tests of a module; determinism is put back to what it was."""
+    from tensorflow.python.util import _pywrap_determinism
+
+    was_on = _pywrap_determinism.is_enabled()
+    tf.config.experimental.enable_op_determinism()
+    with arithmetic_rewriting(False):
+        yield
+    if not was_on:
+        _pywrap_determinism.enable(False)
+
+
 @pytest.fixture
 def control_flow_v2() -> Iterator[None]:
     """Loops and branches of graphs of TF1 as those of functions are, for the duration of one test."""

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from memsaving_gradients.loops import choice
 from memsaving_gradients.loops.division import Division, leaf_for, states_for, steps_for
-from tests.support import arithmetic_rewriting, numbers
+from tests.support import numbers
+
+pytestmark = pytest.mark.usefixtures("exact_arithmetic")
 
 WAYS = ("segments", "treeverse")
 
@@ -34,19 +36,6 @@ _many = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def exact_arithmetic():
-    """Op determinism on, arithmetic rewriting off; put back afterwards."""
-    from tensorflow.python.util import _pywrap_determinism
-
-    was_on = _pywrap_determinism.is_enabled()
-    tf.config.experimental.enable_op_determinism()
-    with arithmetic_rewriting(False):
-        yield
-    if not was_on:
-        _pywrap_determinism.enable(False)
 
 
 # --- random loops

@@ -32,7 +32,8 @@ from tests.random_programs import (
     inputs,
     programs,
 )
-from tests.support import arithmetic_rewriting
+
+pytestmark = pytest.mark.usefixtures("exact_arithmetic")
 
 _fast = settings(
     max_examples=40,
@@ -52,19 +53,6 @@ _choices = st.one_of(
     st.tuples(st.just("tensors"), st.lists(st.integers(0, 40), max_size=4)),
     st.tuples(st.just("kept"), st.lists(st.integers(0, 60), max_size=12)),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def exact_arithmetic():
-    """Op determinism on, arithmetic rewriting off; put back afterwards."""
-    from tensorflow.python.util import _pywrap_determinism
-
-    was_on = _pywrap_determinism.is_enabled()
-    tf.config.experimental.enable_op_determinism()
-    with arithmetic_rewriting(False):
-        yield
-    if not was_on:
-        _pywrap_determinism.enable(False)
 
 
 class _Spy:
