@@ -250,6 +250,12 @@ def test_the_error_is_reported():
     draw = tf.random.Generator.from_seed(1)
     drawn = ms.gradient_error(lambda x: loss(x * draw.uniform(x.shape)), weights, x, encode="int8")
     assert drawn.control > 0.1
+    dropped = ms.gradient_error(lambda x: loss(tf.nn.dropout(x, 0.4)), weights, x, encode="int8")
+    assert dropped.control == 0
+    with pytest.raises(ArgumentError, match="loss=3: is no function"):
+        ms.gradient_error(3, weights, x)
+    with pytest.raises(ArgumentError, match="variables=.*is no list"):
+        ms.gradient_error(loss, weights[0], x)
     with pytest.raises(ArgumentError, match="none of them has a gradient"):
         ms.gradient_error(loss, [unread], x)
 
