@@ -83,12 +83,14 @@ class Holds:
         if backward:
             self._hold_factor(entry)
         self._hold_if_early(entry, op)
-        lined_up = next(self.close) and self._is_huge(entry, op)
+        # An op far from the peak waits for nobody, but the first one that is close waits for it: it may still hold what it reads.
+        huge, close = self._is_huge(entry, op), next(self.close)
+        lined_up = huge and close
         held = backward and self._hold_in_line(entry.op, lined_up)
         if backward:
             # What goes into a sum is there until it is added.
             op = self.sums.add(entry.op, op) or op
-        if lined_up and self._may_trigger(entry, op):
+        if huge and self._may_trigger(entry, op):
             # So is a gradient until it has been used, where it is known for what.
             ends = self.updates.get(self.ops.ops[entry.op].name) or [op]
             # What could not be made to wait takes its place beside those that it should have waited for. Filter gradients
