@@ -15,7 +15,8 @@ from benchmarks.models import small
 from graph_tools.allocator import irregular_peak
 from memsaving_gradients import budgets
 from memsaving_gradients.budgets import Meter, Search
-from memsaving_gradients.goal import Goal
+from memsaving_gradients.following import Following
+from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
 from memsaving_gradients.schedule import ordered
 from tests.graphs import GRAPHS, chain
@@ -355,23 +356,39 @@ def test_what_was_tried_in_vain_does_not_run():
     assert held - live, "the first plan is followed here, which proves nothing"
 
 
-@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
-def test_what_fits_only_with_packed_masks_as_it_runs_is_found():
-    """Weights that are large beside activations: plans need much more as they run than was thought."""
-    weights = [tf.Variable(tf.eye(256)) for _ in range(8)]
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("how", ["breaks the budget", "takes long"])
+def test_the_other_packing_is_tried(
+    how: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they run, plans for masks packed, or unpacked, may need more than was thought."""
+    weights = [tf.Variable(tf.eye(64)) for _ in range(6)]
+    kept, extra = Following._kept, Following._extra
+
+    def refusing(following: Following) -> Any:
+        found = kept(following)
+        assert found is not None
+        if how == "breaks the budget" and found.outcome.plan.packed != packed:
+            assert following.site.goal is not None
+            following._take_back(found)
+            raise too_small(following.site.goal, found.outcome.need)
+        return found
+
+    def slow(following: Following, found: Any) -> float:
+        return extra(following, found) + (
+            how == "takes long" and found.outcome.plan.packed != packed
+        )
+
+    monkeypatch.setattr(Following, "_kept", refusing)
+    monkeypatch.setattr(Following, "_extra", slow)
 
     @tf.function
-    def step(x, budget):
+    def step(x):
         y = x
         for weight in weights:
             y = tf.nn.dropout(tf.tanh(y @ weight), 0.4)
-        return ms.gradients(tf.reduce_sum(y), weights, budget=budget, planner="chain")
+        return ms.gradients(tf.reduce_sum(y), weights, budget=0.8, planner="chain")
 
-    with pytest.raises(errors.BudgetError) as refused:
-        step.get_concrete_function(tf.TensorSpec([32, 256]), 1)
-    least = refused.value.least
-    for budget in (least, int(1.15 * least)):
-        concrete = step.get_concrete_function(tf.TensorSpec([32, 256]), budget)
-        (plan,) = ms.plans(concrete)
-        assert plan.packed
-        assert plan.allocated <= plan.budget == budget
+    (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))
+    assert plan.packed == packed
+    assert plan.allocated <= plan.budget
