@@ -122,7 +122,7 @@ def gradient_error(
     Raises
     ------
     ArgumentError
-        If ``loss`` is no function, or no variable has a gradient.
+        If ``loss`` is no function that makes a scalar, or no variable has a gradient.
 
     Examples
     --------
@@ -141,6 +141,10 @@ def gradient_error(
         raise ArgumentError("loss", loss, "is no function; give one that makes a loss of a batch")
     if not isinstance(variables, list | tuple):
         raise ArgumentError("variables", variables, "is no list; give a list of variables")
+    if tf.inside_function():
+        raise ArgumentError(
+            "loss", loss, "is to be run; call gradient_error outside of tf.function"
+        )
     made = list(variables)
     fed = [tf.convert_to_tensor(part) for part in batch]
 
@@ -149,7 +153,10 @@ def gradient_error(
         def step(*inputs: tf.Tensor) -> list[Any]:
             # Of this graph alone: the forward pass is built first, so that its ops get the same seeds in each of them.
             tf.compat.v1.set_random_seed(SEED)
-            found = differentiate(loss(*inputs), made)
+            value = loss(*inputs)
+            if not isinstance(value, tf.Tensor) or value.shape.rank:
+                raise ArgumentError("loss", value, "is no scalar; return one tensor without axes")
+            found = differentiate(value, made)
             return [g if g is None else tf.convert_to_tensor(g) for g in found]
 
         return [g if g is None else np.asarray(g, np.float64) for g in step(*fed)]

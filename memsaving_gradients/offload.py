@@ -100,8 +100,13 @@ class Offload:
             ) from None
         return replace(self, bandwidth=link.bandwidth, latency=link.latency)
 
-    def name(self) -> str:
+    def name(self, computing: str = "") -> str:
         """The full name of the device.
+
+        Parameters
+        ----------
+        computing
+            The device that ops were placed on, as far as that is said; empty: where they run by default.
 
         Raises
         ------
@@ -109,7 +114,7 @@ class Offload:
             If there is no such device, or it is the one that computes.
         """
         known = [device.name for device in tf.config.list_logical_devices()]
-        home = _home(known)
+        home = _merged(_home(known), _local(computing, known))
         if self.device is True and "GPU" not in home and "TPU" not in home:
             raise _problem(
                 True,
@@ -118,9 +123,9 @@ class Offload:
             )
         try:
             wanted = tf.DeviceSpec.from_string(
-                "/device:CPU:0" if self.device is True else str(self.device)
+                "/device:CPU:0" if self.device is True else _local(str(self.device), known)
             )
-            full = tf.DeviceSpec.from_string(home).make_merged_spec(wanted).to_string()
+            full = _merged(home, wanted.to_string())
         except ValueError as error:
             raise _problem(self.device, f"is no name of a device: {error}") from None
         if wanted.device_type is None:
@@ -145,6 +150,19 @@ def _home(known: list[str]) -> str:
         if (spec := tf.DeviceSpec.from_string(name)).job == local.job and spec.task == local.task
     ]
     return next((name for name in mine if "CPU" not in name), mine[0])
+
+
+def _local(name: str, known: list[str]) -> str:
+    """A name as this process has it: where devices have no job, those of tensors begin with that of a cluster of one task."""
+    spec = tf.DeviceSpec.from_string(name)
+    if tf.DeviceSpec.from_string(known[0]).job is None and spec.job == "localhost":
+        spec = spec.replace(job=None, replica=None, task=None)
+    return str(spec.to_string())
+
+
+def _merged(name: str, over: str) -> str:
+    spec = tf.DeviceSpec.from_string(name)
+    return str(spec.make_merged_spec(tf.DeviceSpec.from_string(over)).to_string())
 
 
 def _full(name: str) -> str:

@@ -286,14 +286,18 @@ def _check_encode(encode: Any) -> None:
     if not isinstance(encode, Mapping):
         given = "is no consent to lose digits" if encode is True else ""
         _raise_encode(encode, given)
-    for how in encode.values():
-        if how not in ENCODINGS:
-            _raise_encode(how, "", ENCODINGS)
+    if not encode:
+        _raise_encode(encode, "names no tensors")
+    for key, how in encode.items():
+        if not isinstance(how, str) or how not in ENCODINGS:
+            close = difflib.get_close_matches(str(how), [*ENCODINGS], n=1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            problem = f"a mapping gives tensors, names or patterns one of {_listed(ENCODINGS)} each"
+            raise ArgumentError("encode", how, f"is none for {key!r}; {meant}{problem}")
 
 
-def _raise_encode(value: Any, problem: str, known: Iterable[str] = ENCODE) -> NoReturn:
-    names = [*known]
-    close = difflib.get_close_matches(str(value), names, n=1)
+def _raise_encode(value: Any, problem: str) -> NoReturn:
+    close = difflib.get_close_matches(str(value), [*ENCODE], n=1)
     said = problem or (f"did you mean {close[0]!r}?" if close else "no such encoding")
     raise ArgumentError(
         "encode",

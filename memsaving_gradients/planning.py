@@ -45,7 +45,7 @@ from memsaving_gradients.planners import (
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.planners.storing import improve_that_stores, planner_that_stores
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.schedule import Simulation, ordered, plain, simulate
+from memsaving_gradients.schedule import Schedule, Simulation, ordered, plain, simulate
 from memsaving_gradients.site import Site, Sought
 from memsaving_gradients.stored import OFFLOAD
 from memsaving_gradients.units import exact_bytes, format_bytes, format_share
@@ -352,12 +352,8 @@ def _applied(
     problem = "it has no schedule" if schedule is None else problem_of(step.graph, schedule)
     if schedule is None or problem:
         raise PlanError("plan", plan.file or plan, f"cannot be applied here: {problem}; plan anew")
-    if not site.host and any(how.means == OFFLOAD for how in schedule.stored.values()):
-        raise PlanError(
-            "plan",
-            plan.file or plan,
-            "offloads tensors, and no device is named here: give offload= as well",
-        )
+    if problem := _not_asked_for(site, step, schedule):
+        raise PlanError("plan", plan.file or plan, problem)
     seconds = unpacked.graph.total_seconds
     proposal = Proposal(
         schedule,
@@ -382,6 +378,21 @@ def _applied(
     if untouched and site.is_other:
         described = replace(described, simulation=site.play(step))
     return Outcome(step, proposal, described, plain=untouched, given=plan)
+
+
+def _not_asked_for(site: Site, step: CapturedStep, schedule: Schedule) -> str:
+    """What a saved plan does that needs consent, or room, that was not given with it; empty: nothing."""
+    for op, how in schedule.stored.items():
+        ways = {way.means for way in step.graph.storable.get(op, ())}
+        if how.fate == "encode" and how.means not in ways:
+            return f"keeps tensors as {how.means}, which changes gradients: give encode={how.means!r} as well, or the mapping it was made with"
+    moved = {how.value for how in schedule.stored.values() if how.means == OFFLOAD}
+    if moved and not site.host:
+        return "offloads tensors, and no device is named here: give offload= as well"
+    size = sum(int(step.graph.size[value]) for value in moved)
+    if site.room_on_host is not None and size > site.room_on_host:
+        return f"offloads {size:,} bytes, more than memory={site.room_on_host:,}; allow more, or plan anew"
+    return ""
 
 
 def _described(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -139,7 +140,8 @@ class Site:
                 "XLA cannot express transfers between devices; encode= makes residuals smaller under jit_compile=True, too, or "
                 "leave that out",
             )
-        return str(offload.name())
+        placed = Counter(op.device for op in self.operations[: self.first_backward] if op.inputs)
+        return str(offload.name(max(placed, key=placed.__getitem__, default="")))
 
     @property
     def room_on_host(self) -> int | None:

@@ -144,10 +144,14 @@ def errors() -> dict[str, Any]:
             step = make({"planner": "keep", "offload": HOST})
             step()
             ms.plans(step)[-1].save(folder + "/plan.json")
-            try:
-                make({"plan": folder + "/plan.json"})()
-            except ms.errors.PlanError as error:
-                said["plan"] = str(error)
+            for name, more in (
+                ("plan", {}),
+                ("plan in little room", {"offload": ms.Offload(HOST, memory=1000)}),
+            ):
+                try:
+                    make({"plan": folder + "/plan.json", **more})()
+                except ms.errors.PlanError as error:
+                    said[name] = str(error)
             again = make({"plan": folder + "/plan.json", "offload": HOST})
             again()
             said["plan again"] = str(ms.plans(again)[-1].schedule == ms.plans(step)[-1].schedule)
@@ -162,12 +166,34 @@ def errors() -> dict[str, Any]:
     return said
 
 
+def _two_devices() -> None:
+    devices = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+
+
+def placed() -> dict[str, Any]:
+    """What comes of offloading from each device to each: how many tensors are offloaded, or an error."""
+    _two_devices()
+    found: dict[str, Any] = {}
+    for home in ("/CPU:0", "/CPU:1"):
+        for away in ("/CPU:0", "/CPU:1", "/job:localhost/replica:0/task:0/device:CPU:0"):
+            with tf.Graph().as_default() as graph, tf.device(home):
+                x = y = tf.compat.v1.placeholder(tf.float32, [256, 64])
+                for _ in range(8):
+                    y = tf.sin(tf.tanh(y))
+                try:
+                    ms.gradients(tf.reduce_sum(y), x, planner="keep", offload=away)
+                    found[f"{home} {away}"] = len(ms.plans(graph)[-1].stored)
+                except ms.errors.ArgumentError as error:
+                    found[f"{home} {away}"] = str(error)
+    return found
+
+
 def in_the_optimized_graph() -> dict[str, Any]:
     """Where copies stand, and what they wait for, when grappler is done; on two logical devices."""
     from tensorflow.python.eager import context
 
-    devices = [tf.config.LogicalDeviceConfiguration()] * 2
-    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+    _two_devices()
     step = chain(8, 512, 64)({"planner": "keep", "offload": "/device:CPU:1"})
     context.enable_run_metadata()
     step()

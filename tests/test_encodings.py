@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import memsaving_gradients as ms
 from memsaving_gradients.encodings import BLOCK, ENCODINGS
-from memsaving_gradients.errors import ArgumentError, PlanNote, SelectionError
+from memsaving_gradients.errors import ArgumentError, PlanError, PlanNote, SelectionError
 from memsaving_gradients.keras import MemorySavingGradients
 from tests.support import Inputs, asking, assert_identical, check_error, in_function, numbers
 
@@ -205,9 +205,12 @@ def test_saved_plans_know_encodings(tmp_path, plain):
     path = tmp_path / "plan.json"
     first = in_function(network, inputs(), asking(budget=0.6, encode="int8", planner="keep"))
     first.plans[-1].save(path)
-    again = in_function(network, inputs(), asking(plan=str(path)))
+    again = in_function(network, inputs(), asking(plan=str(path), encode="int8"))
     assert again.plans[-1].schedule.stored == first.plans[-1].schedule.stored
     assert_identical(again.results, first.results, "a saved plan")
+    for other in ({}, {"encode": "bfloat16"}, {"encode": {"layer1*": "int8"}}):
+        with pytest.raises(PlanError, match="changes gradients: give encode='int8' as well"):
+            in_function(network, inputs(), asking(plan=str(path), **other))
 
 
 def test_fit_and_its_loss_curve():
@@ -252,6 +255,11 @@ def test_the_error_is_reported():
     assert drawn.control > 0.1
     dropped = ms.gradient_error(lambda x: loss(tf.nn.dropout(x, 0.4)), weights, x, encode="int8")
     assert dropped.control == 0
+    for none in (lambda x: x, lambda x: None, lambda x: [loss(x)]):
+        with pytest.raises(ArgumentError, match="is no scalar"):
+            ms.gradient_error(none, weights, x)
+    with pytest.raises(ArgumentError, match="outside of tf.function"):
+        tf.function(lambda: ms.gradient_error(loss, weights, x))()
     with pytest.raises(ArgumentError, match="loss=3: is no function"):
         ms.gradient_error(3, weights, x)
     with pytest.raises(ArgumentError, match="(?s)variables=.*is no list"):
@@ -274,6 +282,8 @@ def test_nothing_is_encoded_without_consent():
         (16, "'lossless'"),
         ({"*": "lossless"}, "'bfloat16'"),
         ({"*": "int4"}, "'int8'"),
+        ({"layer1": None}, "'layer1'"),
+        ({}, "names no tensors"),
         (["bfloat16"], "mapping"),
     ],
 )

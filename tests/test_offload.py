@@ -103,7 +103,16 @@ def test_devices_that_cannot_be_used():
     assert "least budget" in said["no room"]
     assert "encode=" in said["xla"]
     assert "give offload=" in said["plan"]
+    assert "more than memory=1,000" in said["plan in little room"]
     assert said["plan again"] == "True"
+
+
+def test_the_device_that_computes_is_where_ops_were_placed():
+    found = run("placed")
+    first = "/job:localhost/replica:0/task:0/device:CPU:0"
+    for same in ("/CPU:0 /CPU:0", "/CPU:1 /CPU:1", f"/CPU:0 {first}"):
+        assert "is the device that computes" in found[same]
+    assert found["/CPU:0 /CPU:1"] == found["/CPU:1 /CPU:0"] == found[f"/CPU:1 {first}"] > 4
 
 
 @pytest.mark.parametrize(
