@@ -184,17 +184,18 @@ class Following:
         try:
             found = self._kept()
         except BudgetError as error:
-            if not self._switch():
+            if not self._has_other():
                 raise
+            self._switch()
             try:
                 return self._kept()
             except BudgetError as another:
                 raise min((error, another), key=lambda refused: refused.least) from None
-        sought = self.site.sought
-        if found is None or found.result is None or sought is None or sought.other is None:
+        if found is None or found.result is None or not self._has_other():
             return found
         # As they run, plans may need more than was thought, and what fits then takes more time.
-        if self._extra(found) <= sought.other.seconds:
+        assert self.site.sought is not None and self.site.sought.other is not None
+        if self._extra(found) <= self.site.sought.other.cost:
             return found
         self._take_back(found)
         self._switch()
@@ -214,17 +215,20 @@ class Following:
         assert self.site.sought is not None
         return found.outcome.plan.extra_time * self.site.sought.unpacked.graph.total_seconds
 
-    def _switch(self) -> bool:
-        """From now on, look for plans with masks packed if they are not, or unpacked; whether there are any to look for."""
+    def _has_other(self) -> bool:
+        """Whether plans may be looked for with masks packed if they are not, or unpacked."""
+        sought = self.site.sought
+        return sought is not None and sought.other is not None and not self.site.stopped
+
+    def _switch(self) -> None:
+        """Look for such plans from now on, or for those from before again."""
         site, sought = self.site, self.site.sought
-        if site.stopped or sought is None or sought.other is None:
-            return False
+        assert sought is not None and sought.other is not None
         site.switch_packing(not site.packed.tensors)
         other = sought.other
         search = other.search or search_of(site, other.step, other.before)
         site.sought = replace(other, search=search, other=replace(sought, other=None))
         self._start()
-        return True
 
     def _start(self) -> None:
         self._share = FIRST_SHARE if self._large else 1.0

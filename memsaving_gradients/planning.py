@@ -249,23 +249,21 @@ def seek(site: Site) -> Sought | None:
     site.switch_packing(False)
     other = Sought(step, unpacked, before, goal, search_of(site, step, before))
     seconds = packed.step.graph.total_seconds - step.graph.total_seconds
-    cost = _cost(other, options)
+    other = replace(other, cost=_cost(other, options))
     assert other.search is not None
     if other.search.stopped:
         return other
-    if goal is not None and cost <= seconds:
-        return replace(other, other=replace(packed, seconds=seconds), seconds=cost)
+    if goal is not None and other.cost <= seconds:
+        return replace(other, other=replace(packed, cost=seconds))
     site.switch_packing(True)
     packed = replace(packed, search=search_of(site, packed.step, before))
-    cost_packed = _cost(packed, options, seconds)
-    better = cost_packed <= cost * MARGIN
+    packed = replace(packed, cost=_cost(packed, options, seconds))
     # Where nothing fits, the error is to name the least that could be had: that of what is packed.
-    if not better:
+    better, worse = packed, other
+    if packed.cost > other.cost * MARGIN:
         site.switch_packing(False)
-    if goal is None:
-        return packed if better else other
-    other, packed = replace(other, seconds=cost), replace(packed, seconds=cost_packed)
-    return replace(packed, other=other) if better else replace(other, other=packed)
+        better, worse = other, packed
+    return better if goal is None else replace(better, other=worse)
 
 
 def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:

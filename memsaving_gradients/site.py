@@ -49,8 +49,8 @@ class Sought:
         The search; it remembers what it has tried. ``None``: plain training meets the budget.
     other
         The same with masks packed, if they are not here, or unpacked: under a budget, a plan of it may turn out to be better.
-    seconds
-        What a plan within the budget is thought to take besides plain training, packing included.
+    cost
+        What the best plan is thought to cost: seconds besides plain training under a budget, packing included, else bytes.
     """
 
     step: CapturedStep
@@ -59,7 +59,7 @@ class Sought:
     goal: Goal | None
     search: Search | None
     other: Sought | None = None
-    seconds: float = 0.0
+    cost: float = 0.0
 
 
 @dataclass(eq=False)

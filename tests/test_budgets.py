@@ -19,6 +19,7 @@ from memsaving_gradients.following import Following
 from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
 from memsaving_gradients.schedule import ordered
+from memsaving_gradients.site import Site
 from tests.graphs import GRAPHS, chain
 from tests.greedy import greedy
 from tests.towers import LAYERS, WIDTH, planned, tower
@@ -392,3 +393,29 @@ def test_the_other_packing_is_tried(
     (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))
     assert plan.packed == packed
     assert plan.allocated <= plan.budget
+
+
+def test_packing_is_put_back_though_planning_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the other packing is no better, and time ran out in looking at it."""
+    weights = [tf.Variable(tf.eye(64)) for _ in range(6)]
+    sites = []
+
+    def extra(following: Following, found: Any) -> float:
+        sites.append(following.site)
+        return 2.0 if found.outcome.plan.packed else 1.0
+
+    monkeypatch.setattr(Following, "_extra", extra)
+    stopped = property(lambda site: "out of time" if site.packed.tensors else "")
+    monkeypatch.setattr(Site, "stopped", stopped)
+
+    @tf.function
+    def step(x):
+        y = x
+        for weight in weights:
+            y = tf.nn.dropout(tf.tanh(y @ weight), 0.4)
+        return ms.gradients(tf.reduce_sum(y), weights, budget=0.8, planner="chain")
+
+    (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))
+    assert len(sites) > 1
+    assert not plan.packed
+    assert not sites[0].packed.tensors
