@@ -50,7 +50,7 @@ class Holds:
 
     ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what ``written`` is when it
     has really run; ``on_time``: ops that run when they are due, as things to wait for; ``close``: whether the executions to
-    come are close to the peak; ``last_huge``: the end of the line of those that touch huge buffers there.
+    come are close to the peak; ``last_huge``: the latest of those that touch huge buffers, near the peak the end of their line.
     """
 
     _originals = repeat(0)

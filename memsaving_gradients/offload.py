@@ -122,10 +122,8 @@ class Offload:
                 "another process in a cluster",
             )
         try:
-            wanted = tf.DeviceSpec.from_string(
-                "/device:CPU:0" if self.device is True else _local(str(self.device), known)
-            )
-            full = _merged(home, wanted.to_string())
+            wanted = _local("/device:CPU:0" if self.device is True else str(self.device), known)
+            full = _merged(home, wanted)
         except ValueError as error:
             raise _problem(self.device, f"is no name of a device: {error}") from None
         if wanted.device_type is None:
@@ -136,7 +134,7 @@ class Offload:
         # Of a session's cluster nothing is known here.
         if full not in names and (tf.inside_function() or not wanted.job):
             raise _problem(self.device, f"there is no such device; there are {', '.join(known)}")
-        if full == _full(home):
+        if full == home:
             raise _problem(self.device, "is the device that computes; name another one")
         return full
 
@@ -152,17 +150,16 @@ def _home(known: list[str]) -> str:
     return next((name for name in mine if "CPU" not in name), mine[0])
 
 
-def _local(name: str, known: list[str]) -> str:
-    """A name as this process has it: where devices have no job, those of tensors begin with that of a cluster of one task."""
+def _local(name: str, known: list[str]) -> tf.DeviceSpec:
+    """A device as this process names it: where devices have no job, those of tensors begin with that of a cluster of one task."""
     spec = tf.DeviceSpec.from_string(name)
     if tf.DeviceSpec.from_string(known[0]).job is None and spec.job == "localhost":
         spec = spec.replace(job=None, replica=None, task=None)
-    return str(spec.to_string())
+    return spec
 
 
-def _merged(name: str, over: str) -> str:
-    spec = tf.DeviceSpec.from_string(name)
-    return str(spec.make_merged_spec(tf.DeviceSpec.from_string(over)).to_string())
+def _merged(name: str, over: tf.DeviceSpec) -> str:
+    return str(tf.DeviceSpec.from_string(name).make_merged_spec(over).to_string())
 
 
 def _full(name: str) -> str:

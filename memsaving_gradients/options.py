@@ -265,13 +265,13 @@ def _check_planner(planner: Any) -> None:
     )
 
 
-def check_one_of(argument: str, value: Any, known: Sequence[str]) -> None:
-    """Raise an `ArgumentError` that names what is nearest to ``value``, unless it is one of ``known``."""
+def check_one_of(argument: str, value: Any, known: Sequence[str], problem: str = "") -> None:
+    """Raise an `ArgumentError` that names what is nearest to ``value``, after ``problem``, unless it is one of ``known``."""
     if isinstance(value, str) and value in known:
         return
     close = difflib.get_close_matches(str(value), known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ArgumentError(argument, value, f"{hint}give one of {_listed(known)}")
+    raise ArgumentError(argument, value, f"{problem}{hint}give one of {_listed(known)}")
 
 
 def _offload(value: Any) -> Offload | None:
@@ -289,11 +289,7 @@ def _check_encode(encode: Any) -> None:
     if not encode:
         _raise_encode(encode, "names no tensors")
     for key, how in encode.items():
-        if not isinstance(how, str) or how not in ENCODINGS:
-            close = difflib.get_close_matches(str(how), [*ENCODINGS], n=1)
-            meant = f"did you mean {close[0]!r}? " if close else ""
-            problem = f"a mapping gives tensors, names or patterns one of {_listed(ENCODINGS)} each"
-            raise ArgumentError("encode", how, f"is none for {key!r}; {meant}{problem}")
+        check_one_of("encode", how, [*ENCODINGS], f"is none for {key!r}; ")
 
 
 def _raise_encode(value: Any, problem: str) -> NoReturn:

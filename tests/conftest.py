@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -27,18 +28,20 @@ def graph() -> Iterator[tf.Graph]:
 @pytest.fixture
 def exact() -> Iterator[None]:
     """Op determinism on, grappler's arithmetic rewriting off, for the duration of one test."""
-    from tensorflow.python.util import _pywrap_determinism
-
-    tf.config.experimental.enable_op_determinism()
-    tf.random.set_seed(1)
-    with arithmetic_rewriting(False):
+    with _exact_arithmetic():
+        tf.random.set_seed(1)
         yield
-    _pywrap_determinism.enable(False)
 
 
 @pytest.fixture(scope="module")
 def exact_arithmetic() -> Iterator[None]:
-    """As `exact`, for all tests of a module; determinism is put back to what it was."""
+    """As `exact`, for all tests of a module, without a seed."""
+    with _exact_arithmetic():
+        yield
+
+
+@contextlib.contextmanager
+def _exact_arithmetic() -> Iterator[None]:
     from tensorflow.python.util import _pywrap_determinism
 
     was_on = _pywrap_determinism.is_enabled()
