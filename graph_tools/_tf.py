@@ -7,23 +7,29 @@ says why there is no public one. Seen in TensorFlow 2.16 to 2.21.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import record
+from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.util import _pywrap_util_port, tf_stack
 
 __all__ = [
     "add_control_inputs",
+    "as_autograph_would",
     "conditional",
     "create_in",
     "create_op",
     "creation_index",
     "in_v1_control_flow",
+    "is_watched",
+    "left_by_autograph",
     "normalizes_with_onednn",
     "outside_scopes",
     "profile",
@@ -35,6 +41,7 @@ __all__ = [
     "update_input",
     "user_frames",
     "variable_bytes",
+    "written_by",
 ]
 
 
@@ -136,9 +143,39 @@ def unrecorded() -> Any:
     return record.stop_recording()
 
 
+def written_by(op: tf.Operation) -> list[tf.Tensor]:
+    """The handles of resources that ``op`` may change, be it a function or a loop that does.
+
+    TensorFlow finds that out for its automatic control dependencies, by lists and attributes that are not public (2.16 to 2.21).
+    """
+    return list(auto_control_deps_utils.get_read_write_resource_inputs(op)[1])
+
+
+def as_autograph_would(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as a ``tf.function`` around the caller would call it: converted, unless autograph is off there.
+
+    In a graph that no ``tf.function`` traces, it stays what it is. (Only private modules have it; 2.16 to 2.21.)
+    """
+    converted: Callable[..., Any] = autograph.tf_convert(
+        function, ag_ctx.control_status_ctx(), convert_by_default=False
+    )
+    return converted
+
+
+def left_by_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which autograph calls as it is, and in which it stays on for functions that are called (not public; 2.16 to 2.21)."""
+    marked: Callable[..., Any] = autograph.autograph_artifact(function)
+    return marked
+
+
 def tape_is_recording() -> bool:
     """Whether some gradient tape might record what is created now (private; 2.16 to 2.21)."""
     return bool(record.could_possibly_record())
+
+
+def is_watched(tensor: tf.Tensor) -> bool:
+    """Whether some gradient tape would record what is computed from ``tensor`` (private; 2.16 to 2.21)."""
+    return bool(record.should_record_backprop([tensor]))
 
 
 def creation_index(op: tf.Operation) -> int:

@@ -39,6 +39,7 @@ __all__ = [
     "traced_anew",
     "tracer",
     "vectorized",
+    "weights_in",
 ]
 
 #: The class behind ``tf.GradientTape``, to be patched in place so that names bound earlier follow.
@@ -198,6 +199,16 @@ def traced_anew(function: Any) -> Any:
     if isinstance(function, polymorphic_function.Function):
         return function._clone(None)
     return tf.function(function)
+
+
+def weights_in(graph: tf.Graph) -> list[tf.Variable]:
+    """The trainable variables that have been read in ``graph``, a function's that is being traced, in the order of their first use.
+
+    ``trainable_variables`` is there when the trace is complete; until then the graph keeps a set of its own (2.16 to 2.21).
+    """
+    handles = {id(outer): k for k, (outer, _) in enumerate(graph.captures)}
+    found = [v for v in graph._watched_variables if v.trainable and id(v.handle) in handles]
+    return sorted(found, key=lambda variable: handles[id(variable.handle)])
 
 
 def tensors_in(graph: tf.Graph, things: Iterable[Any]) -> list[tf.Tensor]:

@@ -26,6 +26,7 @@ from memsaving_gradients.largest import largest_batch as largest_batch
 from memsaving_gradients.loops.by_hand import scan as scan
 from memsaving_gradients.loops.by_hand import while_loop as while_loop
 from memsaving_gradients.marks import checkpoint as checkpoint
+from memsaving_gradients.microbatches import microbatch as microbatch
 from memsaving_gradients.offload import Offload as Offload
 from memsaving_gradients.patching import patch as patch
 from memsaving_gradients.patching import patched as patched
@@ -56,6 +57,7 @@ __all__ = [
     "gradients_speed",
     "keras",
     "largest_batch",
+    "microbatch",
     "patch",
     "patched",
     "plans",

@@ -22,6 +22,8 @@ class DeviceMemory:
         As the user wrote it.
     weights, slots
         Bytes of the model's variables, and of the optimizer's.
+    buffers
+        Bytes of the gradients that microbatches are added up in.
 
     Examples
     --------
@@ -35,6 +37,7 @@ class DeviceMemory:
     value: int | str
     weights: int = 0
     slots: int = 0
+    buffers: int = 0
 
     def __post_init__(self) -> None:
         parse_bytes(self.value, "device_memory")
@@ -47,21 +50,25 @@ class DeviceMemory:
     @property
     def left(self) -> int:
         """What a step may take, bytes; not positive: nothing."""
-        return _left(self.whole, self.weights + self.slots)
+        return _left(self.whole, self._taken)
+
+    @property
+    def _taken(self) -> int:
+        return self.weights + self.slots + self.buffers
 
     def enough_for(self, budget: int) -> int:
         """The least memory of a device that leaves ``budget`` bytes."""
-        taken = self.weights + self.slots
-        whole = int((budget + taken) / (1 - RESERVE)) - 2
-        while _left(whole, taken) < budget:
+        whole = int((budget + self._taken) / (1 - RESERVE)) - 2
+        while _left(whole, self._taken) < budget:
             whole += 1
         return whole
 
     @property
     def taken(self) -> str:
         """What is taken, in words."""
+        buffers = f"a buffer of gradients {exact_bytes(self.buffers)}, " if self.buffers else ""
         return (
-            f"the model's variables take {exact_bytes(self.weights)}, the optimizer's {exact_bytes(self.slots)}, and "
+            f"the model's variables take {exact_bytes(self.weights)}, the optimizer's {exact_bytes(self.slots)}, {buffers}and "
             f"{exact_bytes(int(self.whole * RESERVE))} are kept in reserve"
         )
 

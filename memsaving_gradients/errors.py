@@ -8,6 +8,7 @@ from graph_tools.errors import GraphToolsError
 
 __all__ = [
     "ArgumentError",
+    "BatchStatisticsWarning",
     "BudgetError",
     "BudgetWarning",
     "EagerExecutionError",
@@ -95,6 +96,10 @@ class PatchError(MemorySavingError, RuntimeError):
 
 class SolverError(MemorySavingError, RuntimeError):
     """OR-Tools does not run, or was ended while it did."""
+
+
+class BatchStatisticsWarning(UserWarning):
+    """Layers normalize by statistics of microbatches, so that gradients are not those of the whole batch."""
 
 
 class BudgetWarning(UserWarning):

@@ -22,6 +22,8 @@ from memsaving_gradients.attention.layers import Attention as Attention
 from memsaving_gradients.attention.layers import MultiHeadAttention as MultiHeadAttention
 from memsaving_gradients.device import RESERVE, DeviceMemory
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
+from memsaving_gradients.microbatches.pieces import Cut
+from memsaving_gradients.microbatches.train_step import train_step_of
 from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
 
@@ -69,6 +71,12 @@ class MemorySavingGradients(keras.callbacks.Callback):
     device_memory
         The memory of the device (``"16GiB"``, bytes): the budget is what the model's variables, the optimizer's and a reserve
         of `RESERVE` (a twentieth: inputs, metrics, libraries, holes between chunks) leave of it.
+    microbatch
+        The most examples that go through the network at a time: each step is cut into microbatches, and the optimizer gets the mean of their
+        gradients, as with `memsaving_gradients.microbatch`. A budget is for one of them; a buffer for gradients comes on top
+        (``device_memory`` knows that). Metrics and moving averages see each microbatch.
+    batch_norm
+        What becomes of batch normalization then, as for `memsaving_gradients.microbatch`.
     **options
         ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, ``loops``,
         ``attention``, ``encode``, ``offload``, as for `memsaving_gradients.gradients`.
@@ -108,6 +116,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
         *,
         budget: int | float | str | None = None,
         device_memory: int | str | None = None,
+        microbatch: int | None = None,
+        batch_norm: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -138,6 +148,11 @@ class MemorySavingGradients(keras.callbacks.Callback):
         }
         self._asked = Options.of(asked)
         self._verbose = verbose
+        self._cut = None if microbatch is None else Cut(microbatch, batch_norm=batch_norm)
+        if batch_norm is not None and microbatch is None:
+            raise ArgumentError(
+                "batch_norm", batch_norm, "says what happens in microbatches; give microbatch="
+            )
         self._watch = registry.Watch()
         self._plain: Any = None
         self._saving: Callable[[Any], Any] | None = None
@@ -190,7 +205,15 @@ class MemorySavingGradients(keras.callbacks.Callback):
         self, model: Any, options: Options, watch: registry.Watch
     ) -> Callable[[Any], Any]:
         plain = model.train_function
-        model.make_train_function(force=True)
+        if self._cut is None:
+            model.make_train_function(force=True)
+        else:
+            # An attribute of the model hides the method that its class has.
+            model.train_step = train_step_of(model, self._cut)
+            try:
+                model.make_train_function(force=True)
+            finally:
+                del model.train_step
         function, model.train_function = model.train_function, plain
 
         def step(iterator: Any) -> Any:
@@ -213,11 +236,15 @@ class MemorySavingGradients(keras.callbacks.Callback):
     def _options(self, model: Any) -> Options:
         options = self._asked
         if self._reads_hold:
-            options = replace(options, hold_gradients=_holds(model.optimizer))
+            # In a loop over microbatches each gradient is added up at once.
+            holds = self._cut is None and _holds(model.optimizer)
+            options = replace(options, hold_gradients=holds)
         if self._reads_batch:
             options = replace(options, batch_size=(self.params or {}).get("batch_size") or None)
         if self._device is not None:
-            options = replace(options, budget=_with_model(self._device, model))
+            options = replace(
+                options, budget=_with_model(self._device, model, buffers=self._cut is not None)
+            )
         if options.xla is None and model.jit_compile:
             options = replace(options, xla=True)
         return options
@@ -230,8 +257,8 @@ def _build_optimizer(model: Any) -> None:
             model.optimizer.build(model.trainable_variables)
 
 
-def _with_model(device: DeviceMemory, model: Any) -> DeviceMemory:
-    """The device with the variables of ``model`` and its optimizer on it."""
+def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMemory:
+    """The device with the variables of ``model`` and its optimizer on it, and ``buffers`` for gradients."""
     if not model.built:
         raise ArgumentError(
             "device_memory",
@@ -240,7 +267,10 @@ def _with_model(device: DeviceMemory, model: Any) -> DeviceMemory:
             "budget=",
         )
     device = replace(
-        device, weights=_bytes_of(model.variables), slots=_bytes_of(model.optimizer.variables)
+        device,
+        weights=_bytes_of(model.variables),
+        slots=_bytes_of(model.optimizer.variables),
+        buffers=_bytes_of(model.trainable_variables) if buffers else 0,
     )
     if device.left <= 0:
         raise ArgumentError(

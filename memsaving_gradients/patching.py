@@ -31,7 +31,7 @@ from memsaving_gradients.planning import OUTER, warn_nothing_saved
 from memsaving_gradients.saving import inner_way, is_paused, paused, saving
 from memsaving_gradients.selection import resolve
 
-__all__ = ["ends_in", "patch", "patched", "rewired", "scoped", "unpatch"]
+__all__ = ["ends_in", "for_batches_of", "patch", "patched", "rewired", "scoped", "unpatch"]
 
 
 @dataclass(eq=False)
@@ -184,6 +184,20 @@ def scoped(options: Options, *, eager_is_error: bool = True) -> Iterator[Callabl
         yield mine.check
     finally:
         _remove(mine)
+
+
+@contextmanager
+def for_batches_of(size: int) -> Iterator[None]:
+    """What is in force, for gradients of batches of ``size`` examples inside; nothing if nothing is."""
+    if not _stack:
+        yield
+        return
+    mine, options = _stack[-1], _stack[-1].options
+    mine.options = replace(options, batch_size=size)
+    try:
+        yield
+    finally:
+        mine.options = options
 
 
 def rewired(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options) -> Any:

@@ -17,8 +17,10 @@ from memsaving_gradients.plan import Plan
 __all__ = [
     "Watch",
     "amend",
+    "differentiated",
     "earlier",
     "idle",
+    "is_differentiated",
     "operations_since",
     "plans",
     "record",
@@ -34,6 +36,7 @@ _warnings: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictio
 _returned: weakref.WeakKeyDictionary[tf.Graph, list[tuple[str, bool]]] = weakref.WeakKeyDictionary()
 _built: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
 _idle: weakref.WeakKeyDictionary[tf.Graph, set[int]] = weakref.WeakKeyDictionary()
+_differentiated: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
 _count = 0
 
 
@@ -85,6 +88,27 @@ def returned(graph: tf.Graph, grads: Sequence[tf.Tensor], held: bool) -> None:
 def earlier(graph: tf.Graph) -> list[tuple[tf.Tensor, bool]]:
     """The gradients built in ``graph`` so far, each with whether it lives until the end of the step."""
     return [(graph.get_tensor_by_name(name), held) for name, held in _returned.get(graph, ())]
+
+
+def differentiated(loss: tf.Tensor) -> None:
+    """Note that the gradients of ``loss`` are there already, and save memory if they were to."""
+    _differentiated.setdefault(loss.graph, set()).add(loss.op.name)
+
+
+def is_differentiated(graph: tf.Graph, ys: Sequence[tf.Tensor]) -> bool:
+    """Whether ``ys`` are computed from a loss that was given to `differentiated`."""
+    known = _differentiated.get(graph)
+    if not known:
+        return False
+    seen, ahead = set(), [y.op for y in ys]
+    while ahead:
+        op = ahead.pop()
+        if op.name in known:
+            return True
+        if op.name not in seen:
+            seen.add(op.name)
+            ahead += [tensor.op for tensor in op.inputs]
+    return False
 
 
 def operations_since(graph: tf.Graph) -> list[tf.Operation]:

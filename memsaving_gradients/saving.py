@@ -63,6 +63,10 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     first_backward = len(graph.get_operations())
     ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
     starts = tf.nest.flatten(xs)
+    if registry.is_differentiated(graph, ends):
+        # What is left to do is to hand on what is there.
+        with paused():
+            return differentiate()
     mode, kept = _chosen(graph, first_backward, ends, starts, options)
     encode = _encodings(graph, first_backward, ends, starts, options)
     found = None

@@ -15,7 +15,9 @@ budget, about as much as an attempt at a plan.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,7 +39,7 @@ from memsaving_gradients.site import Site
 from memsaving_gradients.units import exact_bytes, format_bytes
 from memsaving_gradients.updates import Updates
 
-__all__ = ["install", "note"]
+__all__ = ["consumed_at_once", "install", "note"]
 
 #: Where less than this share of the budget is done with gradients, a step is not played as a whole.
 LITTLE = 1 / 200
@@ -60,6 +62,7 @@ class _Trace:
     built: list[_Built] = field(default_factory=list)
 
 
+_consumed: ContextVar[bool] = ContextVar("memsaving_gradients_consumed", default=False)
 #: Innermost last. Functions are traced in several threads at a time: graphs tell whose gradients are whose.
 _traces: list[_Trace] = []
 
@@ -81,11 +84,22 @@ def install() -> None:
         built = [entry for entry in mine.built if entry.following.site.graph is graph]
         if built:
             _check_attention(graph, built)
-            _finish(graph, built)
+            if not _consumed.get():
+                _finish(graph, built)
         return graph
 
     traced._memsaving_whole_step = True  # type: ignore[attr-defined]
     _tf_autodiff.replace_tracer(traced)
+
+
+@contextmanager
+def consumed_at_once() -> Iterator[None]:
+    """What functions return that are traced inside is consumed as it comes by who calls them, not held to their end."""
+    token = _consumed.set(True)
+    try:
+        yield
+    finally:
+        _consumed.reset(token)
 
 
 def note(following: Following, followed: Followed, grads: Sequence[tf.Tensor]) -> None:

@@ -1,0 +1,142 @@
+"""Taking down what optimizers are to apply while a microbatch is traced, so that it is applied once for all of them.
+
+A training step hands its gradients to an optimizer: Keras' ``apply`` (to which ``apply_gradients`` leads), or TF1's ``apply_gradients``. While a
+microbatch is traced these note what they are given instead; the gradients become outputs of the microbatch like others.
+What a step does to its weights by itself cannot be put off, and is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools import _tf
+from memsaving_gradients.errors import ArgumentError
+
+__all__ = ["Application", "changed_in", "check_no_other_updates", "noted"]
+
+
+@dataclass(frozen=True, eq=False)
+class Application:
+    """What an optimizer was to apply.
+
+    Attributes
+    ----------
+    apply
+        Applies gradients that are given in the order of those here.
+    grads
+        The gradients of one microbatch; ``None`` where there is none.
+    """
+
+    apply: Callable[[Sequence[Any]], Any]
+    grads: list[Any]
+
+
+@contextmanager
+def noted() -> Iterator[list[Application]]:
+    """Optimizers note what they are given to apply, in the list."""
+    found: list[Application] = []
+    undo = [_replace(kind, name, make(found)) for kind, name, make in _places()]
+    try:
+        yield found
+    finally:
+        for put_back in undo:
+            put_back()
+
+
+def _places() -> Iterator[tuple[type, str, Callable[[list[Application]], Any]]]:
+    """Each class of optimizers that has a method of its own for it: what calls those of its base class is not to do so now."""
+    for kind in _with_subclasses(tf.compat.v1.train.Optimizer):
+        if "apply_gradients" in kind.__dict__:
+            yield kind, "apply_gradients", _noting_pairs
+    # Keras is not imported for those who do not use it.
+    keras = sys.modules.get("keras")
+    if keras is not None:
+        for kind in [
+            *_with_subclasses(keras.optimizers.Optimizer),
+            *keras.optimizers.Optimizer.__mro__,
+        ]:
+            if "apply" in kind.__dict__:
+                yield kind, "apply", _noting
+
+
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    inner: type
+    for inner in kind.__subclasses__():
+        yield from _with_subclasses(inner)
+
+
+def _replace(kind: type, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+    own = kind.__dict__[name]
+    setattr(kind, name, make(own))
+    return lambda: setattr(kind, name, own)
+
+
+def _noting(found: list[Application]) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+            variables = None if trainable_variables is None else list(trainable_variables)
+
+            def really(merged: Sequence[Any]) -> Any:
+                return original(self, list(merged), variables)
+
+            found.append(Application(really, list(grads)))
+
+        return apply
+
+    return make
+
+
+def _noting_pairs(found: list[Application]) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def apply_gradients(
+            self: Any, grads_and_vars: Any, global_step: Any = None, name: str | None = None
+        ) -> tf.Operation:
+            grads, variables = zip(*grads_and_vars, strict=True)
+
+            def really(merged: Sequence[Any]) -> Any:
+                return original(self, [*zip(merged, variables, strict=True)], global_step, name)
+
+            found.append(Application(really, list(grads)))
+            return tf.no_op()
+
+        return apply_gradients
+
+    return make
+
+
+def check_no_other_updates(graph: tf.Graph) -> None:
+    """Raise if a microbatch, traced in ``graph``, changes variables that are trained.
+
+    Raises
+    ------
+    ArgumentError
+        It names the variable, and the way out.
+    """
+    changed = changed_in(graph)
+    for variable in graph.trainable_variables:
+        if op := changed.get(id(variable.handle)):
+            raise ArgumentError(
+                "function",
+                variable.name,
+                f"this variable is changed ({op.type}) for each microbatch, not once for the batch; return the gradients and apply them "
+                "outside, or leave that to an optimizer's apply_gradients, called in a function that was not traced before. A "
+                "variable that is no weight is made with trainable=False",
+            )
+
+
+def changed_in(graph: tf.Graph) -> dict[int, tf.Operation]:
+    """What changes variables in a function's graph: by the handle outside of it (its ``id``), the op that does."""
+    outside = {id(inner): id(outer) for outer, inner in graph.captures}
+    return {
+        outside[id(handle)]: op
+        for op in graph.get_operations()
+        for handle in _tf.written_by(op)
+        if id(handle) in outside
+    }

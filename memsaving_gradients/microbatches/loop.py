@@ -1,0 +1,84 @@
+"""The loop over microbatches: one trace of the step, one buffer for each of its outputs.
+
+The step is traced once for each shape of a microbatch, as a function of its own, in which gradients are planned as in any other step; the
+loop calls it and adds up. ``parallel_iterations=1``: else TensorFlow begins with the next forward pass while a backward
+pass still runs, and holds the activations of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memsaving_gradients.microbatches.reducing import Reducer, reducer
+from memsaving_gradients.microbatches.splitting import Batch, Stretch
+
+__all__ = ["Traced", "added_up"]
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A microbatch as it was traced.
+
+    Attributes
+    ----------
+    run
+        Gives the outputs, flat, of the rows of its arguments.
+    outputs
+        Symbolic, as the trace has them; ``None`` for what is none.
+    ways
+        How each is reduced.
+    """
+
+    run: Callable[..., Sequence[Any]]
+    outputs: Sequence[Any]
+    ways: Sequence[str]
+
+
+def added_up(batch: Batch, stretches: Sequence[Stretch], traced: Sequence[Traced]) -> list[Any]:
+    """What all microbatches give together; `traced` has one for each stretch."""
+    first = traced[0]
+    there = [k for k, output in enumerate(first.outputs) if output is not None]
+    reducers = [reducer(first.ways[k], first.outputs[k]) for k in there]
+    results: list[Any] = [None] * len(reducers)
+    examples = batch.examples if batch.rows is None else tf.constant(batch.rows)
+    for stretch, one in zip(stretches, traced, strict=True):
+        results = _run(batch, stretch, one, reducers, there, results, examples)
+    found: list[Any] = [None] * len(first.outputs)
+    for k, result in zip(there, results, strict=True):
+        found[k] = result
+    return found
+
+
+def _run(
+    batch: Batch,
+    stretch: Stretch,
+    traced: Traced,
+    reducers: Sequence[Reducer],
+    there: Sequence[int],
+    before: Sequence[Any],
+    examples: tf.Tensor,
+) -> list[Any]:
+    begun = [one.begin(old, stretch.count) for one, old in zip(reducers, before, strict=True)]
+
+    def body(k: tf.Tensor, state: list[list[Any]]) -> tuple[tf.Tensor, list[list[Any]]]:
+        start, end = stretch.start_of(k), stretch.start_of(k + 1)
+        given = traced.run(*batch.cut(start, end, stretch.rows))
+        if isinstance(stretch.rows, int) and batch.rows is not None:
+            share = tf.constant(stretch.rows / max(batch.rows, 1))
+        else:
+            share = tf.cast((end - start) / tf.maximum(examples, 1), tf.float32)
+        pairs = zip(reducers, state, there, strict=True)
+        return k + 1, [one.take(old, k, given[i], share) for one, old, i in pairs]
+
+    _, state = tf.while_loop(
+        lambda k, _: k < stretch.count,
+        body,
+        (tf.constant(0), begun),
+        parallel_iterations=1,
+        maximum_iterations=stretch.count if isinstance(stretch.count, int) else None,
+    )
+    return [one.end(new, old) for one, new, old in zip(reducers, state, before, strict=True)]
