@@ -81,7 +81,7 @@ def microbatch(
     ...     return tape.gradient(loss, w)
     >>> x = tf.reshape(tf.range(10.0), [5, 2])
     >>> slope(x, tf.zeros([5, 1])).numpy().round(3).tolist()
-    [[147.2], [174.4]]
+    [[152.0], [178.0]]
     """
     if not callable(function):
         raise ArgumentError("function", function, "is no function; give a loss or a step")
