@@ -15,6 +15,7 @@ __all__ = [
     "HigherOrderError",
     "MemorySavingError",
     "NothingSavedWarning",
+    "OverflowWarning",
     "PatchError",
     "PlanError",
     "PlanNote",
@@ -108,6 +109,10 @@ class BudgetWarning(UserWarning):
 
 class NothingSavedWarning(UserWarning):
     """Plain gradients were returned, a plan was used that lowers no peak, or no gradients were asked for."""
+
+
+class OverflowWarning(UserWarning):
+    """Most steps of an epoch were skipped, because gradients were not finite."""
 
 
 class PlanningStoppedWarning(UserWarning):

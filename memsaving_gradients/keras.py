@@ -26,6 +26,8 @@ from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.microbatches.train_step import train_step_of
 from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
+from memsaving_gradients.precision.optimizer import low_precision as low_precision
+from memsaving_gradients.precision.overflow import Skipped
 
 __all__ = [
     "RESERVE",
@@ -34,6 +36,7 @@ __all__ = [
     "Checkpoint",
     "MemorySavingGradients",
     "MultiHeadAttention",
+    "low_precision",
 ]
 
 
@@ -157,6 +160,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         self._plain: Any = None
         self._saving: Callable[[Any], Any] | None = None
         self._check: Callable[[], None] | None = None
+        self._skipped: Skipped | None = None
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -179,6 +183,15 @@ class MemorySavingGradients(keras.callbacks.Callback):
             self._saving = self._function(model, options, watch)
             self._plain, self._watch = model.train_function, watch
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin to count steps that an optimizer skips."""
+        self._skipped, self._steps = Skipped(self.model.optimizer), 0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Where losses are scaled, put the number of steps that were skipped in the logs, and the scale."""
+        if self._skipped is not None and logs is not None:
+            logs.update(self._skipped.report(self._steps))
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Put the memory-saving function in the model's place, for one call."""
         self._check = None
@@ -186,6 +199,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Say so if the step had no gradients that could be rewired, or no use for a checkpoint."""
+        self._steps = batch + 1
         if self._check is not None:
             self._check()
         if not self._watch.plans and not self._watch.warned:

@@ -1,0 +1,238 @@
+"""Weights and slots in 16 bits: rounding that loses nothing, and training that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memsaving_gradients as ms
+from memsaving_gradients.errors import ArgumentError, OverflowWarning
+from memsaving_gradients.precision.rounding import rounded
+
+TYPES = (tf.bfloat16, tf.float16)
+SEED = tf.constant([3, 4])
+
+
+@pytest.fixture
+def policy(request: pytest.FixtureRequest) -> Iterator[str]:
+    keras.config.set_dtype_policy(request.param)
+    yield request.param
+    keras.config.set_dtype_policy("float32")
+
+
+def neighbors(value: float, dtype: tf.DType) -> tuple[float, float]:
+    """The numbers of ``dtype`` around one, by counting through all of them."""
+    kind = dtype.as_numpy_dtype
+    with np.errstate(invalid="ignore"):
+        every = np.arange(2**16, dtype=np.uint16).view(kind).astype(np.float64)
+    every = np.unique(every[np.isfinite(every)])
+    at = np.searchsorted(every, value)
+    if every[at] == value:
+        return value, value
+    return float(every[at - 1]), float(every[at])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@given(value=st.floats(-60000, 60000, width=32).filter(lambda x: abs(x) > 2.0**-110))
+def test_rounding_gives_a_neighbor_with_the_chance_of_its_distance(
+    dtype: tf.DType, value: float
+) -> None:
+    low, high = neighbors(value, dtype)
+    count = 4000
+    found = tf.cast(rounded(tf.fill([count], value), dtype, SEED), tf.float64).numpy()
+    assert set(found) <= {low, high}
+    if low != high:
+        chance = float((Fraction(value) - Fraction(low)) / (Fraction(high) - Fraction(low)))
+        spread = (chance * (1 - chance) / count) ** 0.5
+        assert abs((found == high).mean() - chance) <= 5 * spread + 1e-3
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_not_finite_stays(dtype: tf.DType) -> None:
+    value = tf.constant([np.inf, -np.inf, np.nan, 0.0, -0.0])
+    found = tf.cast(rounded(value, dtype, SEED), tf.float32).numpy()
+    np.testing.assert_array_equal(found, value)
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.SGD(1e-4),
+        lambda: keras.optimizers.SGD(1e-5, momentum=0.9, nesterov=True),
+        lambda: keras.optimizers.Adam(1e-4),
+        lambda: keras.optimizers.AdamW(1e-4, weight_decay=0.01),
+        lambda: keras.optimizers.RMSprop(1e-4),
+        lambda: keras.optimizers.Lion(1e-4),
+        lambda: keras.optimizers.Adafactor(1e-3),
+    ],
+)
+def test_many_small_updates_come_to_their_sum(make: Any, dtype: str, rounding: str) -> None:
+    """Each is below half of a step of the type; plainly, weights of 1 would never move."""
+
+    def moved(optimizer: Any, dtype: str) -> np.ndarray:
+        weights = keras.Variable(np.ones([64, 64]), dtype=dtype)
+        optimizer.build([weights])
+        grad = tf.random.stateless_uniform([64, 64], [1, 2], 0.5, 1.0)
+
+        @tf.function
+        def step() -> None:
+            optimizer.apply([tf.cast(grad, dtype)], [weights])
+
+        for _ in range(200):
+            step()
+        return 1 - np.asarray(tf.cast(weights.value, tf.float32))
+
+    wanted = moved(make(), "float32")
+    found = moved(ms.keras.low_precision(make(), rounding), dtype)
+    assert wanted.mean() > 1e-3
+    # Of Kahan's sum, the weights are the nearest numbers: for bfloat16, up to 1/512 away.
+    away = 2.0**-9 if (dtype, rounding) == ("bfloat16", "kahan") else 0
+    np.testing.assert_allclose(found.mean(), wanted.mean(), rtol=0.05, atol=away)
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+def test_bytes_are_those_of_16_bits(rounding: str) -> None:
+    weights = keras.Variable(np.ones([1000]), dtype="bfloat16")
+    optimizer = ms.keras.low_precision("adam", rounding)
+    optimizer.build([weights])
+    held = sum(v.value.numpy().nbytes for v in optimizer.variables if v.shape == (1000,))
+    assert held == 2000 * (2 + (rounding == "kahan"))
+
+
+@pytest.mark.parametrize("policy", ["bfloat16"], indirect=True)
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+def test_training_in_16_bits_comes_as_far_as_in_32(policy: str) -> None:
+    def losses(dtype: str, optimizer: Any) -> list[float]:
+        keras.config.set_dtype_policy(dtype)
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(32, activation="gelu") for _ in range(3)]
+        model = keras.Sequential([keras.Input([16]), *layers, keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+        x = np.random.default_rng(0).standard_normal((512, 16)).astype(np.float32)
+        y = np.sin(x.sum(1, keepdims=True))
+        saving = ms.keras.MemorySavingGradients()
+        history = model.fit(x, y, 64, 12, verbose=0, shuffle=False, callbacks=[saving])
+        return history.history["loss"]
+
+    wanted = losses("float32", keras.optimizers.Adam(3e-3))
+    for rounding in ("stochastic", "kahan"):
+        found = losses("bfloat16", ms.keras.low_precision(keras.optimizers.Adam(3e-3), rounding))
+        assert found[-1] < wanted[0] - 0.8 * (wanted[0] - wanted[-1])
+
+
+@pytest.mark.parametrize("policy", ["bfloat16"], indirect=True)
+def test_it_is_saved_and_loaded(policy: str, tmp_path: Any) -> None:
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    model.compile(ms.keras.low_precision(keras.optimizers.Adam(0.01), "kahan", seed=7), "mse")
+    x = np.ones([8, 4])
+    model.fit(x, x[:, :3], verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert (loaded.optimizer.rounding, loaded.optimizer.seed) == ("kahan", 7)
+    for one in (model, loaded):
+        one.fit(x, x[:, :3], verbose=0)
+    for a, b in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    def trained(seed: int) -> np.ndarray:
+        weights = keras.Variable(np.ones([100]), dtype="bfloat16")
+        optimizer = ms.keras.low_precision(keras.optimizers.SGD(1e-3), seed=seed)
+        for _ in range(5):
+            optimizer.apply([tf.ones([100], tf.bfloat16)], [weights])
+        return np.asarray(weights)
+
+    np.testing.assert_array_equal(trained(1), trained(1))
+    assert (trained(1) != trained(2)).any()
+
+
+def test_gradients_of_few_rows() -> None:
+    weights = keras.Variable(np.ones([10, 4]), dtype="bfloat16")
+    optimizer = ms.keras.low_precision(keras.optimizers.SGD(0.5))
+    rows = tf.IndexedSlices(
+        tf.ones([3, 4], tf.bfloat16), tf.constant([2, 5, 2]), tf.constant([10, 4])
+    )
+    optimizer.apply([rows], [weights])
+    expected = np.ones([10, 4])
+    expected[2], expected[5] = 0, 0.5
+    np.testing.assert_array_equal(np.asarray(weights, np.float32), expected)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+def test_skipped_steps_are_reported(policy: str) -> None:
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    model.compile(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=2.0**18),
+        "mse",
+    )
+    x = np.full([32, 4], 100.0)
+    saving = ms.keras.MemorySavingGradients()
+    with pytest.warns(OverflowWarning, match="of 4 steps were skipped"):
+        history = model.fit(x, x[:, :3], 8, verbose=0, callbacks=[saving])
+    skipped, scale = (history.history[name][0] for name in ("skipped_steps", "loss_scale"))
+    assert skipped == 4 - int(model.optimizer.iterations) >= 2
+    assert scale == 2.0 ** (18 - skipped)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16"], indirect=True)
+def test_casts_of_weights_are_recomputed(policy: str) -> None:
+    layers = [keras.layers.Dense(512, activation="tanh") for _ in range(6)]
+    model = keras.Sequential([keras.Input([512]), *layers])
+
+    @tf.function
+    def step(x: tf.Tensor) -> Any:
+        loss = tf.reduce_sum(model(x, training=True))
+        return ms.gradients(loss, model.trainable_variables, checkpoints="memory")
+
+    (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([8, 512])))
+    casts = [d for d in plan.decisions if "Cast" in d.tensor and d.bytes == 2 * 512 * 512]
+    # Those of the last layers are read before there is a peak to lower.
+    assert [d.fate for d in casts][:2] == ["recompute"] * 2
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: ms.keras.low_precision("adam", "up"), "rounding='up'"),
+        (
+            lambda: ms.keras.low_precision(keras.optimizers.SGD(use_ema=True)),
+            "use_ema=True: excludes",
+        ),
+        (
+            lambda: ms.keras.low_precision(keras.optimizers.SGD(gradient_accumulation_steps=2)),
+            "gradient_accumulation_steps=2: excludes",
+        ),
+        (
+            lambda: ms.keras.low_precision(
+                keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+            ),
+            "put LossScaleOptimizer around the result",
+        ),
+    ],
+)
+def test_bad_arguments(make: Any, problem: str) -> None:
+    with pytest.raises(ArgumentError, match=problem):
+        make()
+
+
+def test_weights_of_32_bits_are_refused() -> None:
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    optimizer = ms.keras.low_precision("sgd")
+    with pytest.raises(ArgumentError, match="either drop it, or drop the policy"):
+        optimizer.build(model.trainable_variables)
+    optimizer = keras.optimizers.SGD()
+    optimizer.build(model.trainable_variables)
+    with pytest.raises(ArgumentError, match="has slots already"):
+        ms.keras.low_precision(optimizer)
