@@ -19,6 +19,7 @@ from memsaving_gradients.api import gradients_speed as gradients_speed
 from memsaving_gradients.comparison import Comparison as Comparison
 from memsaving_gradients.explaining import explain as explain
 from memsaving_gradients.explanation import Explanation as Explanation
+from memsaving_gradients.fitting import fit_to as fit_to
 from memsaving_gradients.gradient_error import GradientError as GradientError
 from memsaving_gradients.gradient_error import gradient_error as gradient_error
 from memsaving_gradients.largest import LargestBatch as LargestBatch
@@ -50,6 +51,7 @@ __all__ = [
     "checkpoint",
     "errors",
     "explain",
+    "fit_to",
     "gradient_error",
     "gradients",
     "gradients_collection",

@@ -7,8 +7,7 @@ training, also an error in another callback, the model is left with its own func
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from memsaving_gradients.attention.layers import Attention as Attention
 from memsaving_gradients.attention.layers import MultiHeadAttention as MultiHeadAttention
 from memsaving_gradients.device import RESERVE, DeviceMemory
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
+from memsaving_gradients.keras_models import bytes_of, holds_gradients
 from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.microbatches.train_step import train_step_of
 from memsaving_gradients.options import Options
@@ -251,8 +251,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
         options = self._asked
         if self._reads_hold:
             # In a loop over microbatches each gradient is added up at once.
-            holds = self._cut is None and _holds(model.optimizer)
-            options = replace(options, hold_gradients=holds)
+            held = self._cut is None and holds_gradients(model.optimizer)
+            options = replace(options, hold_gradients=held)
         if self._reads_batch:
             options = replace(options, batch_size=(self.params or {}).get("batch_size") or None)
         if self._device is not None:
@@ -282,9 +282,9 @@ def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMem
         )
     device = replace(
         device,
-        weights=_bytes_of(model.variables),
-        slots=_bytes_of(model.optimizer.variables),
-        buffers=_bytes_of(model.trainable_variables) if buffers else 0,
+        weights=bytes_of(model.variables),
+        slots=bytes_of(model.optimizer.variables),
+        buffers=bytes_of(model.trainable_variables) if buffers else 0,
     )
     if device.left <= 0:
         raise ArgumentError(
@@ -294,26 +294,3 @@ def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMem
             "larger device, a smaller model or an optimizer with fewer slots",
         )
     return device
-
-
-def _bytes_of(variables: Iterable[Any]) -> int:
-    """Bytes of Keras variables, each counted once."""
-    found = {id(v): v for v in variables}
-    return sum(
-        math.prod(v.shape) * tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size
-        for v in found.values()
-        if v.dtype != "string"
-    )
-
-
-def _holds(optimizer: Any) -> bool:
-    """Whether ``optimizer`` reads all gradients before it uses the first."""
-    while optimizer is not None:
-        if getattr(optimizer, "global_clipnorm", None):
-            return True
-        if getattr(optimizer, "gradient_accumulation_steps", None):
-            return True
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            return True
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-    return False

@@ -30,7 +30,7 @@ from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.execution import CHANCE
 from memsaving_gradients.following import FIRST_SHARE, Following
 from memsaving_gradients.options import Options
-from memsaving_gradients.planners import Proposal, chain
+from memsaving_gradients.planners import Limits, Proposal, chain, curve
 from memsaving_gradients.planning import seek
 from memsaving_gradients.site import Site
 
@@ -40,6 +40,8 @@ __all__ = ["Study", "asked", "function_of"]
 OPTIONS = ("batch_size", "hold_gradients", "xla", "accumulate", "profile", "progress")
 #: A budget is asked for, so that the search for plans is that of budgets; it decides nothing.
 SOME = 1e-9
+#: Shares of the bytes that a budget has room for, if chunks are filled as in the plan of least memory: they may have more holes.
+ASKED = (1.0, 0.8, 0.6)
 
 
 def asked(options: dict[str, Any]) -> Options:
@@ -116,6 +118,19 @@ class Study:
         if outcome is None or self.search is None:
             return None
         return Found(outcome.proposal, outcome.need, None)
+
+    def extra_within(self, budget: int, least: Found) -> float:
+        """Extra time of a plan for ``budget`` bytes, after `least`, whose plan is what there is if no faster one is found."""
+        assert self.search is not None
+        plan = least.proposal
+        # What the executor adds is known of this one, and taken for that of others.
+        adds = max(1.0, least.need / max(self.budget_for(self.need(plan)), 1))
+        most = plan.peak * budget / max(self.need(plan) * adds, 1)
+        asked = [int(most * share) for share in ASKED]
+        limits = Limits(keep=self.search.keep, accumulate=self.search.accumulate)
+        found = [plan for _, plan in curve.plans(self.search.meter.graph, limits, asked)]
+        fits = [one for one in found if self.budget_for(self.need(one)) * adds <= budget]
+        return min(self.extra_time(one) for one in [plan, *fits])
 
     def _least_of_chains(self) -> Found | None:
         try:

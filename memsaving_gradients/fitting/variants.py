@@ -1,0 +1,112 @@
+"""What can be changed about a training besides what is recomputed, and how it is cut: elsewhere, in fewer digits, in lower precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from memsaving_gradients.options import Options
+from memsaving_gradients.study import SOME
+
+__all__ = ["Variant", "in_lower_precision", "variants_of"]
+
+ENCODE, POLICY = "bfloat16", "mixed_bfloat16"
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A way to train.
+
+    Attributes
+    ----------
+    name
+        In front of what else is done; an empty string for the model as it is.
+    model
+        What is traced.
+    settings
+        Arguments of ``MemorySavingGradients``.
+    changes
+        What it changes that matters to the result.
+    plain, whole, cut
+        Whether there is anything to look at where nothing is planned; where the batch stays whole; where it is cut.
+    holds_gradients
+        Whether its optimizer reads all gradients before it uses the first.
+    """
+
+    name: str
+    model: Any
+    settings: Mapping[str, Any]
+    changes: tuple[str, ...]
+    plain: bool
+    whole: bool
+    cut: bool
+    holds_gradients: bool
+
+    def options(self, *, cut: bool) -> Options:
+        """For planning; in microbatches, each gradient is added up at once."""
+        held = self.holds_gradients and not cut
+        return Options(budget=SOME, hold_gradients=held, **self.settings)
+
+
+def variants_of(model: Any, may: Sequence[str], offload: Any) -> Iterator[Variant]:
+    """In the order of least harm: with as few changes as can be, and those that come first in ``may`` before others."""
+    # Keras takes seconds to import.
+    from memsaving_gradients.keras_models import holds_gradients, normalizes_batches
+
+    normalized, held = normalizes_batches(model), holds_gradients(model.optimizer)
+    lower: list[Any] = []
+    for changes in _subsets(may):
+        if "batch_norm" in changes and not normalized:
+            continue
+        # In that policy residuals have few digits already.
+        if {"encode", "precision"} <= set(changes):
+            continue
+        if "precision" in changes and not lower:
+            lower.append(in_lower_precision(model))
+        settings = {"encode": ENCODE} if "encode" in changes else {}
+        names = [f"residuals in {ENCODE}"] if "encode" in changes else []
+        names += [POLICY] if "precision" in changes else []
+        now = Variant(
+            "".join(f"{name}, " for name in names),
+            lower[0] if "precision" in changes else model,
+            settings,
+            changes,
+            plain="encode" not in changes and "batch_norm" not in changes,
+            whole="batch_norm" not in changes,
+            cut=not normalized or "batch_norm" in changes,
+            holds_gradients=held,
+        )
+        yield now
+        if offload is not None:
+            settings = {**settings, "offload": offload}
+            yield replace(now, name=f"{now.name}offload, ", settings=settings, plain=False)
+
+
+def _subsets(may: Sequence[str]) -> list[tuple[str, ...]]:
+    return [some for count in range(len(may) + 1) for some in combinations(may, count)]
+
+
+def in_lower_precision(model: Any) -> Any:
+    """The model with its weights, and with `POLICY` in the place of ``float32``; what it returns stays ``float32``. Compiled like it.
+
+    Layers that were given a policy of their own keep it.
+    """
+    import keras
+
+    ends = {tensor._keras_history.operation.name for tensor in model.outputs}
+
+    def clone(layer: Any) -> Any:
+        config = layer.get_config()
+        if layer.dtype_policy.name == "float32" and layer.name not in ends:
+            config["dtype"] = POLICY
+        return type(layer).from_config(config)
+
+    made = keras.models.clone_model(model, clone_function=clone)
+    made.set_weights(model.get_weights())
+    made.compile_from_config(model.get_compile_config())
+    made.optimizer.build(made.trainable_variables)
+    for new, old in zip(made.optimizer.variables, model.optimizer.variables, strict=True):
+        new.assign(old)
+    return made
