@@ -46,12 +46,13 @@ class ArgumentError(MemorySavingError, ValueError):
     """
 
     def __init__(self, argument: str, value: Any, problem: str) -> None:
-        # All three are `args`, from which copying and pickling make the error again.
-        super().__init__(argument, value, problem)
+        # One text, which is what others take out of an error that they wrap, as Keras does around the calls of layers.
+        super().__init__(f"{argument}={_show(value)}: {problem}")
         self.argument, self.value, self.problem = argument, value, problem
 
-    def __str__(self) -> str:
-        return f"{self.argument}={_show(self.value)}: {self.problem}"
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copying and pickling make the error again."""
+        return type(self), (self.argument, self.value, self.problem)
 
 
 class HigherOrderError(MemorySavingError, NotImplementedError):
@@ -79,8 +80,12 @@ class BudgetError(ArgumentError):
         self, argument: str, value: Any, problem: str, budget: int, least: int, fraction: float
     ) -> None:
         super().__init__(argument, value, problem)
-        self.args = (argument, value, problem, budget, least, fraction)
         self.budget, self.least, self.fraction = budget, least, fraction
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As for any `ArgumentError`."""
+        made = (self.argument, self.value, self.problem)
+        return type(self), (*made, self.budget, self.least, self.fraction)
 
 
 class PlanError(ArgumentError):

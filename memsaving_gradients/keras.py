@@ -28,6 +28,10 @@ from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
 from memsaving_gradients.precision.optimizer import low_precision as low_precision
 from memsaving_gradients.precision.overflow import Skipped
+from memsaving_gradients.sparsity import Reparameterize as Reparameterize
+from memsaving_gradients.sparsity import SparseModel as SparseModel
+from memsaving_gradients.sparsity import sparse_bytes as sparse_bytes
+from memsaving_gradients.sparsity import sparsify as sparsify
 
 __all__ = [
     "RESERVE",
@@ -36,7 +40,11 @@ __all__ = [
     "Checkpoint",
     "MemorySavingGradients",
     "MultiHeadAttention",
+    "Reparameterize",
+    "SparseModel",
     "low_precision",
+    "sparse_bytes",
+    "sparsify",
 ]
 
 

@@ -174,16 +174,16 @@ def test_gradients_of_few_rows() -> None:
 def test_skipped_steps_are_reported(policy: str) -> None:
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     model.compile(
-        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=2.0**18),
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=2.0**40),
         "mse",
     )
-    x = np.full([32, 4], 100.0)
+    x = np.full([256, 4], 100.0)
     saving = ms.keras.MemorySavingGradients()
-    with pytest.warns(OverflowWarning, match="of 4 steps were skipped"):
+    with pytest.warns(OverflowWarning, match="of 32 steps were skipped"):
         history = model.fit(x, x[:, :3], 8, verbose=0, callbacks=[saving])
     skipped, scale = (history.history[name][0] for name in ("skipped_steps", "loss_scale"))
-    assert skipped == 4 - int(model.optimizer.iterations) >= 2
-    assert scale == 2.0 ** (18 - skipped)
+    assert skipped == 32 - int(model.optimizer.iterations) > 16
+    assert scale == 2.0 ** (40 - skipped)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16"], indirect=True)

@@ -14,8 +14,8 @@ from memsaving_gradients.errors import OverflowWarning
 
 __all__ = ["Skipped"]
 
-#: From this share of skipped steps on, something is wrong.
-MANY = 0.5
+#: From this share of skipped steps on, something is wrong; unless there are so few that the scale may just be coming down to where it belongs.
+MANY, FEW = 0.5, 16
 
 
 class Skipped:
@@ -39,7 +39,7 @@ class Skipped:
             return {}
         skipped = steps - (self._applied() - self._before)
         scale = float(self.optimizer.dynamic_scale)
-        if steps and skipped >= MANY * steps:
+        if skipped > FEW and skipped >= MANY * steps:
             warn(
                 f"{skipped} of {steps} steps were skipped, as gradients were not finite at a loss scale that has come down to {scale:g}: "
                 "lower the learning rate or initial_scale, look for numbers that are not finite in the data, or take bfloat16, whose range is "

@@ -1,0 +1,14 @@
+"""Training with sparse weights whose places move: dynamic sparse reparameterization (Mostafa & Wang 2019, arXiv 1902.05967).
+
+From the first step on, only a part of a network's weights exists: their values, one variable for all layers, and a bit for each place. Every so many steps the
+smallest ones are let go, and as many begin at zero at random places elsewhere, in layers that have kept most. What is held is
+what there is: values, slots of the optimizer for them, and bits. A layer's kernel is there while it is used.
+"""
+
+from memsaving_gradients.sparsity.held import HeldBytes as HeldBytes
+from memsaving_gradients.sparsity.held import sparse_bytes as sparse_bytes
+from memsaving_gradients.sparsity.model import SparseModel as SparseModel
+from memsaving_gradients.sparsity.model import sparsify as sparsify
+from memsaving_gradients.sparsity.reparameterize import Reparameterize as Reparameterize
+
+__all__ = ["HeldBytes", "Reparameterize", "SparseModel", "sparse_bytes", "sparsify"]

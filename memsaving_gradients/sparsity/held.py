@@ -1,0 +1,75 @@
+"""What sparse weights take, as they are held."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memsaving_gradients.keras_models import bytes_of
+from memsaving_gradients.sparsity.model import SparseModel
+
+__all__ = ["HeldBytes", "sparse_bytes"]
+
+
+@dataclass(frozen=True)
+class HeldBytes:
+    """Bytes of variables.
+
+    Attributes
+    ----------
+    values, bits, slots
+        Of sparse weights: they themselves, where they are, and the optimizer's for them.
+    rest
+        Of everything else, with its slots.
+    dense
+        What weights and slots of the same model would take if no kernel were sparse.
+    """
+
+    values: int
+    bits: int
+    slots: int
+    rest: int
+    dense: int
+
+    @property
+    def share(self) -> float:
+        """All of it, as a share of what dense weights and slots would take."""
+        return (self.values + self.bits + self.slots + self.rest) / self.dense
+
+
+def sparse_bytes(model: SparseModel, optimizer: Any = None) -> HeldBytes:
+    """The bytes that a sparse model's variables take, and an optimizer's.
+
+    Parameters
+    ----------
+    model
+        Made by `sparsify`.
+    optimizer
+        Of the model, built; ``None``: the one that it was compiled with, if it was.
+    """
+    optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    store = model.store
+    values, bits = bytes_of([store.values]), bytes_of([*store.bits, store.counts])
+    slots = bytes_of(slots_of(optimizer, store.values)) if optimizer is not None else 0
+    whole = bytes_of(model.variables) + (
+        bytes_of(optimizer.variables) if optimizer is not None else 0
+    )
+    rest = whole - values - bits - slots
+    places = sum(math.prod(shape) for shape in store.shapes)
+    dense = rest + places * (values + slots) // store.total
+    return HeldBytes(values, bits, slots, rest, dense)
+
+
+def slots_of(optimizer: Any, weight: Any) -> list[Any]:
+    """An optimizer's variables of the shape of ``weight`` that it has made for it."""
+    begins = weight.path.replace("/", "_")
+    return [
+        slot
+        for slot in optimizer.variables
+        if slot.shape == weight.shape
+        and tf.as_dtype(slot.dtype).is_floating
+        and slot.name.startswith(begins)
+    ]

@@ -1,0 +1,76 @@
+"""Keras' dense and convolutional layers, whose kernels are in a store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.sparsity.store import SparseStore
+
+__all__ = ["SPARSE"]
+
+if TYPE_CHECKING:
+    from keras.layers import Layer as _Layer
+else:
+    # A mixin: the layer follows it in the order of classes.
+    _Layer = object
+
+
+class _Kernel:
+    """What stands in the place of a kernel's variable."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.store: SparseStore | None = None
+        self.number = 0
+
+
+class _Sparse(_Layer):
+    """What a layer with a sparse kernel does otherwise."""
+
+    def add_weight(self, *args: Any, name: str | None = None, **options: Any) -> Any:
+        """Make a variable, but none for the kernel."""
+        if name != "kernel":
+            return super().add_weight(*args, name=name, **options)
+        if options.get("constraint") is not None:
+            raise ArgumentError(
+                "kernel_constraint",
+                self.name,
+                "kernels with constraints cannot be sparse; name this layer in dense=",
+            )
+        return _Kernel(tuple(options["shape"]))
+
+    @property
+    def kernel(self) -> tf.Tensor:
+        """The kernel, dense, made anew each time."""
+        store, number = self._kernel.store, self._kernel.number
+        if store is None:
+            raise ArgumentError("layer", self.name, "has no weights yet; it is made by sparsify")
+        if self.kernel_regularizer is not None:
+            # Penalties of Keras are sums over weights, to which zeros add nothing.
+            self.add_loss(self.kernel_regularizer(store.part(number)))
+        return store.kernel(number, self.compute_dtype)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save what is not in the store."""
+        keras.layers.Layer.save_own_variables(self, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load what is not in the store."""
+        keras.layers.Layer.load_own_variables(self, store)
+
+
+def _sparse(kind: type) -> Any:
+    name = f"Sparse{kind.__name__}"
+    made = type(name, (_Sparse, kind), {"__doc__": f"{kind.__name__} with a sparse kernel."})
+    return keras.saving.register_keras_serializable("memsaving_gradients", name)(made)
+
+
+#: By class of layers that can be sparse, that of those that are.
+SPARSE: dict[type, Any] = {
+    kind: _sparse(kind)
+    for kind in (keras.layers.Dense, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+}

@@ -1,0 +1,129 @@
+"""The weights of all sparse layers: one variable of values, and a bit for each place.
+
+One variable, so that an optimizer's slots are as small as the weights, and layers can have more of them or fewer as training goes on; the number of all stays
+the same, and so do all shapes. The parts of layers come from one split, whose gradient is one concatenation: a slice for each layer would give
+as many gradients of the whole, filled up with zeros. Bits are the smallest way to say where weights are from a sparsity of 6 % to one of 94 %; beyond, 16-bit
+distances would take less, of what is then next to nothing: 1/32 of the dense weights.
+
+A layer's kernel is made of its part when it is needed, by counting bits: a few elementwise ops, which a planner may repeat rather than keep the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from graph_tools import _tf_autodiff
+from memsaving_gradients.errors import ArgumentError
+
+__all__ = ["SparseStore"]
+
+
+@keras.saving.register_keras_serializable(package="memsaving_gradients")
+class SparseStore(keras.layers.Layer):
+    """Values and places of weights.
+
+    Parameters
+    ----------
+    shapes
+        Of the layers' kernels.
+    total
+        How many weights there are.
+    """
+
+    def __init__(self, shapes: Sequence[Sequence[int]], total: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.shapes = [tuple(shape) for shape in shapes]
+        self.total = total
+        # Sizes of parts change, which XLA cannot compile.
+        self.supports_jit = False
+        self.values = self.add_weight([total], "zeros", name="values")
+        state = {"trainable": False, "autocast": False}
+        self.counts = self.add_weight([len(shapes)], "zeros", "int32", name="counts", **state)
+        self.bits = [
+            self.add_weight(
+                [-(-math.prod(shape) // 8)], "zeros", "uint8", name=f"bits_{k}", **state
+            )
+            for k, shape in enumerate(self.shapes)
+        ]
+        self._open: list[list[tf.Tensor]] = []
+        self.built = True
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Layers find their weights inside."""
+        if _tf_autodiff.compiled_by_xla():
+            raise ArgumentError(
+                "jit_compile",
+                True,
+                "sparse weights move between layers, whose sizes XLA would have to know; compile the model with jit_compile=False",
+            )
+        values = _of_known_shape(tf.convert_to_tensor(self.values.value))
+        self._open.append(tf.split(values, self.counts.value, num=len(self.shapes)))
+        try:
+            yield
+        finally:
+            self._open.pop()
+
+    def part(self, number: int) -> tf.Tensor:
+        """The weights of a layer, for the model that is being called."""
+        if not self._open:
+            raise ArgumentError(
+                "layer",
+                number,
+                "the weights of this layer belong to a sparse model; call that, not the layer or the model inside",
+            )
+        return self._open[-1][number]
+
+    def kernel(self, number: int, dtype: str) -> tf.Tensor:
+        """The kernel of a layer, dense."""
+        part = tf.cast(self.part(number), dtype)
+        shape = self.shapes[number]
+        return tf.reshape(_dense(part, _unpacked(self.bits[number].value, math.prod(shape))), shape)
+
+    def masks(self) -> list[npt.NDArray[Any]]:
+        """For each layer, which places have a weight."""
+        return [
+            np.unpackbits(bits.numpy(), count=math.prod(shape), bitorder="little").astype(bool)
+            for bits, shape in zip(self.bits, self.shapes, strict=True)
+        ]
+
+    def set_masks(self, masks: Sequence[npt.NDArray[Any]]) -> None:
+        """Say which places have a weight; values are in the order of layers and places."""
+        for bits, mask in zip(self.bits, masks, strict=True):
+            bits.assign(np.packbits(mask, bitorder="little"))
+        self.counts.assign([int(mask.sum()) for mask in masks])
+
+
+@tf.custom_gradient
+def _of_known_shape(values: tf.Tensor) -> Any:
+    """``values``, whose gradient is as large as they are: parts of unknown sizes do not say so."""
+    return tf.identity(values), lambda above: tf.ensure_shape(above, values.shape)
+
+
+def _unpacked(packed: tf.Tensor, count: int) -> tf.Tensor:
+    """The first ``count`` bits, as truth values."""
+    shifts = tf.range(8, dtype=tf.int32)
+    bits = tf.bitwise.right_shift(tf.cast(packed, tf.int32)[:, None], shifts)
+    return tf.reshape(tf.bitwise.bitwise_and(bits, 1) > 0, [-1])[:count]
+
+
+def _dense(part: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Weights at their places, zeros elsewhere. Its gradient is what stands at these places: TensorFlow's own would add up rows."""
+
+    @tf.custom_gradient
+    def placed(part: tf.Tensor) -> Any:
+        number = tf.cumsum(tf.cast(mask, tf.int32)) - 1
+        found = tf.gather(part, tf.maximum(number, 0))
+        return tf.where(mask, found, tf.zeros([], part.dtype)), lambda above: tf.boolean_mask(
+            above, mask
+        )
+
+    return placed(part)
