@@ -15,6 +15,7 @@ budget, about as much as an attempt at a plan.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -39,7 +40,7 @@ from memsaving_gradients.site import Site
 from memsaving_gradients.units import exact_bytes, format_bytes
 from memsaving_gradients.updates import Updates
 
-__all__ = ["consumed_at_once", "install", "note"]
+__all__ = ["consumed_at_once", "install", "note", "note_added_up"]
 
 #: Where less than this share of the budget is done with gradients, a step is not played as a whole.
 LITTLE = 1 / 200
@@ -62,6 +63,7 @@ class _Trace:
     built: list[_Built] = field(default_factory=list)
 
 
+_added_up: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 _consumed: ContextVar[bool] = ContextVar("memsaving_gradients_consumed", default=False)
 #: Innermost last. Functions are traced in several threads at a time: graphs tell whose gradients are whose.
 _traces: list[_Trace] = []
@@ -86,6 +88,8 @@ def install() -> None:
             _check_attention(graph, built)
             if not _consumed.get():
                 _finish(graph, built)
+        elif graph in _added_up:
+            _defer(graph)
         return graph
 
     traced._memsaving_whole_step = True  # type: ignore[attr-defined]
@@ -100,6 +104,22 @@ def consumed_at_once() -> Iterator[None]:
         yield
     finally:
         _consumed.reset(token)
+
+
+def note_added_up(grads: Sequence[tf.Tensor]) -> None:
+    """Note gradients that a loop in the current graph has added up, for which what is done with them is to wait."""
+    graph = tf.compat.v1.get_default_graph()
+    if not _tf_autodiff.compiled_by_xla():
+        _added_up.add(graph)
+        registry.returned(graph, grads, held=False)
+
+
+def _defer(graph: tf.Graph) -> None:
+    """Let what follows a loop wait for the gradients that it gives."""
+    grads = {tensor.op for tensor, _ in registry.earlier(graph)}
+    ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
+    border = min(map(_tf.creation_index, grads))
+    Updates(registry.operations_since(graph), grads, ends, border).defer()
 
 
 def note(following: Following, followed: Followed, grads: Sequence[tf.Tensor]) -> None:

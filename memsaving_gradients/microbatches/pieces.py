@@ -121,6 +121,8 @@ def _built(
         flat = added_up(batch, pieces, traced)
     results = len(tf.nest.flatten(found.results))
     grads = flat[results:]
+    if dense := [grad for grad in grads if isinstance(grad, tf.Tensor)]:
+        whole_step.note_added_up(dense)
     if found.is_loss:
         sources = [*found.read, *(batch.parts[k] for k in parts)]
         loss = loss_with(flat[0], grads, sources)

@@ -132,6 +132,7 @@ class _LowPrecision(_Optimizer):
             for v in low:
                 self._lost[self._var_key(v)] = self.add_variable_from_reference(v, name="lost")
         # By which random numbers differ; the same in every trace.
+        self._last: Any = None
         known = [*variables, *self.variables]
         self._numbers = {self._var_key(v): number for number, v in enumerate(known)}
 
@@ -144,7 +145,9 @@ class _LowPrecision(_Optimizer):
         if isinstance(gradient, tf.IndexedSlices):
             # A sum of rows is rounded once.
             gradient = tf.convert_to_tensor(gradient)
-        super().update_step(tf.cast(gradient, tf.float32), _Wide(stored), learning_rate)
+        # What is computed in 32 bits, or drawn, waits until its gradient is there and the variable before has been updated.
+        with tf.control_dependencies([gradient, *self._updated(gradient)]):
+            super().update_step(tf.cast(gradient, tf.float32), _Wide(stored), learning_rate)
 
     def assign(self, variable: Any, value: Any) -> None:
         """Store a value."""
@@ -171,6 +174,11 @@ class _LowPrecision(_Optimizer):
             self._store(stored, -tf.cast(value, tf.float32))
 
     def _store(self, stored: tf.Variable, change: tf.Tensor) -> None:
+        # One write after the other: in 32 bits, each takes several times what the variable does.
+        with tf.control_dependencies([change, *self._updated(change)]):
+            self._last = self._written(stored, change)
+
+    def _written(self, stored: tf.Variable, change: tf.Tensor) -> tf.Operation:
         old, dtype = tf.cast(stored, tf.float32), stored.dtype
         lost = self._lost.get(stored._unique_id)
         number = self.seed + self._numbers[stored._unique_id]
@@ -184,7 +192,13 @@ class _LowPrecision(_Optimizer):
             new = tf.cast(old + change, dtype)
         else:
             new = rounded(old + change, dtype, seed)
-        stored.assign(new)
+        return stored.assign(new, read_value=False)
+
+    def _updated(self, tensor: tf.Tensor) -> list[tf.Operation]:
+        """What wrote last in the graph of ``tensor``."""
+        last = self._last
+        there = tf.is_symbolic_tensor(tensor) and isinstance(last, tf.Operation)
+        return [last] if there and last.graph is tensor.graph else []
 
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
         if self.weight_decay is None:
