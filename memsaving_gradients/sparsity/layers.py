@@ -31,6 +31,8 @@ class _Kernel:
 class _Sparse(_Layer):
     """What a layer with a sparse kernel does otherwise."""
 
+    _made: tf.Tensor | None = None
+
     def add_weight(self, *args: Any, name: str | None = None, **options: Any) -> Any:
         """Make a variable, but none for the kernel."""
         if name != "kernel":
@@ -49,10 +51,20 @@ class _Sparse(_Layer):
         store, number = self._kernel.store, self._kernel.number
         if store is None:
             raise ArgumentError("layer", self.name, "has no weights yet; it is made by sparsify")
+        return store.kernel(number, self.compute_dtype) if self._made is None else self._made
+
+    def call(self, inputs: Any, **options: Any) -> Any:
+        """Call the layer, whose kernel is made when the inputs are there: it needs none, and would be made when the step begins."""
+        with tf.control_dependencies([inputs]):
+            made = self.kernel
         if self.kernel_regularizer is not None:
             # Penalties of Keras are sums over weights, to which zeros add nothing.
-            self.add_loss(self.kernel_regularizer(store.part(number)))
-        return store.kernel(number, self.compute_dtype)
+            self.add_loss(self.kernel_regularizer(self._kernel.store.part(self._kernel.number)))
+        self._made = made
+        try:
+            return super().call(inputs, **options)
+        finally:
+            self._made = None
 
     def save_own_variables(self, store: Any) -> None:
         """Save what is not in the store."""

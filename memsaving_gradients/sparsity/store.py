@@ -85,8 +85,8 @@ class SparseStore(keras.layers.Layer):
     def kernel(self, number: int, dtype: str) -> tf.Tensor:
         """The kernel of a layer, dense."""
         part = tf.cast(self.part(number), dtype)
-        shape = self.shapes[number]
-        return tf.reshape(_dense(part, _unpacked(self.bits[number].value, math.prod(shape))), shape)
+        shape, bits = self.shapes[number], self.bits[number].value
+        return tf.reshape(_dense(part, bits, math.prod(shape)), shape)
 
     def masks(self) -> list[npt.NDArray[Any]]:
         """For each layer, which places have a weight."""
@@ -115,15 +115,20 @@ def _unpacked(packed: tf.Tensor, count: int) -> tf.Tensor:
     return tf.reshape(tf.bitwise.bitwise_and(bits, 1) > 0, [-1])[:count]
 
 
-def _dense(part: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+def _dense(part: tf.Tensor, bits: tf.Variable, count: int) -> tf.Tensor:
     """Weights at their places, zeros elsewhere. Its gradient is what stands at these places: TensorFlow's own would add up rows."""
 
     @tf.custom_gradient
     def placed(part: tf.Tensor) -> Any:
+        mask = _unpacked(tf.convert_to_tensor(bits), count)
         number = tf.cumsum(tf.cast(mask, tf.int32)) - 1
         found = tf.gather(part, tf.maximum(number, 0))
-        return tf.where(mask, found, tf.zeros([], part.dtype)), lambda above: tf.boolean_mask(
-            above, mask
-        )
+
+        def gradient(above: tf.Tensor) -> tf.Tensor:
+            # Places are looked up when they are needed: they could be at any time, and would be at once.
+            with tf.control_dependencies([above]):
+                return tf.boolean_mask(above, _unpacked(tf.convert_to_tensor(bits), count))
+
+        return tf.where(mask, found, tf.zeros([], part.dtype)), gradient
 
     return placed(part)
