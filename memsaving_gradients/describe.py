@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import tensorflow as tf
 
 from graph_tools import _tf
+from graph_tools.liveness import timeline
 from memsaving_gradients.budgets import Found
 from memsaving_gradients.fingerprint import fingerprint
 from memsaving_gradients.loops.choice import Loops
@@ -15,6 +17,7 @@ from memsaving_gradients.planners import Proposal
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation
 from memsaving_gradients.stored import OFFLOAD, Stored
+from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["describe", "source_line", "why_nothing"]
 
@@ -33,7 +36,7 @@ def describe(
     before: Simulation,
     batch_is_known: bool = True,
     budget: int | None = None,
-    plain_seconds: float | None = None,
+    earlier: CapturedStep | None = None,
     loops: Loops | None = None,
 ) -> Plan:
     """What is to be done to ``step``; its simulation is the planner's.
@@ -54,16 +57,16 @@ def describe(
         Whether masks were packed before the step was captured.
     before
         The simulation of plain training as it runs.
-    plain_seconds
-        The time of a plain step, where that is not the one of ``step``: before masks were packed and loops replayed.
+    earlier
+        The plain step, where that is not ``step``: before masks were packed and loops replayed.
     loops
         Those of the step.
     """
     graph, proposal = step.graph, found.proposal
     after = proposal.simulation
-    seconds = graph.total_seconds if plain_seconds is None else plain_seconds
-    seconds = max(seconds, 1e-12)
-    more = graph.total_seconds - seconds if plain_seconds is not None else 0.0
+    untouched = graph if earlier is None else earlier.graph
+    seconds = max(untouched.total_seconds, 1e-12)
+    more = 0.0 if earlier is None else graph.total_seconds - seconds
     by_choice = ("checkpoint", "named", "marked")
     checkpoints = [s for s, why in proposal.reasons.items() if why.startswith(by_choice)]
     mark = fingerprint(step, batch)
@@ -72,6 +75,9 @@ def describe(
         decisions=tuple(_decisions(step, proposal)),
         peak_plain=before.peak,
         peak=after.peak,
+        # Plain training has all of them when the forward pass is over.
+        activations_plain=int(untouched.size[list(untouched.residuals)].sum()),
+        activations=_most_residuals(graph, after),
         extra_time=(proposal.extra_seconds + more) / seconds,
         clones=proposal.schedule.clones,
         checkpoints=tuple(step.source.tensor(s).name for s in sorted(checkpoints)),
@@ -92,6 +98,15 @@ def describe(
         simulation_plain=before,
         simulation=after,
     )
+
+
+def _most_residuals(graph: TrainingGraph, simulation: Simulation) -> int:
+    """Bytes of residuals, kept or made again, when most of them are alive."""
+    owned = slice(len(simulation.owner))
+    residual = np.isin(simulation.owner, list(graph.residuals))
+    born, dies, size = (of[owned][residual] for of in simulation.buffers)
+    alive = timeline(born, dies, size, len(simulation.bytes_alive))
+    return int(alive.max(initial=0))
 
 
 def _decisions(step: CapturedStep, proposal: Proposal) -> list[Decision]:

@@ -72,6 +72,9 @@ class Plan:
     peak_plain, peak
         Simulated transient peak of plain training and of this plan, bytes asked for (see `allocated_plain`, `allocated`). Of a
         plan that was made anew to leave room for the optimizer, ``peak`` is that of the whole step.
+    activations_plain, activations
+        The most bytes of residuals (what the backward pass reads of the forward pass) at one time, in plain training and with this plan,
+        those that were computed again included; what is only passed on while they are is not.
     extra_time
         Estimated time of the recomputation, as a fraction of the plain step's.
     clones
@@ -145,6 +148,8 @@ class Plan:
     fingerprint: Fingerprint | None = None
     simulation_plain: Simulation | None = field(default=None, compare=False)
     simulation: Simulation | None = field(default=None, compare=False)
+    activations_plain: int = 0
+    activations: int = 0
     chunks: tuple[int, int] | None = field(default=None, compare=False)
     whole_step: int | None = field(default=None, compare=False)
     assumed_batch: int | None = None

@@ -101,6 +101,7 @@ def _body(plan: Plan) -> dict[str, Any]:
         **{name: getattr(plan, name) for name in _PLAIN},
         "chunks": [plan.allocated_plain, plan.allocated],
         "assumed_batch": plan.assumed_batch,
+        "activations": [plan.activations_plain, plan.activations],
         "loops": plan.loops,
         "attention": [list(plan.attention), [list(entry) for entry in plan.attention_kept]],
         "checkpoints": list(plan.checkpoints),
@@ -128,11 +129,14 @@ def _plan(body: dict[str, Any], file: str) -> Plan:
 
     graph = body["graph"]
     attention, attention_kept = body.get("attention", ((), ()))
+    activations_plain, activations = body.get("activations", (0, 0))
     return Plan(
         **{name: body[name] for name in _PLAIN},
         file=file,
         assumed_batch=body.get("assumed_batch"),
         loops=str(body.get("loops", "")),
+        activations_plain=int(activations_plain),
+        activations=int(activations),
         attention=tuple(map(str, attention)),
         attention_kept=tuple((str(name), str(why)) for name, why in attention_kept),
         chunks=(int(body["chunks"][0]), int(body["chunks"][1])),

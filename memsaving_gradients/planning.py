@@ -418,7 +418,7 @@ def _described(
         packed=packed,
         budget=budget,
         before=before,
-        plain_seconds=None if earlier is None else earlier.graph.total_seconds,
+        earlier=earlier,
         loops=site.loops,
     )
     if site.attention is None:

@@ -109,7 +109,10 @@ def _budget(plan: Plan, budget: int) -> str:
 def _requested(plan: Plan) -> str:
     known = plan.assumed_batch is None
     batch = "" if known else f"; for a batch of {plan.assumed_batch}, assumed: give batch_size="
-    return f"simulated peak {plan.peak:,} bytes asked for, plain {plan.peak_plain:,}{batch}"
+    return (
+        f"simulated peak {plan.peak:,} bytes asked for, plain {plan.peak_plain:,}; "
+        f"activations {plan.activations:,}, plain {plan.activations_plain:,}{batch}"
+    )
 
 
 def _table(plan: Plan) -> list[str]:

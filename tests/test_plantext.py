@@ -56,7 +56,7 @@ def test_first_come_chunks_of_those_that_fractions_are_of() -> None:
         "about 4 %, 26 ops run again",
         "budget 122,880 bytes (120.00 KiB, 0.6 of plain): 4,096 left; planner 'auto': at most 1.0 % of a step above the least "
         "extra time (3.0 %)",
-        "simulated peak 102,400 bytes asked for, plain 204,800",
+        "simulated peak 102,400 bytes asked for, plain 204,800; activations 0, plain 0",
     ]
     assert repr(found) == "<Plan 'budget': 116.00 KiB of 200.00 KiB, 26 ops run again>"
 
@@ -223,3 +223,18 @@ def test_title_without_checkpoints() -> None:
     found = chain_plan(checkpoints=None)
     assert str(found).startswith("plan 'named', no checkpoints: ")
     assert {d.reason for d in found.recomputed} == {"from the inputs"}
+
+
+def test_activations_are_what_backward_reads_recomputed_or_not() -> None:
+    with tf.Graph().as_default() as graph:
+        x = y = tf.compat.v1.placeholder(tf.float32, [KILO])
+        for _ in range(16):
+            y = tf.tanh(y)
+        for checkpoints in (["Tanh_3"], ["Tanh_11"]):
+            ms.gradients(y, x, checkpoints=checkpoints)
+    tensor = 4 * KILO
+    early, late = ms.plans(graph)
+    assert early.activations_plain == late.activations_plain == 16 * tensor
+    # Tanh_3 to Tanh_15; Tanh_0 to Tanh_10, for which Tanh_11 is not there any more.
+    assert early.activations == 13 * tensor
+    assert late.activations == 11 * tensor
