@@ -15,9 +15,15 @@ from benchmarks.models.base import Model, keras_classifier
 __all__ = ["wide_resnet"]
 
 NORMS = {
-    "batch": lambda name: keras.layers.BatchNormalization(name=name),
-    "group": lambda name: keras.layers.GroupNormalization(groups=8, name=name),
+    "batch": lambda name: keras.layers.BatchNormalization(name=name, dtype=_policy()),
+    "group": lambda name: keras.layers.GroupNormalization(groups=8, name=name, dtype=_policy()),
 }
+
+
+def _policy() -> str:
+    """Of normalizations: their few weights and averages have 32 bits, whatever the policy in force is."""
+    name: str = keras.config.dtype_policy().name
+    return f"mixed_{name}" if name in ("bfloat16", "float16") else name
 
 
 def wide_resnet(

@@ -1,0 +1,193 @@
+"""``python -m benchmarks.low_memory``: four techniques together, after Sohoni et al. 2019 (arXiv 1904.10631).
+
+WideResNet-28-2 on 32 x 32 images, 100 in a batch, by gradient descent with momentum: in ``float32``, with each technique alone (checkpoints of least
+memory within 1.3 times the time; microbatches of 10; weights, slots and activations in ``bfloat16`` with stochastic rounding; 70 % sparse weights), and with all of
+them. Each in a process of its own, the worst of five steps after two.
+
+*Measured*: variables of model and optimizer, as they are held, and the step's transient peak by TensorFlow's allocator. *In the paper's accounting*: model; optimizer,
+which is the gradient and the momentum; and activations, which is what the backward pass reads of the forward pass: without checkpoints all of it, as
+`memsaving_gradients.explain` finds it, with them the most of it at one time, recomputed or not, as the plan says. What is measured
+has besides gradients of activations, what is passed from op to op, copies of weights in another dtype, and what the allocator rounds up.
+
+Rows that are in the results file are not measured again, but with ``--again``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
+from benchmarks.runner import ENVIRONMENT
+from graph_tools.measure import in_fresh_process
+
+RESULTS = Path(__file__).parent / "results" / "low_memory.json"
+
+BATCH, SIZE, SPARSITY, PRECISION = 100, 10, 0.7, "bfloat16"
+CHECKPOINTS: dict[str, Any] = {"max_slowdown": 1.3}
+#: What each run does; names of the keywords of `measured`.
+RUNS: dict[str, tuple[str, ...]] = {
+    "float32": (),
+    "checkpoints": ("checkpoints",),
+    "microbatches": ("microbatches",),
+    "precision": ("precision",),
+    "sparse": ("sparse",),
+    "all": ("checkpoints", "microbatches", "precision", "sparse"),
+}
+#: Bars: memory of the paper's parts, and of what is measured, as parts of the ``float32`` run's; of activations with checkpoints alone; of sparse weights and slots.
+PAPER, MEASURED, ACTIVATIONS, SPARSE = 1 / 60.7, 1 / 30, 1 / 5.8, 0.40
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure what was asked for, print it beside the bars; 1 if one is missed."""
+    parser = options_for("low_memory", __doc__, RESULTS, "names of rows")
+    parser.add_argument("--again", action="store_true", help="measure what has results, too")
+    options = parser.parse_args(arguments)
+    rows = {
+        f"wide-resnet, {name}": functools.partial(_run, techniques)
+        for name, techniques in RUNS.items()
+    }
+    results = measure_missing(rows, options, lambda row: rows[row]())
+    figures = judge(results)
+    write(options.json, {}, figures)
+    _print(results)
+    print_figures(figures, Console())
+    return int(not all(figure.passed for figure in figures))
+
+
+def _run(techniques: tuple[str, ...]) -> dict[str, Any]:
+    what = {"techniques": list(techniques)}
+    found: dict[str, Any] = in_fresh_process("benchmarks.low_memory:measured", what, ENVIRONMENT)
+    return found
+
+
+def measured(techniques: list[str]) -> dict[str, Any]:
+    """Bytes of a training with some techniques (in a process made for it)."""
+    import warnings
+
+    import keras
+    import tensorflow as tf
+
+    import memsaving_gradients as ms
+    from benchmarks.models import build
+    from graph_tools.measure import measure_peak
+    from memsaving_gradients.keras_models import bytes_of
+
+    warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
+    if "precision" in techniques:
+        keras.config.set_dtype_policy(PRECISION)
+    network = build("wide_resnet", batch=BATCH)
+    model = network.layers
+    if "sparse" in techniques:
+        model = ms.keras.sparsify(model, SPARSITY)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    if "precision" in techniques:
+        optimizer = ms.keras.low_precision(optimizer)
+    weights = model.trainable_variables
+    optimizer.build(weights)
+
+    def loss(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        logits = tf.cast(model(x, training=True), tf.float32)
+        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+        return tf.reduce_mean(entropy)
+
+    inner = loss
+    if "microbatches" in techniques:
+        inner = ms.microbatch(loss, SIZE, batch_norm="microbatch")
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            value = inner(x, y)
+        grads = tape.gradient(value, [w.value for w in weights])
+        optimizer.apply(grads, weights)
+        return value
+
+    def computed(*batch: tf.Tensor) -> Any:
+        return tf.gradients(loss(*batch), [w.value for w in weights])
+
+    batch = [tf.constant(one) for one in network.batch]
+    rows = SIZE if "microbatches" in techniques else BATCH
+    piece = [one[:rows] for one in batch]
+    found: dict[str, Any] = {"model": bytes_of(model.variables)}
+    found["optimizer"] = bytes_of(optimizer.variables)
+    found["gradients"] = bytes_of(weights)
+    if "checkpoints" in techniques:
+        with ms.patched(**CHECKPOINTS):
+            step(*batch)
+        (plan,) = ms.plans(step)
+        found |= {"activations": plan.activations, "extra_time": plan.extra_time}
+        found["simulated"] = plan.peak
+    else:
+        # What the backward pass of a plain step reads, of as many examples as go through at a time.
+        found["activations"] = ms.explain(computed, *piece).parts.activations
+    found["flops"] = _flops(computed, piece, "checkpoints" in techniques)
+    peak = measure_peak(lambda: step(*batch))
+    found |= {"transient": peak.peak, "loss": float(step(*batch))}
+    if "sparse" in techniques:
+        found["share"] = ms.keras.sparse_bytes(model, optimizer).share
+    return found
+
+
+def _flops(step: Any, batch: list[Any], checkpoints: bool) -> float:
+    """Multiplications and additions of products and convolutions in a forward and a backward pass, those that run twice included."""
+    import contextlib
+
+    import tensorflow as tf
+
+    import memsaving_gradients as ms
+    from graph_tools import _tf_autodiff
+    from graph_tools.capture import capture
+    from graph_tools.costs import op_flops
+
+    with ms.patched(**CHECKPOINTS) if checkpoints else contextlib.nullcontext():
+        graph = tf.function(step).get_concrete_function(*batch).graph
+    ops = capture(_tf_autodiff.ends_of(graph)).ops
+    return sum(op_flops(op, len(batch[0])) for op in ops) * BATCH / len(batch[0])
+
+
+def judge(results: dict[str, Any]) -> list[Figure]:
+    """The bars."""
+    rows = {name.partition(", ")[2]: row for name, row in results.items()}
+    figures = []
+    plain, every = rows.get("float32"), rows.get("all")
+    if plain and every:
+        figures.append(Figure("all: the paper's parts", _paper(every) / _paper(plain), PAPER))
+        figures.append(Figure("all: measured", _held(every) / _held(plain), MEASURED))
+    if plain and (row := rows.get("checkpoints")):
+        share = row["activations"] / plain["activations"]
+        figures.append(Figure("checkpoints: activations", share, ACTIVATIONS))
+    if row := rows.get("sparse"):
+        figures.append(Figure("sparse: weights, slots and places", row["share"], SPARSE))
+    return figures
+
+
+def _paper(row: dict[str, Any]) -> int:
+    momentum = row["optimizer"]
+    return int(row["model"] + momentum + row["gradients"] + row["activations"])
+
+
+def _held(row: dict[str, Any]) -> int:
+    return int(row["model"] + row["optimizer"] + row["transient"])
+
+
+def _print(results: dict[str, Any]) -> None:
+    table = Table(title=f"batch {BATCH}, MB", header_style="bold")
+    names = ("model", "optimizer", "gradients", "activations", "transient")
+    table.add_column("run")
+    for heading in (*names, "the paper's", "measured", "GFLOP"):
+        table.add_column(heading, justify="right")
+    for name, row in results.items():
+        sizes = [row[part] for part in names] + [_paper(row), _held(row)]
+        cells = [f"{size / 1e6:.2f}" for size in sizes]
+        table.add_row(name, *cells, f"{row['flops'] / 1e9:.1f}")
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
