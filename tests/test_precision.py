@@ -100,6 +100,60 @@ def test_many_small_updates_come_to_their_sum(make: Any, dtype: str, rounding: s
     np.testing.assert_allclose(found.mean(), wanted.mean(), rtol=0.05, atol=away)
 
 
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        lambda: keras.optimizers.Adam(0.1, amsgrad=True),
+        lambda: keras.optimizers.AdamW(0.1, clipnorm=0.5),
+        lambda: keras.optimizers.Adamax(0.1),
+        lambda: keras.optimizers.Nadam(0.1),
+        lambda: keras.optimizers.RMSprop(0.1, momentum=0.5, centered=True),
+        lambda: keras.optimizers.Adagrad(0.1),
+        lambda: keras.optimizers.Adadelta(0.1),
+        lambda: keras.optimizers.Ftrl(0.1),
+        lambda: keras.optimizers.Lion(0.1),
+        lambda: keras.optimizers.Adafactor(0.1),
+        lambda: keras.optimizers.Lamb(0.1),
+    ],
+)
+def test_large_variables_are_updated_some_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, make: Any, graph: bool
+) -> None:
+    gradients = np.random.default_rng(0).standard_normal((4, 23, 3)).astype(np.float32)
+
+    def trained(elements: int) -> list[Any]:
+        monkeypatch.setattr("memsaving_gradients.precision.optimizer.ELEMENTS", elements)
+        optimizer = ms.keras.low_precision(make(), "nearest")
+        weight = keras.Variable(gradients[-1], dtype="bfloat16")
+        optimizer.build([weight])
+
+        def step(gradient: tf.Tensor) -> None:
+            optimizer.apply([tf.cast(gradient, tf.bfloat16)], [weight])
+
+        run = tf.function(step) if graph else step
+        for gradient in gradients:
+            run(tf.constant(gradient))
+        return [tf.cast(v, tf.float32).numpy() for v in [weight, *optimizer.variables]]
+
+    for whole, pieces in zip(trained(10**9), trained(8), strict=True):
+        np.testing.assert_array_equal(whole, pieces)
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+def test_rows_are_rounded_by_numbers_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, rounding: str
+) -> None:
+    monkeypatch.setattr("memsaving_gradients.precision.optimizer.ELEMENTS", 256)
+    weight = keras.Variable(np.ones([4, 256]), dtype="bfloat16")
+    optimizer = ms.keras.low_precision(keras.optimizers.SGD(0.1, momentum=0.9), rounding)
+    optimizer.apply([np.full([4, 256], 0.0123)], [weight])
+    slot = optimizer.momentums[0].numpy()
+    assert len(np.unique(slot.astype(np.float32))) == 2
+    assert len(np.unique(slot, axis=0)) == 4
+
+
 @pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
 def test_bytes_are_those_of_16_bits(rounding: str) -> None:
     weights = keras.Variable(np.ones([1000]), dtype="bfloat16")

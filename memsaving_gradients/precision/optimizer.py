@@ -3,12 +3,17 @@
 Keras' optimizers compute in the type of the variable, in which one minus 0.999 is nothing, and add to it by rounding to nearest. Here they
 see a variable of 32 bits in its place, compute in that, and what they write, to weights and slots alike, is rounded at random
 (:mod:`~memsaving_gradients.precision.rounding`), or, for weights, to nearest with what is lost kept in a variable of the same type and added the next time
-(Kahan summation; what is lost is rounded at random). Only one variable at a time is there in 32 bits. Costs a few elementwise ops on each; with Kahan, 16 bits more a weight.
+(Kahan summation; what is lost is rounded at random). Only one variable at a time is there in 32 bits, and of a large one some rows, where the optimizer treats
+each element by itself: the optimizer then sees these rows in place of the variable and its slots. Costs a few elementwise ops on each; with Kahan, 16 bits more a
+weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -21,6 +26,20 @@ from memsaving_gradients.precision.rounding import LOW, rounded
 __all__ = ["ROUNDINGS", "low_precision"]
 
 ROUNDINGS = ("stochastic", "kahan", "nearest")
+#: Optimizers that treat each element by itself, whose variables are updated in at most so many runs of rows, of about so many elements or more.
+ELEMENTWISE = {
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adadelta,
+    keras.optimizers.Ftrl,
+    keras.optimizers.Lion,
+}
+MOST_RUNS, ELEMENTS = 16, 1 << 16
 _PACKAGE = "memsaving_gradients"
 
 
@@ -94,19 +113,51 @@ else:
     _Optimizer = object
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a variable of 16 bits; all, if there are no ``places``."""
+
+    stored: tf.Variable
+    places: tuple[int, int] | None = None
+
+    def of(self, tensor: Any) -> tf.Tensor:
+        """These rows of a tensor, or a variable, that is like the variable."""
+        if self.places is None:
+            return tf.convert_to_tensor(tensor)
+        first, last = self.places
+        return tensor[first:last]
+
+    def read(self) -> tf.Tensor:
+        return self.of(self.stored)
+
+    def write(self, value: tf.Tensor, into: tf.Variable | None = None) -> Any:
+        into = self.stored if into is None else into
+        if self.places is None:
+            return into.assign(value, read_value=False)
+        (first, last), handle = self.places, into.handle
+        return tf.raw_ops.ResourceStridedSliceAssign(
+            ref=handle, begin=[first], end=[last], strides=[1], value=value
+        )
+
+
 class _Wide:
-    """A variable of 16 bits that looks like one of 32."""
+    """Rows of a variable of 16 bits that look like a variable of 32."""
 
     dtype = "float32"
 
-    def __init__(self, stored: tf.Variable) -> None:
-        self.stored = stored
-        self.shape, self.name = stored.shape, stored.name
+    def __init__(self, rows: _Rows) -> None:
+        self.rows, self.name = rows, rows.stored.name
         # By which optimizers know their slots.
-        self._unique_id = stored._unique_id
+        self._unique_id = rows.stored._unique_id
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Of the rows."""
+        shape, places = self.rows.stored.shape, self.rows.places
+        return shape if places is None else tf.TensorShape([places[1] - places[0], *shape[1:]])
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
-        return tf.cast(self.stored, dtype or tf.float32)
+        return tf.cast(self.rows.read(), dtype or tf.float32)
 
 
 class _LowPrecision(_Optimizer):
@@ -115,6 +166,19 @@ class _LowPrecision(_Optimizer):
     def __init__(self, *args: Any, rounding: str = "stochastic", seed: int = 0, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.rounding, self.seed = rounding, seed
+        self._slots: dict[Any, list[Any]] = {}
+        #: While some rows are updated: which ones, and what slots are there for the optimizer.
+        self._places: tuple[int, int] | None = None
+        self._seen: keras.StatelessScope | None = None
+        self._last: Any = None
+
+    def add_variable_from_reference(
+        self, reference_variable: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Make a slot."""
+        slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)
+        self._slots.setdefault(self._var_key(reference_variable), []).append(slot)
+        return slot
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make slots."""
@@ -132,7 +196,6 @@ class _LowPrecision(_Optimizer):
             for v in low:
                 self._lost[self._var_key(v)] = self.add_variable_from_reference(v, name="lost")
         # By which random numbers differ; the same in every trace.
-        self._last: Any = None
         known = [*variables, *self.variables]
         self._numbers = {self._var_key(v): number for number, v in enumerate(known)}
 
@@ -145,54 +208,97 @@ class _LowPrecision(_Optimizer):
         if isinstance(gradient, tf.IndexedSlices):
             # A sum of rows is rounded once.
             gradient = tf.convert_to_tensor(gradient)
-        # What is computed in 32 bits, or drawn, waits until its gradient is there and the variable before has been updated.
-        with tf.control_dependencies([gradient, *self._updated(gradient)]):
-            super().update_step(tf.cast(gradient, tf.float32), _Wide(stored), learning_rate)
+        for rows in self._runs_of(stored):
+            # What is computed in 32 bits, or drawn, waits until its gradient is there and what comes before has been updated.
+            with tf.control_dependencies([gradient, *self._updated(gradient)]), self._only(rows):
+                wide = tf.cast(rows.of(gradient), tf.float32)
+                super().update_step(wide, _Wide(rows), learning_rate)
+
+    def _runs_of(self, stored: tf.Variable) -> list[_Rows]:
+        """The rows of a variable, so many at a time as are updated together."""
+        rows = stored.shape[0] if stored.shape.rank else 1
+        many = min(stored.shape.num_elements() // ELEMENTS, MOST_RUNS, rows)
+        if many < 2 or not ELEMENTWISE.intersection(type(self).__bases__):
+            return [_Rows(stored)]
+        bounds = [rows * k // many for k in range(many + 1)]
+        return [_Rows(stored, places) for places in itertools.pairwise(bounds)]
+
+    @contextmanager
+    def _only(self, rows: _Rows) -> Iterator[None]:
+        """Let the slots of a variable look as if they had only these rows."""
+        if rows.places is None:
+            yield
+            return
+        with keras.StatelessScope() as self._seen:
+            self._places = rows.places
+            for slot in self._slots.get(rows.stored._unique_id, ()):
+                stored = _Rows(slot._value, rows.places)
+                self._seen.add_update((slot, stored.read()))
+            try:
+                yield
+            finally:
+                self._places = self._seen = None
 
     def assign(self, variable: Any, value: Any) -> None:
         """Store a value."""
-        stored = _stored(variable)
-        if stored is None:
+        rows = self._rows(variable)
+        if rows is None:
             super().assign(variable, value)
         else:
-            self._store(stored, tf.cast(value, tf.float32) - tf.cast(stored, tf.float32))
+            self._store(
+                variable, rows, tf.cast(value, tf.float32) - tf.cast(rows.read(), tf.float32)
+            )
 
     def assign_add(self, variable: Any, value: Any) -> None:
         """Store a sum."""
-        stored = _stored(variable)
-        if stored is None:
+        rows = self._rows(variable)
+        if rows is None:
             super().assign_add(variable, value)
         else:
-            self._store(stored, tf.cast(value, tf.float32))
+            self._store(variable, rows, tf.cast(value, tf.float32))
 
     def assign_sub(self, variable: Any, value: Any) -> None:
         """Store a difference."""
-        stored = _stored(variable)
-        if stored is None:
+        rows = self._rows(variable)
+        if rows is None:
             super().assign_sub(variable, value)
         else:
-            self._store(stored, -tf.cast(value, tf.float32))
+            self._store(variable, rows, -tf.cast(value, tf.float32))
 
-    def _store(self, stored: tf.Variable, change: tf.Tensor) -> None:
+    def _rows(self, variable: Any) -> _Rows | None:
+        """What of a variable of 16 bits is to be written; ``None``: it is none."""
+        if isinstance(variable, _Wide):
+            return variable.rows
+        stored = _stored(variable)
+        return None if stored is None else _Rows(stored, self._places)
+
+    def _store(self, variable: Any, rows: _Rows, change: tf.Tensor) -> None:
         # One write after the other: in 32 bits, each takes several times what the variable does.
         with tf.control_dependencies([change, *self._updated(change)]):
-            self._last = self._written(stored, change)
+            self._last = self._written(rows, change)
+        if self._seen is not None and not isinstance(variable, _Wide):
+            with tf.control_dependencies(self._updated(change)):
+                self._seen.add_update((variable, rows.read()))
 
-    def _written(self, stored: tf.Variable, change: tf.Tensor) -> tf.Operation:
-        old, dtype = tf.cast(stored, tf.float32), stored.dtype
+    def _written(self, rows: _Rows, change: tf.Tensor) -> Any:
+        stored = rows.stored
+        old, dtype = tf.cast(rows.read(), tf.float32), stored.dtype
         lost = self._lost.get(stored._unique_id)
-        number = self.seed + self._numbers[stored._unique_id]
+        # Others for each run of rows.
+        first = rows.places[0] if rows.places else 0
+        number = self.seed + self._numbers[stored._unique_id] + first * len(self._numbers)
         seed = tf.stack([number, tf.cast(self.iterations.value, tf.int32)])
         if lost is not None:
-            wanted = change + tf.cast(lost.value, tf.float32)
+            wanted = change + tf.cast(rows.of(lost._value), tf.float32)
             new = tf.cast(old + wanted, dtype)
             # To nearest, equal changes would be off by equal amounts.
-            lost.value.assign(rounded(wanted - (tf.cast(new, tf.float32) - old), dtype, seed))
+            left = rounded(wanted - (tf.cast(new, tf.float32) - old), dtype, seed)
+            rows.write(left, into=lost._value)
         elif self.rounding == "nearest":
             new = tf.cast(old + change, dtype)
         else:
             new = rounded(old + change, dtype, seed)
-        return stored.assign(new, read_value=False)
+        return rows.write(new)
 
     def _updated(self, tensor: tf.Tensor) -> list[tf.Operation]:
         """What wrote last in the graph of ``tensor``."""
@@ -204,10 +310,16 @@ class _LowPrecision(_Optimizer):
         if self.weight_decay is None:
             return
         for variable in variables:
-            if self._use_weight_decay(variable):
-                value = tf.cast(variable, tf.float32)
-                rate = tf.cast(self.learning_rate, tf.float32) * self.weight_decay
-                self.assign_sub(variable, value * rate)
+            if not self._use_weight_decay(variable):
+                continue
+            rate = tf.cast(self.learning_rate, tf.float32) * self.weight_decay
+            stored = _stored(variable)
+            if stored is None:
+                self.assign_sub(variable, tf.cast(variable, tf.float32) * rate)
+                continue
+            for rows in self._runs_of(stored):
+                wide = _Wide(rows)
+                self.assign_sub(wide, tf.convert_to_tensor(wide) * rate)
 
     def get_config(self) -> dict[str, Any]:
         """The optimizer's own, and how it rounds."""
@@ -216,9 +328,7 @@ class _LowPrecision(_Optimizer):
 
 def _stored(variable: Any) -> tf.Variable | None:
     """The variable of 16 bits behind ``variable``; ``None``: it is not one."""
-    if isinstance(variable, _Wide):
-        return variable.stored
-    stored = variable if isinstance(variable, tf.Variable) else variable.value
+    stored = variable if isinstance(variable, tf.Variable) else variable._value
     return stored if stored.dtype in LOW else None
 
 
