@@ -1,11 +1,11 @@
 """``python -m benchmarks.low_memory``: four techniques together, after Sohoni et al. 2019 (arXiv 1904.10631).
 
-WideResNet-28-2 on 32 x 32 images, 100 in a batch, by gradient descent with momentum: in ``float32``, with each technique alone (checkpoints of least
-memory within 1.3 times the time; microbatches of 10; weights, slots and activations in ``bfloat16`` with stochastic rounding; 70 % sparse weights), and with all of
-them. Each in a process of its own, the worst of five steps after two.
+WideResNet-28-2 on 32 x 32 images, 100 in a batch, by gradient descent with momentum, and a Transformer with dynamic convolutions on 128 sentences of 32 words, by
+Adam: in ``float32``, with each technique alone (checkpoints of least memory within 1.3 times the time; microbatches; weights, slots and activations in
+``bfloat16`` with stochastic rounding; sparse weights), and with all of them. Each in a process of its own, the worst of five steps after two.
 
 *Measured*: variables of model and optimizer, as they are held, and the step's transient peak by TensorFlow's allocator. *In the paper's accounting*: model; optimizer,
-which is the gradient and the momentum; and activations, which is what the backward pass reads of the forward pass: without checkpoints all of it, as
+which is the gradient and the slots; and activations, which is what the backward pass reads of the forward pass: without checkpoints all of it, as
 `memsaving_gradients.explain` finds it, with them the most of it at one time, recomputed or not, as the plan says. What is measured
 has besides gradients of activations, what is passed from op to op, copies of weights in another dtype, and what the allocator rounds up.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,26 @@ from graph_tools.measure import in_fresh_process
 
 RESULTS = Path(__file__).parent / "results" / "low_memory.json"
 
-BATCH, SIZE, SPARSITY, PRECISION = 100, 10, 0.7, "bfloat16"
+PRECISION = "bfloat16"
 CHECKPOINTS: dict[str, Any] = {"max_slowdown": 1.3}
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is trained, and the bars for all techniques together: the paper's parts, and what is measured, as shares of the ``float32`` run's."""
+
+    model: str
+    batch: int
+    size: int
+    sparsity: float
+    paper: float
+    measured: float
+
+
+NETWORKS = {
+    "wide-resnet": Network("wide_resnet", 100, 10, 0.7, 1 / 60.7, 1 / 30),
+    "dynamic-conv": Network("dynamic_conv", 128, 8, 0.6, 1 / 8.7, 1 / 8.7),
+}
 #: What each run does; names of the keywords of `measured`.
 RUNS: dict[str, tuple[str, ...]] = {
     "float32": (),
@@ -39,8 +58,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "sparse": ("sparse",),
     "all": ("checkpoints", "microbatches", "precision", "sparse"),
 }
-#: Bars: memory of the paper's parts, and of what is measured, as parts of the ``float32`` run's; of activations with checkpoints alone; of sparse weights and slots.
-PAPER, MEASURED, ACTIVATIONS, SPARSE = 1 / 60.7, 1 / 30, 1 / 5.8, 0.40
+#: Bars for WideResNet: of activations with checkpoints alone, as a share; of sparse weights and slots.
+ACTIVATIONS, SPARSE = 1 / 5.8, 0.40
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,7 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="measure what has results, too")
     options = parser.parse_args(arguments)
     rows = {
-        f"wide-resnet, {name}": functools.partial(_run, techniques)
+        f"{network}, {name}": functools.partial(_run, network, techniques)
+        for network in NETWORKS
         for name, techniques in RUNS.items()
     }
     results = measure_missing(rows, options, lambda row: rows[row]())
@@ -60,13 +80,13 @@ def main(arguments: list[str] | None = None) -> int:
     return int(not all(figure.passed for figure in figures))
 
 
-def _run(techniques: tuple[str, ...]) -> dict[str, Any]:
-    what = {"techniques": list(techniques)}
+def _run(network: str, techniques: tuple[str, ...]) -> dict[str, Any]:
+    what = {"name": network, "techniques": list(techniques)}
     found: dict[str, Any] = in_fresh_process("benchmarks.low_memory:measured", what, ENVIRONMENT)
     return found
 
 
-def measured(techniques: list[str]) -> dict[str, Any]:
+def measured(name: str, techniques: list[str]) -> dict[str, Any]:
     """Bytes of a training with some techniques (in a process made for it)."""
     import warnings
 
@@ -75,35 +95,43 @@ def measured(techniques: list[str]) -> dict[str, Any]:
 
     import memsaving_gradients as ms
     from benchmarks.models import build
+    from benchmarks.models.dynamic import loss_of_words
     from graph_tools.measure import measure_peak
     from memsaving_gradients.keras_models import bytes_of
 
     warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
     if "precision" in techniques:
         keras.config.set_dtype_policy(PRECISION)
-    network = build("wide_resnet", batch=BATCH)
+    what = NETWORKS[name]
+    network = build(what.model, batch=what.batch)
     model = network.layers
     if "sparse" in techniques:
-        model = ms.keras.sparsify(model, SPARSITY)
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        model = ms.keras.sparsify(model, what.sparsity)
+    of_words = what.model == "dynamic_conv"
+    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer = keras.optimizers.Adam(5e-4) if of_words else sgd
     if "precision" in techniques:
         optimizer = ms.keras.low_precision(optimizer)
     weights = model.trainable_variables
     optimizer.build(weights)
 
-    def loss(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        logits = tf.cast(model(x, training=True), tf.float32)
-        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+    def loss(*batch: tf.Tensor) -> tf.Tensor:
+        *inputs, labels = batch
+        logits = model(inputs if of_words else inputs[0], training=True)
+        if of_words:
+            return loss_of_words(labels, logits)
+        logits = tf.cast(logits, tf.float32)
+        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         return tf.reduce_mean(entropy)
 
     inner = loss
     if "microbatches" in techniques:
-        inner = ms.microbatch(loss, SIZE, batch_norm="microbatch")
+        inner = ms.microbatch(loss, what.size, batch_norm=None if of_words else "microbatch")
 
     @tf.function
-    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    def step(*batch: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            value = inner(x, y)
+            value = inner(*batch)
         grads = tape.gradient(value, [w.value for w in weights])
         optimizer.apply(grads, weights)
         return value
@@ -112,7 +140,7 @@ def measured(techniques: list[str]) -> dict[str, Any]:
         return tf.gradients(loss(*batch), [w.value for w in weights])
 
     batch = [tf.constant(one) for one in network.batch]
-    rows = SIZE if "microbatches" in techniques else BATCH
+    rows = what.size if "microbatches" in techniques else what.batch
     piece = [one[:rows] for one in batch]
     found: dict[str, Any] = {"model": bytes_of(model.variables)}
     found["optimizer"] = bytes_of(optimizer.variables)
@@ -126,7 +154,8 @@ def measured(techniques: list[str]) -> dict[str, Any]:
     else:
         # What the backward pass of a plain step reads, of as many examples as go through at a time.
         found["activations"] = ms.explain(computed, *piece).parts.activations
-    found["flops"] = _flops(computed, piece, "checkpoints" in techniques)
+    pieces = what.batch / rows
+    found["flops"] = _flops(computed, piece, "checkpoints" in techniques) * pieces
     peak = measure_peak(lambda: step(*batch))
     found |= {"transient": peak.peak, "loss": float(step(*batch))}
     if "sparse" in techniques:
@@ -148,28 +177,29 @@ def _flops(step: Any, batch: list[Any], checkpoints: bool) -> float:
     with ms.patched(**CHECKPOINTS) if checkpoints else contextlib.nullcontext():
         graph = tf.function(step).get_concrete_function(*batch).graph
     ops = capture(_tf_autodiff.ends_of(graph)).ops
-    return sum(op_flops(op, len(batch[0])) for op in ops) * BATCH / len(batch[0])
+    return sum(op_flops(op, len(batch[0])) for op in ops)
 
 
 def judge(results: dict[str, Any]) -> list[Figure]:
     """The bars."""
-    rows = {name.partition(", ")[2]: row for name, row in results.items()}
     figures = []
-    plain, every = rows.get("float32"), rows.get("all")
-    if plain and every:
-        figures.append(Figure("all: the paper's parts", _paper(every) / _paper(plain), PAPER))
-        figures.append(Figure("all: measured", _held(every) / _held(plain), MEASURED))
-    if plain and (row := rows.get("checkpoints")):
+    for name, network in NETWORKS.items():
+        plain, every = (results.get(f"{name}, {run}") for run in ("float32", "all"))
+        if plain and every:
+            paper, held = _paper(every) / _paper(plain), _held(every) / _held(plain)
+            figures.append(Figure(f"{name}, all: the paper's parts", paper, network.paper))
+            figures.append(Figure(f"{name}, all: measured", held, network.measured))
+    plain = results.get("wide-resnet, float32")
+    if plain and (row := results.get("wide-resnet, checkpoints")):
         share = row["activations"] / plain["activations"]
-        figures.append(Figure("checkpoints: activations", share, ACTIVATIONS))
-    if row := rows.get("sparse"):
-        figures.append(Figure("sparse: weights, slots and places", row["share"], SPARSE))
+        figures.append(Figure("wide-resnet, checkpoints: activations", share, ACTIVATIONS))
+    if row := results.get("wide-resnet, sparse"):
+        figures.append(Figure("wide-resnet: weights, slots, places", row["share"], SPARSE))
     return figures
 
 
 def _paper(row: dict[str, Any]) -> int:
-    momentum = row["optimizer"]
-    return int(row["model"] + momentum + row["gradients"] + row["activations"])
+    return int(row["model"] + row["optimizer"] + row["gradients"] + row["activations"])
 
 
 def _held(row: dict[str, Any]) -> int:
@@ -177,7 +207,7 @@ def _held(row: dict[str, Any]) -> int:
 
 
 def _print(results: dict[str, Any]) -> None:
-    table = Table(title=f"batch {BATCH}, MB", header_style="bold")
+    table = Table(title="MB", header_style="bold")
     names = ("model", "optimizer", "gradients", "activations", "transient")
     table.add_column("run")
     for heading in (*names, "the paper's", "measured", "GFLOP"):

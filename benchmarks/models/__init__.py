@@ -28,6 +28,7 @@ ZOO: dict[str, str] = {
     "vgg": "vision",
     "lstm": "sequence",
     "recurrence": "sequence",
+    "dynamic_conv": "dynamic",
 }
 
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,6 +41,18 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "cifar_resnet": ("cifar_resnet", {"blocks": 2, "batch": 2, "width": 4, "image": 16}),
     "wide_resnet": ("wide_resnet", {"depth": 10, "widen": 1, "batch": 4, "image": 16}),
+    "dynamic_conv": (
+        "dynamic_conv",
+        {
+            "batch": 4,
+            "length": 8,
+            "encoder": (3, 5),
+            "decoder": (3,),
+            "width": 16,
+            "inner": 16,
+            "words": 32,
+        },
+    ),
     "unet": ("unet", {"levels": 2, "filters": 4, "image": 16, "batch": 2}),
     "densenet": ("densenet", {"growth": 4, "batch": 2}),
     "inception": ("inception", {"width": 4, "batch": 2}),

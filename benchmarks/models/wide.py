@@ -12,15 +12,19 @@ import keras
 
 from benchmarks.models.base import Model, keras_classifier
 
-__all__ = ["wide_resnet"]
+__all__ = ["policy_of_normalizations", "wide_resnet"]
 
 NORMS = {
-    "batch": lambda name: keras.layers.BatchNormalization(name=name, dtype=_policy()),
-    "group": lambda name: keras.layers.GroupNormalization(groups=8, name=name, dtype=_policy()),
+    "batch": lambda name: keras.layers.BatchNormalization(
+        name=name, dtype=policy_of_normalizations()
+    ),
+    "group": lambda name: keras.layers.GroupNormalization(
+        groups=8, name=name, dtype=policy_of_normalizations()
+    ),
 }
 
 
-def _policy() -> str:
+def policy_of_normalizations() -> str:
     """Of normalizations: their few weights and averages have 32 bits, whatever the policy in force is."""
     name: str = keras.config.dtype_policy().name
     return f"mixed_{name}" if name in ("bfloat16", "float16") else name
@@ -34,9 +38,10 @@ def wide_resnet(
     norm: str = "batch",
     image: int = 32,
     classes: int = 10,
+    seed: int = 0,
 ) -> Model:
     """A wide residual network of `depth` layers, normalized over the ``"batch"`` or in each image, over a ``"group"`` of channels."""
-    keras.utils.set_random_seed(0)
+    keras.utils.set_random_seed(seed)
     inputs = keras.Input((image, image, 3))
     x = keras.layers.Conv2D(16, 3, padding="same", use_bias=False, name="stem")(inputs)
     for stage in range(3):
