@@ -28,6 +28,11 @@ from graph_tools.measure import in_fresh_process
 
 RESULTS = Path(__file__).parent / "results" / "explain.json"
 
+#: Two more networks, after Sohoni et al. 2019.
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "wide-resnet": ("wide_resnet", {}),
+    "dynamic-conv": ("dynamic_conv", {"batch": 32}),
+}
 #: The 1001-layer network, which is explained and not run.
 DEEP = ("cifar_resnet", {"blocks": 111, "batch": 8})
 PARTS = ("parameters", "slots", "gradients", "activations", "temporaries")
@@ -43,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Explain and measure what was asked for, print the tables; 1 if a bar is missed."""
     options = _parse(arguments)
     results: dict[str, Any] = {}
-    cases = {**NETWORKS, "deep": DEEP}
+    cases = {**NETWORKS, **MORE, "deep": DEEP}
     for name, (model, sizes) in cases.items():
         if not fnmatch.fnmatch(name, options.only):
             continue
@@ -111,7 +116,8 @@ def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, i
 
     network = build(model, **{key: size for key, size in options.items() if key != "optimizer"})
     optimizer = make_optimizer(options["optimizer"], network)
-    found = {"parameters": held(network.variables), "slots": held(optimizer.variables)}
+    model_variables = network.variables if network.layers is None else network.layers.variables
+    found = {"parameters": held(model_variables), "slots": held(optimizer.variables)}
     del network
     del optimizer
     step = make_step(model, options, ours=False)

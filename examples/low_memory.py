@@ -52,7 +52,7 @@ class Task:
 
 
 TASKS = {
-    "digits": Task(batch=100, microbatch=10, sparsity=0.7, epochs=8, quality="accuracy"),
+    "digits": Task(batch=100, microbatch=10, sparsity=0.7, epochs=6, quality="accuracy"),
     "translation": Task(batch=128, microbatch=8, sparsity=0.6, epochs=2, quality="words right"),
 }
 

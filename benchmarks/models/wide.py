@@ -16,7 +16,7 @@ __all__ = ["policy_of_normalizations", "wide_resnet"]
 
 NORMS = {
     "batch": lambda name: keras.layers.BatchNormalization(
-        name=name, dtype=policy_of_normalizations()
+        momentum=0.9, name=name, dtype=policy_of_normalizations()
     ),
     "group": lambda name: keras.layers.GroupNormalization(
         groups=8, name=name, dtype=policy_of_normalizations()
