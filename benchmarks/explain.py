@@ -21,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import at_peak
 from benchmarks.bars import Figure, mark, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
 from benchmarks.simulation import NETWORKS
@@ -35,7 +36,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 #: The 1001-layer network, which is explained and not run.
 DEEP = ("cifar_resnet", {"blocks": 111, "batch": 8})
-PARTS = ("parameters", "slots", "gradients", "activations", "temporaries")
+PARTS = ("parameters", "slots", *at_peak.PARTS)
 #: The most by which a part may be off; seconds for the curve, and for that of the deep network.
 OFF, SECONDS, SECONDS_DEEP = 0.03, 15.0, 60.0
 #: Budgets that are planned for, as shares of the peak, and the most hundredths of the step's time that a plan may take above its bound.
@@ -106,10 +107,12 @@ def _gap(study: Any, share: float) -> list[float]:
 
 def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, int]:
     """The parts of the steps that took most of several, in bytes: medians, where they tie (in a process made for it)."""
+    from benchmarks.at_peak import kinds_of, parts_at_peak
     from benchmarks.models import build
     from benchmarks.steps import make_optimizer, make_step
     from graph_tools.allocations import allocation_events, requested_peak
     from memsaving_gradients.explaining import NEAR
+    from memsaving_gradients.study import Study, asked
 
     def held(variables: Any) -> int:
         return sum(variable.numpy().nbytes for variable in variables)
@@ -125,51 +128,11 @@ def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, i
         step.run()
     runs = [allocation_events(step.run) for _ in range(steps)]
     enough = (1 - NEAR) * max(map(requested_peak, runs))
-    kinds = _kinds(step)
-    parts = [_parts(run, kinds, NEAR) for run in runs if requested_peak(run) >= enough]
+    site = Study(step.function, step.batch, asked({})).site
+    kinds = kinds_of(site.first_operation, site.grads)
+    parts = [parts_at_peak(run, kinds, NEAR) for run in runs if requested_peak(run) >= enough]
     found |= {part: median_low(one[part] for one in parts) for part in PARTS[2:]}
     return found
-
-
-def _parts(events: Any, kinds: Mapping[str, str], near: float) -> dict[str, int]:
-    """What is alive when a step takes most."""
-    from graph_tools.allocations import alive_at_peak
-
-    found = dict.fromkeys(PARTS[2:], 0)
-    for event in alive_at_peak(events, near=near):
-        kind = kinds.get(event.op, "temporaries") if event.kind != "temp" else "temporaries"
-        found[kind] += event.requested
-    return found
-
-
-def _kinds(step: Any) -> dict[str, str]:
-    """By name of an op, what its results are."""
-    from graph_tools import _tf, _tf_autodiff, optypes
-    from graph_tools.capture import capture
-    from memsaving_gradients.study import Study, asked
-
-    study = Study(step.function, step.batch, asked({}))
-    first = _tf.creation_index(study.site.first_operation)
-    ops = capture(_tf_autodiff.ends_of(study.site.graph))
-    early = [_tf.creation_index(op) < first for op in ops.ops]
-    storage, producer = ops.storage.tolist(), ops.producer.tolist()
-    kept = {
-        storage[value]
-        for op, values in enumerate(ops.inputs)
-        for value in (() if early[op] else values)
-        if early[producer[storage[value]]]
-    }
-    # A buffer belongs to the op that asked for it, and to those that write their results into it.
-    sizes = ops.value_bytes(study.site.options.batch)
-    for op in reversed(range(len(ops.ops))):
-        results = range(
-            int(ops.first_value[op]), int(ops.first_value[op]) + len(ops.ops[op].outputs)
-        )
-        if ops.ops[op].type in optypes.FORWARDING and not kept.isdisjoint(results):
-            alike = (storage[v] for v in ops.inputs[op] if sizes[storage[v]] == sizes[results[0]])
-            kept.update(root for root in alike if early[producer[root]])
-    kinds = {ops.ops[producer[root]].name: "activations" for root in kept}
-    return kinds | {tensor.op.name: "gradients" for tensor in study.site.grads}
 
 
 def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:

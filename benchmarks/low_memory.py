@@ -6,8 +6,9 @@ Adam: in ``float32``, with each technique alone (checkpoints of least memory wit
 
 *Measured*: variables of model and optimizer, as they are held, and the step's transient peak by TensorFlow's allocator. *In the paper's accounting*: model; optimizer,
 which is the gradient and the slots; and activations, which is what the backward pass reads of the forward pass: without checkpoints all of it, as
-`memsaving_gradients.explain` finds it, with them the most of it at one time, recomputed or not, as the plan says. What is measured
-has besides gradients of activations, what is passed from op to op, copies of weights in another dtype, and what the allocator rounds up.
+`memsaving_gradients.explain` finds it, with them the most of it at one time, recomputed or not, as the plan says. A second table says what the
+difference is: the transient peak as the profiler sees it, taken apart into gradients, activations, temporaries (gradients of activations, what is
+passed from op to op, scratch space, kernels made of sparse weights, weights and gradients in 32 bits while they are updated), and what the allocator rounds up.
 
 Rows that are in the results file are not measured again, but with ``--again``.
 """
@@ -23,6 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.at_peak import PARTS
 from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.measure import in_fresh_process
@@ -94,9 +96,12 @@ def measured(name: str, techniques: list[str]) -> dict[str, Any]:
     import tensorflow as tf
 
     import memsaving_gradients as ms
+    from benchmarks.at_peak import kinds_of, parts_at_peak
     from benchmarks.models import build
     from benchmarks.models.dynamic import loss_of_words
+    from graph_tools.allocations import allocation_events
     from graph_tools.measure import measure_peak
+    from memsaving_gradients.engine import components
     from memsaving_gradients.keras_models import bytes_of
 
     warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
@@ -124,17 +129,27 @@ def measured(name: str, techniques: list[str]) -> dict[str, Any]:
         entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         return tf.reduce_mean(entropy)
 
-    inner = loss
+    def noted(*batch: tf.Tensor) -> tf.Tensor:
+        value = loss(*batch)
+        forward.append((value.graph, len(value.graph.get_operations())))
+        return value
+
+    #: Graphs of the forward pass, with how many ops they had when it was over.
+    forward: list[tuple[tf.Graph, int]] = []
+    inner = noted
     if "microbatches" in techniques:
-        inner = ms.microbatch(loss, what.size, batch_norm=None if of_words else "microbatch")
+        inner = ms.microbatch(noted, what.size, batch_norm=None if of_words else "microbatch")
 
     @tf.function
     def step(*batch: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             value = inner(*batch)
         grads = tape.gradient(value, [w.value for w in weights])
+        given.extend(components(grads, value.graph))
         optimizer.apply(grads, weights)
         return value
+
+    given: list[tf.Tensor] = []
 
     def computed(*batch: tf.Tensor) -> Any:
         return tf.gradients(loss(*batch), [w.value for w in weights])
@@ -158,9 +173,19 @@ def measured(name: str, techniques: list[str]) -> dict[str, Any]:
     found["flops"] = _flops(computed, piece, "checkpoints" in techniques) * pieces
     peak = measure_peak(lambda: step(*batch))
     found |= {"transient": peak.peak, "loss": float(step(*batch))}
+    graph, count = forward[0]
+    # In microbatches they are what the traced function gives.
+    grads = given if "microbatches" not in techniques else graph.outputs[1:]
+    kinds = kinds_of(graph.get_operations()[count], grads)
+    runs = [allocation_events(lambda: step(*batch)) for _ in range(5)]
+    found["at peak"] = parts_at_peak(max(runs, key=_most), kinds, chunks=True)
     if "sparse" in techniques:
         found["share"] = ms.keras.sparse_bytes(model, optimizer).share
     return found
+
+
+def _most(events: Any) -> int:
+    return max(event.allocated for event in events)
 
 
 def _flops(step: Any, batch: list[Any], checkpoints: bool) -> float:
@@ -216,7 +241,17 @@ def _print(results: dict[str, Any]) -> None:
         sizes = [row[part] for part in names] + [_paper(row), _held(row)]
         cells = [f"{size / 1e6:.2f}" for size in sizes]
         table.add_row(name, *cells, f"{row['flops'] / 1e9:.1f}")
-    Console(width=150).print(table)
+    console = Console(width=150)
+    console.print(table)
+    parts = (*PARTS, "rounding")
+    table = Table(title="the transient peak, MB", header_style="bold")
+    table.add_column("run")
+    for heading in (*parts, "all"):
+        table.add_column(heading, justify="right")
+    for name, row in results.items():
+        sizes = [row["at peak"][part] for part in parts]
+        table.add_row(name, *(f"{size / 1e6:.2f}" for size in [*sizes, sum(sizes)]))
+    console.print(table)
 
 
 if __name__ == "__main__":

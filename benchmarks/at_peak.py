@@ -1,0 +1,70 @@
+"""What is alive when a measured step takes most, taken apart: gradients, activations, and all else.
+
+The profiler says which op asked for each buffer; the graph that was traced says what that op is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools import _tf, _tf_autodiff, optypes
+from graph_tools.allocations import AllocationEvent, alive_at_peak
+from graph_tools.capture import capture
+
+__all__ = ["PARTS", "kinds_of", "parts_at_peak"]
+
+PARTS = ("gradients", "activations", "temporaries")
+#: In a name, what the rewriter adds to those of clones; what the runtime puts in front of the names in a called function.
+CLONE, CALL = "_recomputed", "StatefulPartitionedCall/"
+
+
+def kinds_of(
+    first_backward: tf.Operation, grads: Sequence[tf.Tensor], batch: int = 1
+) -> dict[str, str]:
+    """By name of an op, what its results are, of `PARTS`; of those that are not in it: ``"temporaries"``.
+
+    Activations are what ops before ``first_backward`` make, or clones of them, and others read.
+    """
+    first = _tf.creation_index(first_backward)
+    ops = capture(_tf_autodiff.ends_of(first_backward.graph))
+    early = [_tf.creation_index(op) < first or CLONE in op.name for op in ops.ops]
+    storage, producer = ops.storage.tolist(), ops.producer.tolist()
+    kept = {
+        storage[value]
+        for op, values in enumerate(ops.inputs)
+        for value in (() if early[op] else values)
+        if early[producer[storage[value]]]
+    }
+    # A buffer belongs to the op that asked for it, and to those that write their results into it.
+    sizes = ops.value_bytes(batch)
+    for op in reversed(range(len(ops.ops))):
+        results = range(
+            int(ops.first_value[op]), int(ops.first_value[op]) + len(ops.ops[op].outputs)
+        )
+        if ops.ops[op].type in optypes.FORWARDING and not kept.isdisjoint(results):
+            alike = (storage[v] for v in ops.inputs[op] if sizes[storage[v]] == sizes[results[0]])
+            kept.update(root for root in alike if early[producer[root]])
+    kinds = {ops.ops[producer[root]].name: "activations" for root in kept}
+    roots = [storage[ops.value(tensor)] for tensor in grads if tensor.op.name in ops.position]
+    return kinds | {ops.ops[producer[root]].name: "gradients" for root in roots}
+
+
+def parts_at_peak(
+    events: Sequence[AllocationEvent],
+    kinds: Mapping[str, str],
+    near: float = 0.0,
+    *,
+    chunks: bool = False,
+) -> dict[str, Any]:
+    """Bytes asked for of each part, when most bytes are; or when most chunks are, with what they have more, as ``"rounding"``."""
+    found = dict.fromkeys(PARTS, 0)
+    alive = alive_at_peak(events, chunks=chunks, near=near)
+    for event in alive:
+        kind = kinds.get(event.op.rpartition(CALL)[2], "temporaries")
+        found[kind if event.kind != "temp" else "temporaries"] += event.requested
+    if chunks:
+        found["rounding"] = sum(event.chunk - event.requested for event in alive)
+    return found
