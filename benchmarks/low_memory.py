@@ -138,7 +138,9 @@ def measured(name: str, techniques: list[str]) -> dict[str, Any]:
     forward: list[tuple[tf.Graph, int]] = []
     inner = noted
     if "microbatches" in techniques:
-        inner = ms.microbatch(noted, what.size, batch_norm=None if of_words else "microbatch")
+        norm = None if of_words else "microbatch"
+        buffer = "stochastic" if "precision" in techniques else "float32"
+        inner = ms.microbatch(noted, what.size, batch_norm=norm, buffer=buffer)
 
     @tf.function
     def step(*batch: tf.Tensor) -> tf.Tensor:

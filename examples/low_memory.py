@@ -139,6 +139,8 @@ def train(name: str, run: str, seed: int, epochs: int, steps: int | None) -> dic
     if "microbatches" in techniques:
         batch_norm = "microbatch" if name == "digits" else None
         saving |= {"microbatch": task.microbatch, "batch_norm": batch_norm}
+        if "bfloat16" in techniques:
+            saving["buffer"] = "stochastic"  # gradients are added up in 16 bits, too
         if "checkpoints" not in techniques:
             saving["budget"] = 1.0  # plain training fits: nothing is recomputed
     if saving:

@@ -38,8 +38,8 @@ __all__ = [
     "tensors_in",
     "traced_anew",
     "tracer",
+    "variables_in",
     "vectorized",
-    "weights_in",
 ]
 
 #: The class behind ``tf.GradientTape``, to be patched in place so that names bound earlier follow.
@@ -201,13 +201,14 @@ def traced_anew(function: Any) -> Any:
     return tf.function(function)
 
 
-def weights_in(graph: tf.Graph) -> list[tf.Variable]:
-    """The trainable variables that have been read in ``graph``, a function's that is being traced, in the order of their first use.
+def variables_in(graph: tf.Graph) -> list[tf.Variable]:
+    """The variables that have been read in ``graph``, a function's that is being traced, in the order of their first use.
 
-    ``trainable_variables`` is there when the trace is complete; until then the graph keeps a set of its own (2.16 to 2.21).
+    ``variables`` has them while the function is traced, too, as long as somebody holds them; trainable ones are in a set of its own besides (2.16 to 2.21).
     """
     handles = {id(outer): k for k, (outer, _) in enumerate(graph.captures)}
-    found = [v for v in graph._watched_variables if v.trainable and id(v.handle) in handles]
+    known = {id(v.handle): v for v in (*graph.variables, *graph._watched_variables)}
+    found = [v for handle, v in known.items() if handle in handles]
     return sorted(found, key=lambda variable: handles[id(variable.handle)])
 
 

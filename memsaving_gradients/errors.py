@@ -105,7 +105,7 @@ class SolverError(MemorySavingError, RuntimeError):
 
 
 class BatchStatisticsWarning(UserWarning):
-    """Layers normalize by statistics of microbatches, so that gradients are not those of the whole batch."""
+    """Layers normalize, or losses are means, by statistics of microbatches, so that gradients are not those of the whole batch."""
 
 
 class BudgetWarning(UserWarning):

@@ -88,6 +88,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
         (``device_memory`` knows that). Metrics and moving averages see each microbatch.
     batch_norm
         What becomes of batch normalization then, as for `memsaving_gradients.microbatch`.
+    buffer
+        What sums of 16-bit gradients are made in then, likewise.
     **options
         ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, ``loops``,
         ``attention``, ``encode``, ``offload``, as for `memsaving_gradients.gradients`.
@@ -129,6 +131,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         device_memory: int | str | None = None,
         microbatch: int | None = None,
         batch_norm: str | None = None,
+        buffer: str = "float32",
         **options: Any,
     ) -> None:
         super().__init__()
@@ -159,11 +162,13 @@ class MemorySavingGradients(keras.callbacks.Callback):
         }
         self._asked = Options.of(asked)
         self._verbose = verbose
-        self._cut = None if microbatch is None else Cut(microbatch, batch_norm=batch_norm)
-        if batch_norm is not None and microbatch is None:
-            raise ArgumentError(
-                "batch_norm", batch_norm, "says what happens in microbatches; give microbatch="
-            )
+        asked = {"batch_norm": batch_norm, "buffer": buffer}
+        self._cut = None if microbatch is None else Cut(microbatch, **asked)
+        for name, value in asked.items():
+            if microbatch is None and value not in (None, "float32"):
+                raise ArgumentError(
+                    name, value, "says what happens in microbatches; give microbatch="
+                )
         self._watch = registry.Watch()
         self._plain: Any = None
         self._saving: Callable[[Any], Any] | None = None

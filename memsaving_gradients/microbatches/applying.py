@@ -7,10 +7,11 @@ What a step does to its weights by itself cannot be put off, and is refused.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +19,7 @@ import tensorflow as tf
 from graph_tools import _tf
 from memsaving_gradients.errors import ArgumentError
 
-__all__ = ["Application", "changed_in", "check_no_other_updates", "noted"]
+__all__ = ["Application", "changed_in", "check_no_other_updates", "check_updates", "noted"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +32,26 @@ class Application:
         Applies gradients that are given in the order of those here.
     grads
         The gradients of one microbatch; ``None`` where there is none.
+    graph, made
+        Where it was noted, and the place in the order of creation of what is made next there.
     """
 
     apply: Callable[[Sequence[Any]], Any]
     grads: list[Any]
+    graph: tf.Graph = field(default_factory=tf.compat.v1.get_default_graph)
+    made: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        made = self.graph.get_operations()
+        object.__setattr__(self, "made", 1 + _tf.creation_index(made[-1]) if made else 0)
+
+    def sees(self, earlier: Application) -> bool:
+        """Whether its gradients may be of weights that an earlier one has updated."""
+        parts = [part for grad in self.grads for part in _parts(grad)]
+        return any(
+            part.graph is not earlier.graph or _tf.creation_index(part.op) >= earlier.made
+            for part in parts
+        )
 
 
 @contextmanager
@@ -109,6 +126,30 @@ def _noting_pairs(found: list[Application]) -> Callable[[Any], Any]:
         return apply_gradients
 
     return make
+
+
+def check_updates(function: Any, applied: Sequence[Application]) -> None:
+    """Raise if a microbatch computes gradients after others were applied: it would not see what these did.
+
+    Raises
+    ------
+    ArgumentError
+        It says the way out.
+    """
+    if any(later.sees(earlier) for earlier, later in itertools.combinations(applied, 2)):
+        raise ArgumentError(
+            "function",
+            getattr(function, "__qualname__", function),
+            f"hands gradients to optimizers {len(applied)} times, and computes later ones after earlier ones were applied, which will be when all "
+            "microbatches have gone through; compute all gradients before the first are applied, or call ms.microbatch for each of the losses "
+            "instead of for the whole step (in Keras: in train_step, and leave microbatch= out)",
+        )
+
+
+def _parts(grad: Any) -> list[tf.Tensor]:
+    if isinstance(grad, tf.IndexedSlices):
+        return [grad.values, grad.indices]
+    return [] if grad is None else [grad]
 
 
 def check_no_other_updates(graph: tf.Graph) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.microbatches.reducing import Reducer, reducer
+from memsaving_gradients.microbatches.reducing import Reducer, divided, reducer
 from memsaving_gradients.microbatches.splitting import Batch, Stretch
 
 __all__ = ["Traced", "added_up"]
@@ -31,25 +31,31 @@ class Traced:
         Symbolic, as the trace has them; ``None`` for what is none.
     ways
         How each is reduced.
+    counts
+        Whether the last output is what the microbatch counts in means; else it counts by its share of the examples.
     """
 
     run: Callable[..., Sequence[Any]]
     outputs: Sequence[Any]
     ways: Sequence[str]
+    counts: bool = False
 
 
-def added_up(batch: Batch, stretches: Sequence[Stretch], traced: Sequence[Traced]) -> list[Any]:
-    """What all microbatches give together; `traced` has one for each stretch."""
+def added_up(
+    batch: Batch, stretches: Sequence[Stretch], traced: Sequence[Traced], buffer: str
+) -> list[Any]:
+    """What all microbatches give together; `traced` has one for each stretch. ``buffer``: as for `reducer`."""
     first = traced[0]
     there = [k for k, output in enumerate(first.outputs) if output is not None]
-    reducers = [reducer(first.ways[k], first.outputs[k]) for k in there]
-    results: list[Any] = [None] * len(reducers)
-    examples = batch.examples if batch.rows is None else tf.constant(batch.rows)
+    results: list[Any] = [None] * len(there)
     for stretch, one in zip(stretches, traced, strict=True):
-        results = _run(batch, stretch, one, reducers, there, results, examples)
+        # Rows of stretches differ, and with them the shapes of what is put side by side.
+        reducers = [reducer(one.ways[k], one.outputs[k], buffer) for k in there]
+        results = _run(batch, stretch, one, reducers, there, results)
+    total = results[-1] if first.counts else None
     found: list[Any] = [None] * len(first.outputs)
     for k, result in zip(there, results, strict=True):
-        found[k] = result
+        found[k] = divided(first.ways[k], first.outputs[k], result, total)
     return found
 
 
@@ -60,17 +66,13 @@ def _run(
     reducers: Sequence[Reducer],
     there: Sequence[int],
     before: Sequence[Any],
-    examples: tf.Tensor,
 ) -> list[Any]:
     begun = [one.begin(old, stretch.count) for one, old in zip(reducers, before, strict=True)]
 
     def body(k: tf.Tensor, state: list[list[Any]]) -> tuple[tf.Tensor, list[list[Any]]]:
         start, end = stretch.start_of(k), stretch.start_of(k + 1)
         given = traced.run(*batch.cut(start, end, stretch.rows))
-        if isinstance(stretch.rows, int) and batch.rows is not None:
-            share = tf.constant(stretch.rows / max(batch.rows, 1))
-        else:
-            share = tf.cast((end - start) / tf.maximum(examples, 1), tf.float32)
+        share = given[-1] if traced.counts else _share(batch, stretch, end - start)
         pairs = zip(reducers, state, there, strict=True)
         return k + 1, [one.take(old, k, given[i], share) for one, old, i in pairs]
 
@@ -82,3 +84,11 @@ def _run(
         maximum_iterations=stretch.count if isinstance(stretch.count, int) else None,
     )
     return [one.end(new, old) for one, new, old in zip(reducers, state, before, strict=True)]
+
+
+def _share(batch: Batch, stretch: Stretch, rows: tf.Tensor) -> tf.Tensor:
+    """The share of the examples that a microbatch has, in 64 bits."""
+    if isinstance(stretch.rows, int) and batch.rows is not None:
+        return tf.constant(stretch.rows / max(batch.rows, 1), tf.float64)
+    examples = batch.examples if batch.rows is None else tf.constant(batch.rows)
+    return rows / tf.maximum(examples, 1)

@@ -1,4 +1,4 @@
-"""A loss whose gradients are there before they are asked for.
+"""A loss whose gradients are there before they are asked for, and results that are not differentiated so.
 
 A loop over microbatches has to differentiate each of them before the next. What it gives is connected to the variables by an op whose gradient is what
 the loop added up, times what comes from above: right for tapes and ``tf.gradients`` alike. Nothing more is known, so that
@@ -12,9 +12,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.errors import HigherOrderError
+from graph_tools import _tf
+from graph_tools.warn import warn
+from memsaving_gradients.errors import HigherOrderError, NothingSavedWarning
 
-__all__ = ["loss_with"]
+__all__ = ["loss_with", "through_the_loop", "without_gradient"]
+
+_KEPT_NOTHING = (
+    "gradients of gradients of a loss in microbatches: the gradients were computed in a loop that kept nothing of "
+    "them; compute the inner gradients inside of the function that microbatch is given"
+)
+_APPLIED = "a result of a step in microbatches that applies gradients itself has no gradient; differentiate a loss, in a function of its own"
 
 
 def loss_with(value: tf.Tensor, grads: Sequence[Any], sources: Sequence[Any]) -> tf.Tensor:
@@ -32,24 +40,55 @@ def loss_with(value: tf.Tensor, grads: Sequence[Any], sources: Sequence[Any]) ->
     return loss(value, *(tf.convert_to_tensor(x) for _, x in known))
 
 
+def without_gradient(value: Any, sources: Sequence[Any]) -> Any:
+    """``value``, which depends on ``sources`` in a way that is not known: to differentiate it is an error."""
+    if not _is_number(value):
+        return value
+    # What a loop read is seen by TensorFlow's gradients, but not by tapes.
+    seen = sources if _tf.tape_is_recording() else ()
+    return _final(value, [tf.convert_to_tensor(x) for x in seen], _APPLIED)
+
+
+def through_the_loop(value: Any) -> Any:
+    """``value``, the gradient of which is TensorFlow's own, through the loop: exact, and said to save nothing."""
+    if not _is_number(value):
+        return value
+
+    @tf.custom_gradient
+    def kept(value: tf.Tensor) -> Any:
+        def gradient(above: tf.Tensor) -> tf.Tensor:
+            warn(
+                "microbatch: a result is differentiated that is no loss, or not the only result; its gradient goes through the loop, which keeps what "
+                "all microbatches have computed. Let the function return nothing but a loss, a scalar, and compute other results in another one.",
+                NothingSavedWarning,
+            )
+            return above
+
+        return tf.identity(value), gradient
+
+    return kept(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and (value.dtype.is_floating or value.dtype.is_complex)
+
+
 def _times(grad: Any, above: tf.Tensor, source: tf.Tensor) -> Any:
     above = tf.cast(above, grad.dtype)
     if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(_final(grad.values * above, source), grad.indices, grad.dense_shape)
-    return _final(grad * above, source)
+        values = _final(grad.values * above, [source], _KEPT_NOTHING)
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    return _final(grad * above, [source], _KEPT_NOTHING)
 
 
-def _final(grad: tf.Tensor, source: tf.Tensor) -> tf.Tensor:
-    """``grad``, which depends on ``source`` in a way that nobody can differentiate any more."""
+def _final(value: tf.Tensor, sources: Sequence[tf.Tensor], problem: str) -> tf.Tensor:
+    """``value``, which depends on ``sources`` in a way that nobody can differentiate any more."""
 
     @tf.custom_gradient
-    def final(grad: tf.Tensor, source: tf.Tensor) -> Any:
+    def final(value: tf.Tensor, *sources: tf.Tensor) -> Any:
         def refused(above: tf.Tensor) -> Any:
-            raise HigherOrderError(
-                "gradients of gradients of a loss in microbatches: the gradients were computed in a loop that kept nothing of "
-                "them; compute the inner gradients inside of the function that microbatch is given"
-            )
+            raise HigherOrderError(problem)
 
-        return tf.identity(grad), refused
+        return tf.identity(value), refused
 
-    return final(grad, source)
+    return final(value, *sources)

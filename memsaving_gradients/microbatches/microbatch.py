@@ -22,6 +22,7 @@ def microbatch(
     reduce: Any = "mean",
     whole: Sequence[str] = (),
     batch_norm: str | None = None,
+    buffer: str = "float32",
     **options: Any,
 ) -> Callable[..., Any]:
     """A function that does what ``function`` does with a batch, in microbatches: a loop in the graph, and one buffer of gradients.
@@ -31,7 +32,8 @@ def microbatch(
     function
         A loss: from a batch to a scalar, to be differentiated outside; its gradients are then computed in the loop. Or a step, which
         computes gradients and returns them or hands them to an optimizer (Keras' or TF1's), which gets
-        those of the whole batch, once. What else it changes, such as metrics and moving averages, it changes for each microbatch.
+        those of the whole batch, once. What else it changes, such as metrics and moving averages, it changes for each microbatch, before
+        the optimizer changes weights. What else is returned is differentiated through the loop, which saves nothing, and is said.
     size
         The most examples of a microbatch. A batch is cut along the first axis, into as few and as equal parts as can be.
     reduce
@@ -43,6 +45,9 @@ def microbatch(
     batch_norm
         What becomes of layers that normalize by statistics of the batch: ``"microbatch"`` takes those of each microbatch, and moves moving averages
         by the root of their momentum; ``None`` does that and warns; ``"error"`` refuses.
+    buffer
+        What sums of 16-bit gradients and results are made in: ``"float32"``; or ``"stochastic"``, in as many bits as they have, rounded at random. Others are
+        added up in their own type.
     **options
         How gradients inside save memory: as in `memsaving_gradients.gradients`. None: plain, or as a patch in force says.
 
@@ -62,7 +67,8 @@ def microbatch(
     NothingSavedWarning
         If a batch is smaller than ``size``.
     BatchStatisticsWarning
-        If layers normalize by statistics of microbatches, and ``batch_norm`` does not say so.
+        If layers normalize by statistics of microbatches, and ``batch_norm`` does not say so; if losses of Keras are means over what a
+        mask or sample weights leave.
 
     Notes
     -----
@@ -85,7 +91,7 @@ def microbatch(
     """
     if not callable(function):
         raise ArgumentError("function", function, "is no function; give a loss or a step")
-    cut = Cut(size, reduce, whole, batch_norm)
+    cut = Cut(size, reduce, whole, batch_norm, buffer)
     inside = Options.of({"batch_size": cut.size, **options}) if options else None
 
     return in_pieces(function, cut, inside)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,19 @@ from graph_tools import _tf, _tf_autodiff
 from graph_tools.warn import warn
 from memsaving_gradients import patching, registry, whole_step
 from memsaving_gradients.errors import ArgumentError, NothingSavedWarning
-from memsaving_gradients.microbatches.applying import Application, check_no_other_updates, noted
+from memsaving_gradients.microbatches.applying import (
+    Application,
+    check_no_other_updates,
+    check_updates,
+    noted,
+)
+from memsaving_gradients.microbatches.denominators import losses_in
 from memsaving_gradients.microbatches.loop import Traced, added_up
-from memsaving_gradients.microbatches.losses import loss_with
+from memsaving_gradients.microbatches.losses import loss_with, through_the_loop, without_gradient
 from memsaving_gradients.microbatches.normalization import POLICIES, normalizing
-from memsaving_gradients.microbatches.reducing import ways_of
+from memsaving_gradients.microbatches.reducing import BUFFERS, ways_of
 from memsaving_gradients.microbatches.splitting import Batch, batch_of, stretches
-from memsaving_gradients.options import Options
+from memsaving_gradients.options import Options, check_one_of
 
 __all__ = ["Cut", "in_pieces"]
 
@@ -38,6 +44,7 @@ class Cut:
     reduce: Any = "mean"
     whole: Sequence[str] = ()
     batch_norm: str | None = None
+    buffer: str = "float32"
 
     def __post_init__(self) -> None:
         size = self.size
@@ -48,6 +55,7 @@ class Cut:
             raise ArgumentError(
                 "batch_norm", self.batch_norm, f"give one of {', '.join(map(repr, POLICIES))}"
             )
+        check_one_of("buffer", self.buffer, BUFFERS)
         if isinstance(self.whole, str):
             raise ArgumentError("whole", self.whole, f"give a list of names: [{self.whole!r}]")
 
@@ -65,15 +73,18 @@ class _Found:
     is_loss
         Whether it is to be differentiated.
     read
-        The variables that it may be differentiated with respect to.
+        The variables, and tensors from outside that are not cut, with respect to which it may be differentiated.
+    counts
+        Whether it says itself what a microbatch counts.
     outputs
-        All that the trace gives: results, then gradients.
+        All that the trace gives: results, then gradients, then what a microbatch counts.
     """
 
     results: Any = None
     applied: list[Application] = field(default_factory=list)
     is_loss: bool = False
-    read: list[tf.Variable] = field(default_factory=list)
+    read: list[Any] = field(default_factory=list)
+    counts: bool = False
     outputs: list[Any] = field(default_factory=list)
 
 
@@ -117,21 +128,29 @@ def _built(
         static = stretch.rows if isinstance(stretch.rows, int) else None
         found, one = _trace(function, cut, options, batch, static, count, parts)
         traced.append(one)
-    with _tf.unrecorded():
-        flat = added_up(batch, pieces, traced)
+    # What is differentiated outside, and is no loss, is differentiated through the loop.
+    ready = found.is_loss or found.applied
+    with _tf.unrecorded() if ready else nullcontext():
+        flat = added_up(batch, pieces, traced, cut.buffer)
+    if found.counts:
+        flat.pop()
     results = len(tf.nest.flatten(found.results))
     grads = flat[results:]
     if dense := [grad for grad in grads if isinstance(grad, tf.Tensor)]:
         whole_step.note_added_up(dense)
+    sources = [*found.read, *(batch.parts[k] for k in parts)]
     if found.is_loss:
-        sources = [*found.read, *(batch.parts[k] for k in parts)]
         loss = loss_with(flat[0], grads, sources)
         registry.differentiated(loss)
         return loss
     for application in found.applied:
         application.apply(grads[: len(application.grads)])
         del grads[: len(application.grads)]
-    return tf.nest.pack_sequence_as(found.results, flat[:results])
+    if found.applied:
+        given = [without_gradient(one, sources) for one in flat[:results]]
+    else:
+        given = [through_the_loop(one) for one in flat[:results]]
+    return tf.nest.pack_sequence_as(found.results, given)
 
 
 def _traceable(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +160,7 @@ def _traceable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _differentiable(parts: Sequence[tf.Tensor]) -> list[int]:
     """Which rows a gradient may be asked for: those that a tape watches; where there is no tape, all."""
-    real = [k for k, part in enumerate(parts) if part.dtype.is_floating or part.dtype.is_complex]
+    real = [k for k, part in enumerate(parts) if _is_number(part.dtype)]
     return [k for k in real if not _tf.tape_is_recording() or _tf.is_watched(parts[k])]
 
 
@@ -161,39 +180,64 @@ def _trace(
     def one(count: tf.Tensor, *given: tf.Tensor) -> list[Any]:
         graph = tf.compat.v1.get_default_graph()
         args, kwargs = batch.with_parts(given)
+
+        def examples_of_batch() -> tf.Tensor:
+            return batch.examples / tf.shape(given[0])[0]
+
         with ExitStack() as stack:
             stack.enter_context(normalizing(cut.batch_norm, count, cut.size))
             stack.enter_context(_saving(cut.size, options))
+            losses = stack.enter_context(losses_in(examples_of_batch))
             with noted() as found.applied:
                 found.results = converted(*args, **kwargs)
             flat = [_as_tensor(value) for value in tf.nest.flatten(found.results)]
             grads = [grad for application in found.applied for grad in application.grads]
             found.is_loss = not found.applied and _is_loss(found.results)
+            found.read, inside = _read(graph)
             if found.is_loss:
-                found.read = [v for v in _tf_autodiff.weights_in(graph) if v.dtype.is_floating]
                 # Tapes around the loop have nothing to see here.
                 with _tf.unrecorded():
-                    grads = tf.gradients(flat[0], [*found.read, *(given[k] for k in parts)])
-        found.outputs = [*flat, *grads]
+                    grads = tf.gradients(flat[0], [*inside, *(given[k] for k in parts)])
+        counts = losses.counts() if cut.reduce != "sum" else None
+        found.counts = counts is not None
+        found.outputs = [*flat, *grads, *([counts] if found.counts else [])]
         return found.outputs
 
     specs = [tf.TensorSpec([], tf.int32), *batch.specs(rows)]
     with whole_step.consumed_at_once():
         concrete = tf.function(one, autograph=False).get_concrete_function(*specs)
-    if len(found.applied) > 1:
-        raise ArgumentError(
-            "function",
-            function,
-            f"hands gradients to optimizers {len(found.applied)} times, of which later ones would not see what earlier ones did; make "
-            "several functions of it, each in microbatches",
-        )
+    check_updates(function, found.applied)
     check_no_other_updates(concrete.graph)
     ways = ways_of(cut.reduce, found.results)
     way = "sum" if cut.reduce == "sum" else "mean"
-    ways += [way] * (len(found.outputs) - len(ways))
-    if found.is_loss and found.outputs[1:]:
-        ways[len(ways) - len(parts) :] = ["concat" if way == "sum" else "weighted"] * len(parts)
-    return found, Traced(lambda *given: concrete(count, *given), found.outputs, ways)
+    grads = len(found.outputs) - len(ways) - found.counts
+    of_rows = len(parts) if found.is_loss else 0
+    ways += [way] * (grads - of_rows)
+    ways += ["concat" if way == "sum" else "weighted"] * of_rows
+    ways += ["sum"] * found.counts
+    outputs, counts = found.outputs, found.counts
+    return found, Traced(lambda *given: concrete(count, *given), outputs, ways, counts)
+
+
+def _read(graph: tf.Graph) -> tuple[list[Any], list[Any]]:
+    """What a function's graph has read from outside and may be differentiated by: variables, and tensors; and what stands for each inside.
+
+    Where a tape records, of tensors and of variables that are not trained those that it watches.
+    """
+    variables = [v for v in _tf_autodiff.variables_in(graph) if _is_number(v.dtype)]
+    tapes = _tf.tape_is_recording()
+    variables = [v for v in variables if v.trainable or (tapes and _tf.is_watched(v.handle))]
+    pairs = [
+        (outer, inner)
+        for outer, inner in graph.captures
+        if _is_number(outer.dtype)
+        and (_tf.is_watched(outer) if tapes else tf.is_symbolic_tensor(outer))
+    ]
+    return [*variables, *(o for o, _ in pairs)], [*variables, *(i for _, i in pairs)]
+
+
+def _is_number(dtype: tf.DType) -> bool:
+    return bool(dtype.is_floating or dtype.is_complex)
 
 
 def _as_tensor(value: Any) -> Any:

@@ -1,12 +1,16 @@
 """How what microbatches give becomes what the batch would have given: one reducer for each tensor, made of loop variables.
 
-``mean``: each microbatch counts by its share of the examples, in one buffer that the loop adds to in place (an addition whose left side nobody
+``mean``: each microbatch counts by its share, in one buffer that the loop adds to in place (an addition whose left side nobody
 else reads takes its buffer). ``sum``: the same, unweighted. ``concat``: rows side by side, in their order. ``last``: what the last microbatch gave.
 Gradients with few rows (``IndexedSlices``) stay that: their rows are weighted and put side by side, as they stood in the gradient of the whole batch.
+
+Sums of 16-bit numbers are made in 32 bits, since small addends would be lost in them; or in 16, rounded at random (:mod:`~memsaving_gradients.precision.rounding`),
+which loses nothing on average: each rounding is decided by the numbers themselves, so that the same batch gives the same sums.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +18,12 @@ from typing import Any
 import tensorflow as tf
 
 from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.precision.rounding import LOW, rounded
 
-__all__ = ["REDUCTIONS", "Reducer", "reducer", "ways_of"]
+__all__ = ["BUFFERS", "REDUCTIONS", "Reducer", "divided", "reducer", "ways_of"]
 
 REDUCTIONS = ("mean", "sum", "concat", "last")
+BUFFERS = ("float32", "stochastic")
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,11 @@ def _shape_of(outputs: Any) -> str:
     )
 
 
-def reducer(way: str, output: Any) -> Reducer:
+def reducer(way: str, output: Any, buffer: str = "float32") -> Reducer:
     """What to do with ``output``, a tensor or slices that a traced function returns.
 
-    ``way``: one of `REDUCTIONS`, or ``"weighted"``: rows side by side, those of each microbatch times its share of the examples.
+    ``way``: one of `REDUCTIONS`, or ``"weighted"``: rows side by side, those of each microbatch times its share. ``buffer``: what sums of
+    16-bit numbers are made in, of `BUFFERS`.
 
     Raises
     ------
@@ -96,7 +103,7 @@ def reducer(way: str, output: Any) -> Reducer:
             "for each example",
         )
     if way == "last":
-        return _kept(output, lambda old, new, share: new)
+        return _kept(output, lambda old, k, new, share: new)
     if output.dtype in (tf.bool, tf.string) or (way == "mean" and not _is_real(output.dtype)):
         raise ArgumentError(
             "reduce",
@@ -104,25 +111,64 @@ def reducer(way: str, output: Any) -> Reducer:
             f"{name} that the function returns has dtype {output.dtype.name}, which has no {way}; give reduce= for it, such as 'sum' for "
             "counts, 'concat' for rows or 'last'",
         )
-    if way == "sum":
-        return _kept(output, lambda old, new, share: old + new)
-    return _kept(output, lambda old, new, share: old + new * tf.cast(share, new.dtype))
+    add = _added_at_random if buffer == "stochastic" and output.dtype in LOW else _added
+    return _kept(
+        output,
+        add if way == "mean" else functools.partial(_unweighted, add),
+        wide(output.dtype, buffer),
+    )
+
+
+def wide(dtype: tf.DType, buffer: str = "float32") -> tf.DType:
+    """The type that numbers of a type are added up in."""
+    return tf.float32 if dtype in LOW and buffer == "float32" else dtype
+
+
+def _added(old: tf.Tensor, k: tf.Tensor, new: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    return old + tf.cast(new, old.dtype) * tf.cast(share, old.dtype)
+
+
+def _unweighted(add: Any, old: tf.Tensor, k: tf.Tensor, new: tf.Tensor, share: tf.Tensor) -> Any:
+    return add(old, k, new, tf.constant(1.0))
+
+
+def _times(given: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    dtype = wide(given.dtype)
+    return tf.cast(tf.cast(given, dtype) * tf.cast(share, dtype), given.dtype)
+
+
+def _added_at_random(old: tf.Tensor, k: tf.Tensor, new: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    total = _added(tf.cast(old, tf.float32), k, new, share)
+    seed = tf.stack([k, tf.bitcast(tf.reduce_sum(total), tf.int32)])
+    return rounded(total, old.dtype, seed)
 
 
 def _is_real(dtype: tf.DType) -> bool:
     return bool(dtype.is_floating or dtype.is_complex)
 
 
-def _kept(output: tf.Tensor, take: Callable[[Any, Any, Any], Any]) -> Reducer:
+def _kept(
+    output: tf.Tensor, take: Callable[[Any, Any, Any, Any], Any], dtype: tf.DType | None = None
+) -> Reducer:
     """One buffer of the output's shape."""
 
     def begin(before: Any, count: Any) -> list[Any]:
-        return [tf.zeros(output.shape, output.dtype) if before is None else before]
+        return [tf.zeros(output.shape, dtype or output.dtype) if before is None else before]
 
     def end(found: list[Any], before: Any) -> Any:
         return found[0]
 
-    return Reducer(begin, lambda old, k, new, share: [take(old[0], new, share)], end)
+    return Reducer(begin, lambda old, k, new, share: [take(old[0], k, new, share)], end)
+
+
+def divided(way: str, output: Any, found: Any, total: tf.Tensor | None) -> Any:
+    """What an output comes to: ``found``, in the output's type, and divided by the sum of what microbatches counted where that is not one."""
+    if isinstance(found, tf.IndexedSlices):
+        values = divided(way, output.values, found.values, total)
+        return tf.IndexedSlices(values, found.indices, found.dense_shape)
+    if total is not None and way in ("mean", "weighted"):
+        found = tf.math.divide_no_nan(found, tf.cast(total, found.dtype))
+    return tf.cast(found, output.dtype)
 
 
 def _rows(way: str, output: tf.Tensor) -> Reducer:
@@ -134,7 +180,7 @@ def _rows(way: str, output: tf.Tensor) -> Reducer:
         )
 
     def parts(given: tf.Tensor, share: tf.Tensor) -> list[tf.Tensor]:
-        return [given if way == "concat" else given * tf.cast(share, given.dtype)]
+        return [given if way == "concat" else _times(given, share)]
 
     return _side_by_side([output], lambda found: found[0], parts)
 
@@ -149,8 +195,8 @@ def _slices(way: str, output: tf.IndexedSlices) -> Reducer:
         )
 
     def parts(given: tf.IndexedSlices, share: tf.Tensor) -> list[tf.Tensor]:
-        weight = tf.cast(share, given.values.dtype) if way == "mean" else 1
-        return [given.values * weight, given.indices]
+        values = _times(given.values, share) if way == "mean" else given.values
+        return [values, given.indices]
 
     def whole(found: Sequence[tf.Tensor]) -> tf.IndexedSlices:
         shape = output.values.shape[1:]

@@ -136,7 +136,9 @@ def batch_of(
             tuple(owners),
             "no argument has examples to cut: pass the batch as tensors or arrays whose first axis is that of examples",
         )
-    _agree([owners[k] for k in split], [leaves[k] for k in split])
+    agreed = _agree([owners[k] for k in split], [leaves[k] for k in split])
+    for k, leaf in zip(split, agreed, strict=True):
+        leaves[k] = leaf
     packed = tf.nest.pack_sequence_as((list(args), dict(kwargs)), leaves)
     return Batch((tuple(packed[0]), packed[1]), tuple(leaves), tuple(split))
 
@@ -177,7 +179,8 @@ def _has_rows(name: str, leaf: Any) -> bool:
     return bool(leaf.shape.rank)
 
 
-def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> None:
+def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The same tensors, which have the same number of rows: where that is not known, it is checked as they run."""
     known: dict[int, str] = {}
     for name, part in zip(owners, parts, strict=True):
         if part.shape[0] is not None:
@@ -189,6 +192,19 @@ def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> None:
             f"{others} examples",
             f"{first!r} has {rows}; name arguments that every microbatch gets whole in whole=, such as whole=[{second!r}]",
         )
+    if known:
+        return [tf.ensure_shape(part, [*known, *part.shape[1:]]) for part in parts]
+    rows = tf.shape(parts[0])[0]
+    checks = [
+        tf.debugging.assert_equal(
+            tf.shape(part)[0],
+            rows,
+            f"microbatch: {owners[0]!r} and {name!r} have different numbers of examples; name arguments that every microbatch gets whole in whole=",
+        )
+        for name, part in zip(owners[1:], parts[1:], strict=True)
+    ]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return [tf.identity(part) for part in parts]
 
 
 def stretches(batch: Batch, size: int, *, static: bool) -> list[Stretch]:

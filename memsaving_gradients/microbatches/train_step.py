@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from memsaving_gradients.microbatches.applying import changed_in
+from memsaving_gradients.microbatches.denominators import compiled_loss
 from memsaving_gradients.microbatches.pieces import Cut, in_pieces
 
 __all__ = ["train_step_of"]
@@ -26,7 +28,8 @@ def train_step_of(model: Any, cut: Cut) -> Callable[[Any], Any]:
         seen: dict[str, Any] = {}
 
         def one(data: Any) -> Any:
-            logs = tf.nest.map_structure(tf.convert_to_tensor, original(data))
+            with _compiled_losses_of(model):
+                logs = tf.nest.map_structure(tf.convert_to_tensor, original(data))
             changed = changed_in(tf.compat.v1.get_default_graph())
             seen["metrics"] = [
                 m for m in model.metrics if any(_handle(v) in changed for v in m.variables)
@@ -49,6 +52,23 @@ def train_step_of(model: Any, cut: Cut) -> Callable[[Any], Any]:
         return {name: results.get(name, value) for name, value in logs.items()}
 
     return train_step
+
+
+@contextmanager
+def _compiled_losses_of(model: Any) -> Iterator[None]:
+    """What ``compute_loss`` of a model computes inside is the loss that it was compiled with."""
+    original = model.compute_loss
+
+    def compute_loss(*args: Any, **kwargs: Any) -> Any:
+        with compiled_loss():
+            return original(*args, **kwargs)
+
+    # An attribute of the model hides the method that its class has.
+    model.compute_loss = compute_loss
+    try:
+        yield
+    finally:
+        del model.compute_loss
 
 
 def _is_real(value: tf.Tensor) -> bool:

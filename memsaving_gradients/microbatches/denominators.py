@@ -1,0 +1,117 @@
+"""What a loss is a mean over, where that is not the examples.
+
+A microbatch counts by its share of the examples, which is right for means over them. Keras' losses may be something else: sums; means over what
+a mask leaves of padded sequences; means over sample weights. Then a microbatch has to count by what its own mean was over, so that
+
+    (w1 mean1 + w2 mean2 + …) / (w1 + w2 + …)
+
+is the mean of the batch, and penalties of weights, which are the same in all microbatches, stay what they are. Where the loss of a compiled
+model is the only one, this is done; where there are several with masks or weights of their own, or a function of the user's computes
+its loss in its own way, it can only be said.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools.warn import warn
+from memsaving_gradients.errors import BatchStatisticsWarning
+
+__all__ = ["Losses", "compiled_loss", "losses_in"]
+
+_compiled: ContextVar[bool] = ContextVar("memsaving_gradients_compiled_loss", default=False)
+
+
+@dataclass(eq=False)
+class Losses:
+    """The losses that were computed in a microbatch.
+
+    Attributes
+    ----------
+    compiled
+        Whether each was that of a compiled model.
+    weighted
+        Of those that are no means over examples: name, and what they are means over.
+    """
+
+    compiled: list[bool] = field(default_factory=list)
+    weighted: list[tuple[str, tf.Tensor]] = field(default_factory=list)
+
+    def counts(self) -> tf.Tensor | None:
+        """What the microbatch counts; ``None``: its share of the examples. Warns where neither is right."""
+        if not self.weighted:
+            return None
+        if self.compiled == [True]:
+            return self.weighted[0][1]
+        names = ", ".join(dict.fromkeys(repr(name) for name, _ in self.weighted))
+        warn(
+            f"microbatch: {names} are means over what a mask or sample weights leave, of which each microbatch has more or less, so that gradients "
+            "are not those of the whole batch. Compute sums (reduction='sum', reduce='sum') and divide them by what the whole batch has of it, or "
+            "train with a single loss of a compiled model, in which microbatches count by it.",
+            BatchStatisticsWarning,
+        )
+        return None
+
+
+@contextmanager
+def compiled_loss() -> Iterator[None]:
+    """Losses that are computed inside are those of a compiled model."""
+    token = _compiled.set(True)
+    try:
+        yield
+    finally:
+        _compiled.reset(token)
+
+
+@contextmanager
+def losses_in(scale: Callable[[], tf.Tensor]) -> Iterator[Losses]:
+    """Note the losses of Keras that are computed inside; those of a compiled model that are sums are multiplied by ``scale``, and so count as means."""
+    found = Losses()
+    keras = sys.modules.get("keras")
+    if keras is None:
+        yield found
+        return
+    kind = keras.losses.Loss
+    original = kind.__call__
+
+    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        value = original(self, y_true, y_pred, sample_weight)
+        found.compiled.append(_compiled.get())
+        weight = _mean_over(self, y_pred, sample_weight)
+        if weight is not None:
+            found.weighted.append((self.name, weight))
+        if _compiled.get() and self.reduction == "sum":
+            value *= tf.cast(scale(), value.dtype)
+        return value
+
+    kind.__call__ = call
+    try:
+        yield found
+    finally:
+        kind.__call__ = original
+
+
+def _mean_over(loss: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor | None:
+    """What a loss is a mean over; ``None``: examples, or it is no mean."""
+    # Keras hands masks from layer to layer in this attribute of tensors.
+    mask = getattr(y_pred, "_keras_mask", None)
+    parts = [] if mask is None else [mask]
+    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
+        parts.append(sample_weight)
+    elif loss.reduction not in ("mean", "sum_over_batch_size", "mean_with_sample_weight"):
+        return None
+    if not parts:
+        return None
+    parts = [tf.cast(part, tf.float32) for part in parts]
+    rank = max(part.shape.rank for part in parts)
+    product = tf.ones([])
+    for part in parts:
+        product *= tf.reshape(part, [*tf.unstack(tf.shape(part)), *[1] * (rank - part.shape.rank)])
+    return tf.reduce_sum(product)
