@@ -137,7 +137,7 @@ def test_64_bits_stay_64() -> None:
 @pytest.mark.parametrize("xla", [True, False])
 def test_rows_of_batches_that_do_not_divide(xla: bool) -> None:
     table = tf.Variable(tf.random.stateless_normal([5, 2], [0, 1]))
-    x, y = batch()
+    x, _ = batch()
     ids = tf.constant([0, 1, 1, 4, 2, 0, 3])
 
     def step(cut: Any) -> Any:
