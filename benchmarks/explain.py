@@ -142,10 +142,17 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
         for name, row in results.items()
         for part, error in _errors(row).items()
     ]
+    of_all = [
+        (abs(row["parts"][part] - size) / sum(row["measured"].values()), f"{name} {part}")
+        for name, row in results.items()
+        for part, size in row.get("measured", {}).items()
+    ]
     figures = []
-    if off:
-        worst, where = max(off)
-        figures.append(Figure(f"a part off by ({where})", worst, OFF, percent=True, count=len(off)))
+    for what, errors in (("a part off by", off), ("the same, of all memory", of_all)):
+        if errors:
+            worst, where = max(errors)
+            count = len(errors)
+            figures.append(Figure(f"{what} ({where})", worst, OFF, percent=True, count=count))
     gaps = [
         (extra - bound, f"{name} at {share}")
         for name, row in results.items()
