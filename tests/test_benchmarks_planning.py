@@ -276,7 +276,7 @@ def test_bars_of_the_deep_network_and_commands(capsys: pytest.CaptureFixture[str
 
 def explained_row(**changes) -> dict:
     """A row of ``benchmarks.explain`` that meets every bar."""
-    parts = dict.fromkeys(explain.PARTS, 1000)
+    parts = {**dict.fromkeys(explain.PARTS, 1000), "temporaries": 10}
     row = {
         "parts": parts,
         "measured": {**parts, "temporaries": 1},
