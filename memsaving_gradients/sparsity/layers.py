@@ -53,13 +53,18 @@ class _Sparse(_Layer):
             raise ArgumentError("layer", self.name, "has no weights yet; it is made by sparsify")
         return store.kernel(number, self.compute_dtype) if self._made is None else self._made
 
-    def call(self, inputs: Any, **options: Any) -> Any:
+    def call(self, inputs: Any, training: Any = None, **options: Any) -> Any:
         """Call the layer, whose kernel is made when the inputs are there: it needs none, and would be made when the step begins."""
+        store = self._kernel.store
+        if training and store is not None and not store.is_open:
+            # It would be trained without its kernel, which is no variable of its own.
+            raise ArgumentError(
+                "layer",
+                self.name,
+                "the weights of this layer belong to a sparse model; train that, not the layer or the model inside",
+            )
         with tf.control_dependencies([inputs]):
             made = self.kernel
-        if self.kernel_regularizer is not None:
-            # Penalties of Keras are sums over weights, to which zeros add nothing.
-            self.add_loss(self.kernel_regularizer(self._kernel.store.part(self._kernel.number)))
         self._made = made
         try:
             return super().call(inputs, **options)

@@ -8,22 +8,29 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.sparsity.arguments import real, seed_of
+from memsaving_gradients.sparsity.carrying import carry_over
+from memsaving_gradients.sparsity.choosing import chosen_layers
 from memsaving_gradients.sparsity.layers import SPARSE
+from memsaving_gradients.sparsity.penalties import penalty_of
 from memsaving_gradients.sparsity.store import SparseStore
 
-__all__ = ["SparseModel", "sparsify"]
+__all__ = ["SparseModel", "sparse_model_in", "sparsify"]
 
 
 @keras.saving.register_keras_serializable(package="memsaving_gradients")
 class SparseModel(keras.Model):
     """A model that opens the store of its layers' weights while it is called; made by `sparsify`.
 
+    Saved as ``.keras``, it is loaded by ``keras.models.load_model`` once ``memsaving_gradients.keras`` is imported.
+
     Attributes
     ----------
     inner
-        The model with sparse layers.
+        The model with sparse layers. It can be called, and parts of it be put into other models, but not trained.
     store
         Their weights.
     """
@@ -35,16 +42,50 @@ class SparseModel(keras.Model):
         self.store = SparseStore([layer._kernel.shape for layer in found], total, dtype=policy)
         for number, layer in enumerate(found):
             layer._kernel.store, layer._kernel.number = self.store, number
+        penalties = {
+            number: layer.kernel_regularizer
+            for number, layer in enumerate(found)
+            if layer.kernel_regularizer is not None
+        }
+        if penalties:
+            self.store.values.regularizer = penalty_of(self.store, penalties)
         self.built = True
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Call the model inside."""
+        if training:
+            self._check_frozen()
         with self.store.opened():
             return self.inner(inputs, training=training, mask=mask)
 
     def compute_output_spec(self, inputs: Any, *args: Any, **options: Any) -> Any:
         """As the model inside."""
         return self.inner.compute_output_spec(inputs)
+
+    @property
+    def output_names(self) -> list[str] | None:
+        """By which losses and metrics of several outputs are told apart."""
+        return getattr(self.inner, "output_names", None)
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """Variables that are trained."""
+        self._check_frozen()
+        found: list[Any] = super().trainable_variables
+        return found
+
+    def _check_frozen(self) -> None:
+        """Raise an error if a sparse layer is frozen and its weights, in one variable with others, are not."""
+        if not (self.trainable and self.store.values.trainable):
+            return
+        for layer in _sparse_layers(self.inner):
+            if not layer.trainable:
+                raise ArgumentError(
+                    "trainable",
+                    False,
+                    f"the sparse layer {layer.name!r} is frozen, but its weights are trained with those of all sparse layers; freeze the whole "
+                    "sparse model, or this layer before sparsify, which then leaves it dense",
+                )
 
     def get_config(self) -> dict[str, Any]:
         """The model inside, and how many weights there are."""
@@ -59,6 +100,29 @@ class SparseModel(keras.Model):
         for name in ("inner", "policy"):
             config[name] = keras.saving.deserialize_keras_object(config[name], custom_objects)
         return cls(**config)
+
+    def save(self, filepath: Any, *args: Any, **options: Any) -> None:
+        """Save the model, in any format of Keras but the legacy one."""
+        if str(filepath).endswith((".h5", ".hdf5")):
+            raise ArgumentError(
+                "filepath",
+                filepath,
+                "the legacy format would not hold what is sparse; save as .keras",
+            )
+        super().save(filepath, *args, **options)
+
+    def export(
+        self,
+        filepath: Any,
+        format: str = "tf_saved_model",
+        verbose: Any = None,
+        input_signature: Any = None,
+        **options: Any,
+    ) -> None:
+        """Export the model, whose inputs are those of the model inside unless a signature is given."""
+        if input_signature is None:
+            input_signature = [keras.tree.map_structure(_any_batch, self.inner.input)]
+        super().export(filepath, format, verbose, input_signature, **options)
 
 
 def sparsify(
@@ -78,11 +142,12 @@ def sparsify(
     sparsity
         The share of weights that are not there, from 0 to below 1, in each sparse layer to begin with.
     layers
-        Names of the layers to make sparse: dense and convolutional ones. ``None``: all convolutions; where there are none, all dense layers.
+        Names of the layers to make sparse: dense and convolutional ones. ``None``: all convolutions; where there are none, all dense layers. Those that
+        are frozen, or inside of other layers (not models), stay dense; so do layers of other classes, derived ones included.
     dense
         Names of layers to leave out.
     seed
-        Of the places; values are drawn by the layers' initializers. Biases and all other layers keep the weights of ``model``.
+        Of the places; values are drawn by the layers' initializers. Biases and all other layers keep the weights, and all other state, of ``model``.
 
     Returns
     -------
@@ -92,7 +157,13 @@ def sparsify(
     Raises
     ------
     ArgumentError
-        If an argument cannot be used, or a layer cannot be sparse; it names those that can.
+        If an argument cannot be used, or a layer cannot be sparse; it names those that can. If the model's class trains or computes in its own way:
+        it says how to put it around a sparse network. When training begins, if a sparse layer was frozen and others were not.
+
+    Notes
+    -----
+    All sparse kernels are one variable: ``clipnorm`` clips them together, and optimizers that scale by norms of variables see one. ``jit_compile="auto"``
+    does without XLA, which cannot compile weights that move; ``True`` is an error.
 
     Examples
     --------
@@ -103,16 +174,18 @@ def sparsify(
     >>> [(weight.name, *weight.shape) for weight in sparse.trainable_weights]
     [('bias', 50), ('values', 500)]
     """
-    number = isinstance(sparsity, float | int) and not isinstance(sparsity, bool)
-    if not number or not 0 <= sparsity < 1:
-        raise ArgumentError("sparsity", sparsity, "give a share of weights from 0 to below 1")
-    chosen = _chosen(model, layers, dense)
+    sparsity = real(
+        "sparsity", sparsity, lambda s: 0 <= s < 1, "give a share of weights from 0 to below 1"
+    )
+    seed = seed_of(seed)
+    chosen = {id(layer) for layer in chosen_layers(model, layers, dense)}
 
     def clone(layer: Any) -> Any:
-        kind = SPARSE[type(layer)] if layer.name in chosen else type(layer)
+        kind = SPARSE[type(layer)] if id(layer) in chosen else type(layer)
         return kind.from_config(layer.get_config())
 
     inner = keras.models.clone_model(model, clone_function=clone, recursive=True)
+    _forget_compilation(inner)
     draw = np.random.default_rng(seed)
     masks, values = [], []
     for layer in _sparse_layers(inner):
@@ -131,8 +204,22 @@ def sparsify(
     )
     made.store.set_masks(masks)
     made.store.values.assign(np.concatenate(values))
-    _carry_over(model, inner)
+    carry_over(model, inner)
     return made
+
+
+def sparse_model_in(model: Any) -> SparseModel:
+    """The sparse model that ``model`` is, or has as a part; there must be one."""
+    layers = model._flatten_layers() if isinstance(model, keras.Model) else ()
+    found = [layer for layer in layers if isinstance(layer, SparseModel)]
+    if len(found) == 1:
+        return found[0]
+    name = getattr(model, "name", model)
+    if not found:
+        raise ArgumentError("model", name, "is not sparse; train what sparsify returns")
+    raise ArgumentError(
+        "model", name, f"has {len(found)} sparse models inside; one can be looked after"
+    )
 
 
 def _sparse_layers(model: Any) -> list[Any]:
@@ -140,49 +227,12 @@ def _sparse_layers(model: Any) -> list[Any]:
     return [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
 
 
-def _chosen(model: Any, layers: Sequence[str] | None, dense: Sequence[str]) -> set[str]:
-    """Names of the layers to make sparse."""
-    if not isinstance(model, keras.Model) or not (
-        isinstance(model, keras.Sequential) or hasattr(model, "_operations")
-    ):
-        raise ArgumentError(
-            "model",
-            model,
-            "is no functional or sequential Keras model, of which a copy with other layers can be made; build it with keras.Model(inputs, "
-            "outputs)",
-        )
-    if not model.built:
-        raise ArgumentError("model", model.name, "was not built; call model.build(input_shape)")
-    able = {layer.name: layer for layer in model._flatten_layers() if type(layer) in SPARSE}
-    shown = ", ".join(map(repr, able)) or "none"
-    for argument, names in (("layers", layers), ("dense", dense)):
-        if isinstance(names, str):
-            raise ArgumentError(argument, names, f"give a list of names: [{names!r}]")
-        for name in names or ():
-            if name not in able:
-                raise ArgumentError(
-                    argument,
-                    name,
-                    f"no layer of that name can be sparse; those that can are {shown}",
-                )
-    if layers is None:
-        convolutions = [n for n, layer in able.items() if not isinstance(layer, keras.layers.Dense)]
-        layers = convolutions or [*able]
-    chosen = set(layers) - set(dense)
-    if not chosen:
-        raise ArgumentError(
-            "model", model.name, f"has no layer to make sparse; those that can be are {shown}"
-        )
-    return chosen
+def _forget_compilation(model: Any) -> None:
+    """Keras compiles copies as models were, with slots that would never be used."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.Model) and layer.compiled:
+            layer.compiled, layer.optimizer = False, None
 
 
-def _carry_over(model: Any, inner: Any) -> None:
-    """Weights of what is not sparse: biases, normalizations, embeddings."""
-    for old, new in zip(model._flatten_layers(), inner._flatten_layers(), strict=True):
-        known = {
-            variable.name: variable
-            for variable in new._trainable_variables + new._non_trainable_variables
-        }
-        for variable in old._trainable_variables + old._non_trainable_variables:
-            if variable.name in known:
-                known[variable.name].assign(variable)
+def _any_batch(tensor: Any) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype, tensor.name)

@@ -53,38 +53,46 @@ class SparseStore(keras.layers.Layer):
             )
             for k, shape in enumerate(self.shapes)
         ]
+        for bits in self.bits:
+            # TensorFlow's checkpoints see attributes, and no lists of Keras' variables.
+            setattr(self, bits.name, bits)
         self._open: list[list[tf.Tensor]] = []
+        self._failed: Exception | None = None
         self.built = True
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Layers find their weights inside."""
+        """Layers find their weights inside, from one split for all."""
+        self._open.append(self.split(self.values))
+        try:
+            yield
+        finally:
+            self._open.pop()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the model is being called."""
+        return bool(self._open)
+
+    def split(self, values: Any) -> list[tf.Tensor]:
+        """The weights of each layer."""
         if _tf_autodiff.compiled_by_xla():
             raise ArgumentError(
                 "jit_compile",
                 True,
                 "sparse weights move between layers, whose sizes XLA would have to know; compile the model with jit_compile=False",
             )
-        values = _of_known_shape(tf.convert_to_tensor(self.values.value))
-        self._open.append(tf.split(values, self.counts.value, num=len(self.shapes)))
-        try:
-            yield
-        finally:
-            self._open.pop()
-
-    def part(self, number: int) -> tf.Tensor:
-        """The weights of a layer, for the model that is being called."""
-        if not self._open:
-            raise ArgumentError(
-                "layer",
-                number,
-                "the weights of this layer belong to a sparse model; call that, not the layer or the model inside",
-            )
-        return self._open[-1][number]
+        values = _of_known_shape(tf.convert_to_tensor(values))
+        parts: list[tf.Tensor] = tf.split(values, self.counts.value, num=len(self.shapes))
+        return parts
 
     def kernel(self, number: int, dtype: str) -> tf.Tensor:
         """The kernel of a layer, dense."""
-        part = tf.cast(self.part(number), dtype)
+        part = (self._open[-1] if self._open else self.split(self.values))[number]
+        return self.placed(tf.cast(part, dtype), number)
+
+    def placed(self, part: tf.Tensor, number: int) -> tf.Tensor:
+        """A layer's weights at their places, zeros elsewhere."""
         shape, bits = self.shapes[number], self.bits[number].value
         return tf.reshape(_dense(part, bits, math.prod(shape)), shape)
 
@@ -100,6 +108,25 @@ class SparseStore(keras.layers.Layer):
         for bits, mask in zip(self.bits, masks, strict=True):
             bits.assign(np.packbits(mask, bitorder="little"))
         self.counts.assign([int(mask.sum()) for mask in masks])
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load values and places, of as many weights."""
+        if self._failed is not None and not len(store.keys()):
+            # Keras tries what failed once more, by a path that the file does not have, and would report that.
+            raise self._failed
+        try:
+            found = tuple(store["0"].shape) if "0" in store.keys() else None  # noqa: SIM118
+            if found is not None and found != (self.total,):
+                raise ArgumentError(
+                    "total",
+                    self.total,
+                    f"the sparse weights of this model, but what is loaded has {found[0]}; make the model with the sparsity and the sparse "
+                    "layers of the one that was saved",
+                )
+            super().load_own_variables(store)
+        except ValueError as error:
+            self._failed = error
+            raise
 
 
 @tf.custom_gradient

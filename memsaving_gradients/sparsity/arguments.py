@@ -1,0 +1,31 @@
+"""Numbers that a user gives, checked."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+from memsaving_gradients.errors import ArgumentError
+
+__all__ = ["is_whole", "real", "seed_of"]
+
+
+def real(argument: str, value: Any, fits: Callable[[float], bool], way_out: str) -> float:
+    """A real number that fits, as a float; of any type, but truth values."""
+    # Comparisons with nan are false.
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not fits(float(value)):
+        raise ArgumentError(argument, value, way_out)
+    return float(value)
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Whether ``value`` is a whole number from ``least`` on."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least
+
+
+def seed_of(value: Any) -> int:
+    """A seed."""
+    if not is_whole(value, 0):
+        raise ArgumentError("seed", value, "give a whole number from 0 on")
+    return int(value)

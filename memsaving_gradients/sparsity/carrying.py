@@ -1,0 +1,69 @@
+"""What a sparse model takes over from the one that it is made of: everything but sparse kernels."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.sparsity.choosing import is_graph_of_layers
+from memsaving_gradients.sparsity.layers import SPARSE
+
+__all__ = ["carry_over"]
+
+
+def carry_over(model: Any, copy: Any) -> None:
+    """Give a copy the state of a model, layer by layer, as if it were saved and loaded, and freeze what is frozen."""
+    for old, new in _pairs(model, copy):
+        if type(new) in SPARSE.values():
+            kept = [variable for variable in _own(old) if variable is not old._kernel]
+            for variable, value in zip(_own(new), kept, strict=True):
+                variable.assign(value)
+        else:
+            kept = _own(old)
+            _load(old, new)
+        for variable, value in zip(_own(new), kept, strict=True):
+            variable.trainable = value.trainable
+        # Not by the property, which would tell layers inside, too.
+        new._trainable = old.trainable
+
+
+def _pairs(model: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
+    """Layers and their copies, those inside of others included."""
+    yield model, copy
+    for old, new in zip(model.layers, copy.layers, strict=True):
+        if is_graph_of_layers(old):
+            yield from _pairs(old, new)
+            continue
+        parts, others = old._flatten_layers(), new._flatten_layers()
+        if [*map(type, parts)] != [*map(type, others)] and type(new) not in SPARSE.values():
+            raise ArgumentError(
+                "model",
+                old.name,
+                "get_config and from_config of this layer make one with other layers inside, so that its weights cannot be kept; they should "
+                "make one like it",
+            )
+        yield from zip(parts, others, strict=True)
+
+
+def _own(layer: Any) -> list[Any]:
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def _load(old: Any, new: Any) -> None:
+    """What Keras does with a file: some layers compute something of what they load, or keep something beside variables."""
+    found, there = len(_own(new)), len(_own(old))
+    if found != there:
+        raise ArgumentError(
+            "model",
+            old.name,
+            f"get_config and from_config of this layer make one of {found} variables instead of {there}; they should make one like it",
+        )
+    state: dict[str, Any] = {}
+    old.save_own_variables(state)
+    new.load_own_variables(state)
+    if hasattr(old, "save_assets"):
+        with tempfile.TemporaryDirectory() as folder:
+            old.save_assets(folder)
+            new.load_assets(folder)
