@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import memsaving_gradients as ms
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.sparsity.held import slots_of
 from memsaving_gradients.sparsity.rewiring import rewired, shared_out
+from memsaving_gradients.sparsity.slots import slots_of
 
 BAR = 0.40
 
@@ -278,8 +278,8 @@ def test_other_bad_input() -> None:
         ms.keras.sparsify(keras.Sequential([keras.Input([4]), constrained]), 0.5)
     sparse = ms.keras.sparsify(network(), 0.7)
     # Keras says where an error happened in one of its own.
-    with pytest.raises((ArgumentError, RuntimeError), match="belong to a sparse model; call that"):
-        sparse.inner(batch()[0])
+    with pytest.raises((ArgumentError, RuntimeError), match="belong to a sparse model; train that"):
+        sparse.inner(batch()[0], training=True)
     with pytest.raises(ArgumentError, match="is not sparse; train what sparsify returns"):
         compiled(network("dense")).fit(
             *batch("dense"), verbose=0, callbacks=[ms.keras.Reparameterize()]

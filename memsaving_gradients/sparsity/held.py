@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
+import keras
 
+from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.keras_models import bytes_of
-from memsaving_gradients.sparsity.model import SparseModel
+from memsaving_gradients.sparsity.model import sparse_model_in
+from memsaving_gradients.sparsity.slots import slots_of
 
 __all__ = ["HeldBytes", "sparse_bytes"]
 
@@ -40,18 +42,30 @@ class HeldBytes:
         return (self.values + self.bits + self.slots + self.rest) / self.dense
 
 
-def sparse_bytes(model: SparseModel, optimizer: Any = None) -> HeldBytes:
+def sparse_bytes(model: Any, optimizer: Any = None) -> HeldBytes:
     """The bytes that a sparse model's variables take, and an optimizer's.
 
     Parameters
     ----------
     model
-        Made by `sparsify`.
+        Made by `sparsify`, or with such a one as a part.
     optimizer
-        Of the model, built; ``None``: the one that it was compiled with, if it was.
+        Of the model, built; ``None``: the one that it was compiled with, if it was, with the slots that it has by now.
+
+    Raises
+    ------
+    ArgumentError
+        If the model is not sparse, or the optimizer is none of Keras, or not built.
     """
-    optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-    store = model.store
+    store = sparse_model_in(model).store
+    if optimizer is None:
+        optimizer = getattr(model, "optimizer", None)
+    elif not isinstance(optimizer, keras.optimizers.Optimizer) or not optimizer.built:
+        raise ArgumentError(
+            "optimizer",
+            getattr(optimizer, "name", optimizer),
+            "give one of Keras, with slots: optimizer.build(model.trainable_variables)",
+        )
     values, bits = bytes_of([store.values]), bytes_of([*store.bits, store.counts])
     slots = bytes_of(slots_of(optimizer, store.values)) if optimizer is not None else 0
     whole = bytes_of(model.variables) + (
@@ -61,15 +75,3 @@ def sparse_bytes(model: SparseModel, optimizer: Any = None) -> HeldBytes:
     places = sum(math.prod(shape) for shape in store.shapes)
     dense = rest + places * (values + slots) // store.total
     return HeldBytes(values, bits, slots, rest, dense)
-
-
-def slots_of(optimizer: Any, weight: Any) -> list[Any]:
-    """An optimizer's variables of the shape of ``weight`` that it has made for it."""
-    begins = weight.path.replace("/", "_")
-    return [
-        slot
-        for slot in optimizer.variables
-        if slot.shape == weight.shape
-        and tf.as_dtype(slot.dtype).is_floating
-        and slot.name.startswith(begins)
-    ]

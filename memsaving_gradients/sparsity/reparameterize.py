@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,10 @@ import keras
 import numpy as np
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.sparsity.held import slots_of
-from memsaving_gradients.sparsity.model import SparseModel
+from memsaving_gradients.sparsity.arguments import is_whole, real, seed_of
+from memsaving_gradients.sparsity.model import sparse_model_in
 from memsaving_gradients.sparsity.rewiring import rewired
+from memsaving_gradients.sparsity.slots import first_values, optimizers_of, slots_of
 
 __all__ = ["Reparameterize"]
 
@@ -24,10 +26,14 @@ MOVED, THRESHOLD = 20_000 / 1_467_610, 1e-3
 class Reparameterize(keras.callbacks.Callback):
     """Move a sparse model's smallest weights every so many steps, with their slots; as a callback of ``fit``.
 
+    The model may be sparse itself, or have a sparse model as a part. Slots are those of all optimizers that are its attributes; for new weights, they
+    begin as the optimizer begins.
+
     Parameters
     ----------
     schedule
-        ``(share, steps)`` pairs: from that share of training on, weights move every so many steps.
+        ``(share, steps)`` pairs: from that share of training on, weights move every so many steps. Where Keras does not know how long an epoch is, shares
+        are those of epochs that are done, until the first is.
     until
         The share of training after which they stay.
     moved
@@ -40,7 +46,7 @@ class Reparameterize(keras.callbacks.Callback):
     Raises
     ------
     ArgumentError
-        If an argument cannot be used; when training begins, if the model is not sparse.
+        If an argument cannot be used; when training begins, if the model is not sparse, or its sparse weights are frozen.
 
     Examples
     --------
@@ -66,61 +72,94 @@ class Reparameterize(keras.callbacks.Callback):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        begins = [share for share, _ in schedule]
-        if not schedule or begins != sorted(begins) or any(steps < 1 for _, steps in schedule):
-            raise ArgumentError(
-                "schedule",
-                schedule,
-                "give pairs of a share of training, ascending, and a number of steps from 1 on",
-            )
-        for name, value in (("until", until), ("moved", moved)):
-            if not 0 < value <= 1:
-                raise ArgumentError(name, value, "give a share, above 0 and at most 1")
-        if not threshold > 0:
-            raise ArgumentError("threshold", threshold, "give a positive number")
-        self.schedule, self.until = tuple(schedule), until
-        self.moved, self.threshold = moved, threshold
+        share = "give a share, above 0 and at most 1"
+        self.schedule = _checked(schedule)
+        self.until = real("until", until, lambda s: 0 < s <= 1, share)
+        self.moved = real("moved", moved, lambda s: 0 < s <= 1, share)
+        self.threshold = real(
+            "threshold", threshold, lambda t: 0 < t < math.inf, "give a positive number"
+        )
         #: How often weights have moved.
         self.rewirings = 0
-        self._draw = np.random.default_rng(seed)
-        self._epoch = self._since = 0
+        self._draw = np.random.default_rng(seed_of(seed))
+        self._epoch = self._since = self._length = 0
+        self._last = -1
+        self._first: dict[int, list[float]] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Look at the model."""
-        if not isinstance(self.model, SparseModel):
+        if not sparse_model_in(self.model).store.values.trainable:
             raise ArgumentError(
-                "model", self.model.name, "is not sparse; train what sparsify returns"
+                "model",
+                self.model.name,
+                "its sparse weights are frozen, and would be moved; leave Reparameterize out",
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note how far training is."""
         self._epoch, self._last = epoch, -1
 
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Note how long an epoch is."""
+        self._length = self._last + 1
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Move weights if it is time."""
-        params = self.params or {}
         self._since += batch - self._last
         self._last = batch
-        done = (self._epoch + (batch + 1) / (params.get("steps") or batch + 1)) / (
-            params.get("epochs") or 1
-        )
+        done = self._done(batch + 1)
         period = [steps for share, steps in self.schedule if share <= done]
         if done <= self.until and period and self._since >= period[-1]:
             self._since = 0
             self.rewire()
 
+    def _done(self, steps: int) -> float:
+        """The share of training that is done, so many steps into an epoch."""
+        params = self.params or {}
+        length = params.get("steps") or self._length
+        part = min(1.0, steps / length) if length else 0.0
+        return (self._epoch + part) / (params.get("epochs") or 1)
+
     def rewire(self) -> None:
         """Move weights now."""
-        store = self.model.store
+        store = sparse_model_in(self.model).store
+        optimizers = optimizers_of(self.model)
+        if not optimizers:
+            raise ArgumentError(
+                "model",
+                self.model.name,
+                "has no optimizer, whose slots would move along; compile it first",
+            )
         masks = store.masks()
         wanted = round(self.moved * sum(map(len, masks)))
         values = store.values.numpy().astype(np.float32)
         now = rewired(masks, values, self.threshold, wanted, self._draw)
         self.threshold = now.threshold
         new = now.sources < 0
-        for variable in (store.values, *slots_of(self.model.optimizer, store.values)):
+        firsts = [(store.values, 0.0)]
+        for optimizer in optimizers:
+            slots = slots_of(optimizer, store.values)
+            if id(optimizer) not in self._first or len(self._first[id(optimizer)]) != len(slots):
+                self._first[id(optimizer)] = first_values(optimizer, store.values)
+            firsts += zip(slots, self._first[id(optimizer)], strict=True)
+        for variable, first in firsts:
             moved = variable.numpy()[now.sources]
-            moved[new] = 0
+            moved[new] = first
             variable.assign(moved)
         store.set_masks(now.masks)
         self.rewirings += 1
+
+
+def _checked(schedule: Any) -> tuple[tuple[float, int], ...]:
+    way_out = "give pairs of a share of training from 0 to 1, ascending, and a whole number of steps from 1 on: [(0, 100), (0.5, 200)]"
+    pairs = [*schedule] if isinstance(schedule, list | tuple) else []
+    if not pairs:
+        raise ArgumentError("schedule", schedule, way_out)
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not is_whole(pair[1], 1):
+            raise ArgumentError("schedule", schedule, way_out)
+        real("schedule", pair[0], lambda share: 0 <= share <= 1, way_out)
+    begins = [float(share) for share, _ in pairs]
+    if begins != sorted(begins):
+        raise ArgumentError("schedule", schedule, way_out)
+    return tuple(zip(begins, (int(steps) for _, steps in pairs), strict=True))
