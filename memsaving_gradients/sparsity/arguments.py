@@ -21,7 +21,9 @@ def real(argument: str, value: Any, fits: Callable[[float], bool], way_out: str)
 
 def is_whole(value: Any, least: int) -> bool:
     """Whether ``value`` is a whole number from ``least`` on."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, numbers.Integral) and int(value) >= least
 
 
 def seed_of(value: Any) -> int:

@@ -38,9 +38,11 @@ def chosen_layers(model: Any, layers: Sequence[str] | None, dense: Sequence[str]
                     name,
                     f"no layer of that name can be sparse; those that can are {shown}",
                 )
-            problem = next((why_not[id(one)] for one in called if id(one) in why_not), None)
-            if problem and argument == "layers":
-                raise ArgumentError(argument, name, f"{problem}; those that can be are {shown}")
+            for one in called:
+                if id(one) in why_not and argument == "layers":
+                    raise ArgumentError(
+                        argument, name, f"{why_not[id(one)]}; those that can be are {shown}"
+                    )
     if layers is None:
         convolutions = [one for one in able if not isinstance(one, keras.layers.Dense)]
         chosen = convolutions or able
@@ -79,13 +81,22 @@ def _check_model(model: Any) -> None:
     if not model.built:
         raise ArgumentError("model", model.name, "was not built; call model.build(input_shape)")
     if own := _own_code(type(model)):
-        kind = type(model).__name__
         raise ArgumentError(
             "model",
             model.name,
-            f"its class {kind} has its own {', '.join(own)}, which the copy would not have; put it around a sparse network: "
-            f"network = sparsify(keras.Model(model.input, model.output), ...), model = {kind}(model.input, network(model.input))",
+            f"its class {type(model).__name__} has its own {', '.join(own)}, which the copy would not have; put it around a sparse network: "
+            + _around(model),
         )
+
+
+def _around(model: Any) -> str:
+    kind = type(model).__name__
+    single = len(model.inputs) == len(model.outputs) == 1
+    given, made = ("inputs[0]", "outputs[0]") if single else ("input", "output")
+    network = f"network = sparsify(keras.Model(model.{given}, model.{made}), ...)"
+    if isinstance(model, keras.Sequential):
+        return f"{network}; model = {kind}([network])"
+    return f"{network}; model = {kind}(model.{given}, network(model.{given}))"
 
 
 def _own_code(kind: type) -> list[str]:

@@ -121,7 +121,9 @@ class SparseModel(keras.Model):
     ) -> None:
         """Export the model, whose inputs are those of the model inside unless a signature is given."""
         if input_signature is None:
-            input_signature = [keras.tree.map_structure(_any_batch, self.inner.input)]
+            of = self.inner
+            inputs = of.inputs[0] if isinstance(of, keras.Sequential) else of.input
+            input_signature = [keras.tree.map_structure(_any_batch, inputs)]
         super().export(filepath, format, verbose, input_signature, **options)
 
 

@@ -56,8 +56,8 @@ def first_values(optimizer: Any, weight: Any) -> list[float]:
         why = f"it has {len(found)} slots"
     if len(found) != count:
         warn(
-            f"Reparameterize: no optimizer like {optimizer.name!r} can be made of its get_config() to see what slots begin with ({why}); those of "
-            "new weights begin at zero",
+            f"Reparameterize: no optimizer like {optimizer.name!r} can be made of its get_config() to see what slots begin with ({why}); "
+            "those of new weights begin at zero",
             UserWarning,
         )
         return [0.0] * count
