@@ -164,8 +164,8 @@ def sparsify(
 
     Notes
     -----
-    All sparse kernels are one variable: ``clipnorm`` clips them together, and optimizers that scale by norms of variables see one. ``jit_compile="auto"``
-    does without XLA, which cannot compile weights that move; ``True`` is an error.
+    All sparse kernels are one variable: ``clipnorm`` clips them together, and optimizers that scale by norms of variables see one. XLA cannot compile weights
+    that move: Keras trains without it, and says so if ``jit_compile=True``; in a ``tf.function`` of one's own it is an error.
 
     Examples
     --------
