@@ -1,9 +1,10 @@
 """An optimizer whose variables have 16 bits, and whose updates are not lost.
 
 Keras' optimizers compute in the type of the variable, in which one minus 0.999 is nothing, and add to it by rounding to nearest. Here they
-see a variable of 32 bits in its place, compute in that, and what they write, to weights and slots alike, is rounded at random
-(:mod:`~memsaving_gradients.precision.rounding`), or, for weights, to nearest with what is lost kept in a variable of the same type and added the next time
-(Kahan summation; what is lost is rounded at random). Only one variable at a time is there in 32 bits, and of a large one some rows, where the optimizer treats
+see variables of 32 bits in their place, weights and slots, compute in that, and what they write is rounded at random
+(:mod:`~memsaving_gradients.precision.rounding`), or, for weights, to nearest with what is lost kept in 16 bits more and added the next time
+(Kahan summation; what is lost is rounded at random). Slots of weights in ``float16`` are kept in ``bfloat16``: the square of a gradient of 1e-4 is zero in
+``float16``, and what is divided by its root runs away. Only one variable at a time is there in 32 bits, and of a large one some rows, where the optimizer treats
 each element by itself: the optimizer then sees these rows in place of the variable and its slots. Costs a few elementwise ops on each; with Kahan, 16 bits more a
 weight.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend import AutocastScope
 
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.options import check_one_of
@@ -40,13 +42,28 @@ ELEMENTWISE = {
     keras.optimizers.Lion,
 }
 MOST_RUNS, ELEMENTS = 16, 1 << 16
+_ADDS_UP = "adds up in variables of 16 bits, rounding to nearest"
+#: What an optimizer cannot do in 16 bits: why, and what else does it.
+EXCLUDED = {
+    "use_ema": (_ADDS_UP, ", and average float32 copies of the weights if you need it"),
+    "gradient_accumulation_steps": (
+        _ADDS_UP,
+        ", and give microbatch= to MemorySavingGradients if you need it",
+    ),
+    "centered": (
+        "takes the square of one slot from another that is hardly larger, and in 16 bits the difference may be negative",
+        "",
+    ),
+}
 _PACKAGE = "memsaving_gradients"
 
 
 def low_precision(
     optimizer: Any, rounding: str = "stochastic", *, seed: int = 0
 ) -> keras.optimizers.Optimizer:
-    """An optimizer like ``optimizer``, for weights and slots in ``bfloat16`` or ``float16``.
+    """An optimizer like ``optimizer``, for weights and slots in 16 bits.
+
+    Weights are in ``bfloat16`` or ``float16``. Slots are in ``bfloat16`` for both: it has the range of ``float32``, which second moments need.
 
     Parameters
     ----------
@@ -66,8 +83,8 @@ def low_precision(
     Raises
     ------
     ArgumentError
-        If an argument cannot be used, the optimizer was used before, or averages or accumulates in variables of 16 bits; when it is built, if
-        no variable has 16 bits.
+        If an argument cannot be used, the optimizer was used before, or does what it cannot do in 16 bits: averages of weights, accumulation
+        of gradients, ``RMSprop(centered=True)``; when it is built, if no variable has 16 bits.
 
     Examples
     --------
@@ -92,15 +109,12 @@ def low_precision(
         raise ArgumentError(
             "optimizer", optimizer.name, "has slots already; give one that was not used"
         )
-    for name, way_out in (
-        ("use_ema", "average float32 copies of the weights"),
-        ("gradient_accumulation_steps", "give microbatch= to MemorySavingGradients"),
-    ):
+    for name, (reason, way_out) in EXCLUDED.items():
         if getattr(optimizer, name, None):
             raise ArgumentError(
                 name,
                 getattr(optimizer, name),
-                f"excludes low_precision: it adds up in variables of 16 bits, rounding to nearest; drop {name}, and {way_out} if you need it",
+                f"excludes low_precision: it {reason}; drop {name}{way_out}",
             )
     kind = _kind_of(type(optimizer))
     return kind.from_config({**optimizer.get_config(), "rounding": rounding, "seed": seed})
@@ -167,10 +181,22 @@ class _LowPrecision(_Optimizer):
         super().__init__(*args, **kwargs)
         self.rounding, self.seed = rounding, seed
         self._slots: dict[Any, list[Any]] = {}
+        self._lost: dict[Any, Any] = {}
+        self._numbers: dict[Any, int] = {}
+        #: Whether slots are there; while they are made, they begin as Keras has them.
+        self._ready = False
         #: While some rows are updated: which ones, and what slots are there for the optimizer.
         self._places: tuple[int, int] | None = None
         self._seen: keras.StatelessScope | None = None
         self._last: Any = None
+
+    def add_variable(
+        self, shape: Any, initializer: Any = "zeros", dtype: Any = None, **kwargs: Any
+    ) -> Any:
+        """Make a variable of the optimizer: one of 16 bits has the range of ``float32``."""
+        if dtype is not None and tf.as_dtype(dtype) == tf.float16:
+            dtype = "bfloat16"
+        return super().add_variable(shape, initializer, dtype, **kwargs)
 
     def add_variable_from_reference(
         self, reference_variable: Any, *args: Any, **kwargs: Any
@@ -182,6 +208,8 @@ class _LowPrecision(_Optimizer):
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make slots."""
+        if self._ready:
+            return
         low = [v for v in variables if tf.as_dtype(v.dtype) in LOW]
         if not low:
             raise ArgumentError(
@@ -191,13 +219,24 @@ class _LowPrecision(_Optimizer):
                 "float32: keras.config.set_dtype_policy('bfloat16') before the model is made",
             )
         super().build(variables)
-        self._lost: dict[Any, Any] = {}
+        if isinstance(self, keras.optimizers.Nadam):
+            self._widen_product()
         if self.rounding == "kahan":
             for v in low:
                 self._lost[self._var_key(v)] = self.add_variable_from_reference(v, name="lost")
         # By which random numbers differ; the same in every trace.
         known = [*variables, *self.variables]
         self._numbers = {self._var_key(v): number for number, v in enumerate(known)}
+        self._ready = True
+
+    def _widen_product(self) -> None:
+        # One number, of all steps, which Keras keeps in the type of the first weight, and does not track inside of LossScaleOptimizer.
+        self._untrack_variable(vars(self)["_u_product"])
+        self._u_product: Any = keras.Variable(
+            1.0, dtype="float32", trainable=False, name="u_product"
+        )
+        if not self._tracker.is_in_store("variables", self._u_product):
+            self._track_variable(self._u_product)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update a variable, computing in 32 bits."""
@@ -225,11 +264,12 @@ class _LowPrecision(_Optimizer):
 
     @contextmanager
     def _only(self, rows: _Rows) -> Iterator[None]:
-        """Let the slots of a variable look as if they had only these rows."""
+        """Let slots look as if they had 32 bits, and those of a variable only these rows."""
         if rows.places is None:
-            yield
+            with AutocastScope("float32"):
+                yield
             return
-        with keras.StatelessScope() as self._seen:
+        with AutocastScope("float32"), keras.StatelessScope() as self._seen:
             self._places = rows.places
             for slot in self._slots.get(rows.stored._unique_id, ()):
                 stored = _Rows(slot._value, rows.places)
@@ -269,7 +309,7 @@ class _LowPrecision(_Optimizer):
         """What of a variable of 16 bits is to be written; ``None``: it is none."""
         if isinstance(variable, _Wide):
             return variable.rows
-        stored = _stored(variable)
+        stored = _stored(variable) if self._ready else None
         return None if stored is None else _Rows(stored, self._places)
 
     def _store(self, variable: Any, rows: _Rows, change: tf.Tensor) -> None:
@@ -292,7 +332,7 @@ class _LowPrecision(_Optimizer):
             wanted = change + tf.cast(rows.of(lost._value), tf.float32)
             new = tf.cast(old + wanted, dtype)
             # To nearest, equal changes would be off by equal amounts.
-            left = rounded(wanted - (tf.cast(new, tf.float32) - old), dtype, seed)
+            left = rounded(wanted - (tf.cast(new, tf.float32) - old), lost._value.dtype, seed)
             rows.write(left, into=lost._value)
         elif self.rounding == "nearest":
             new = tf.cast(old + change, dtype)
