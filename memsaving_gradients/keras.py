@@ -193,17 +193,20 @@ class MemorySavingGradients(keras.callbacks.Callback):
         if self._plain is None or self._plain is not model.train_function:
             _build_optimizer(model)
             options, watch = self._options(model), registry.Watch()
+            with model.distribute_strategy.scope():
+                self._skipped = Skipped(model.optimizer)
             self._saving = self._function(model, options, watch)
             self._plain, self._watch = model.train_function, watch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin to count steps that an optimizer skips."""
-        self._skipped, self._steps = Skipped(self.model.optimizer), 0
+        if self._skipped is not None:
+            self._skipped.restart()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Where losses are scaled, put the number of steps that were skipped in the logs, and the scale."""
         if self._skipped is not None and logs is not None:
-            logs.update(self._skipped.report(self._steps))
+            logs.update(self._skipped.report())
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Put the memory-saving function in the model's place, for one call."""
@@ -212,7 +215,6 @@ class MemorySavingGradients(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Say so if the step had no gradients that could be rewired, or no use for a checkpoint."""
-        self._steps = batch + 1
         if self._check is not None:
             self._check()
         if not self._watch.plans and not self._watch.warned:
@@ -232,15 +234,21 @@ class MemorySavingGradients(keras.callbacks.Callback):
         self, model: Any, options: Options, watch: registry.Watch
     ) -> Callable[[Any], Any]:
         plain = model.train_function
-        if self._cut is None:
+        train_step = model.train_step if self._cut is None else train_step_of(model, self._cut)
+        if self._skipped is not None:
+            train_step = self._skipped.counting(train_step)
+        if train_step == model.train_step:
             model.make_train_function(force=True)
         else:
             # An attribute of the model hides the method that its class has.
-            model.train_step = train_step_of(model, self._cut)
+            own = vars(model).get("train_step")
+            model.train_step = train_step
             try:
                 model.make_train_function(force=True)
             finally:
                 del model.train_step
+                if own is not None:
+                    model.train_step = own
         function, model.train_function = model.train_function, plain
 
         def step(iterator: Any) -> Any:

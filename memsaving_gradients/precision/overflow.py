@@ -5,6 +5,7 @@ A scale that grows until something overflows makes one such step in two thousand
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -19,25 +20,47 @@ MANY, FEW = 0.5, 16
 
 
 class Skipped:
-    """Counts the steps of an epoch that an optimizer has skipped."""
+    """Counts the steps of an epoch that an optimizer has skipped.
+
+    Both counts are taken in the graph: how many steps Keras runs at a time, and how many are left for the last time, callbacks are not told.
+    """
 
     def __init__(self, optimizer: Any) -> None:
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        self.optimizer = optimizer if scales else None
-        self.restart()
+        self.optimizer: Any = optimizer if scales else None
+        self.steps: Any = None
+        if scales:
+            self.steps = keras.Variable(
+                0, dtype="int64", trainable=False, aggregation="only_first_replica", name="steps"
+            )
+            self.restart()
+
+    def counting(self, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """A training step that is counted once it has been made."""
+
+        def counted(data: Any) -> Any:
+            logs = train_step(data)
+            self.steps.assign_add(1)
+            return logs
+
+        return train_step if self.optimizer is None else counted
 
     def restart(self) -> None:
         """Begin an epoch."""
-        self._before = self._applied()
+        if self.optimizer is not None:
+            self._before = self._counts()
 
-    def _applied(self) -> int:
-        return 0 if self.optimizer is None else int(self.optimizer.iterations)
+    def _counts(self) -> tuple[int, int]:
+        # Not `iterations`, which are divided by the steps that gradients are accumulated over.
+        return int(self.steps), int(self.optimizer.inner_optimizer._iterations)
 
-    def report(self, steps: int) -> dict[str, float]:
-        """What an epoch of ``steps`` adds to the logs: nothing, unless losses are scaled."""
+    def report(self) -> dict[str, float]:
+        """What an epoch adds to the logs: nothing, unless losses are scaled."""
         if self.optimizer is None:
             return {}
-        skipped = steps - (self._applied() - self._before)
+        now, before = self._counts(), self._before
+        steps, applied = now[0] - before[0], now[1] - before[1]
+        skipped = steps - applied
         scale = float(self.optimizer.dynamic_scale)
         if skipped > FEW and skipped >= MANY * steps:
             warn(
