@@ -23,6 +23,7 @@ from keras.src.backend import AutocastScope
 
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.options import check_one_of
+from memsaving_gradients.precision.clipping import Clipping
 from memsaving_gradients.precision.rounding import LOW, rounded
 
 __all__ = ["ROUNDINGS", "low_precision"]
@@ -188,6 +189,7 @@ class _LowPrecision(_Optimizer):
         #: While some rows are updated: which ones, and what slots are there for the optimizer.
         self._places: tuple[int, int] | None = None
         self._seen: keras.StatelessScope | None = None
+        self._clipping = Clipping()
         self._last: Any = None
 
     def add_variable(
@@ -240,22 +242,44 @@ class _LowPrecision(_Optimizer):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update a variable, computing in 32 bits."""
-        stored = _stored(variable)
-        if stored is None:
-            super().update_step(gradient, variable, learning_rate)
-            return
-        if isinstance(gradient, tf.IndexedSlices):
-            # A sum of rows is rounded once.
+        stored, sparse = _stored(variable), isinstance(gradient, tf.IndexedSlices)
+        if not sparse:
             gradient = tf.convert_to_tensor(gradient)
+        parts = [gradient.values, gradient.indices] if sparse else [gradient]
+        # What is computed in 32 bits, or drawn, waits until its gradient is there and what comes before has been updated.
+        with tf.control_dependencies([*parts, *self._updated(parts[0])]):
+            clipping = self._clipping.alone(gradient)
+        if stored is None:
+            super().update_step(clipping.whole(gradient), variable, learning_rate)
+            return
+        count = stored.shape[0] if stored.shape.rank else 1
         for rows in self._runs_of(stored):
-            # What is computed in 32 bits, or drawn, waits until its gradient is there and what comes before has been updated.
-            with tf.control_dependencies([gradient, *self._updated(gradient)]), self._only(rows):
-                wide = tf.cast(rows.of(gradient), tf.float32)
+            with tf.control_dependencies([*parts, *self._updated(parts[0])]), self._only(rows):
+                wide = clipping.rows(gradient, rows.places, count)
                 super().update_step(wide, _Wide(rows), learning_rate)
 
     def _runs_of(self, stored: tf.Variable) -> list[_Rows]:
         """The rows of a variable, so many at a time as are updated together."""
         rows = stored.shape[0] if stored.shape.rank else 1
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Update variables; gradients are unscaled and clipped when they are used."""
+        scale: float | None = getattr(self, "loss_scale_factor", None)
+        self.loss_scale_factor: float | None = None
+        # As in Keras, what is not positive does not clip.
+        norm, value = (
+            most if most and most > 0 else None for most in (self.clipnorm, self.clipvalue)
+        )
+        self._clipping = Clipping(scale, norm, value)
+        try:
+            super().apply(grads, trainable_variables)
+        finally:
+            self.loss_scale_factor, self._clipping = scale, Clipping()
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Sequence[Any]:
+        if self.global_clipnorm and self.global_clipnorm > 0:
+            self._clipping = self._clipping.together(grads, self.global_clipnorm)
+        return grads
+
         many = min(stored.shape.num_elements() // ELEMENTS, MOST_RUNS, rows)
         if many < 2 or not ELEMENTWISE.intersection(type(self).__bases__):
             return [_Rows(stored)]

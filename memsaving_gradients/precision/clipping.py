@@ -1,0 +1,112 @@
+"""Gradients as an optimizer that computes in 32 bits is to see them: unscaled and clipped as Keras does, but not in 16 bits.
+
+In ``float16`` a square above 65504 is infinite, and with it the norm that gradients are divided by; in ``bfloat16``, 256 and one are 256. Norms are
+sums over some rows of one gradient at a time, and what follows from them is a number, by which each gradient is multiplied only when its weights are
+updated: no gradient has 32 bits for longer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["Clipping"]
+
+#: Squares are added up over so many elements at a time, or a few more, in at most so many sums.
+ELEMENTS, MOST_SUMS = 1 << 20, 64
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """What is done to gradients before they are used.
+
+    Attributes
+    ----------
+    scale
+        What the loss was multiplied by.
+    norm, value
+        The most that a gradient's norm, and any of its elements, may be.
+    factor
+        What gradients are multiplied by, for the norm of all of them.
+    """
+
+    scale: float | None = None
+    norm: float | None = None
+    value: float | None = None
+    factor: tf.Tensor | None = None
+
+    def together(self, gradients: Iterable[Any], most: float) -> Clipping:
+        """With the norm of all gradients at most ``most``; not finite if one of them is not."""
+        total = tf.constant(0.0)
+        for gradient in gradients:
+            if gradient is not None:
+                total = self._squares(gradient, total)
+        norm = tf.sqrt(total)
+        factor = most * tf.minimum(1 / norm, 1 / most) + (norm - norm)
+        return replace(self, factor=factor)
+
+    def alone(self, gradient: Any) -> Clipping:
+        """With the norm of a gradient at most `norm`."""
+        if self.norm is None:
+            return self
+        norm = tf.sqrt(self._squares(gradient, tf.constant(0.0)))
+        return replace(self, factor=self.norm / tf.maximum(norm, self.norm))
+
+    def rows(self, gradient: Any, places: tuple[int, int] | None, count: int) -> tf.Tensor:
+        """Some of ``count`` rows of a gradient, or all of them, in 32 bits. What comes several times is added up in 32 bits, too."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return self.wide(gradient if places is None else gradient[places[0] : places[1]])
+        first, last = places or (0, count)
+        at = gradient.indices
+        # Negative places are left out.
+        at = tf.where((at >= first) & (at < last), at - first, -1)
+        summed = tf.math.unsorted_segment_sum(
+            tf.cast(gradient.values, tf.float32), at, last - first
+        )
+        return self.wide(summed)
+
+    def whole(self, gradient: Any) -> Any:
+        """All rows, as they came, of a variable that has not 16 bits."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return self.wide(gradient)
+        if self.value is not None:
+            return self.wide(tf.convert_to_tensor(gradient))
+        return tf.IndexedSlices(self.wide(gradient.values), gradient.indices, gradient.dense_shape)
+
+    def wide(self, values: tf.Tensor) -> tf.Tensor:
+        """A gradient as it is to be used."""
+        values = self._unscaled(values)
+        if self.factor is not None:
+            values *= tf.cast(self.factor, values.dtype)
+        return values if self.value is None else tf.clip_by_value(values, -self.value, self.value)
+
+    def _unscaled(self, values: tf.Tensor) -> tf.Tensor:
+        if values.dtype.size < tf.float32.size:
+            values = tf.cast(values, tf.float32)
+        return values if self.scale is None else values / self.scale
+
+    def _squares(self, gradient: Any, total: tf.Tensor) -> tf.Tensor:
+        # As Keras and TensorFlow do, rows that come several times count one by one.
+        sparse = isinstance(gradient, tf.IndexedSlices)
+        for values in _pieces(gradient.values if sparse else tf.convert_to_tensor(gradient)):
+            with tf.control_dependencies([total]):
+                square = tf.reduce_sum(tf.square(self._unscaled(values)))
+                total += tf.cast(square, tf.float32)
+        return total
+
+
+def _pieces(values: tf.Tensor) -> Iterator[tf.Tensor]:
+    """A tensor, some rows at a time if its shape is known."""
+    count = values.shape.num_elements()
+    rows = values.shape[0] if values.shape.rank else 1
+    many = min((count or 0) // ELEMENTS, MOST_SUMS, rows or 1)
+    if many < 2:
+        yield values
+        return
+    bounds = [rows * k // many for k in range(many + 1)]
+    for first, last in itertools.pairwise(bounds):
+        yield values[first:last]
