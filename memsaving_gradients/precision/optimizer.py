@@ -24,7 +24,7 @@ from keras.src.backend import AutocastScope
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.options import check_one_of
 from memsaving_gradients.precision.clipping import Clipping
-from memsaving_gradients.precision.rounding import LOW, rounded
+from memsaving_gradients.precision.rounding import LOW, number_of, rounded
 
 __all__ = ["ROUNDINGS", "low_precision"]
 
@@ -74,7 +74,7 @@ def low_precision(
         ``"stochastic"``: what is written is rounded at random, without bias. ``"kahan"``: to nearest, and what is lost of a weight is remembered, in
         16 bits more a weight; slots are rounded at random. ``"nearest"``: as Keras does, but computed in ``float32``.
     seed
-        Of what is drawn; with the number of the step it decides all.
+        Of what is drawn, an int; the same in every run of a program. XLA draws other numbers for it.
 
     Returns
     -------
@@ -206,6 +206,9 @@ class _LowPrecision(_Optimizer):
         """Make a slot."""
         slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)
         self._slots.setdefault(self._var_key(reference_variable), []).append(slot)
+        self._clipping = Clipping()
+        #: Whether weights decay, which is rounded by itself.
+        self._decays = False
         return slot
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -350,8 +353,9 @@ class _LowPrecision(_Optimizer):
         lost = self._lost.get(stored._unique_id)
         # Others for each run of rows.
         first = rows.places[0] if rows.places else 0
-        number = self.seed + self._numbers[stored._unique_id] + first * len(self._numbers)
-        seed = tf.stack([number, tf.cast(self.iterations.value, tf.int32)])
+        number = self._numbers.setdefault(stored._unique_id, len(self._numbers))
+        drawn = number_of(self.seed, number, first, self._decays)
+        seed = tf.stack([tf.constant(drawn, tf.int64), tf.cast(self.iterations.value, tf.int64)])
         if lost is not None:
             wanted = change + tf.cast(rows.of(lost._value), tf.float32)
             new = tf.cast(old + wanted, dtype)
@@ -371,12 +375,18 @@ class _LowPrecision(_Optimizer):
         return [last] if there and last.graph is tensor.graph else []
 
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
-        if self.weight_decay is None:
-            return
+        self._decays = True
+        try:
+            self._decay(variables)
+        finally:
+            self._decays = False
+
+    def _decay(self, variables: Sequence[Any]) -> None:
         for variable in variables:
-            if not self._use_weight_decay(variable):
+            decay = self._decay_of(variable)
+            if decay is None or not self._use_weight_decay(variable):
                 continue
-            rate = tf.cast(self.learning_rate, tf.float32) * self.weight_decay
+            rate = tf.cast(self.learning_rate, tf.float32) * decay
             stored = _stored(variable)
             if stored is None:
                 self.assign_sub(variable, tf.cast(variable, tf.float32) * rate)
@@ -400,6 +410,11 @@ _kinds: dict[type, Any] = {}
 
 
 def _kind_of(kind: type) -> Any:
+    def _decay_of(self, variable: Any) -> float | None:
+        if isinstance(self, keras.optimizers.Muon) and self._should_use_adamw(variable):
+            return self.adam_weight_decay
+        return self.weight_decay
+
     """The class of optimizers that does what ``kind`` does in low precision; Keras can load it."""
     if kind not in _kinds:
         name = f"LowPrecision{kind.__name__}"

@@ -8,9 +8,12 @@ elementwise ops on one variable at a time.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+
 import tensorflow as tf
 
-__all__ = ["LOW", "rounded"]
+__all__ = ["LOW", "number_of", "rounded"]
 
 #: Types to round to: bits after the point, and the exponent from which on steps are all the same: below the least of normal numbers, or, as processors
 #: take what is less for zero, where a step is the least normal number of ``float32``.
@@ -44,3 +47,13 @@ def rounded(value: tf.Tensor, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     chance = tf.random.stateless_uniform(tf.shape(value), seed)
     found = tf.floor(value / step + chance) * step
     return tf.cast(tf.where(tf.math.is_finite(value), found, value), dtype)
+
+
+@functools.cache
+def number_of(*parts: int) -> int:
+    """A number of 64 bits that no other ``parts`` have, for a seed.
+
+    Sums would be the same for neighbors: the second variable with one seed, the first with the next.
+    """
+    found = hashlib.blake2b(repr(tuple(map(int, parts))).encode(), digest_size=8).digest()
+    return int.from_bytes(found, "little", signed=True)
