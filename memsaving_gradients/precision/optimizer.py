@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend import AutocastScope
 
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.options import check_one_of
 from memsaving_gradients.precision.clipping import Clipping
+from memsaving_gradients.precision.remaking import made_again
 from memsaving_gradients.precision.rounding import LOW, number_of, rounded
 
 __all__ = ["ROUNDINGS", "low_precision"]
@@ -79,7 +81,8 @@ def low_precision(
     Returns
     -------
     keras.optimizers.Optimizer
-        To be compiled with. Variables of other types are updated as ever.
+        To be compiled with. Variables of other types are updated as ever. Models that were saved with it are loaded once this module is
+        imported, with one of a class of your own once low_precision was called with that class.
 
     Raises
     ------
@@ -99,17 +102,9 @@ def low_precision(
     0.8984375
     """
     check_one_of("rounding", rounding, ROUNDINGS)
-    optimizer = keras.optimizers.get(optimizer)
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ArgumentError(
-            "optimizer",
-            optimizer.name,
-            "scales losses; give its inner optimizer, and put LossScaleOptimizer around the result",
-        )
-    if optimizer.built:
-        raise ArgumentError(
-            "optimizer", optimizer.name, "has slots already; give one that was not used"
-        )
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise ArgumentError("seed", seed, "give an int")
+    optimizer = _found(optimizer)
     for name, (reason, way_out) in EXCLUDED.items():
         if getattr(optimizer, name, None):
             raise ArgumentError(
@@ -118,7 +113,28 @@ def low_precision(
                 f"excludes low_precision: it {reason}; drop {name}{way_out}",
             )
     kind = _kind_of(type(optimizer))
-    return kind.from_config({**optimizer.get_config(), "rounding": rounding, "seed": seed})
+    made: keras.optimizers.Optimizer = made_again(
+        optimizer, kind, rounding=rounding, seed=int(seed)
+    )
+    return made
+
+
+def _found(optimizer: Any) -> Any:
+    """A Keras optimizer, if low_precision can do something with it."""
+    try:
+        found = keras.optimizers.get(optimizer)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArgumentError("optimizer", optimizer, _NO_OPTIMIZER) from error
+    if found is None:
+        raise ArgumentError("optimizer", optimizer, _NO_OPTIMIZER)
+    for kind, problem in _NOT_INSIDE.items():
+        if isinstance(found, kind):
+            raise ArgumentError("optimizer", found.name, problem)
+    if found.built:
+        raise ArgumentError(
+            "optimizer", found.name, "has slots already; give one that was not used"
+        )
+    return found
 
 
 if TYPE_CHECKING:
@@ -189,8 +205,10 @@ class _LowPrecision(_Optimizer):
         #: While some rows are updated: which ones, and what slots are there for the optimizer.
         self._places: tuple[int, int] | None = None
         self._seen: keras.StatelessScope | None = None
-        self._clipping = Clipping()
         self._last: Any = None
+        self._clipping = Clipping()
+        #: Whether weights decay, which is rounded by itself.
+        self._decays = False
 
     def add_variable(
         self, shape: Any, initializer: Any = "zeros", dtype: Any = None, **kwargs: Any
@@ -206,9 +224,6 @@ class _LowPrecision(_Optimizer):
         """Make a slot."""
         slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)
         self._slots.setdefault(self._var_key(reference_variable), []).append(slot)
-        self._clipping = Clipping()
-        #: Whether weights decay, which is rounded by itself.
-        self._decays = False
         return slot
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -243,6 +258,25 @@ class _LowPrecision(_Optimizer):
         if not self._tracker.is_in_store("variables", self._u_product):
             self._track_variable(self._u_product)
 
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        """Update variables; gradients are unscaled and clipped when they are used."""
+        scale: float | None = getattr(self, "loss_scale_factor", None)
+        self.loss_scale_factor: float | None = None
+        # As in Keras, what is not positive does not clip.
+        norm, value = (
+            most if most and most > 0 else None for most in (self.clipnorm, self.clipvalue)
+        )
+        self._clipping = Clipping(scale, norm, value)
+        try:
+            super().apply(grads, trainable_variables)
+        finally:
+            self.loss_scale_factor, self._clipping = scale, Clipping()
+
+    def _clip_gradients(self, grads: Sequence[Any]) -> Sequence[Any]:
+        if self.global_clipnorm and self.global_clipnorm > 0:
+            self._clipping = self._clipping.together(grads, self.global_clipnorm)
+        return grads
+
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update a variable, computing in 32 bits."""
         stored, sparse = _stored(variable), isinstance(gradient, tf.IndexedSlices)
@@ -264,25 +298,6 @@ class _LowPrecision(_Optimizer):
     def _runs_of(self, stored: tf.Variable) -> list[_Rows]:
         """The rows of a variable, so many at a time as are updated together."""
         rows = stored.shape[0] if stored.shape.rank else 1
-    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        """Update variables; gradients are unscaled and clipped when they are used."""
-        scale: float | None = getattr(self, "loss_scale_factor", None)
-        self.loss_scale_factor: float | None = None
-        # As in Keras, what is not positive does not clip.
-        norm, value = (
-            most if most and most > 0 else None for most in (self.clipnorm, self.clipvalue)
-        )
-        self._clipping = Clipping(scale, norm, value)
-        try:
-            super().apply(grads, trainable_variables)
-        finally:
-            self.loss_scale_factor, self._clipping = scale, Clipping()
-
-    def _clip_gradients(self, grads: Sequence[Any]) -> Sequence[Any]:
-        if self.global_clipnorm and self.global_clipnorm > 0:
-            self._clipping = self._clipping.together(grads, self.global_clipnorm)
-        return grads
-
         many = min(stored.shape.num_elements() // ELEMENTS, MOST_RUNS, rows)
         if many < 2 or not ELEMENTWISE.intersection(type(self).__bases__):
             return [_Rows(stored)]
@@ -395,6 +410,11 @@ class _LowPrecision(_Optimizer):
                 wide = _Wide(rows)
                 self.assign_sub(wide, tf.convert_to_tensor(wide) * rate)
 
+    def _decay_of(self, variable: Any) -> float | None:
+        if isinstance(self, keras.optimizers.Muon) and self._should_use_adamw(variable):
+            return self.adam_weight_decay
+        return self.weight_decay
+
     def get_config(self) -> dict[str, Any]:
         """The optimizer's own, and how it rounds."""
         return {**super().get_config(), "rounding": self.rounding, "seed": self.seed}
@@ -406,18 +426,41 @@ def _stored(variable: Any) -> tf.Variable | None:
     return stored if stored.dtype in LOW else None
 
 
+_NO_OPTIMIZER = "is no Keras optimizer; give one, such as keras.optimizers.Adam(1e-3), or the name of one, such as 'adam'"
+#: Classes of optimizers that are refused, and why.
+_NOT_INSIDE: dict[Any, str] = {
+    _LowPrecision: "is of low precision already; take it as it is",
+    keras.optimizers.LossScaleOptimizer: (
+        "scales losses; give its inner optimizer, and put LossScaleOptimizer around the result"
+    ),
+    keras.optimizers.MultiOptimizer: (
+        "is made of several; give each of them, and put MultiOptimizer around the results"
+    ),
+}
 _kinds: dict[type, Any] = {}
 
 
 def _kind_of(kind: type) -> Any:
-    def _decay_of(self, variable: Any) -> float | None:
-        if isinstance(self, keras.optimizers.Muon) and self._should_use_adamw(variable):
-            return self.adam_weight_decay
-        return self.weight_decay
-
     """The class of optimizers that does what ``kind`` does in low precision; Keras can load it."""
     if kind not in _kinds:
-        name = f"LowPrecision{kind.__name__}"
+        name = kind.__name__
+        if kind not in OPTIMIZERS:
+            # It may have the name of one of Keras', or of another module's.
+            name = f"({kind.__module__}.{kind.__qualname__})"
+        name = f"LowPrecision{name}"
         made = type(name, (_LowPrecision, kind), {"__doc__": f"{kind.__name__} in 16 bits."})
         _kinds[kind] = keras.saving.register_keras_serializable(_PACKAGE, name)(made)
     return _kinds[kind]
+
+
+#: All of Keras', which saved models may name.
+OPTIMIZERS = tuple(
+    kind
+    for kind in vars(keras.optimizers).values()
+    if isinstance(kind, type)
+    and issubclass(kind, keras.optimizers.Optimizer)
+    and kind is not keras.optimizers.Optimizer
+    and kind not in _NOT_INSIDE
+)
+for _kind in OPTIMIZERS:
+    _kind_of(_kind)

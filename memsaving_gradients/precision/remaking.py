@@ -1,0 +1,103 @@
+"""An optimizer of another class with the same settings, and an error that names what would be lost.
+
+Keras' way from one optimizer to another is its config. What a class does not put there, `made_again` finds by comparing what the two optimizers hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from memsaving_gradients.errors import ArgumentError
+
+__all__ = ["made_again"]
+
+#: What goes wrong where a class and its config do not go together.
+_FAILURES = (AttributeError, KeyError, NotImplementedError, TypeError, ValueError)
+#: What ``exclude_from_weight_decay`` leaves behind, by names and keys of variables.
+_EXCLUSIONS = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
+
+
+def made_again(optimizer: Any, kind: Any, **more: Any) -> Any:
+    """An optimizer of class ``kind``, with the settings of ``optimizer`` and ``more``.
+
+    Raises
+    ------
+    ArgumentError
+        If the config of ``optimizer`` does not have all of them.
+    """
+    _check_learning_rate(optimizer._learning_rate)
+    try:
+        made = kind.from_config({**optimizer.get_config(), **more})
+    except _FAILURES as error:
+        raise ArgumentError(
+            "optimizer",
+            optimizer.name,
+            f"cannot be made again from its config ({error}): give {type(optimizer).__name__} a get_config() that has all that its "
+            "__init__() takes",
+        ) from error
+    # What all optimizers hold is in the config, or belongs to Keras.
+    shared = vars(keras.optimizers.Optimizer(learning_rate=0.0)).keys() | {*_EXCLUSIONS}
+    shared |= {"_exclude_from_weight_decay_cache"}
+    for name, value in vars(optimizer).items():
+        known = name in shared or name.startswith("_self_")
+        if not known and not _same(value, vars(made).get(name, made)):
+            raise ArgumentError(
+                name,
+                value,
+                f"would be lost: it is an attribute of the optimizer that its config does not have; put it into the get_config() of "
+                f"{type(optimizer).__name__}, and take it in __init__()",
+            )
+    for name in _EXCLUSIONS:
+        if hasattr(optimizer, name):
+            setattr(made, name, getattr(optimizer, name))
+    made.iterations.assign(optimizer.iterations)
+    return made
+
+
+def _check_learning_rate(rate: Any) -> None:
+    if not callable(rate) or isinstance(rate, keras.Variable):
+        return
+    if not _is_kept(rate):
+        raise ArgumentError(
+            "learning_rate",
+            rate,
+            "cannot be put into the config of an optimizer; give a number, or a keras.optimizers.schedules.LearningRateSchedule whose class has "
+            "get_config() and is decorated by keras.saving.register_keras_serializable()",
+        )
+
+
+def _is_kept(rate: Any) -> bool:
+    # Keras would keep the code of a lambda, and refuse to read it.
+    if getattr(rate, "__name__", "") == "<lambda>":
+        return False
+    try:
+        kept = keras.saving.serialize_keras_object(rate)
+        return _same(rate, keras.saving.deserialize_keras_object(kept))
+    except _FAILURES:
+        return False
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two things that were made alike are alike."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (keras.Variable, np.ndarray, tf.Variable, tf.Tensor)):
+        return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if hasattr(one, "get_config"):
+        return _same(one.get_config(), other.get_config())
+    if hasattr(one, "__code__"):
+        return bool(one.__code__ is other.__code__)
+    if getattr(type(one), "__eq__", None) is object.__eq__:
+        return _same(getattr(one, "__dict__", {}), getattr(other, "__dict__", {}))
+    return bool(one == other)
