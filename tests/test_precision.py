@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -15,7 +18,7 @@ from hypothesis import strategies as st
 
 import memsaving_gradients as ms
 from memsaving_gradients.errors import ArgumentError, OverflowWarning
-from memsaving_gradients.precision.rounding import rounded
+from memsaving_gradients.precision.rounding import number_of, rounded
 
 TYPES = (tf.bfloat16, tf.float16)
 SEED = tf.constant([3, 4])
@@ -156,13 +159,13 @@ def test_rows_are_rounded_by_numbers_of_their_own(
 
 #: Each with a learning rate at which a hundred steps go far enough to be compared.
 EVERY = {
-    "SGD": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+    "SGD": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
     "Adam": lambda: keras.optimizers.Adam(1e-3, amsgrad=True),
     "AdamW": lambda: keras.optimizers.AdamW(1e-3),
     "Adamax": lambda: keras.optimizers.Adamax(2e-3),
     "Nadam": lambda: keras.optimizers.Nadam(1e-3),
     "RMSprop": lambda: keras.optimizers.RMSprop(1e-3),
-    "Adagrad": lambda: keras.optimizers.Adagrad(0.05),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.2),
     "Adadelta": lambda: keras.optimizers.Adadelta(1.0),
     "Ftrl": lambda: keras.optimizers.Ftrl(0.01),
     "Lion": lambda: keras.optimizers.Lion(1e-3),
@@ -291,6 +294,116 @@ def test_it_is_saved_and_loaded(policy: str, tmp_path: Any) -> None:
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+def test_a_saved_model_is_loaded_by_a_new_process(tmp_path: Any) -> None:
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3, dtype="bfloat16")])
+    inner = ms.keras.low_precision(keras.optimizers.AdamW(0.01), "kahan")
+    model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+    model.fit(np.ones([8, 4]), np.ones([8, 3]), verbose=0)
+    model.save(tmp_path / "model.keras")
+    code = f"""
+import keras, memsaving_gradients.keras
+optimizer = keras.models.load_model({str(tmp_path / "model.keras")!r}).optimizer.inner_optimizer
+print(type(optimizer).__name__, optimizer.rounding, int(optimizer.iterations))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["LowPrecisionAdamW", "kahan", "1"], done.stderr
+
+
+def test_a_class_with_the_name_of_one_of_keras_does_not_replace_it() -> None:
+    class Adam(keras.optimizers.Adam):
+        pass
+
+    ms.keras.low_precision(Adam())
+    kept = keras.optimizers.serialize(ms.keras.low_precision("adam"))
+    loaded = keras.optimizers.deserialize(kept)
+    assert not isinstance(loaded, Adam) and isinstance(loaded, keras.optimizers.Adam)
+    kept = keras.optimizers.serialize(ms.keras.low_precision(Adam()))
+    assert isinstance(keras.optimizers.deserialize(kept), Adam)
+
+
+@pytest.mark.parametrize("by", ["var_list", "var_names"])
+def test_what_is_excluded_from_weight_decay_stays_excluded(by: str) -> None:
+    kept, decayed = (
+        keras.Variable([1.0], dtype="bfloat16", name=name) for name in ("bias", "kernel")
+    )
+    optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(**{by: [kept] if by == "var_list" else ["bias"]})
+    zero = tf.zeros([1], tf.bfloat16)
+    ms.keras.low_precision(optimizer, "nearest").apply([zero, zero], [kept, decayed])
+    assert (float(kept[0]), float(decayed[0])) == (1, 0.75)
+
+
+def test_muon_decays_by_two_rates() -> None:
+    """One for matrices, one for what Adam updates."""
+    weights = [keras.Variable(np.ones(n), dtype="bfloat16") for n in ([2, 2], [2])]
+    optimizer = keras.optimizers.Muon(0.5, weight_decay=0.5, adam_weight_decay=None)
+    zeros = [tf.zeros(w.shape, tf.bfloat16) for w in weights]
+    ms.keras.low_precision(optimizer, "nearest").apply(zeros, weights)
+    assert [float(np.asarray(w, np.float32).mean()) for w in weights] == [0.75, 1]
+
+
+class Doubling(keras.optimizers.SGD):
+    """As users write them, without a config."""
+
+    def __init__(self, learning_rate: float = 0.1, factor: Any = 2.0, **kwargs: Any) -> None:
+        super().__init__(learning_rate, **kwargs)
+        self.factor = factor
+
+
+class Tripling(Doubling):
+    """With one."""
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "factor": self.factor}
+
+
+class Needing(keras.optimizers.SGD):
+    """Cannot be made from a config."""
+
+    def __init__(self, needed: Any) -> None:
+        super().__init__(0.1)
+
+
+class Warmup(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule without a config."""
+
+    def __call__(self, step: Any) -> float:
+        return 0.1
+
+
+@pytest.mark.parametrize("factor", [3.0, [1, {"a": 2}], np.ones([3]), "three"])
+def test_attributes_that_a_config_has_are_taken_over(factor: Any) -> None:
+    np.testing.assert_equal(ms.keras.low_precision(Tripling(factor=factor)).factor, factor)
+    assert ms.keras.low_precision(Doubling()).factor == 2
+    with pytest.raises(ArgumentError, match=r"factor=.*put it into the get_config\(\) of Doubling"):
+        ms.keras.low_precision(Doubling(factor=factor))
+
+
+def test_the_number_of_the_step_is_taken_over() -> None:
+    optimizer = keras.optimizers.SGD()
+    optimizer.iterations.assign(1000)
+    assert int(ms.keras.low_precision(optimizer).iterations) == 1000
+
+
+def test_neighboring_seeds_share_no_numbers() -> None:
+    """Seed, variable and row were added up: the second variable drew what the first does with the next seed."""
+
+    def trained(seed: int) -> list[np.ndarray]:
+        weights = [keras.Variable(np.ones([200]), dtype="bfloat16") for _ in range(3)]
+        optimizer = ms.keras.low_precision(
+            keras.optimizers.SGD(2.0**-9, weight_decay=1.0), seed=seed
+        )
+        optimizer.apply([tf.ones([200], tf.bfloat16)] * 3, weights)
+        return [np.asarray(w, np.float32) for w in weights]
+
+    found = [w for seed in (0, 1, 2**40) for w in trained(seed)]
+    assert len({w.tobytes() for w in found}) == 9
+    # Decay and update are rounded by numbers of their own: else, both go down at once.
+    assert len(np.unique(found[0])) == 3
+    numbers = {number_of(seed, k, row) for seed in range(9) for k in range(9) for row in range(9)}
+    assert len(numbers) == 9**3
+
+
 def test_the_same_seed_gives_the_same_weights() -> None:
     def trained(seed: int) -> np.ndarray:
         weights = keras.Variable(np.ones([100]), dtype="bfloat16")
@@ -315,6 +428,84 @@ def test_gradients_of_few_rows() -> None:
     np.testing.assert_array_equal(np.asarray(weights, np.float32), expected)
 
 
+@pytest.mark.parametrize("elements", [10**9, 8])
+def test_rows_that_come_a_thousand_times_are_added_up_in_32_bits(
+    monkeypatch: pytest.MonkeyPatch, elements: int
+) -> None:
+    """In bfloat16, 256 and one are 256."""
+    monkeypatch.setattr("memsaving_gradients.precision.optimizer.ELEMENTS", elements)
+    weights = keras.Variable(np.zeros([10, 4]), dtype="bfloat16")
+    optimizer = ms.keras.low_precision(keras.optimizers.SGD(1.0), "nearest")
+    ones = tf.ones([1001, 4], tf.bfloat16)
+    places = tf.constant([7] * 1000 + [2])
+    optimizer.apply([tf.IndexedSlices(ones, places, tf.constant([10, 4]))], [weights])
+    expected = np.zeros([10, 4])
+    expected[7], expected[2] = -1000, -1
+    np.testing.assert_array_equal(np.asarray(weights, np.float32), expected)
+
+
+CLIPS: list[dict[str, float]] = [
+    {"clipnorm": 2.0},
+    {"global_clipnorm": 2.0},
+    {"clipvalue": 0.5},
+    {"loss_scale_factor": 1024.0},
+    {"loss_scale_factor": 1024.0, "global_clipnorm": 0.1},
+]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("clip", CLIPS)
+def test_gradients_are_clipped_as_in_32_bits(clip: dict[str, Any], sparse: bool) -> None:
+    """In float16, the norm of these is infinite."""
+    rows = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float16) * 200
+    places, shape = tf.constant([0, 3, 4, 5, 6, 7, 2, 9]), tf.constant([10, 4])
+
+    def moved(make: Any, dtypes: tuple[str, str]) -> list[np.ndarray]:
+        weights = [keras.Variable(np.zeros([10, 4]), dtype=dtype) for dtype in dtypes]
+        gradients = [
+            tf.IndexedSlices(tf.cast(rows, dtype), places, shape)
+            if sparse and "loss_scale_factor" not in clip
+            else tf.cast(np.concatenate([rows, rows[:2]]), dtype)
+            for dtype in dtypes
+        ]
+        make(keras.optimizers.SGD(1.0, **clip)).apply(gradients, weights)
+        return [np.asarray(tf.cast(w.value, tf.float32)) for w in weights]
+
+    wanted = moved(lambda optimizer: optimizer, ("float32", "float32"))
+    # The second one is updated as ever.
+    found = moved(
+        lambda optimizer: ms.keras.low_precision(optimizer, "nearest"), ("float16", "float32")
+    )
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-3)
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_spoils_the_norm_of_all() -> None:
+    weight = keras.Variable([1.0, 1.0], dtype="bfloat16")
+    optimizer = ms.keras.low_precision(keras.optimizers.SGD(1.0, global_clipnorm=1.0))
+    optimizer.apply([tf.constant([np.inf, 1.0], tf.bfloat16)], [weight])
+    assert np.isnan(np.asarray(weight, np.float32)).all()
+
+
+def test_no_two_gradients_have_32_bits_at_once_for_their_norm() -> None:
+    weights = [keras.Variable(np.zeros([4, 4]), dtype="bfloat16") for _ in range(3)]
+    optimizer = ms.keras.low_precision(keras.optimizers.SGD(1.0, global_clipnorm=1.0))
+    optimizer.build(weights)
+
+    @tf.function
+    def step(*gradients: tf.Tensor) -> None:
+        optimizer.apply(gradients, weights)
+
+    graph = step.get_concrete_function(*[tf.TensorSpec([4, 4], tf.bfloat16)] * 3).graph
+    squares = [op for op in graph.get_operations() if op.type == "Square"]
+    assert len(squares) == 3
+    for before, after in itertools.pairwise(squares):
+        cast = after.inputs[0].op
+        (total,) = cast.control_inputs
+        (addend,) = [i.op for i in total.inputs if i.op.type == "Sum"]
+        assert addend.inputs[0].op is before
+
+
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_skipped_steps_are_reported(policy: str) -> None:
@@ -330,6 +521,35 @@ def test_skipped_steps_are_reported(policy: str) -> None:
     skipped, scale = (history.history[name][0] for name in ("skipped_steps", "loss_scale"))
     assert skipped == 32 - int(model.optimizer.iterations) > 16
     assert scale == 2.0 ** (40 - skipped)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
+@pytest.mark.parametrize("overflows", [0, 3])
+@pytest.mark.parametrize(
+    ("accumulated", "together", "batches"), [(4, 1, 40), (None, 7, 40), (4, 7, 43), (None, 7, 0)]
+)
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_skipped_steps_are_counted_one_by_one(
+    policy: str, accumulated: int | None, together: int, batches: int, overflows: int
+) -> None:
+    """Steps of which some are one update, steps that are run together, and data of unknown length."""
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    inner = keras.optimizers.SGD(1e-4, gradient_accumulation_steps=accumulated)
+    model.compile(
+        keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0),
+        "mse",
+        steps_per_execution=together,
+    )
+    count = batches or 40
+    x = np.ones([count, 4], np.float32)
+    x[5 : 5 + overflows] = np.inf
+    data = tf.data.Dataset.from_tensor_slices((x, np.zeros([count, 3]))).batch(1)
+    if not batches:
+        data = data.filter(lambda *_: True)
+    saving = ms.keras.MemorySavingGradients()
+    logs = model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[saving]).history
+    assert logs["skipped_steps"] == [overflows, overflows]
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16"], indirect=True)
@@ -369,6 +589,36 @@ def test_casts_of_weights_are_recomputed(policy: str) -> None:
                 keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
             ),
             "put LossScaleOptimizer around the result",
+        ),
+        (
+            lambda: ms.keras.low_precision(
+                keras.optimizers.MultiOptimizer(
+                    keras.optimizers.OptimizerMap(keras.optimizers.SGD())
+                )
+            ),
+            "put MultiOptimizer around the results",
+        ),
+        (
+            lambda: ms.keras.low_precision(ms.keras.low_precision("sgd")),
+            "optimizer='sgd.*': is of low precision already",
+        ),
+        (lambda: ms.keras.low_precision("sgd", seed=None), "seed=None: give an int"),  # type: ignore[arg-type]
+        (lambda: ms.keras.low_precision("sgd", seed="a"), "seed='a': give an int"),  # type: ignore[arg-type]
+        (lambda: ms.keras.low_precision("sgd", seed=1.5), "seed=1.5: give an int"),  # type: ignore[arg-type]
+        (lambda: ms.keras.low_precision("adamm"), "optimizer='adamm': is no Keras optimizer"),
+        (lambda: ms.keras.low_precision(None), "optimizer=None: is no Keras optimizer"),
+        (lambda: ms.keras.low_precision(keras.optimizers.Adam), "is no Keras optimizer; give one"),
+        (
+            lambda: ms.keras.low_precision(Needing(1)),
+            "got an unexpected .*give Needing a get_config",
+        ),
+        (
+            lambda: ms.keras.low_precision(keras.optimizers.SGD(lambda: 0.1)),
+            "learning_rate=<function .*cannot be put into the config",
+        ),
+        (
+            lambda: ms.keras.low_precision(keras.optimizers.SGD(Warmup())),
+            "learning_rate=.*cannot be put into the config",
         ),
     ],
 )
