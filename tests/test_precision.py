@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
@@ -44,6 +44,7 @@ def neighbors(value: float, dtype: tf.DType) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@settings(deadline=None)
 @given(value=st.floats(-60000, 60000, width=32).filter(lambda x: abs(x) > 2.0**-110))
 def test_rounding_gives_a_neighbor_with_the_chance_of_its_distance(
     dtype: tf.DType, value: float
