@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -27,6 +26,7 @@ from memsaving_gradients.options import check_one_of
 from memsaving_gradients.precision.clipping import Clipping
 from memsaving_gradients.precision.remaking import made_again
 from memsaving_gradients.precision.rounding import LOW, number_of, rounded
+from memsaving_gradients.precision.rows import Rows, Wide, stored_in
 
 __all__ = ["ROUNDINGS", "low_precision"]
 
@@ -144,53 +144,6 @@ else:
     _Optimizer = object
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of a variable of 16 bits; all, if there are no ``places``."""
-
-    stored: tf.Variable
-    places: tuple[int, int] | None = None
-
-    def of(self, tensor: Any) -> tf.Tensor:
-        """These rows of a tensor, or a variable, that is like the variable."""
-        if self.places is None:
-            return tf.convert_to_tensor(tensor)
-        first, last = self.places
-        return tensor[first:last]
-
-    def read(self) -> tf.Tensor:
-        return self.of(self.stored)
-
-    def write(self, value: tf.Tensor, into: tf.Variable | None = None) -> Any:
-        into = self.stored if into is None else into
-        if self.places is None:
-            return into.assign(value, read_value=False)
-        (first, last), handle = self.places, into.handle
-        return tf.raw_ops.ResourceStridedSliceAssign(
-            ref=handle, begin=[first], end=[last], strides=[1], value=value
-        )
-
-
-class _Wide:
-    """Rows of a variable of 16 bits that look like a variable of 32."""
-
-    dtype = "float32"
-
-    def __init__(self, rows: _Rows) -> None:
-        self.rows, self.name = rows, rows.stored.name
-        # By which optimizers know their slots.
-        self._unique_id = rows.stored._unique_id
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        """Of the rows."""
-        shape, places = self.rows.stored.shape, self.rows.places
-        return shape if places is None else tf.TensorShape([places[1] - places[0], *shape[1:]])
-
-    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
-        return tf.cast(self.rows.read(), dtype or tf.float32)
-
-
 class _LowPrecision(_Optimizer):
     """What a class of optimizers does otherwise, in front of it."""
 
@@ -279,7 +232,7 @@ class _LowPrecision(_Optimizer):
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update a variable, computing in 32 bits."""
-        stored, sparse = _stored(variable), isinstance(gradient, tf.IndexedSlices)
+        stored, sparse = stored_in(variable), isinstance(gradient, tf.IndexedSlices)
         if not sparse:
             gradient = tf.convert_to_tensor(gradient)
         parts = [gradient.values, gradient.indices] if sparse else [gradient]
@@ -293,19 +246,19 @@ class _LowPrecision(_Optimizer):
         for rows in self._runs_of(stored):
             with tf.control_dependencies([*parts, *self._updated(parts[0])]), self._only(rows):
                 wide = clipping.rows(gradient, rows.places, count)
-                super().update_step(wide, _Wide(rows), learning_rate)
+                super().update_step(wide, Wide(rows), learning_rate)
 
-    def _runs_of(self, stored: tf.Variable) -> list[_Rows]:
+    def _runs_of(self, stored: tf.Variable) -> list[Rows]:
         """The rows of a variable, so many at a time as are updated together."""
         rows = stored.shape[0] if stored.shape.rank else 1
         many = min(stored.shape.num_elements() // ELEMENTS, MOST_RUNS, rows)
         if many < 2 or not ELEMENTWISE.intersection(type(self).__bases__):
-            return [_Rows(stored)]
+            return [Rows(stored)]
         bounds = [rows * k // many for k in range(many + 1)]
-        return [_Rows(stored, places) for places in itertools.pairwise(bounds)]
+        return [Rows(stored, places) for places in itertools.pairwise(bounds)]
 
     @contextmanager
-    def _only(self, rows: _Rows) -> Iterator[None]:
+    def _only(self, rows: Rows) -> Iterator[None]:
         """Let slots look as if they had 32 bits, and those of a variable only these rows."""
         if rows.places is None:
             with AutocastScope("float32"):
@@ -314,7 +267,7 @@ class _LowPrecision(_Optimizer):
         with AutocastScope("float32"), keras.StatelessScope() as self._seen:
             self._places = rows.places
             for slot in self._slots.get(rows.stored._unique_id, ()):
-                stored = _Rows(slot._value, rows.places)
+                stored = Rows(slot._value, rows.places)
                 self._seen.add_update((slot, stored.read()))
             try:
                 yield
@@ -347,22 +300,22 @@ class _LowPrecision(_Optimizer):
         else:
             self._store(variable, rows, -tf.cast(value, tf.float32))
 
-    def _rows(self, variable: Any) -> _Rows | None:
+    def _rows(self, variable: Any) -> Rows | None:
         """What of a variable of 16 bits is to be written; ``None``: it is none."""
-        if isinstance(variable, _Wide):
+        if isinstance(variable, Wide):
             return variable.rows
-        stored = _stored(variable) if self._ready else None
-        return None if stored is None else _Rows(stored, self._places)
+        stored = stored_in(variable) if self._ready else None
+        return None if stored is None else Rows(stored, self._places)
 
-    def _store(self, variable: Any, rows: _Rows, change: tf.Tensor) -> None:
+    def _store(self, variable: Any, rows: Rows, change: tf.Tensor) -> None:
         # One write after the other: in 32 bits, each takes several times what the variable does.
         with tf.control_dependencies([change, *self._updated(change)]):
             self._last = self._written(rows, change)
-        if self._seen is not None and not isinstance(variable, _Wide):
+        if self._seen is not None and not isinstance(variable, Wide):
             with tf.control_dependencies(self._updated(change)):
                 self._seen.add_update((variable, rows.read()))
 
-    def _written(self, rows: _Rows, change: tf.Tensor) -> Any:
+    def _written(self, rows: Rows, change: tf.Tensor) -> Any:
         stored = rows.stored
         old, dtype = tf.cast(rows.read(), tf.float32), stored.dtype
         lost = self._lost.get(stored._unique_id)
@@ -402,12 +355,12 @@ class _LowPrecision(_Optimizer):
             if decay is None or not self._use_weight_decay(variable):
                 continue
             rate = tf.cast(self.learning_rate, tf.float32) * decay
-            stored = _stored(variable)
+            stored = stored_in(variable)
             if stored is None:
                 self.assign_sub(variable, tf.cast(variable, tf.float32) * rate)
                 continue
             for rows in self._runs_of(stored):
-                wide = _Wide(rows)
+                wide = Wide(rows)
                 self.assign_sub(wide, tf.convert_to_tensor(wide) * rate)
 
     def _decay_of(self, variable: Any) -> float | None:
@@ -418,12 +371,6 @@ class _LowPrecision(_Optimizer):
     def get_config(self) -> dict[str, Any]:
         """The optimizer's own, and how it rounds."""
         return {**super().get_config(), "rounding": self.rounding, "seed": self.seed}
-
-
-def _stored(variable: Any) -> tf.Variable | None:
-    """The variable of 16 bits behind ``variable``; ``None``: it is not one."""
-    stored = variable if isinstance(variable, tf.Variable) else variable._value
-    return stored if stored.dtype in LOW else None
 
 
 _NO_OPTIMIZER = "is no Keras optimizer; give one, such as keras.optimizers.Adam(1e-3), or the name of one, such as 'adam'"
