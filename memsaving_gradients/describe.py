@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from graph_tools import _tf
 from graph_tools.liveness import timeline
+from memsaving_gradients.alive import Part, with_names
 from memsaving_gradients.budgets import Found
 from memsaving_gradients.fingerprint import fingerprint
 from memsaving_gradients.loops.choice import Loops
@@ -96,8 +97,22 @@ def describe(
         fingerprint=mark,
         assumed_batch=None if batch_is_known or not mark.batch else batch,
         simulation_plain=before,
-        simulation=after,
+        simulation=_named(step, proposal),
     )
+
+
+def _named(step: CapturedStep, proposal: Proposal) -> Simulation:
+    """The planner's simulation, with the names of what is alive at its peak."""
+    steps, graph = proposal.schedule.steps, step.graph
+
+    def name(value: int, place: int) -> tuple[str, Part]:
+        tensor = step.source.tensor(value)
+        if steps[place].copy:
+            return tensor.name, "recomputed"
+        forward = graph.producer[value] < graph.first_backward
+        return tensor.name, "forward" if forward else "backward"
+
+    return with_names(proposal.simulation, name)
 
 
 def _most_residuals(graph: TrainingGraph, simulation: Simulation) -> int:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from graph_tools.allocator import Buffers, allocated_peak, irregular_peak
 from graph_tools.liveness import timeline
+from memsaving_gradients.alive import Alive
 from memsaving_gradients.needs import after_needs
 from memsaving_gradients.stored import Stored
 from memsaving_gradients.training_graph import TrainingGraph
@@ -113,6 +114,8 @@ class Simulation:
         For these buffers and those of other orders, which of the persistent ones each takes the place of (-1: of none).
     margin
         Share of its chunks by which a step may need more, for chance.
+    largest
+        The largest buffers at the peak, by name, where they were looked up.
     """
 
     bytes_alive: npt.NDArray[np.int64]
@@ -124,6 +127,7 @@ class Simulation:
     persistent: tuple[int, ...] = ()
     replaces: tuple[npt.NDArray[np.int64], ...] = ()
     margin: float = 0.0
+    largest: tuple[Alive, ...] = ()
 
     @cached_property
     def allocated_least(self) -> int:

@@ -11,10 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
-from graph_tools.capture import capture
-from graph_tools.edit import Rewiring
+from graph_tools.capture import OpGraph, capture
+from graph_tools.edit import CLONE_SUFFIX, Rewiring
 from graph_tools.errors import GraphError
 from memsaving_gradients import guard, registry
+from memsaving_gradients.alive import Part, with_names
 from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.budgets import FLOORS, Search
 from memsaving_gradients.errors import ArgumentError
@@ -223,8 +224,8 @@ class Site:
         """Plain training as it runs."""
         if self.data_gates:
             # XLA runs no executor: its own scheduler orders one program.
-            return simulate(step.graph, plain(step.graph))
-        return simulate_execution(step.source, batch=self.options.batch, held=step.graph.targets)[0]
+            return self._named(simulate(step.graph, plain(step.graph)), step.source)
+        return self._simulated(step.source, step.graph.targets)
 
     def play_rewritten(self, result: Rewrite, extra_seconds: float) -> Simulation:
         """The step that was just rewritten, as it runs."""
@@ -248,7 +249,7 @@ class Site:
         """
         ops = capture(_tf_autodiff.ends_of(self.graph))
         held = [ops.value(tensor) for tensor in _tf_autodiff.outputs_of(self.graph)]
-        return simulate_execution(ops, batch=self.options.batch, held=held)[0]
+        return self._simulated(ops, held)
 
     def _play_built(
         self,
@@ -259,12 +260,29 @@ class Site:
         border = _tf.creation_index(self.first_operation)
         ops = capture(grads, besides=[*self._ends, *(t for t, _ in others)], late=border)
         held = [*(grads if self.options.hold_gradients else ()), *(t for t, held in others if held)]
-        return simulate_execution(
-            ops,
-            batch=self.options.batch,
-            held=[ops.value(t) for t in held],
-            extra_seconds=extra_seconds,
-        )[0]
+        return self._simulated(ops, [ops.value(t) for t in held], extra_seconds)
+
+    def _simulated(
+        self, ops: OpGraph, held: Sequence[int], extra_seconds: float = 0.0
+    ) -> Simulation:
+        played, _ = simulate_execution(
+            ops, batch=self.options.batch, held=held, extra_seconds=extra_seconds
+        )
+        return self._named(played, ops)
+
+    def _named(self, simulation: Simulation, ops: OpGraph) -> Simulation:
+        border = _tf.creation_index(self.first_operation)
+        early = {op.name for op in self.packed.early}
+
+        def name(value: int, _: int) -> tuple[str, Part]:
+            tensor = ops.tensor(value)
+            op = tensor.op
+            if CLONE_SUFFIX in op.name.rpartition("/")[2]:
+                return tensor.name, "recomputed"
+            forward = _tf.creation_index(op) < border or op.name in early
+            return tensor.name, "forward" if forward else "backward"
+
+        return with_names(simulation, name)
 
     @property
     def _ends(self) -> list[tf.Tensor]:

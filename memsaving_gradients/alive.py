@@ -1,0 +1,75 @@
+"""Who is to blame for a peak: the largest buffers that are alive when a step takes most, by the names of their tensors.
+
+A simulation knows buffers by numbers. The few that matter get their names while the graph is at hand, so that a plan can tell them later, without
+keeping the graph alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from memsaving_gradients.schedule import Simulation
+
+__all__ = ["MOST_NAMED", "Alive", "Part", "with_names"]
+
+Part = Literal["forward", "recomputed", "backward", "scratch"]
+
+#: So many buffers get names.
+MOST_NAMED = 24
+
+
+@dataclass(frozen=True)
+class Alive:
+    """A buffer that is alive at the peak.
+
+    Attributes
+    ----------
+    tensor
+        The tensor that it was made for; of scratch space, an empty string.
+    bytes
+        Its bytes.
+    part
+        ``"forward"``: of the forward pass; ``"recomputed"``: of a clone; ``"backward"``: of the backward pass, and of the optimizer if it
+        was played; ``"scratch"``: what a kernel takes beside its outputs, and copies of variables.
+    first, last
+        The first and the last op, of those in the timeline, during which it is alive.
+    """
+
+    tensor: str
+    bytes: int
+    part: Part
+    first: int
+    last: int
+
+
+def with_names(simulation: Simulation, name: Callable[[int, int], tuple[str, Part]]) -> Simulation:
+    """A simulation that knows the largest buffers at its peak, largest first.
+
+    Parameters
+    ----------
+    simulation
+        Bytes alive, and the lives of buffers.
+    name
+        For a value and the place where its buffer begins: the name of its tensor, and what part it is of.
+    """
+    alive = simulation.bytes_alive
+    if not len(alive):
+        return simulation
+    at = int(np.argmax(alive))
+    born, dies, size = simulation.buffers
+    there = np.flatnonzero((born <= at) & (dies >= at) & (size > 0))
+    # The largest first; of equal ones, those that were there first.
+    there = there[np.lexsort((there, born[there], -size[there]))][:MOST_NAMED]
+    owner, last = simulation.owner, len(alive) - 1
+    found = []
+    for number in there.tolist():
+        value = owner[number] if number < len(owner) else -1
+        tensor, part = name(value, int(born[number])) if value >= 0 else ("", "scratch")
+        lives = max(int(born[number]), 0), min(int(dies[number]), last)
+        found.append(Alive(tensor, int(size[number]), part, *lives))
+    return replace(simulation, largest=tuple(found))
