@@ -14,6 +14,7 @@ __all__ = [
     "EagerExecutionError",
     "HigherOrderError",
     "MemorySavingError",
+    "MissingExtraError",
     "NothingSavedWarning",
     "OverflowWarning",
     "PatchError",
@@ -53,6 +54,28 @@ class ArgumentError(MemorySavingError, ValueError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copying and pickling make the error again."""
         return type(self), (self.argument, self.value, self.problem)
+
+
+class MissingExtraError(MemorySavingError, ImportError):
+    """A library is not installed that only some functions need.
+
+    Attributes
+    ----------
+    library
+        Its name.
+    extra
+        What to install this package with.
+    """
+
+    def __init__(self, purpose: str, library: str, extra: str) -> None:
+        super().__init__(
+            f"{purpose} needs {library}, which is not installed: pip install memsaving-gradients[{extra}]"
+        )
+        self.purpose, self.library, self.extra = purpose, library, extra
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copying and pickling make the error again."""
+        return type(self), (self.purpose, self.library, self.extra)
 
 
 class HigherOrderError(MemorySavingError, NotImplementedError):

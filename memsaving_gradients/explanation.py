@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.plantext import below_here, columns, common_scope, shorten
 from memsaving_gradients.units import exact_bytes, format_bytes, format_share, parse_budget
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 __all__ = ["Explanation", "Layer", "Parts", "Point"]
 
@@ -158,6 +163,64 @@ class Explanation:
                 self.least.share,
             )
         return min(fits, key=lambda point: (point.extra_time, point.budget))
+
+    def to_dataframe(self, of: str = "curve") -> pd.DataFrame:
+        """A pandas data frame.
+
+        Parameters
+        ----------
+        of
+            ``"curve"``: a row for each budget, with share, extra_time, lower_bound, clones. ``"layers"``: a row for each layer, with name, bytes,
+            source. ``"parts"``: a row for each part at the peak, with bytes and share of all.
+
+        Raises
+        ------
+        MissingExtraError
+            Without pandas.
+        ArgumentError
+            If ``of`` is something else.
+        """
+        from memsaving_gradients.reports import frames
+
+        return frames.of_explanation(self, of)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """What budgets cost, with the lower bound, the parts of the memory at the peak, and the largest layers.
+
+        Parameters
+        ----------
+        path
+            A file to write the figure to, as PNG, SVG or PDF by its ending.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure; notebooks show it, and no window is opened.
+
+        Raises
+        ------
+        MissingExtraError
+            Without matplotlib.
+        ArgumentError
+            If ``path`` has another ending, or there is no such folder.
+        """
+        from memsaving_gradients.reports import figures
+
+        return figures.plot(self, path)
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page of its own with the figures, and tables of budgets and layers that can be sorted.
+
+        Raises
+        ------
+        MissingExtraError
+            Without matplotlib.
+        ArgumentError
+            If there is no folder for ``path``.
+        """
+        from memsaving_gradients.reports import page
+
+        page.save(path, self)
 
     def __repr__(self) -> str:
         return (

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from memsaving_gradients import planfile, plantext
+from memsaving_gradients.alive import Alive
 from memsaving_gradients.budgets import chunk_bytes, plain_bytes
 from memsaving_gradients.comparison import Comparison
 from memsaving_gradients.errors import PlanError
@@ -18,7 +19,11 @@ from memsaving_gradients.fingerprint import Fingerprint
 from memsaving_gradients.loops.division import Replayed
 from memsaving_gradients.schedule import Schedule, Simulation
 
-__all__ = ["Comparison", "Decision", "Fate", "Plan"]
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = ["Alive", "Comparison", "Decision", "Fate", "Plan"]
 
 Fate = Literal["keep", "recompute", "offload", "encode"]
 
@@ -194,6 +199,56 @@ class Plan:
         """This plan beside another one; prints as a table."""
         return Comparison(self, other)
 
+    def to_dataframe(self) -> pd.DataFrame:
+        """The decisions as a pandas data frame, a row for each: tensor, layer, bytes, fate, reason, op_type, source.
+
+        Raises
+        ------
+        MissingExtraError
+            Without pandas.
+        """
+        from memsaving_gradients.reports import frames
+
+        return frames.of_plan(self)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Memory over the step, plain and planned, the largest buffers at the peak, and what becomes of each layer.
+
+        Parameters
+        ----------
+        path
+            A file to write the figure to, as PNG, SVG or PDF by its ending.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure; notebooks show it, and no window is opened.
+
+        Raises
+        ------
+        MissingExtraError
+            Without matplotlib.
+        ArgumentError
+            If ``path`` has another ending, or there is no such folder.
+        """
+        from memsaving_gradients.reports import figures
+
+        return figures.plot(self, path)
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page of its own with the figures of the plan, and a table of all decisions that can be sorted.
+
+        Raises
+        ------
+        MissingExtraError
+            Without matplotlib.
+        ArgumentError
+            If there is no folder for ``path``.
+        """
+        from memsaving_gradients.reports import page
+
+        page.save(path, self)
+
     @property
     def allocated_plain(self) -> int:
         """What plain training takes in the chunks of TensorFlow's BFC allocator: the figure that fractions are of.
@@ -231,6 +286,11 @@ class Plan:
     def timeline(self) -> npt.NDArray[np.int64]:
         """Simulated bytes alive at every op with this plan, clones included."""
         return _simulated(self, self.simulation).bytes_alive
+
+    @property
+    def at_peak(self) -> tuple[Alive, ...]:
+        """The largest buffers that are alive when a step with this plan takes most, largest first; two dozen at most."""
+        return _simulated(self, self.simulation).largest
 
     @property
     def kept(self) -> tuple[Decision, ...]:

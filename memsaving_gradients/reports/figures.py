@@ -1,0 +1,41 @@
+"""Figures of plans and explanations, to be looked at or written to a file."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from memsaving_gradients.plan import Plan
+from memsaving_gradients.reports import explanation_figure, plan_figure
+from memsaving_gradients.reports.drawing import INK, check_path, styled, svg, write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from memsaving_gradients.explanation import Explanation
+
+__all__ = ["as_svg", "plot"]
+
+
+def plot(report: Plan | Explanation, path: str | os.PathLike[str] | None = None) -> Figure:
+    """The figure of a plan or an explanation, written to ``path`` if there is one."""
+    target = None if path is None else check_path(path)
+    with styled(f"{type(report).__name__}.plot"):
+        drawn = _drawn(report)
+        if target is not None:
+            write(drawn, target)
+    return drawn
+
+
+def as_svg(report: Plan | Explanation, purpose: str) -> str:
+    """The same as part of a page, which has a headline of its own."""
+    with styled(purpose, INK):
+        drawn = _drawn(report)
+        drawn.suptitle("")
+        return svg(drawn)
+
+
+def _drawn(report: Plan | Explanation) -> Figure:
+    if isinstance(report, Plan):
+        return plan_figure.figure(report)
+    return explanation_figure.figure(report)

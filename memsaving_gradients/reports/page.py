@@ -1,0 +1,236 @@
+"""Plans and explanations as one HTML file: headline numbers, figures, tables that can be sorted.
+
+The page needs nothing but itself: figures are inline SVG, the style follows the reader's choice of dark or light, a few lines of JavaScript sort
+tables, and without JavaScript they are in the order of their bytes. All that comes from a program (names, reasons, lines of source) is escaped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memsaving_gradients.plan import Plan
+from memsaving_gradients.plantext import below_here
+from memsaving_gradients.reports import explanation_figure, figures, plan_figure
+from memsaving_gradients.reports.drawing import check_folder
+from memsaving_gradients.units import exact_bytes, format_bytes, format_share
+
+if TYPE_CHECKING:
+    from memsaving_gradients.explanation import Explanation
+
+__all__ = ["html", "save"]
+
+#: A cell: a number with how it is shown, or a text.
+Cell = tuple[float, str] | str
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #fff; --ink: #1d1f23; --soft: #5c636e; --line: #d9dde3; --card: #f5f6f8; --mark: #0072b2; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #16181c; --ink: #e6e8eb; --soft: #9aa3af; --line: #343a43; --card: #1f2329; --mark: #56b4e9; }
+}
+* { box-sizing: border-box; }
+body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1180px; padding: 1.5rem; }
+h1 { font-size: 1.4rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
+h2 { border-top: 1px solid var(--line); font-size: 1.15rem; margin: 2.2rem 0 1rem; padding-top: 1.4rem; }
+h3 { font-size: 1rem; margin: 1.6rem 0 .5rem; }
+.cards { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); margin: 0; }
+.cards div { background: var(--card); border-radius: 8px; padding: .7rem .9rem; }
+.cards dt { color: var(--soft); font-size: .8rem; }
+.cards dd { font-size: 1.25rem; font-weight: 600; margin: 0; }
+.cards small { color: var(--soft); display: block; font-size: .75rem; font-weight: 400; }
+figure { margin: 1.2rem 0; overflow-x: auto; }
+figure svg { height: auto; max-width: 100%; min-width: 640px; }
+p.note { color: var(--soft); margin: .6rem 0; overflow-wrap: anywhere; }
+.table { max-height: 34rem; overflow: auto; }
+table { border-collapse: collapse; font-size: .85rem; width: 100%; }
+th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }
+td { overflow-wrap: anywhere; }
+th.number, td.number { font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap; }
+thead th { background: var(--paper); position: sticky; top: 0; white-space: nowrap; }
+th button { all: unset; cursor: pointer; font-weight: 600; }
+th button:focus-visible { outline: 2px solid var(--mark); outline-offset: 2px; }
+th[aria-sort=ascending] button::after { content: " ▲"; }
+th[aria-sort=descending] button::after { content: " ▼"; }
+"""
+
+_SCRIPT = """
+for (const button of document.querySelectorAll("th button")) {
+  button.addEventListener("click", () => {
+    const head = button.parentElement, row = head.parentElement, table = head.closest("table");
+    const column = [...row.children].indexOf(head), number = head.classList.contains("number");
+    const was = head.getAttribute("aria-sort"), up = number ? was === "descending" : was !== "ascending";
+    for (const other of row.children) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    const of = (line) => line.children[column].dataset.value ?? line.children[column].textContent;
+    const compare = number ? (a, b) => of(a) - of(b) : (a, b) => of(a).localeCompare(of(b), undefined, { numeric: true });
+    const lines = [...table.tBodies[0].rows].sort(compare);
+    table.tBodies[0].append(...(up ? lines : lines.reverse()));
+  });
+}
+"""
+
+
+def save(path: str | os.PathLike[str], *reports: Plan | Explanation, title: str = "") -> None:
+    """Write a page with plans and explanations, one after the other."""
+    target = check_folder(Path(path), "path")
+    target.write_text(html(*reports, title=title), encoding="utf-8")
+
+
+def html(*reports: Plan | Explanation, title: str = "") -> str:
+    """The page as a text."""
+    sections = "\n".join(
+        _of_plan(report) if isinstance(report, Plan) else _of_explanation(report)
+        for report in reports
+    )
+    shown = escape(title or "Memory of a training step")
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{shown}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{shown}</h1>\n{sections}\n"
+        f"<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def _of_plan(plan: Plan) -> str:
+    cards = [
+        ("with this plan", format_bytes(plan.allocated), f"{plan.allocated:,} bytes"),
+        ("plain training", format_bytes(plan.allocated_plain), f"{plan.allocated_plain:,} bytes"),
+        ("of plain", format_share(plan.allocated / max(plan.allocated_plain, 1)), ""),
+        (
+            "extra time",
+            format_share(plan.extra_time, 1),
+            f"no plan takes less than {format_share(plan.lower_bound, 1)}",
+        ),
+        ("ops run again", f"{plan.clones:,}", f"planner {plan.planner or plan.mode}"),
+    ]
+    if plan.budget is not None:
+        slack = plan.budget - plan.allocated
+        left = f"{format_bytes(slack)} left" if slack >= 0 else f"{format_bytes(-slack)} over"
+        cards.append(("budget", format_bytes(plan.budget), left))
+    rows: list[Sequence[Cell]] = [
+        (
+            (d.bytes, f"{d.bytes:,}"),
+            d.fate,
+            d.tensor,
+            d.reason,
+            d.op_type,
+            below_here(d.source),
+        )
+        for d in sorted(plan.decisions, key=lambda d: -d.bytes)
+    ]
+    notes = [line for line in str(plan).splitlines() if line.startswith(("loop ", "attention "))]
+    if plan.simulation is None:
+        notes.append(
+            "Read from a file, which has no memory over the step: apply the plan to see it."
+        )
+    return "\n".join(
+        [
+            f"<section>\n<h2>Plan: {escape(plan_figure.headline(plan))}</h2>",
+            _cards(cards),
+            *_assumed(plan.assumed_batch),
+            *(f'<p class="note">{escape(note)}</p>' for note in notes),
+            _figure(
+                plan, "Memory over the step, what is alive at the peak, and the fate of layers"
+            ),
+            "<h3>Decisions</h3>",
+            _table(("bytes", "fate", "tensor", "reason", "op", "source"), rows),
+            "</section>",
+        ]
+    )
+
+
+def _of_explanation(explanation: Explanation) -> str:
+    least, parts = explanation.least, explanation.parts
+    whole = max(parts.total, 1)
+    cards = [
+        (
+            "plain training",
+            format_bytes(explanation.allocated_plain),
+            f"{explanation.allocated_plain:,} bytes beside variables",
+        ),
+        ("least budget", format_bytes(least.budget), f"{least.budget:,} bytes"),
+        ("of plain", format_share(least.share), "the least budget"),
+        ("extra time", format_share(least.extra_time, 1), "with the least budget"),
+    ]
+    cards += [
+        (field.name, format_bytes(size), format_share(size / whole))
+        for field in fields(parts)
+        if (size := getattr(parts, field.name))
+    ]
+    budgets: list[Sequence[Cell]] = [
+        (
+            (p.budget, f"{p.budget:,}"),
+            (p.share, f"{p.share:.3f}"),
+            (p.extra_time, format_share(p.extra_time, 1)),
+            (p.lower_bound, format_share(p.lower_bound, 1)),
+            (p.clones, f"{p.clones:,}"),
+        )
+        for p in explanation.curve
+    ]
+    layers: list[Sequence[Cell]] = [
+        ((one.bytes, f"{one.bytes:,}"), one.name, below_here(one.source))
+        for one in explanation.layers
+    ]
+    return "\n".join(
+        [
+            f"<section>\n<h2>{escape(explanation_figure.headline(explanation))}</h2>",
+            _cards(cards),
+            *_assumed(explanation.assumed_batch),
+            _figure(explanation, "Extra time of each budget, parts at the peak, largest layers"),
+            "<h3>Budgets</h3>",
+            _table(("budget", "of plain", "extra time", "at least", "ops run again"), budgets),
+            "<h3>Activations by layer</h3>",
+            _table(("bytes", "layer", "source"), layers),
+            f'<p class="note">Least budget: {exact_bytes(least.budget)}; '
+            f"gradients(..., budget={least.budget}) or a larger one.</p>",
+            "</section>",
+        ]
+    )
+
+
+def _assumed(batch: int | None) -> list[str]:
+    if batch is None:
+        return []
+    return [f'<p class="note">For a batch of {batch}, which was assumed: give batch_size=.</p>']
+
+
+def _cards(cards: Iterable[tuple[str, str, str]]) -> str:
+    shown = "\n".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}"
+        + (f"<small>{escape(more)}</small>" if more else "")
+        + "</dd></div>"
+        for name, value, more in cards
+    )
+    return f'<dl class="cards">\n{shown}\n</dl>'
+
+
+def _figure(report: Plan | Explanation, label: str) -> str:
+    drawn = figures.as_svg(report, f"{type(report).__name__}.save_html")
+    labeled = drawn.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
+    return f"<figure>\n{labeled}</figure>"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """A table whose columns of numbers are those that begin with one."""
+    numbers = [isinstance(cell, tuple) for cell in rows[0]] if rows else [False] * len(heads)
+    kinds = [' class="number"' if number else "" for number in numbers]
+    head = "".join(
+        f'<th scope="col"{kind}><button type="button">{escape(name)}</button></th>'
+        for name, kind in zip(heads, kinds, strict=True)
+    )
+    body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return (
+        f'<div class="table"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table></div>"
+    )
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return f"<td>{escape(cell)}</td>"
+    value, shown = cell
+    return f'<td class="number" data-value="{value}">{escape(shown)}</td>'

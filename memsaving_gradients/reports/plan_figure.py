@@ -1,0 +1,181 @@
+"""A plan as a figure: memory over the step, what is alive at its peak, and what becomes of each layer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memsaving_gradients.plantext import common_scope
+from memsaving_gradients.reports.drawing import (
+    COLORS,
+    Bar,
+    blank,
+    bytes_axis,
+    halves,
+    horizontal_bars,
+    legend_above,
+    percent_of,
+    unit_for,
+)
+from memsaving_gradients.units import format_bytes, format_share
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from memsaving_gradients.plan import Plan
+
+__all__ = ["FATES", "PARTS", "by_layer", "figure", "headline"]
+
+#: In the order in which bars show them.
+FATES = ("keep", "recompute", "encode", "offload")
+PARTS = ("forward", "recomputed", "backward", "scratch")
+#: Bars of a panel; what the rest takes is said.
+MOST_LAYERS = 16
+#: Panels are as high as if they had so many.
+FEWEST_ROWS = 5
+#: Points of a line; of what lies between, the most is drawn.
+POINTS = 2000
+
+
+def figure(plan: Plan) -> Figure:
+    """Draw a plan; a plan of a file, which has no timelines, without memory over the step. To be called within `drawing.styled`."""
+    layers = by_layer(plan)
+    shown = max(min(len(layers), MOST_LAYERS), FEWEST_ROWS)
+    below = 1.3 + 0.27 * shown
+    if plan.simulation is None or plan.simulation_plain is None:
+        drawn = blank(9, below + 0.7)
+        _draw_fates(drawn.subplots(), layers)
+        drawn.suptitle(
+            f"{headline(plan)}\nread from a file, which has no memory over the step: apply the plan to see it",
+            fontsize=11,
+        )
+        return drawn
+    drawn = blank(11, below + 4.2)
+    top, bottom = halves(drawn, 4.0, below)
+    _draw_timeline(top.subplots(), plan)
+    fates, at_peak = bottom.subplots(1, 2, width_ratios=(1, 1))
+    _draw_fates(fates, layers)
+    _draw_peak(at_peak, plan)
+    drawn.suptitle(headline(plan), fontsize=12, fontweight="bold")
+    return drawn
+
+
+def headline(plan: Plan) -> str:
+    """The plan in a line."""
+    share = format_share(plan.allocated / max(plan.allocated_plain, 1))
+    return (
+        f"{format_bytes(plan.allocated)} of {format_bytes(plan.allocated_plain)} ({share}) "
+        f"at about {format_share(plan.extra_time)} more time"
+    )
+
+
+def by_layer(plan: Plan) -> list[tuple[str, dict[str, int]]]:
+    """Layers, without the scope that all are in, with the bytes of each fate; largest first."""
+    scope = common_scope([decision.tensor for decision in plan.decisions])
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for decision in plan.decisions:
+        name = decision.layer[len(scope) :] or decision.tensor[len(scope) :]
+        fates = found[name]
+        fates[decision.fate] = fates.get(decision.fate, 0) + decision.bytes
+    return sorted(found.items(), key=lambda layer: -sum(layer[1].values()))
+
+
+def thinned(values: Any, points: int = POINTS) -> tuple[Any, Any]:
+    """Where, as a share of the step, and how much: as many points as can be seen, none lower than the highest that it stands for.
+
+    Examples
+    --------
+    >>> thinned(np.array([1, 9, 2, 3]), points=2)
+    (array([0.25, 0.75]), array([9, 3]))
+    """
+    count = len(values)
+    bounds = np.linspace(0, count, min(points, count) + 1).astype(int)
+    return (bounds[:-1] + bounds[1:]) / (2 * max(count, 1)), np.maximum.reduceat(
+        values, bounds[:-1]
+    )
+
+
+def _draw_timeline(axes: Axes, plan: Plan) -> None:
+    lines = {"plain": plan.timeline_plain, "planned": plan.timeline}
+    highest = max(int(line.max(initial=0)) for line in lines.values())
+    for name, line in lines.items():
+        if not len(line):
+            continue
+        where, size = thinned(line)
+        top = int(np.argmax(size))
+        label = f"{name}: at most {format_bytes(int(size[top]))}"
+        axes.plot(where, size, color=COLORS[name], label=label, linewidth=1.4)
+        axes.fill_between(where, size, color=COLORS[name], alpha=0.15, linewidth=0)
+        axes.plot(where[top], size[top], "o", color=COLORS[name], markersize=5)
+    if plan.budget is not None and plan.budget <= 1.5 * highest:
+        highest = max(highest, plan.budget)
+        label = f"budget: {format_bytes(plan.budget)} (of the allocator's chunks)"
+        axes.axhline(plan.budget, color=COLORS["budget"], linestyle="--", label=label)
+    bytes_axis(axes.yaxis, highest)
+    axes.set(
+        title="Memory over one step",
+        xlabel="one training step, from its first op to its last",
+        ylabel=f"{unit_for(highest)[1]} alive",
+        xlim=(0, 1),
+        ylim=(0, max(highest, 1) * 1.06),
+    )
+    axes.set_xticks([])
+    legend_above(axes)
+    if peak := int(plan.timeline_plain.max(initial=0)):
+        _share_axis(axes, peak)
+
+
+def _share_axis(axes: Axes, whole: int) -> None:
+    """Percent of plain training on the right."""
+    beside = axes.secondary_yaxis("right", functions=percent_of(whole))
+    beside.set_ylabel("% of plain")
+    beside.spines["right"].set_visible(False)
+    beside.tick_params(length=0)
+
+
+def _draw_peak(axes: Axes, plan: Plan) -> None:
+    """The largest buffers at the plan's peak; how much the rest takes is said."""
+    alive = plan.at_peak
+    scope = common_scope([one.tensor for one in alive if one.part == "forward"])
+    whole = int(plan.timeline.max(initial=0))
+    # What takes less than a hundredth is nobody's fault.
+    shown = [one for one in alive[:MOST_LAYERS] if 100 * one.bytes >= whole]
+    bars: list[Bar] = [
+        (_bare(one.tensor, scope), {one.part: one.bytes}, format_bytes(one.bytes)) for one in shown
+    ]
+    rest = whole - sum(one.bytes for one in shown)
+    horizontal_bars(axes, bars, PARTS, f"and {format_bytes(rest)} of others" if rest else "")
+    axes.set_title("Alive at the planned peak")
+    if bars:
+        legend_above(axes)
+
+
+def _bare(tensor: str, scope: str) -> str:
+    """A name without what is the same for all, and what the color says."""
+    for before in ("gradient_tape/", "gradients/"):
+        tensor = tensor.removeprefix(before)
+    return tensor.removeprefix(scope).removesuffix(":0") or "scratch space"
+
+
+def _draw_fates(axes: Axes, layers: Sequence[tuple[str, dict[str, int]]]) -> None:
+    shown, rest = layers[:MOST_LAYERS], layers[MOST_LAYERS:]
+    said = ""
+    if rest:
+        total = {fate: sum(fates.get(fate, 0) for _, fates in rest) for fate in FATES}
+        kinds = ", ".join(f"{fate} {format_bytes(size)}" for fate, size in total.items() if size)
+        said = f"and {len(rest)} others: {kinds}"
+    horizontal_bars(
+        axes,
+        [(name, fates, format_bytes(sum(fates.values()))) for name, fates in shown],
+        FATES,
+        said,
+    )
+    axes.set_title("What becomes of each layer")
+    if shown:
+        legend_above(axes)
+    else:
+        axes.text(0.5, 0.5, "nothing large is kept", transform=axes.transAxes, ha="center")
