@@ -7,6 +7,7 @@ training, also an error in another callback, the model is left with its own func
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -90,6 +91,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
         What becomes of batch normalization then, as for `memsaving_gradients.microbatch`.
     buffer
         What sums of 16-bit gradients are made in then, likewise.
+    log_dir
+        A folder for TensorBoard: each plan when it is made, as text, figure and numbers (:mod:`memsaving_gradients.reports.events`). Needs matplotlib.
     **options
         ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, ``loops``,
         ``attention``, ``encode``, ``offload``, as for `memsaving_gradients.gradients`.
@@ -98,6 +101,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
     ------
     ArgumentError
         If Keras runs on another backend than TensorFlow, or an option cannot be used.
+    MissingExtraError
+        If ``log_dir`` is given and matplotlib is not installed.
     EagerExecutionError
         When training begins, if the model was compiled with ``run_eagerly=True``.
     SelectionError
@@ -132,6 +137,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         microbatch: int | None = None,
         batch_norm: str | None = None,
         buffer: str = "float32",
+        log_dir: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -162,13 +168,18 @@ class MemorySavingGradients(keras.callbacks.Callback):
         }
         self._asked = Options.of(asked)
         self._verbose = verbose
-        asked = {"batch_norm": batch_norm, "buffer": buffer}
-        self._cut = None if microbatch is None else Cut(microbatch, **asked)
-        for name, value in asked.items():
+        how = {"batch_norm": batch_norm, "buffer": buffer}
+        self._cut = None if microbatch is None else Cut(microbatch, **how)
+        for name, value in how.items():
             if microbatch is None and value not in (None, "float32"):
                 raise ArgumentError(
                     name, value, "says what happens in microbatches; give microbatch="
                 )
+        self._events: Any = None
+        if log_dir is not None:
+            from memsaving_gradients.reports.events import Events
+
+            self._events = Events(log_dir)
         self._watch = registry.Watch()
         self._plain: Any = None
         self._saving: Callable[[Any], Any] | None = None
@@ -262,9 +273,11 @@ class MemorySavingGradients(keras.callbacks.Callback):
                     return function(iterator)
             finally:
                 model.train_function = plain
-                if self._verbose:
-                    for plan in watch.plans[known:]:
+                for plan in watch.plans[known:]:
+                    if self._verbose:
                         print(plan)
+                    if self._events is not None:
+                        self._events.write(plan)
 
         return step
 
