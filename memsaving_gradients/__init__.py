@@ -8,7 +8,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.argv[:1] == ["-m"]:
+    # Run as a command, which reads what it is asked for, and puts TensorFlow's log aside, before TensorFlow is imported.
+    from memsaving_gradients.command import starting
+
+    starting.if_command()
 
 from memsaving_gradients import attention as attention
 from memsaving_gradients import errors as errors

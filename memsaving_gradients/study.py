@@ -34,7 +34,7 @@ from memsaving_gradients.planners import Limits, Proposal, chain, curve
 from memsaving_gradients.planning import seek
 from memsaving_gradients.site import Site
 
-__all__ = ["Study", "asked", "function_of"]
+__all__ = ["Study", "asked", "function_of", "specs_of"]
 
 #: The options of `memsaving_gradients.gradients` that matter to somebody who only looks.
 OPTIONS = ("batch_size", "hold_gradients", "xla", "accumulate", "profile", "progress")
@@ -199,7 +199,7 @@ def _traced(fn: Any, args: Sequence[Any], options: Options) -> list[Site]:
     """The gradient computations of a step, as TensorFlow built them."""
     sites: list[Site] = []
     function = function_of(fn, args)
-    specs = tf.nest.map_structure(_spec, list(args))
+    specs = specs_of(args)
     with observing(sites.append), patching.scoped(options, eager_is_error=False):
         function.get_concrete_function(*specs)
     if not sites:
@@ -230,6 +230,11 @@ def _train_step(model: Any, args: Sequence[Any]) -> Callable[..., Any]:
         return model.train_step(batch)
 
     return tf.function(train_step, jit_compile=bool(model.jit_compile) or None)
+
+
+def specs_of(args: Sequence[Any]) -> list[Any]:
+    """Arguments of a step, with shapes and dtypes in the place of tensors and arrays."""
+    return list(tf.nest.map_structure(_spec, list(args)))
 
 
 def _spec(leaf: Any) -> Any:

@@ -19,6 +19,7 @@ Of long timelines as many points are written as a chart can show; no point is lo
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,9 @@ class Events:
 
 def _write(plan: Plan, number: int) -> None:
     # Indented, it is shown as it prints.
-    _event("text", "memory/plan", "\n".join(f"    {line}" for line in str(plan).splitlines()), number)
+    _event(
+        "text", "memory/plan", "\n".join(f"    {line}" for line in str(plan).splitlines()), number
+    )
     _event("images", "memory/figure", _image(plan), number)
     scalars: dict[str, float] = {
         "simulated_peak": plan.peak,
@@ -104,8 +107,7 @@ def _points(timeline: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     count = len(timeline)
     bounds = np.linspace(0, count, min(POINTS, count) + 1).astype(int).tolist()
     highest = [
-        first + int(np.argmax(timeline[first:end]))
-        for first, end in zip(bounds, bounds[1:], strict=False)
+        first + int(np.argmax(timeline[first:end])) for first, end in itertools.pairwise(bounds)
     ]
     return [(op, int(timeline[op])) for op in highest]
 

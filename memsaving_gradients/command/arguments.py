@@ -1,0 +1,127 @@
+"""What the command line accepts. Imports nothing but argparse: help and usage errors wait for no TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+__all__ = ["PROGRAM", "USAGE_ERROR", "parse"]
+
+PROGRAM = "python -m memsaving_gradients"
+#: The exit status for what cannot be used.
+USAGE_ERROR = 2
+
+_EXAMPLES = f"""\
+examples:
+  {PROGRAM} explain model.keras
+  {PROGRAM} explain model.keras --budget 0.5 --batch 64
+  {PROGRAM} explain my_package.models:resnet --optimizer sgd --budget 2GiB --html report.html
+  {PROGRAM} explain train:make_step --json > explained.json
+
+exit status:
+  0  fine
+  1  the budget cannot be met; the message says the least one
+  2  wrong usage, or a model that cannot be imported, loaded or built
+"""
+
+_TARGET = """\
+a saved Keras model (model.keras), or package.module:name of a Keras model, a function that returns one, or a function that returns
+(train_step, args); it is traced, and nothing is run"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line."""
+        self.exit(USAGE_ERROR, f"{PROGRAM}: error: {message}; see {self.prog} --help\n")
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; exits for ``--help`` and wrong usage.
+
+    Examples
+    --------
+    >>> parse(["explain", "model.keras", "--budget", "0.5"]).budget
+    0.5
+    """
+    # Options are written out: what is added later changes the meaning of none.
+    parser = _Parser(
+        PROGRAM,
+        description="Where the memory of a training step goes, and what each budget costs, before a step is run.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    explain = commands.add_parser(
+        "explain",
+        help="explain the memory of a model or a training step",
+        description="Where the memory of a training step goes, and what each budget costs, before a step is run.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = explain.add_argument
+    add("target", metavar="TARGET", help=_TARGET)
+    add(
+        "--budget",
+        type=_budget,
+        metavar="BUDGET",
+        help="plan for it, too: 2GiB, bytes, or a share of plain training such as 0.5",
+    )
+    add(
+        "--batch",
+        type=_count,
+        metavar="N",
+        help="examples of a batch (32, where the model leaves it open)",
+    )
+    add(
+        "--length",
+        type=_count,
+        metavar="N",
+        help="of inputs, what else the model leaves open, such as positions",
+    )
+    add(
+        "--optimizer",
+        metavar="NAME",
+        help="a Keras optimizer for a model that is not compiled (adam)",
+    )
+    add("--loss", metavar="NAME", help="a Keras loss for it (one that goes with its outputs)")
+    add("--xla", action="store_true", help="for a step that XLA compiles")
+    add(
+        "--import",
+        action="append",
+        default=[],
+        dest="imports",
+        metavar="MODULE",
+        help="import it first: it registers the classes of a saved model",
+    )
+    add("--json", action="store_true", help="print the results as JSON")
+    add("--html", metavar="FILE", help="write a page with figures and tables")
+    add(
+        "--plot",
+        metavar="FILE",
+        help="write the figure (PNG, SVG, PDF): of the explanation, or with --budget of the plan",
+    )
+    add("--debug", action="store_true", help="show tracebacks, warnings and TensorFlow's log")
+    return parser.parse_args(arguments)
+
+
+def _budget(text: str) -> int | float | str:
+    """Bytes, a share, or what has a unit and is read later."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _count(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return count

@@ -1,0 +1,250 @@
+"""What is to be explained: from the TARGET of the command line to a training step and what it takes.
+
+A target is somebody's file or somebody's code, and fails in any way that they can: each is told with its cause, as an `ArgumentError`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import inspect
+import os
+import re
+import sys
+import traceback
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memsaving_gradients.errors import ArgumentError
+
+__all__ = ["Target", "cause", "target_of"]
+
+#: Endings of files that Keras saves models in.
+SAVED = (".keras", ".h5", ".hdf5")
+_WANTED = "a Keras model, or (train_step, args)"
+#: Letters of a cause that are shown.
+MOST_LETTERS = 400
+
+
+@dataclass(frozen=True)
+class Target:
+    """A training step.
+
+    Attributes
+    ----------
+    step
+        A function that asks for gradients, or a compiled Keras model.
+    args
+        Its arguments, as shapes and dtypes.
+    options
+        How it is to be looked at: options of `memsaving_gradients.explain`.
+    assumed
+        What nobody said, each with what to say it with.
+    """
+
+    step: Any
+    args: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()
+
+
+def target_of(options: argparse.Namespace) -> Target:
+    """Find, import or load, and make ready what the command line names.
+
+    Raises
+    ------
+    ArgumentError
+        If that cannot be done.
+    """
+    # Keras takes seconds to import.
+    import keras
+
+    from memsaving_gradients.command import models
+
+    if keras.backend.backend() != "tensorflow":
+        raise ArgumentError(
+            "KERAS_BACKEND",
+            keras.backend.backend(),
+            "only the TensorFlow backend has graphs to look at; set KERAS_BACKEND=tensorflow",
+        )
+    for module in options.imports:
+        _imported("--import", module, module)
+    found = _found(options.target)
+    if isinstance(found, keras.Model):
+        return models.ready(found, options)
+    step, args = found
+    for name in ("optimizer", "loss", "length"):
+        if getattr(options, name) is not None:
+            raise ArgumentError(
+                f"--{name}",
+                getattr(options, name),
+                f"{options.target} is a training step, which has its own; leave it out",
+            )
+    looked: dict[str, Any] = {"batch_size": options.batch}
+    if options.xla:
+        looked["xla"] = True
+    return Target(step, args, looked)
+
+
+def _found(target: str) -> Any:
+    """A Keras model, or a training step and its arguments as a tuple."""
+    import keras
+
+    if target.endswith(SAVED) or os.path.exists(target):
+        return _loaded(target)
+    module, colon, name = target.partition(":")
+    if not colon or not name or not module:
+        raise ArgumentError(
+            "TARGET",
+            target,
+            "is no file, and no package.module:name; give a saved model (.keras), or where to import "
+            f"{_WANTED} from",
+        )
+    if module.endswith(".py") or os.sep in module:
+        name_of = module.removesuffix(".py").replace(os.sep, ".").strip(".")
+        raise ArgumentError(
+            "TARGET", target, f"give a module, not a file: {name_of}:{name}, in the folder it is in"
+        )
+    found = _attribute(_imported("TARGET", target, module), target, name)
+    if isinstance(found, keras.Model):
+        return found
+    if not callable(found):
+        raise ArgumentError(
+            "TARGET",
+            target,
+            f"is {_kind(found)}; give {_WANTED}, or a function that returns one of these",
+        )
+    return _checked(target, _called(target, found))
+
+
+def _checked(target: str, found: Any) -> Any:
+    """What a function returned, if it can be explained."""
+    import keras
+
+    if isinstance(found, keras.Model):
+        return found
+    if isinstance(found, (tuple, list)) and len(found) == 2 and callable(found[0]):
+        step, args = found
+        return step, tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    raise ArgumentError(
+        "TARGET", target, f"returns {_kind(found)}; let it return {_WANTED}, args being a tuple"
+    )
+
+
+def _loaded(path: str) -> Any:
+    import keras
+
+    if not os.path.exists(path):
+        raise ArgumentError("TARGET", path, "there is no such file")
+    if os.path.isdir(path):
+        raise ArgumentError(
+            "TARGET",
+            path,
+            "is a folder, which has no training step that Keras could load; give a .keras file that model.save wrote",
+        )
+    if path.endswith(".keras") and not zipfile.is_zipfile(path):
+        raise ArgumentError("TARGET", path, "is damaged, or no model that model.save wrote")
+    try:
+        return keras.models.load_model(path)
+    except Exception as error:
+        missing = re.search(r"Could not locate (?:class|function) '([^']+)'", str(error))
+        problem = (
+            f"needs {missing[1]!r}, which is no part of Keras: name the module that registers it "
+            "(keras.saving.register_keras_serializable) with --import module"
+            if missing
+            else f"cannot be loaded: {cause(error)}"
+        )
+        raise ArgumentError("TARGET", path, problem) from error
+
+
+def _imported(argument: str, value: str, module: str) -> Any:
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise ArgumentError(argument, value, _failed(module, error)) from error
+        raise ArgumentError(
+            argument,
+            value,
+            f"there is no module {error.name!r} here or among what is installed; run this in its folder, or set PYTHONPATH",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ArgumentError(argument, value, _failed(module, error)) from error
+
+
+def _failed(module: str, error: BaseException) -> str:
+    where = ""
+    if frames := [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f[0]]:
+        where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
+    return f"importing {module!r} failed: {cause(error)}{where}"
+
+
+def _attribute(module: Any, target: str, name: str) -> Any:
+    found = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = [known for known in dir(found) if not known.startswith("_")]
+            close = difflib.get_close_matches(part, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {_few(known)}"
+            raise ArgumentError(
+                "TARGET", target, f"{getattr(found, '__name__', name)!r} has no {part!r}; {hint}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _few(names: Sequence[str], most: int = 12) -> str:
+    shown = ", ".join(names[:most]) or "no names in it"
+    return f"{shown}, …" if len(names) > most else shown
+
+
+def _called(target: str, function: Any) -> Any:
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ArgumentError(
+            "TARGET",
+            target,
+            f"is a function that cannot be called without arguments ({error}); give one that can, and returns {_WANTED}",
+        ) from error
+    except ValueError:
+        # A callable that tells nothing of its arguments.
+        pass
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise ArgumentError("TARGET", target, f"fails when it is called: {cause(error)}") from error
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing (None)"
+    if isinstance(value, (tuple, list)):
+        return (
+            f"a {type(value).__name__} of {len(value)} ({_few([type(v).__name__ for v in value])})"
+        )
+    return f"of type {type(value).__name__}"
+
+
+def cause(error: BaseException) -> str:
+    """An error in one line.
+
+    Examples
+    --------
+    >>> cause(ValueError("the shapes\\n  do not match"))
+    'ValueError: the shapes do not match'
+    """
+    text = str(error).strip()
+    if text.startswith("in user code:"):
+        # AutoGraph's own traceback; the error stands at its end.
+        text = text.rpartition("\n    \n")[2] if "\n    \n" in text else text.splitlines()[-1]
+    said = " ".join(text.split())
+    if len(said) > MOST_LETTERS:
+        said = said[: MOST_LETTERS - 1] + "…"
+    name = type(error).__name__
+    return said if said.startswith(name) else f"{name}: {said}" if said else name
