@@ -239,10 +239,12 @@ def _round_step(about: float) -> float:
 def legend_above(axes: Axes) -> None:
     """A legend above the axes, below the title, where it hides nothing."""
     count = len(axes.get_legend_handles_labels()[1])
+    if not count:
+        return
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=max(count, 1),
+        ncols=count,
         handlelength=1.2,
         columnspacing=1.2,
         borderpad=0,

@@ -150,8 +150,7 @@ def _draw_peak(axes: Axes, plan: Plan) -> None:
     rest = whole - sum(one.bytes for one in shown)
     horizontal_bars(axes, bars, PARTS, f"and {format_bytes(rest)} of others" if rest else "")
     axes.set_title("Alive at the planned peak")
-    if bars:
-        legend_above(axes)
+    legend_above(axes)
 
 
 def _bare(tensor: str, scope: str) -> str:
@@ -175,7 +174,6 @@ def _draw_fates(axes: Axes, layers: Sequence[tuple[str, dict[str, int]]]) -> Non
         said,
     )
     axes.set_title("What becomes of each layer")
-    if shown:
-        legend_above(axes)
-    else:
+    legend_above(axes)
+    if not shown:
         axes.text(0.5, 0.5, "nothing large is kept", transform=axes.transAxes, ha="center")
