@@ -239,12 +239,11 @@ def cause(error: BaseException) -> str:
     >>> cause(ValueError("the shapes\\n  do not match"))
     'ValueError: the shapes do not match'
     """
-    text = str(error).strip()
+    text, name = str(error).strip(), type(error).__name__
     if text.startswith("in user code:"):
-        # AutoGraph's own traceback; the error stands at its end.
-        text = text.rpartition("\n    \n")[2] if "\n    \n" in text else text.splitlines()[-1]
+        # AutoGraph's own traceback, and its own type; what went wrong stands at the end.
+        text, name = re.split(r"\n\s*\n", text)[-1], ""
     said = " ".join(text.split())
     if len(said) > MOST_LETTERS:
         said = said[: MOST_LETTERS - 1] + "…"
-    name = type(error).__name__
-    return said if said.startswith(name) else f"{name}: {said}" if said else name
+    return f"{name}: {said}" if name and said else name or said
