@@ -4,6 +4,7 @@
 ``memsaving_gradients.keras.MemorySavingGradients`` is a callback for ``fit``; ``checkpoint`` marks a tensor to keep;
 ``while_loop`` and ``scan`` are TensorFlow's, and say how they are replayed; ``attention`` is done in blocks, by functions and by layers in ``keras``;
 ``plans`` tells what was done; ``explain`` and ``largest_batch`` tell what could be; ``gradient_error`` tells what an encoding does to gradients.
+``python -m memsaving_gradients explain`` explains models from the command line.
 """
 
 from __future__ import annotations
