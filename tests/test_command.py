@@ -151,7 +151,8 @@ def test_json_is_all_there_is_on_standard_output(folder: Path) -> None:
 
 
 def test_help_and_wrong_usage_wait_for_no_tensorflow(folder: Path) -> None:
-    began = time.monotonic()
+    # In the working folder, it is found before the one that is installed.
+    (folder / "tensorflow.py").write_text("raise RuntimeError('imported')")
     done = command("explain", "--help", folder=folder)
     assert done.returncode == 0 and "examples:" in done.stdout and "--budget" in done.stdout
     wrong = command("explain", folder=folder)
@@ -160,8 +161,6 @@ def test_help_and_wrong_usage_wait_for_no_tensorflow(folder: Path) -> None:
         "python -m memsaving_gradients: error: the following arguments are required: TARGET; see "
         "python -m memsaving_gradients explain --help"
     ]
-    # TensorFlow alone takes longer than that, twice.
-    assert time.monotonic() - began < 3
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are other ones there")
