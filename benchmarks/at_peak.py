@@ -13,12 +13,13 @@ import tensorflow as tf
 from graph_tools import _tf, _tf_autodiff, optypes
 from graph_tools.allocations import AllocationEvent, alive_at_peak
 from graph_tools.capture import capture
+from graph_tools.edit import CLONE_SUFFIX
 
 __all__ = ["PARTS", "kinds_of", "parts_at_peak"]
 
 PARTS = ("gradients", "activations", "temporaries")
-#: In a name, what the rewriter adds to those of clones; what the runtime puts in front of the names in a called function.
-CLONE, CALL = "_recomputed", "StatefulPartitionedCall/"
+#: What the runtime puts in front of names in a called function.
+CALL = "StatefulPartitionedCall/"
 
 
 def kinds_of(
@@ -30,7 +31,7 @@ def kinds_of(
     """
     first = _tf.creation_index(first_backward)
     ops = capture(_tf_autodiff.ends_of(first_backward.graph))
-    early = [_tf.creation_index(op) < first or CLONE in op.name for op in ops.ops]
+    early = [_tf.creation_index(op) < first or CLONE_SUFFIX in op.name for op in ops.ops]
     storage, producer = ops.storage.tolist(), ops.producer.tolist()
     kept = {
         storage[value]

@@ -168,7 +168,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         }
         self._asked = Options.of(asked)
         self._verbose = verbose
-        how = {"batch_norm": batch_norm, "buffer": buffer}
+        how: dict[str, Any] = {"batch_norm": batch_norm, "buffer": buffer}
         self._cut = None if microbatch is None else Cut(microbatch, **how)
         for name, value in how.items():
             if microbatch is None and value not in (None, "float32"):
