@@ -121,6 +121,30 @@ def test_many_small_addends_of_16_bits_are_not_lost(dtype: str, buffer: str) -> 
     assert (slope == again[1]).numpy().all()
 
 
+@pytest.mark.parametrize("buffer", ["float32", "stochastic"])
+def test_large_sums_of_16_bits_are_made_some_rows_at_a_time(buffer: str) -> None:
+    w = tf.Variable(tf.ones([400, 512], "bfloat16"))
+    x = tf.constant(np.random.default_rng(0).random((8, 400, 512)), "bfloat16")
+
+    @tf.function
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = ms.microbatch(
+                lambda x: tf.reduce_mean(tf.reduce_sum(x * w, [1, 2])), 2, buffer=buffer
+            )(x)
+        return tape.gradient(loss, w)
+
+    ops = step.get_concrete_function().graph.get_operations()
+    shapes = [
+        out.shape for op in ops if op.type in ("While", "StatelessWhile") for out in op.outputs
+    ]
+    assert (
+        sum(shape[0] for shape in shapes if shape[1:] == [512]) == 400 and [400, 512] not in shapes
+    )
+    mean = np.asarray(x).astype(np.float32).mean(0)
+    np.testing.assert_allclose(tf.cast(step(), tf.float32), mean, rtol=0.03, atol=0.01)
+
+
 def test_64_bits_stay_64() -> None:
     w = tf.Variable([[1.0], [2.0], [3.0]], dtype="float64")
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.microbatches.reducing import Reducer, divided, reducer
+from memsaving_gradients.microbatches.buffers import Reducer
+from memsaving_gradients.microbatches.reducing import reducer
 from memsaving_gradients.microbatches.splitting import Batch, Stretch
 
 __all__ = ["Traced", "added_up"]
@@ -45,17 +46,17 @@ def added_up(
     batch: Batch, stretches: Sequence[Stretch], traced: Sequence[Traced], buffer: str
 ) -> list[Any]:
     """What all microbatches give together; `traced` has one for each stretch. ``buffer``: as for `reducer`."""
-    first = traced[0]
-    there = [k for k, output in enumerate(first.outputs) if output is not None]
+    there = [k for k, output in enumerate(traced[0].outputs) if output is not None]
     results: list[Any] = [None] * len(there)
+    reducers: list[Reducer] = []
     for stretch, one in zip(stretches, traced, strict=True):
         # Rows of stretches differ, and with them the shapes of what is put side by side.
         reducers = [reducer(one.ways[k], one.outputs[k], buffer) for k in there]
         results = _run(batch, stretch, one, reducers, there, results)
-    total = results[-1] if first.counts else None
-    found: list[Any] = [None] * len(first.outputs)
-    for k, result in zip(there, results, strict=True):
-        found[k] = divided(first.ways[k], first.outputs[k], result, total)
+    total = reducers[-1].give(results[-1], None) if traced[0].counts else None
+    found: list[Any] = [None] * len(traced[0].outputs)
+    for k, how, result in zip(there, reducers, results, strict=True):
+        found[k] = how.give(result, total)
     return found
 
 

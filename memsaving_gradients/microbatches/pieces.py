@@ -25,11 +25,12 @@ from memsaving_gradients.microbatches.applying import (
     check_updates,
     noted,
 )
+from memsaving_gradients.microbatches.buffers import BUFFERS
 from memsaving_gradients.microbatches.denominators import losses_in
 from memsaving_gradients.microbatches.loop import Traced, added_up
 from memsaving_gradients.microbatches.losses import loss_with, through_the_loop, without_gradient
 from memsaving_gradients.microbatches.normalization import POLICIES, normalizing
-from memsaving_gradients.microbatches.reducing import BUFFERS, ways_of
+from memsaving_gradients.microbatches.reducing import ways_of
 from memsaving_gradients.microbatches.splitting import Batch, batch_of, stretches
 from memsaving_gradients.options import Options, check_one_of
 

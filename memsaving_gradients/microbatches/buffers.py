@@ -1,0 +1,124 @@
+"""Buffers of loops over microbatches, in which what each gives is added up.
+
+Sums of 16-bit numbers are made in 32 bits, since small addends would be lost in them; or in 16, rounded at random (:mod:`~memsaving_gradients.precision.rounding`),
+which loses nothing on average: each rounding is decided by the numbers themselves, so that the same batch gives the same sums. Large ones are buffers of some rows
+each, one after the other: what is computed in 32 bits on the way is there for some rows at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memsaving_gradients.precision.rounding import LOW, rounded
+
+__all__ = ["BUFFERS", "Reducer", "divided", "last_of", "sum_of", "times"]
+
+BUFFERS = ("float32", "stochastic")
+#: A sum is in at most so many buffers, of about so many elements or more.
+MOST_RUNS, ELEMENTS = 16, 1 << 16
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """What is done with one output.
+
+    Attributes
+    ----------
+    begin
+        From what earlier stretches came to (``None``: there were none) and the number of microbatches to the loop variables.
+    take
+        The loop variables after a microbatch: from those before, its number, what it gave and its share of the examples.
+    end
+        From the loop variables, and what earlier stretches came to, to what they come to with this one.
+    give
+        From that to what the output comes to; divided by what all microbatches counted, unless shares were counted (``None``).
+    """
+
+    begin: Callable[[Any, Any], list[Any]]
+    take: Callable[[list[Any], tf.Tensor, Any, tf.Tensor], list[Any]]
+    end: Callable[[list[Any], Any], Any]
+    give: Callable[[Any, tf.Tensor | None], Any]
+
+
+def last_of(output: tf.Tensor) -> Reducer:
+    """What the last microbatch gives."""
+    return Reducer(
+        begin=lambda before, count: [_zeros(output, output.dtype) if before is None else before],
+        take=lambda old, k, new, share: [new],
+        end=lambda found, before: found[0],
+        give=lambda found, total: found,
+    )
+
+
+def sum_of(output: tf.Tensor, buffer: str, *, mean: bool) -> Reducer:
+    """Their sum, each times its share if a ``mean`` is wanted. ``buffer``: what sums of 16-bit numbers are made in, of `BUFFERS`."""
+    low = output.dtype in LOW
+    dtype = _wide(output.dtype) if buffer == "float32" else output.dtype
+    add = _added_at_random if low and buffer == "stochastic" else _added
+    runs = _runs_of(output.shape) if low else [None]
+
+    def begin(before: Any, count: Any) -> list[Any]:
+        return [_zeros(output, dtype, run) for run in runs] if before is None else before
+
+    def take(old: list[Any], k: tf.Tensor, new: tf.Tensor, share: tf.Tensor) -> list[Any]:
+        found: list[tf.Tensor] = []
+        for sums, run in zip(old, runs, strict=True):
+            # What is computed on the way is there for one of them at a time.
+            with tf.control_dependencies(found[-1:]):
+                more = new if run is None else new[run[0] : run[1]]
+                found.append(add(sums, k, more, share if mean else tf.constant(1.0)))
+        return found
+
+    def give(found: Sequence[tf.Tensor], total: tf.Tensor | None) -> tf.Tensor:
+        parts = [divided(part, total if mean else None, output.dtype) for part in found]
+        return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+
+    return Reducer(begin, take, lambda found, before: found, give)
+
+
+def divided(found: tf.Tensor, total: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+    """``found``, in a type, and divided by a sum of shares, if there is one."""
+    if total is not None:
+        wide = _wide(found.dtype)
+        found = tf.math.divide_no_nan(tf.cast(found, wide), tf.cast(total, wide))
+    return tf.cast(found, dtype)
+
+
+def times(given: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    """A product in the type of ``given``, computed in 32 bits or more."""
+    wide = _wide(given.dtype)
+    return tf.cast(tf.cast(given, wide) * tf.cast(share, wide), given.dtype)
+
+
+def _wide(dtype: tf.DType) -> tf.DType:
+    """The type that numbers of a type are added up in."""
+    return tf.float32 if dtype in LOW else dtype
+
+
+def _runs_of(shape: tf.TensorShape) -> list[Any]:
+    """First and last rows of parts of a tensor; ``None`` for all of it."""
+    rows = shape[0] if shape.rank else 1
+    many = min(shape.num_elements() // ELEMENTS, MOST_RUNS, rows)
+    if many < 2:
+        return [None]
+    return [*itertools.pairwise(rows * k // many for k in range(many + 1))]
+
+
+def _zeros(output: tf.Tensor, dtype: tf.DType, run: Any = None) -> tf.Tensor:
+    rows = [] if run is None else [run[1] - run[0]]
+    return tf.zeros([*rows, *output.shape[len(rows) :]], dtype)
+
+
+def _added(old: tf.Tensor, k: tf.Tensor, new: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    return old + tf.cast(new, old.dtype) * tf.cast(share, old.dtype)
+
+
+def _added_at_random(old: tf.Tensor, k: tf.Tensor, new: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    total = _added(tf.cast(old, tf.float32), k, new, share)
+    seed = tf.stack([k, tf.bitcast(tf.reduce_sum(total), tf.int32)])
+    return rounded(total, old.dtype, seed)
