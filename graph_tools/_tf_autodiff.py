@@ -23,6 +23,7 @@ from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_loop
 
 __all__ = [
     "GradientTape",
+    "captures_of",
     "compiled_by_xla",
     "differentiate",
     "enclosing_graphs",
@@ -143,6 +144,11 @@ def enclosing_graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
         yield inner
         # Only FuncGraphs have it; the class is not public (2.16 to 2.21).
         inner = getattr(inner, "outer_graph", None)
+
+
+def captures_of(graph: tf.Graph) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """What ``graph`` has from outside, each with what stands for it inside; only FuncGraphs have that, whose class is not public (2.16 to 2.21)."""
+    return list(getattr(graph, "captures", ()))
 
 
 def home_of(graph: tf.Graph) -> tf.Graph:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from graph_tools import _tf, optypes
+from graph_tools.devices import Home
 from graph_tools.elsewhere import is_elsewhere
 from graph_tools.errors import GraphError
 from graph_tools.inside import list_bytes
@@ -64,6 +65,9 @@ class OpGraph:
         For each op, whether a copy of it gives the same outputs (:func:`graph_tools.optypes.is_clonable`).
     optional
         For each op, whether only what may never be asked for needs it, so that it may be pruned.
+    here
+        For each op, whether it runs on the device that was captured for. What runs elsewhere is known by what it needs alone: it takes
+        no time, and what it makes takes memory only where it is read here, of which there is a copy here then.
     """
 
     ops: tuple[tf.Operation, ...]
@@ -78,6 +82,7 @@ class OpGraph:
     constant: npt.NDArray[np.bool_]
     clonable: npt.NDArray[np.bool_]
     optional: npt.NDArray[np.bool_]
+    here: npt.NDArray[np.bool_]
 
     @cached_property
     def dag(self) -> nx.DiGraph:
@@ -123,6 +128,10 @@ class OpGraph:
         """For each input of an op, whether it is or may become a constant."""
         return [bool(self.constant[value]) for value in self.inputs[op]]
 
+    def reads_from_elsewhere(self, op: int) -> bool:
+        """Whether an op reads what another device makes."""
+        return not all(self.here[self.producer[value]] for value in self.inputs[op])
+
     def reads_constant(self, op: int) -> bool:
         """Whether an op combines something with a constant number, which folding may move past the op before it."""
         return any(
@@ -142,6 +151,7 @@ def capture(
     besides: Iterable[tf.Tensor] = (),
     late: int | None = None,
     beside: Collection[tf.Operation] = (),
+    home: Home | None = None,
 ) -> OpGraph:
     """Capture every op that ``targets`` need, back to ``stop`` or to the sources of the graph.
 
@@ -159,6 +169,8 @@ def capture(
         of a loop gives new inputs to the loop.
     beside
         Ops that stand right behind the last one that they read, whenever they were created, and are not late.
+    home
+        The device to capture for, if several compute; ``None``: all there are, as one.
 
     Raises
     ------
@@ -186,12 +198,26 @@ def capture(
     edges = _Edges(cut)
     asked = _ancestors(roots, edges)
     found = _ancestors(others, edges, asked)
+    _keep_order_of_collectives(found, edges)
     ops = _ordered(sorted(found, key=_by_creation(beside, edges)), edges)
     if late is not None:
         early = [op for op in ops if _tf.creation_index(op) < late or op in beside]
         needed = _ancestors(early, edges)
         ops.sort(key=lambda op: op not in needed)
-    return _describe(ops, edges, asked, late, beside)
+    return _describe(ops, edges, asked, late, beside, home)
+
+
+def _keep_order_of_collectives(ops: Iterable[tf.Operation], edges: _Edges) -> None:
+    """Let each op that waits for other devices wait for the one before it on its own.
+
+    TensorFlow orders them so when a function has been traced, and all devices have to meet in one order: no plan may reverse it.
+    """
+    last: dict[str, tf.Operation] = {}
+    for op in sorted(filter(optypes.is_collective, ops), key=_tf.creation_index):
+        before = last.get(op.device)
+        if before is not None and before not in edges.before(op):
+            edges[op][1].append(before)
+        last[op.device] = op
 
 
 def _by_creation(
@@ -278,6 +304,7 @@ def _describe(
     asked: set[tf.Operation],
     late: int | None,
     beside: Collection[tf.Operation],
+    home: Home | None,
 ) -> OpGraph:
     inputs: list[tuple[int, ...]] = []
     controls: list[tuple[int, ...]] = []
@@ -290,6 +317,7 @@ def _describe(
     clonable: list[bool] = []
     constant: list[bool] = []
     folded: list[bool] = []
+    here: list[bool] = []
     place: dict[tf.Operation, int] = {}
     for i, op in enumerate(ops):
         place[op] = i
@@ -299,7 +327,8 @@ def _describe(
         reads = tuple(first_value[place[maker]] + k for maker, k in before)
         inputs.append(reads)
         controls.append(tuple(place[c] for c in waits))
-        copies = op not in edges.cut and optypes.is_clonable(op)
+        here.append(home is None or home.has(op))
+        copies = here[i] and op not in edges.cut and optypes.is_clonable(op)
         clonable.append(copies)
         first_value.append(len(producer))
         # Stateless random draws with a constant seed are folded like everything else.
@@ -310,7 +339,8 @@ def _describe(
         early = late is None or _tf.creation_index(op) < late or op in beside
         is_folded = kind == "Const" or static or (may_fold and all(folded[v] for v in reads))
         may_fold |= kind == "Const" or is_shape
-        is_source = is_folded or kind in optypes.SOURCES
+        # A variable of another device is copied here when it is read.
+        is_source = is_folded or (kind in optypes.SOURCES and here[i])
         constant.extend([may_fold] * len(outputs))
         folded.extend([is_folded] * len(outputs))
         for k, out in enumerate(outputs):
@@ -335,6 +365,16 @@ def _describe(
             fixed.append(0 if is_source else size.fixed)
             rate.append(0 if is_source else size.per_example)
             source.append(is_source)
+    if not all(here):
+        touched = {
+            storage[v]
+            for i in range(len(ops))
+            if here[i]
+            for v in (*inputs[i], *range(first_value[i], first_value[i] + len(ops[i].outputs)))
+        }
+        for value in range(len(producer)):
+            if value not in touched:
+                fixed[value] = rate[value] = 0
     return OpGraph(
         ops=tuple(ops),
         inputs=tuple(inputs),
@@ -348,6 +388,7 @@ def _describe(
         constant=np.array(constant, np.bool_),
         clonable=np.array(clonable, np.bool_),
         optional=np.array([op not in asked for op in ops], np.bool_),
+        here=np.array(here, np.bool_),
     )
 
 

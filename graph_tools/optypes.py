@@ -24,6 +24,7 @@ __all__ = [
     "MAY_VIEW",
     "MERGED_AT_RUN_TIME",
     "MERGES_AT_RUN_TIME",
+    "NCCL",
     "PYTHON",
     "READS",
     "REFERENCE_VARIABLES",
@@ -35,6 +36,7 @@ __all__ = [
     "VIEWS",
     "fold_together",
     "is_clonable",
+    "is_collective",
     "is_random",
     "is_split",
     "is_stateful",
@@ -134,10 +136,16 @@ FORWARDING = frozenset(
 #: Ops whose last output is what they reserve for their gradient, of no shape that is known before they run.
 RESERVES = frozenset({"FusedBatchNormV3"})
 
+#: Ops by which devices of one process communicate; those between processes have a mark in their definition.
+NCCL = frozenset(
+    "NcclAllReduce NcclReduce NcclBroadcast _NcclReduceSend _NcclReduceRecv _NcclBroadcastSend _NcclBroadcastRecv".split()
+)
+
 #: Ops that make no more bytes than the largest of their inputs: where shapes are unknown, that says more than a guess.
 SIZED_BY_INPUTS = FORWARDING | frozenset("Sum Mean Prod Max Min All Any Select SelectV2".split())
 
 _stateful_types: dict[str, bool] = {}
+_collective_types: dict[str, bool] = {}
 
 # Of these the result depends on more than the inputs' values, whatever their definition says, or the inputs
 # are consumed: copying them is never right.
@@ -161,6 +169,17 @@ def is_stateful(op: tf.Operation) -> bool:
     if known is None:
         # Reading an op definition parses a proto; it is a property of the type alone.
         known = _stateful_types[op.type] = bool(op.op_def.is_stateful)
+    return known
+
+
+def is_collective(op: tf.Operation) -> bool:
+    """Whether ``op`` runs when others, on other devices, run with it: it would wait for them for ever if these waited for it."""
+    if not is_stateful(op):
+        return False
+    known = _collective_types.get(op.type)
+    if known is None:
+        marked = bool(op.op_def.is_distributed_communication)
+        known = _collective_types[op.type] = marked or op.type in NCCL
     return known
 
 

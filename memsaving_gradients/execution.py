@@ -165,9 +165,10 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         size=[size if storage[v] == v else 0 for v, size in enumerate(sizes)],
         there=there,
         seconds=costs.op_seconds(ops, batch).tolist(),
-        cheap=[op.type in CHEAP for op in ops.ops],
+        # What runs elsewhere asks for no thread here.
+        cheap=[op.type in CHEAP or not here for op, here in zip(ops.ops, ops.here, strict=True)],
         forwards=[op.type in optypes.FORWARDING for op in ops.ops],
-        workspace=costs.op_workspace(ops, batch).tolist(),
+        workspace=np.where(ops.here, costs.op_workspace(ops, batch), 0).tolist(),
         held=held,
         variables=updated_variables(ops, reads, storage, persistent),
         persistent=persistent,

@@ -114,6 +114,7 @@ def _masks(step: CapturedStep) -> Iterator[tf.Tensor]:
     for value in read:
         tensor = ops.tensor(value)
         early = int(ops.producer[value]) < border
+        early = early and bool(ops.here[ops.producer[value]])
         if early and tensor.dtype == tf.bool and _fits(tensor) and _must_be_kept(tensor.op):
             yield tensor
 

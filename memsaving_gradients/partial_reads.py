@@ -74,6 +74,8 @@ def parts_read(step: CapturedStep) -> Iterator[Part]:
         for k, value in enumerate(ops.inputs[position] if graph.reads[position] else ()):
             readers.setdefault(storage[value], []).append((position, k, value))
     for root in sorted(graph.residuals):
+        if not ops.here[ops.producer[root]]:
+            continue
         if size[root] and all(value == root for _, _, value in readers[root]):
             tensor = ops.tensor(root)
             read_by = [(ops.ops[position], k) for position, k, _ in readers[root]]

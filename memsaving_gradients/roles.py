@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from graph_tools import _tf, optypes, profiling
 from graph_tools.capture import OpGraph, capture
+from graph_tools.devices import Home
 from graph_tools.folding import takes_constant
 from memsaving_gradients.sums import chainable
 from memsaving_gradients.training_graph import TrainingGraph
@@ -47,6 +48,7 @@ def capture_step(
     short_sums: bool = True,
     idle: Collection[int] = (),
     beside: Collection[tf.Operation] = (),
+    home: Home | None = None,
     profile: bool = False,
     progress: profiling.Progress | None = None,
 ) -> CapturedStep:
@@ -54,11 +56,11 @@ def capture_step(
 
     ``may_chain``: whether sums may be added up as their addends come, and with ``short_sums`` those of few, but large addends, too.
     ``idle``: creation indices of forward ops that will be pruned when the graph runs. ``beside``: forward ops that were created
-    late, and run right behind what they read. ``profile``: whether costs are
+    late, and run right behind what they read. ``home``: the device to capture for, if several compute. ``profile``: whether costs are
     measured on this device instead of estimated; ``progress`` is called with how many kernels are measured and how many
     there are.
     """
-    ops = capture(grads, besides=ys, late=first_backward, beside=beside)
+    ops = capture(grads, besides=ys, late=first_backward, beside=beside, home=home)
     early = (
         i for i, op in enumerate(ops.ops) if _tf.creation_index(op) < first_backward or op in beside
     )
@@ -91,13 +93,13 @@ def capture_step(
         joins=np.array([op.type in optypes.CONCATENATIONS for op in ops.ops], np.bool_),
         forwards=np.array([op.type in optypes.FORWARDING for op in ops.ops], np.bool_),
         fuses=fuses,
-        seconds=costs.seconds,
+        seconds=np.where(ops.here, costs.seconds, 0.0),
         expensive=np.array([i in expensive for i in range(len(ops.ops))], np.bool_),
         ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),
         targets=tuple(results) if hold_gradients else (),
         sums=sums,
         waits={i: waits for i, waits in enumerate(ops.controls) if waits},
-        workspace=costs.workspace,
+        workspace=np.where(ops.here, costs.workspace, 0),
     )
     return CapturedStep(graph, ops, takes)
 

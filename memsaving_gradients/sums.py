@@ -60,7 +60,12 @@ def chainable(
     found = {}
     for position, op in enumerate(ops.ops[first_backward:], first_backward):
         addends = ops.inputs[position]
-        if op.type != "AddN" or len(addends) < 3 or not op.inputs[0].dtype.is_floating:
+        if (
+            op.type != "AddN"
+            or not ops.here[position]
+            or len(addends) < 3
+            or not op.inputs[0].dtype.is_floating
+        ):
             continue
         if len(set(addends)) < len(addends) or any(
             ops.producer[value] < first_backward for value in addends

@@ -43,8 +43,8 @@ class Updated:
 def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
     """Bytes of the variables and fed inputs that a graph reads, by a tensor that stands for them."""
     found: dict[object, int] = {}
-    for op in ops.ops:
-        if op.type in optypes.SOURCES and op.type != "Const" and op.outputs:
+    for op, here in zip(ops.ops, ops.here, strict=True):
+        if here and op.type in optypes.SOURCES and op.type != "Const" and op.outputs:
             # Reads of one variable are one buffer.
             owner = op.inputs[0].ref() if op.inputs else op.outputs[0].ref()
             found[owner] = tensor_bytes(op.outputs[0]).at(batch)
@@ -70,6 +70,8 @@ def updated_variables(
     """
     updates: dict[int, list[tuple[int, int]]] = {}
     for i, op in enumerate(ops.ops):
+        if not ops.here[i]:
+            continue
         if op.type in optypes.ASSIGNS:
             updates.setdefault(ops.inputs[i][0], []).append((i, storage[ops.inputs[i][-1]]))
         elif op.type in optypes.UPDATES_IN_PLACE:
