@@ -30,8 +30,16 @@ class Gate(Protocol):
 
     held: dict[object, tf.Tensor]
 
-    def hold(self, name: str, inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> None:
-        """Hold back one of ``inputs`` until the gate opens; none that is ``constant``."""
+    def hold(
+        self,
+        name: str,
+        inputs: Sequence[tf.Tensor],
+        constant: Sequence[bool],
+        reader: str = "",
+        *,
+        copied: bool = False,
+    ) -> None:
+        """Hold back one of ``inputs`` until the gate opens, none that is ``constant``; ``reader``, ``copied``: see `gated`."""
 
 
 def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int | None:
@@ -50,9 +58,20 @@ def _rank(tensor: tf.Tensor) -> tuple[bool, bool, int]:
     return computed, tensor.dtype.is_floating, size.fixed + size.per_example
 
 
-def gated(tensor: tf.Tensor, triggers: Sequence[tf.Operation], name: str) -> tf.Tensor:
-    """``tensor``, available only when ``triggers`` have run; the same buffer."""
-    with tf.control_dependencies(triggers), tf.device(tensor.device):
+def gated(
+    tensor: tf.Tensor,
+    triggers: Sequence[tf.Operation],
+    name: str,
+    reader: str = "",
+    *,
+    copied: bool = False,
+) -> tf.Tensor:
+    """``tensor``, available only when ``triggers`` have run; the same buffer.
+
+    ``reader``: the device of the op that reads it. If it is ``copied`` there, the copy is held back, so that no device waits for another one.
+    """
+    device = reader if copied or not tensor.device else tensor.device
+    with tf.control_dependencies(triggers), tf.device(device):
         held = tf.raw_ops.Identity(input=tensor, name=name + "_held")
     _tf.protect(held.op)
     return held
@@ -67,18 +86,27 @@ class ControlGate:
 
     @classmethod
     def after(
-        cls, triggers: Sequence[tf.Operation], name: str, before: ControlGate | None
+        cls, triggers: Sequence[tf.Operation], root: tf.Operation, before: ControlGate | None
     ) -> ControlGate:
-        """A gate that opens when ``triggers`` have run, and not before the gate before it."""
-        with tf.control_dependencies([*triggers, *([before.opens] if before else [])]):
-            return cls(tf.no_op(name=name + "_gate"))
+        """A gate before ``root``, on its device, that opens when ``triggers`` have run, and not before the gate before it."""
+        waits_for = [*triggers, *([before.opens] if before else [])]
+        with tf.control_dependencies(waits_for), tf.device(root.device):
+            return cls(tf.no_op(name=root.name + "_gate"))
 
-    def hold(self, name: str, inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> None:
+    def hold(
+        self,
+        name: str,
+        inputs: Sequence[tf.Tensor],
+        constant: Sequence[bool],
+        reader: str = "",
+        *,
+        copied: bool = False,
+    ) -> None:
         """See `Gate.hold`."""
         index = widest_input(inputs, constant) or 0
         key = inputs[index].ref()
         if key not in self.held:
-            self.held[key] = gated(inputs[index], [self.opens], name)
+            self.held[key] = gated(inputs[index], [self.opens], name, reader, copied=copied)
 
 
 @dataclass(eq=False)
@@ -90,7 +118,7 @@ class DataGate:
 
     @classmethod
     def after(
-        cls, triggers: Sequence[tf.Operation], name: str, before: DataGate | None
+        cls, triggers: Sequence[tf.Operation], root: tf.Operation, before: DataGate | None
     ) -> DataGate:
         """A gate that opens when the last of ``triggers`` has run (XLA keeps no closer order for more of them)."""
         numbers = [
@@ -102,12 +130,20 @@ class DataGate:
         source = numbers[-1] if numbers else before.shut if before else None
         if source is None:
             return cls(None)
-        with tf.name_scope(name + "_gate/"):
+        with tf.name_scope(root.name + "_gate/"), tf.device(root.device):
             # A predicate of its own in any case: equal clones behind the same one would be merged.
             return cls(opaque.never(source))
 
-    def hold(self, name: str, inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> None:
-        """See `Gate.hold`."""
+    def hold(
+        self,
+        name: str,
+        inputs: Sequence[tf.Tensor],
+        constant: Sequence[bool],
+        reader: str = "",
+        *,
+        copied: bool = False,
+    ) -> None:
+        """See `Gate.hold`; XLA compiles for one device."""
         index = widest_input(inputs, constant)
         if self.shut is None or index is None or not opaque.can_pass(inputs[index]):
             return

@@ -126,10 +126,11 @@ class Holds:
             or self.graph.source[self.graph.storage[second]]
             or self.ops.producer[first] < self.graph.first_backward
             or waits_for.type in optypes.MERGED_AT_RUN_TIME
+            or not (self.ops.here[position] and self.ops.here[self.ops.producer[first]])
             or self.merging.merges(int(self.ops.producer[second]))
         ):
             return
-        self.rewiring.point(op, 1, gated(op.inputs[1], [waits_for], op.name))
+        self.rewiring.point(op, 1, self._gated(position, 1, [waits_for]))
 
     def _hold_if_early(self, entry: Step, op: tf.Operation) -> None:
         """Let an original op wait for its turn if it is ready long before and would hold much memory until then.
@@ -152,6 +153,10 @@ class Holds:
             default=0,
         )
         key = (position, entry.copy)
+        if not self.ops.here[position]:
+            # Another device runs it when it is ready.
+            self.turn[key] = ready + made
+            return
         if due - ready <= self.slack:
             self.turn[key] = due + made
             if not entry.copy and self.graph.live[position] and self._may_trigger(entry, op):
@@ -170,7 +175,7 @@ class Holds:
     def _is_huge(self, entry: Step, op: tf.Operation) -> bool:
         """Whether an execution touches a huge buffer, and can be ordered."""
         graph, position = self.graph, entry.op
-        if position < graph.first_backward and not entry.copy:
+        if (position < graph.first_backward and not entry.copy) or not self.ops.here[position]:
             return False
         sizes = (
             int(graph.size[graph.storage[v]])
@@ -194,7 +199,7 @@ class Holds:
     def hold_back(self, position: int, triggers: Sequence[tf.Operation]) -> bool:
         """Let an original wait for ``triggers``, unless that could change which kernels it is fused into."""
         op = self.ops.ops[position]
-        if op.type in _UNORDERED:
+        if op.type in _UNORDERED or not self.ops.here[position]:
             return False
         if position in self.merging.twin_of:
             return self._wait_with_twin(position)
@@ -210,5 +215,11 @@ class Holds:
         index = widest_input(op.inputs, fixed)
         if index is None:
             return False
-        self.rewiring.point(op, index, gated(op.inputs[index], triggers, op.name))
+        self.rewiring.point(op, index, self._gated(position, index, triggers))
         return True
+
+    def _gated(self, position: int, index: int, triggers: Sequence[tf.Operation]) -> tf.Tensor:
+        """An input of an original, behind ``triggers``: on the device of the original, which no other one is to wait for."""
+        op = self.ops.ops[position]
+        copied = self.ops.reads_from_elsewhere(position)
+        return gated(op.inputs[index], triggers, op.name, op.device, copied=copied)

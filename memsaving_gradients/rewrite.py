@@ -193,7 +193,13 @@ class _Writer:
                 self._part_run(op)
             gate = self.gate
             if not self.runs.inside(reads):
-                gate.hold(op.name, inputs, self.ops.constants(entry.op))
+                gate.hold(
+                    op.name,
+                    inputs,
+                    self.ops.constants(entry.op),
+                    op.device,
+                    copied=self.ops.reads_from_elsewhere(entry.op),
+                )
         # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused, by that.
         inputs = [gate.held.get(tensor.ref(), tensor) for tensor in inputs]
         copy = self.result.clones[key] = edit.clone(op, inputs)
@@ -264,7 +270,8 @@ class _Writer:
             if self.graph.fuses[parted] and len(self.ops.readers[parted]) < 2:
                 self.unmerged.append((self.ops.ops[parted], self.ops.ops[parted]))
         self.runs.close()
-        if op.type not in optypes.MERGED_AT_RUN_TIME and self.graph.live[position]:
+        may_trigger = op.type not in optypes.MERGED_AT_RUN_TIME and self.graph.live[position]
+        if may_trigger and self.ops.here[position]:
             self.window.append(position)
 
     def chain(self, position: int) -> None:
@@ -314,9 +321,9 @@ class _Writer:
             self._part_run(root)
             return
         if self.barriers is None:
-            self.gate = ControlGate.after(triggers, root.name, self.gate)
+            self.gate = ControlGate.after(triggers, root, self.gate)
         else:
-            self.gate = DataGate.after(triggers, root.name, self.gate)
+            self.gate = DataGate.after(triggers, root, self.gate)
             if self.gate.shut is not None:
                 self.barriers.close(self.gate.shut)
         self.runs.begin()
@@ -338,11 +345,14 @@ class _Writer:
                 else copy
                 for (op, _), copy in zip(sinks, clones, strict=True)
             ]
-            return ControlGate.after(triggers, root.name, self.gate)
-        return DataGate.after(clones, root.name, self.gate)
+            return ControlGate.after(triggers, root, self.gate)
+        return DataGate.after(clones, root, self.gate)
 
     def _sinks(self) -> list[int]:
-        """Backward ops of the window whose results no other op of it reads; at first, the ends of forward as well."""
+        """Backward ops of the window whose results no other op of it reads; at first, the ends of forward as well.
+
+        No device waits for another one but for what it reads.
+        """
         read = {int(self.ops.producer[v]) for i in self.window for v in self.ops.inputs[i]}
-        ends = list(self.graph.ends) if self.gate is None else []
+        ends = [i for i in self.graph.ends if self.ops.here[i]] if self.gate is None else []
         return ends + [i for i in self.window if i not in read]
