@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
-from memsaving_gradients import guard, registry, whole_step
+from memsaving_gradients import guard, registry, replicas, whole_step
 from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.following import Following
 from memsaving_gradients.gates import gated
@@ -26,19 +25,18 @@ guard.install()
 whole_step.install()
 pairs.install()
 
-_observer: ContextVar[Callable[[Site], None] | None] = ContextVar(
-    "memsaving_gradients_observer", default=None
-)
+#: Innermost last. Not a context variable: distribution strategies trace in threads of their own.
+_observers: list[Callable[[Site], None]] = []
 
 
 @contextmanager
 def observing(observer: Callable[[Site], None]) -> Iterator[None]:
     """Gradients built inside are shown to ``observer``, and stay as TensorFlow built them."""
-    token = _observer.set(observer)
+    _observers.append(observer)
     try:
         yield
     finally:
-        _observer.reset(token)
+        _observers.remove(observer)
 
 
 def save_memory(
@@ -84,6 +82,9 @@ def save_memory(
     flat = components(grads, graph)
     if not flat or len(operations) <= first_backward:
         return list(grads)
+    if why := replicas.unsupported():
+        warn_nothing_saved(graph, why)
+        return list(grads)
     data_gates = _tf_autodiff.compiled_by_xla() if options.xla is None else options.xla
     if data_gates and _tf_autodiff.vectorized():
         warn_nothing_saved(
@@ -100,13 +101,15 @@ def save_memory(
         data_gates,
         attention=in_blocks,
         encode=encode,
+        home=replicas.home_of([y for y in ys if isinstance(y, tf.Tensor) and y.graph is graph]),
+        reduced=replicas.in_sync(),
     )
     # What cannot be used is an error now, and not when there is a plan.
     _ = site.host
-    if (observer := _observer.get()) is not None:
-        observer(site)
+    if _observers:
+        _observers[-1](site)
         return list(grads)
-    following = Following(site, mode)
+    following = Following(site, mode, replicas.shared(site, mode))
     followed = following.follow()
     if followed is None:
         site.treat_loops(None)
@@ -114,7 +117,10 @@ def save_memory(
     outcome, result = followed.outcome, followed.result
     guard.remember(graph, site.packed.rewiring)
     position = outcome.step.source.position
-    unread = (op for op in operations[first_backward:] if op.name not in position)
+    # Other replicas may have had their turn meanwhile.
+    unread = (
+        op for op in operations[first_backward:] if op.name not in position and site.is_here(op)
+    )
     registry.idle(graph).update(map(_tf.creation_index, unread))
     registry.record(graph, outcome.plan)
     note_unused(outcome.plan, [reference.deref().name for reference in encode])

@@ -18,6 +18,7 @@ from memsaving_gradients.budgets import MANY_OPS, safe_bytes
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.goal import too_small
 from memsaving_gradients.loops.choice import WAYS
+from memsaving_gradients.plan import Plan
 from memsaving_gradients.planning import (
     LIMITED,
     Outcome,
@@ -27,6 +28,7 @@ from memsaving_gradients.planning import (
     search_of,
 )
 from memsaving_gradients.progress import showing
+from memsaving_gradients.replicas import Shared
 from memsaving_gradients.rewrite import Rewrite, rewrite
 from memsaving_gradients.site import Site
 from memsaving_gradients.uncollected import uncollected
@@ -78,13 +80,16 @@ class Following:
         The gradient computation.
     mode
         What a plan will be called, see `memsaving_gradients.engine.save_memory`.
+    shared
+        The plan that other replicas of the same step follow, which is followed here as well if it fits; ``None``: there are no replicas.
     loops_alone
         After `least`: for each way to replay loops, the bytes of a budget that a step needs and its time (seconds) if nothing else is done.
     """
 
-    def __init__(self, site: Site, mode: str) -> None:
-        self.site, self.mode = site, mode
+    def __init__(self, site: Site, mode: str, shared: Shared | None = None) -> None:
+        self.site, self.mode, self.shared = site, mode, shared
         self.loops_alone: list[tuple[int, float]] = []
+        self._theirs: Plan | None = None
         self._large = len(site.operations) > MANY_OPS
         self._updates: Mapping[str, Sequence[tf.Operation]] | None = None
         self._start()
@@ -99,10 +104,39 @@ class Following:
         """
         try:
             with uncollected(), showing(self.site.options.progress) as self.site.progress:
-                return self._follow()
+                return self._as_others_if_it_fits() or self._by_itself()
         except BaseException:
             self.site.abandon()
             raise
+
+    def _by_itself(self) -> Followed | None:
+        found = self._follow()
+        if self.shared is not None and found is not None:
+            self.shared.plan = found.outcome.plan
+        return found
+
+    def _as_others(self, plan: Plan) -> Followed:
+        """What follows the plan of other replicas."""
+        self._theirs = plan
+        outcome = by_saved_plan(self.site, [plan])
+        return Followed(outcome, None, outcome.need) if outcome.plain else self._rewritten(outcome)
+
+    def _as_others_if_it_fits(self) -> Followed | None:
+        """The same, if there are any, this one is equal to them, and keeps the budget; the graph is left as it was otherwise."""
+        if self.shared is None or self.shared.plan is None:
+            return None
+        try:
+            found = self._as_others(self.shared.plan)
+        except (GraphError, PlanError):
+            pass
+        else:
+            if found.keeps(found.outcome.need):
+                return found
+            if found.result is not None:
+                self._take_back(found)
+        self._theirs = None
+        self.site.treat_loops(None)
+        return None
 
     def _follow(self) -> Followed | None:
         try:
@@ -293,13 +327,24 @@ class Following:
             self._take_back(found)
             self._updates = updates
             lower = self._again(found)
-            if not lower.keeps(need_of(lower)) and goal and sought and sought.search:
+            if self._theirs is not None:
+                if not lower.keeps(need_of(lower)) and (plan := self._new_plan_of_others()):
+                    self._take_back(lower)
+                    lower = self._as_others(plan)
+            elif not lower.keeps(need_of(lower)) and goal and sought and sought.search:
                 self._share = min(1.0, found.planned / goal.budget)
                 self._give_up(lower, need_of, 0)
                 lower = self._lower(need_of) or self._again(found)
+                if self.shared is not None:
+                    self.shared.plan = lower.outcome.plan
         assert lower.result is not None
         guard.remember(self.site.graph, lower.result.rewiring)
         return lower
+
+    def _new_plan_of_others(self) -> Plan | None:
+        """The plan that other replicas follow by now in the place of the one that is followed here."""
+        plan = None if self.shared is None else self.shared.plan
+        return None if plan is self._theirs else plan
 
     def _again(self, found: Followed) -> Followed:
         """The graph made to follow a plan once more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -304,15 +304,17 @@ def _plain_peak(step: CapturedStep) -> int:
     return simulate(step.graph, ordered(step.graph, step.graph.sums)).peak
 
 
-def by_saved_plan(site: Site) -> Outcome:
-    """The one of the saved plans that was made for this graph; an error that names the difference if none was.
+def by_saved_plan(site: Site, plans: Sequence[Plan] = ()) -> Outcome:
+    """The one of ``plans`` that was made for this graph; an error that names the difference if none was.
+
+    Those that the user gave, if there are no others.
 
     Raises
     ------
     PlanError
         If no plan fits to the graph.
     """
-    plans: tuple[Plan, ...] = site.options.plan
+    plans = plans or site.options.plan
     unpacked, before = site.original()
     difference = None
     ways = sorted({(plan.loops, plan.packed) for plan in plans})

@@ -71,10 +71,9 @@ def record(graph: tf.Graph, plan: Plan) -> None:
         watch.plans.append(plan)
 
 
-def amend(graph: tf.Graph, plan: Plan) -> None:
-    """Put ``plan`` in the place of the newest one of ``graph``."""
-    count, old = _plans[graph][-1]
-    _plans[graph][-1] = count, plan
+def amend(graph: tf.Graph, old: Plan, plan: Plan) -> None:
+    """Put ``plan`` in the place of ``old``, which was used in ``graph``."""
+    _plans[graph] = [(count, plan if other is old else other) for count, other in _plans[graph]]
     for watch in _watches:
         watch.plans = [plan if other is old else other for other in watch.plans]
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
 from graph_tools.capture import OpGraph, capture
+from graph_tools.devices import Home
 from graph_tools.edit import CLONE_SUFFIX, Rewiring
 from graph_tools.errors import GraphError
 from memsaving_gradients import guard, registry
@@ -91,6 +92,10 @@ class Site:
         What became of attention that was found; ``None``: it was not looked for.
     encode
         Encodings of single tensors, by reference.
+    home
+        The device of the replica whose gradients these are, on which alone memory is saved; ``None``: all is one memory.
+    reduced
+        Whether replicas will add up their gradients, which are all there until then.
     """
 
     graph: tf.Graph
@@ -105,6 +110,8 @@ class Site:
     floors: Sequence[float] = FLOORS
     attention: Substituted | None = None
     encode: Mapping[object, str] = field(default_factory=dict)
+    home: Home | None = None
+    reduced: bool = False
 
     def __post_init__(self) -> None:
         self.operations = self.graph.get_operations()
@@ -141,6 +148,8 @@ class Site:
                 "XLA cannot express transfers between devices; encode= makes residuals smaller under jit_compile=True, too, or "
                 "leave that out",
             )
+        if self.home is not None:
+            return str(offload.name(self.home.device))
         placed = Counter(op.device for op in self.operations[: self.first_backward] if op.inputs)
         return str(offload.name(max(placed, key=placed.__getitem__, default="")))
 
@@ -155,6 +164,15 @@ class Site:
         """How early transfers begin."""
         offload = self.options.offload
         return 1.0 if offload is None else float(offload.early)
+
+    def is_here(self, op: tf.Operation) -> bool:
+        """Whether ``op`` runs, or may, on the device that memory is saved on."""
+        return self.home is None or self.home.has(op)
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether gradients live until all of them are made: if the user says so, or replicas are going to add theirs up."""
+        return self.options.hold_gradients or self.reduced
 
     @property
     def gating(self) -> str:
@@ -210,12 +228,13 @@ class Site:
             self._ends,
             self.grads,
             batch=options.batch,
-            hold_gradients=options.hold_gradients,
+            hold_gradients=self.holds_gradients,
             may_chain=options.accumulate and not _tf.tape_is_recording(),
             # XLA adds up few addends as it sees fit, whatever op stands for that.
             short_sums=not self.data_gates,
             idle=registry.idle(self.graph),
             beside=self.packed.early,
+            home=self.home,
             **more,
         )
         return with_storable(step, options, self.encode)
@@ -233,8 +252,8 @@ class Site:
         return self._play_built(grads, (), extra_seconds)
 
     def play_together(self, grads: Sequence[tf.Tensor]) -> Simulation | None:
-        """The step as it runs with these gradients and those of earlier calls; ``None``: there are none, or XLA orders it."""
-        others = registry.earlier(self.graph)
+        """The step as it runs with these gradients and those of earlier calls on the same device; ``None``: there are none, or XLA orders it."""
+        others = [(t, held) for t, held in registry.earlier(self.graph) if self.is_here(t.op)]
         if not others or self.data_gates:
             return None
         return self._play_built(grads, others)
@@ -247,7 +266,7 @@ class Site:
         GraphError
             If something besides the gradients cannot be captured, such as a loop of TF1.
         """
-        ops = capture(_tf_autodiff.ends_of(self.graph))
+        ops = capture(_tf_autodiff.ends_of(self.graph), home=self.home)
         held = [ops.value(tensor) for tensor in _tf_autodiff.outputs_of(self.graph)]
         return self._simulated(ops, held)
 
@@ -258,8 +277,10 @@ class Site:
         extra_seconds: float = 0.0,
     ) -> Simulation:
         border = _tf.creation_index(self.first_operation)
-        ops = capture(grads, besides=[*self._ends, *(t for t, _ in others)], late=border)
-        held = [*(grads if self.options.hold_gradients else ()), *(t for t, held in others if held)]
+        ops = capture(
+            grads, besides=[*self._ends, *(t for t, _ in others)], late=border, home=self.home
+        )
+        held = [*(grads if self.holds_gradients else ()), *(t for t, held in others if held)]
         return self._simulated(ops, [ops.value(t) for t in held], extra_seconds)
 
     def _simulated(

@@ -28,6 +28,7 @@ import networkx as nx
 import tensorflow as tf
 
 from graph_tools import _tf, optypes
+from graph_tools.devices import Home
 from graph_tools.edit import Rewiring
 from graph_tools.sizes import tensor_bytes
 
@@ -80,8 +81,11 @@ class Updates:
         """All ops, each after what it needs."""
         return list(nx.topological_sort(self.built))
 
-    def defer(self) -> int:
-        """Let what needs no gradient wait for the gradient that it meets; how many reads of variables got control edges."""
+    def defer(self, home: Home | None = None) -> int:
+        """Let what needs no gradient wait for the gradient that it meets; how many reads of variables got control edges.
+
+        ``home``: the device on which to do so, where there are several; none waits for another one.
+        """
         owner = self._owners()
         free: set[tf.Operation] = set()
         for op in self.order:
@@ -91,9 +95,11 @@ class Updates:
         deferred, last = 0, None
         for op in self.order:
             meeting = meets.get(op) if op in free and self._is_worked_on(op, owner) else None
-            if meeting is None:
+            if meeting is None or (home is not None and not home.has(op)):
                 continue
             triggers = self._triggers(meeting, owner)
+            if home is not None:
+                triggers = [trigger for trigger in triggers if home.has(trigger)]
             if triggers and owner[meeting] is None:
                 # Gradients that are scaled together are there together; what meets them is made one by one.
                 triggers += [last] if last is not None else []

@@ -7,6 +7,8 @@ gradients of the calls before it, and it is said if they do not keep the budget 
 that need no gradient are told to wait for one (:mod:`~memsaving_gradients.updates`), and the step is played as a whole. If
 that breaks the budget, a plan for less is followed; if none helps, it is said.
 
+Under a strategy of ``tf.distribute`` all of that is done for each device by itself, as if there were no others.
+
 The end of a trace is seen by wrapping the one function of TensorFlow that traces all others, once, when the package is
 imported; traces without gradients of ours are none of its business. Costs a capture of the graph and the plays for each plan with a
 budget, about as much as an attempt at a plan.
@@ -26,6 +28,7 @@ import networkx as nx
 import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
+from graph_tools.devices import Home
 from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.warn import warn
@@ -87,7 +90,8 @@ def install() -> None:
         if built:
             _check_attention(graph, built)
             if not _consumed.get():
-                _finish(graph, built)
+                for entries in _by_device(built):
+                    _finish(graph, entries)
         elif graph in _added_up:
             _defer(graph)
         return graph
@@ -119,7 +123,19 @@ def _defer(graph: tf.Graph) -> None:
     grads = {tensor.op for tensor, _ in registry.earlier(graph)}
     ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
     border = min(map(_tf.creation_index, grads))
-    Updates(registry.operations_since(graph), grads, ends, border).defer()
+    updates = Updates(registry.operations_since(graph), grads, ends, border)
+    devices = dict.fromkeys(op.device for op in grads if op.device)
+    for home in map(Home, devices) if len(devices) > 1 else (None,):
+        updates.defer(home)
+
+
+def _by_device(built: Sequence[_Built]) -> list[list[_Built]]:
+    """Gradients that were built, those of each device together."""
+    found: dict[str, list[_Built]] = {}
+    for entry in built:
+        home = entry.following.site.home
+        found.setdefault("" if home is None else home.device, []).append(entry)
+    return list(found.values())
 
 
 def note(following: Following, followed: Followed, grads: Sequence[tf.Tensor]) -> None:
@@ -144,7 +160,7 @@ def _check_attention(graph: tf.Graph, built: Sequence[_Built]) -> None:
 
 
 def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
-    """Order the rest of a step, which was just traced to its end, and let its gradients leave room for it."""
+    """Order the rest of a step, which was just traced to its end, and let its gradients on one device leave room for it."""
     following, followed = built[-1].following, built[-1].followed
     site = following.site
     if site.data_gates:
@@ -158,7 +174,7 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         updates = Updates(registry.operations_since(graph), grads, ends, border)
         budget = followed.outcome.plan.budget
         if budget is None:
-            updates.defer()
+            updates.defer(site.home)
             return
         if (
             updates.take_memory(_tf_autodiff.outputs_of(graph), site.options.batch)
@@ -166,7 +182,7 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         ):
             return
         need = need_of(followed)
-        if need > budget and updates.defer():
+        if need > budget and updates.defer(site.home):
             need_of.played.clear()
             need = need_of(followed)
     except (GraphError, nx.NetworkXUnfeasible):
@@ -181,7 +197,7 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
             plan = followed.outcome.as_it_runs(need_of.played[followed]).plan
         if site.stopped != stopped:
             warn_stopped(plan, site.stopped)
-    registry.amend(graph, replace(plan, whole_step=need))
+    registry.amend(graph, built[-1].followed.outcome.plan, replace(plan, whole_step=need))
     if need > budget and not any(entry.said for entry in built):
         warn(
             f"gradients keep their budget of {exact_bytes(budget)}, but with what the rest of "

@@ -1,0 +1,97 @@
+"""Gradients of replicas: under a strategy of ``tf.distribute``, the same step stands in a graph for each device, or runs on each worker.
+
+A replica's gradients are planned for its own device, on which it is alone: what other devices hold is none of its memory, and what
+is recomputed, or waits, does so on that device only. Collectives, where devices wait for one another, stay where they are, and in their order.
+
+TensorFlow traces replicas one after the other, each in a thread of its own, and lets them take turns where they meet: between
+the first op of one replica's gradients and the last one there may be ops of the others.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools.devices import Home
+from graph_tools.errors import GraphError
+from memsaving_gradients.options import Options
+from memsaving_gradients.plan import Plan
+from memsaving_gradients.site import Site
+
+__all__ = ["Shared", "home_of", "in_sync", "per_replica", "shared", "unsupported"]
+
+
+@dataclass(eq=False)
+class Shared:
+    """What replicas of one step have in common: what was asked for, and the plan that the last of them follows.
+
+    ``marks``: the mode, and the places of what was named.
+    """
+
+    options: Options
+    marks: Hashable
+    plan: Plan | None = field(default=None)
+
+
+_shared: weakref.WeakKeyDictionary[tf.Graph, list[Shared]] = weakref.WeakKeyDictionary()
+
+
+def _strategy() -> Any:
+    """The strategy of a replica that is being traced now; ``None``: there is none."""
+    if not tf.distribute.has_strategy() or tf.distribute.get_replica_context() is None:
+        return None
+    return tf.distribute.get_strategy()
+
+
+def home_of(ys: Sequence[tf.Tensor]) -> Home | None:
+    """The device of the replica that computes ``ys`` and is being traced; ``None``: none is, or it has several devices."""
+    placed = {y.op.device for y in ys}
+    if _strategy() is None or len(placed) != 1 or placed == {""}:
+        return None
+    return Home(placed.pop())
+
+
+def in_sync() -> bool:
+    """Whether replicas will add up the gradients that are asked for now: all of one replica's are there together then."""
+    strategy = _strategy()
+    return strategy is not None and strategy.num_replicas_in_sync > 1
+
+
+def per_replica(batch: int, strategy: tf.distribute.Strategy) -> int:
+    """The most examples of a batch that one replica gets."""
+    return -(-batch // strategy.num_replicas_in_sync)
+
+
+def unsupported() -> str:
+    """Why gradients that are asked for now have to stay plain, or an empty string."""
+    strategy = _strategy()
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return f"{type(strategy).__name__} is not supported: what holds recomputation back on TPUs is not known to work"
+    return ""
+
+
+def shared(site: Site, mode: str) -> Shared | None:
+    """What ``site`` shares with other replicas of its step, in which the same was asked for; ``None``: there are none."""
+    if site.home is None or site.options.plan:
+        return None
+    try:
+        position = site.capture().source.position
+    except GraphError:
+        return None
+    kept = tuple(position.get(tensor.op.name, -1) for tensor in site.kept)
+    named: list[tuple[Any, str]] = list(site.encode.items())
+    encode = [(position.get(key.deref().op.name, -1), how) for key, how in named]
+    marks = (mode, kept, tuple(encode))
+    options = replace(
+        site.options, checkpoints="auto", encode=None if encode else site.options.encode
+    )
+    known = _shared.setdefault(site.graph, [])
+    for one in known:
+        if one.marks == marks and one.options == options:
+            return one
+    known.append(Shared(options, marks))
+    return known[-1]
