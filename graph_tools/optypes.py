@@ -14,6 +14,7 @@ from graph_tools import _tf
 
 __all__ = [
     "ASSIGNS",
+    "COLLECTIVES",
     "CONCATENATIONS",
     "ELEMENTS",
     "EXPENSIVE",
@@ -24,7 +25,6 @@ __all__ = [
     "MAY_VIEW",
     "MERGED_AT_RUN_TIME",
     "MERGES_AT_RUN_TIME",
-    "NCCL",
     "PYTHON",
     "READS",
     "REFERENCE_VARIABLES",
@@ -136,9 +136,11 @@ FORWARDING = frozenset(
 #: Ops whose last output is what they reserve for their gradient, of no shape that is known before they run.
 RESERVES = frozenset({"FusedBatchNormV3"})
 
-#: Ops by which devices of one process communicate; those between processes have a mark in their definition.
-NCCL = frozenset(
-    "NcclAllReduce NcclReduce NcclBroadcast _NcclReduceSend _NcclReduceRecv _NcclBroadcastSend _NcclBroadcastRecv".split()
+#: Ops by which devices communicate and whose definitions do not say so, of which those from Horovod on seem to be pure.
+COLLECTIVES = frozenset(
+    """NcclAllReduce NcclReduce NcclBroadcast _NcclReduceSend _NcclReduceRecv _NcclBroadcastSend _NcclBroadcastRecv
+    HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgather HorovodBroadcast HorovodAlltoall
+    HorovodReducescatter HorovodGroupedReducescatter CrossReplicaSum AllToAll CollectivePermute""".split()
 )
 
 #: Ops that make no more bytes than the largest of their inputs: where shapes are unknown, that says more than a guess.
@@ -174,12 +176,13 @@ def is_stateful(op: tf.Operation) -> bool:
 
 def is_collective(op: tf.Operation) -> bool:
     """Whether ``op`` runs when others, on other devices, run with it: it would wait for them for ever if these waited for it."""
+    if op.type in COLLECTIVES:
+        return True
     if not is_stateful(op):
         return False
     known = _collective_types.get(op.type)
     if known is None:
-        marked = bool(op.op_def.is_distributed_communication)
-        known = _collective_types[op.type] = marked or op.type in NCCL
+        known = _collective_types[op.type] = bool(op.op_def.is_distributed_communication)
     return known
 
 
@@ -204,6 +207,8 @@ def is_clonable(op: tf.Operation) -> bool:
     """
     kind = op.type
     if kind in SOURCES or kind in _NEVER or not op.inputs or not op.outputs or is_stateful(op):
+        return False
+    if kind in COLLECTIVES:
         return False
     if any(_is_opaque(t.dtype) for t in op.outputs) or any(_is_opaque(t.dtype) for t in op.inputs):
         return False
