@@ -102,7 +102,7 @@ def save_memory(
         attention=in_blocks,
         encode=encode,
         home=replicas.home_of([y for y in ys if isinstance(y, tf.Tensor) and y.graph is graph]),
-        reduced=replicas.in_sync(),
+        reduced=whole_step.will_be_reduced(),
     )
     # What cannot be used is an error now, and not when there is a plan.
     _ = site.host

@@ -82,7 +82,7 @@ def explain(fn: Any, *args: Any, **options: Any) -> Explanation:
 
 def _explanation(study: Study) -> Explanation:
     site, graph = study.site, study.graph
-    ops = capture(_tf_autodiff.ends_of(site.graph))
+    ops = capture(_tf_autodiff.ends_of(site.graph), home=site.home)
     parts, layers = _at_peak(study, ops)
     points = [Point(study.plain_budget, study.plain_budget / max(study.plain, 1), 0.0, 0.0, 0)]
     lowest = study.least() if study.plain else None

@@ -29,6 +29,7 @@ from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
 from memsaving_gradients.precision.optimizer import low_precision as low_precision
 from memsaving_gradients.precision.overflow import Skipped
+from memsaving_gradients.replicas import per_replica
 from memsaving_gradients.sparsity import Reparameterize as Reparameterize
 from memsaving_gradients.sparsity import SparseModel as SparseModel
 from memsaving_gradients.sparsity import sparse_bytes as sparse_bytes
@@ -62,7 +63,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
     """Train with memory-saving gradients: ``model.fit(..., callbacks=[MemorySavingGradients()])``.
 
     Works with compiled models, custom ``train_step``, XLA, mixed precision, ``steps_per_execution`` and gradient
-    accumulation; on models trained before. Training without the callback afterwards is plain again.
+    accumulation; on models trained before. Training without the callback afterwards is plain again. On models made in the scope of a
+    ``tf.distribute.MirroredStrategy`` each device saves memory by itself, and a budget is for each.
 
     Parameters
     ----------
@@ -75,7 +77,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         Whether the step is compiled by XLA; ``None`` reads it off the model.
     batch_size
         Stands in for an unknown batch dimension when bytes are estimated; ``None`` takes what Keras tells
-        callbacks, else 32 (a budget in bytes must know it).
+        callbacks, else 32 (a budget in bytes must know it). With several replicas, as for ``fit``, that of all together.
     verbose
         1 prints each plan when it is made.
     budget
@@ -289,6 +291,9 @@ class MemorySavingGradients(keras.callbacks.Callback):
             options = replace(options, hold_gradients=held)
         if self._reads_batch:
             options = replace(options, batch_size=(self.params or {}).get("batch_size") or None)
+        if options.batch_size is not None:
+            each = per_replica(options.batch_size, model.distribute_strategy)
+            options = replace(options, batch_size=each)
         if self._device is not None:
             options = replace(
                 options, budget=_with_model(self._device, model, buffers=self._cut is not None)

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
-from memsaving_gradients import guard, registry, replicas
+from memsaving_gradients import guard, registry, whole_step
 from memsaving_gradients.attention.substitution import (
     Prepared,
     Substituted,
@@ -91,7 +91,7 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
             raise
     else:
         flat = save_memory(graph, first_backward, ends, starts, flat, mode, kept, options, encode)
-    held = options.hold_gradients or replicas.in_sync()
+    held = options.hold_gradients or whole_step.will_be_reduced()
     registry.returned(graph, components(flat, graph), held)
     return tf.nest.pack_sequence_as(grads, flat)
 

@@ -77,8 +77,9 @@ class Study:
 
     def __init__(self, fn: Any, args: Sequence[Any], options: Options) -> None:
         sites = _traced(fn, args, options)
-        self.computations = len(sites)
         self.site = max(sites, key=lambda site: len(site.operations) - site.first_backward)
+        # Those of other replicas are not this one's.
+        self.computations = sum(self.site.is_here(site.first_operation) for site in sites)
         self.step = self.site.capture()
         self.graph = self.step.graph
         self.before = self.site.play(self.step)

@@ -32,7 +32,7 @@ from graph_tools.devices import Home
 from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.warn import warn
-from memsaving_gradients import guard, registry
+from memsaving_gradients import guard, registry, replicas
 from memsaving_gradients.attention.needs import plain_as_well
 from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
@@ -43,7 +43,7 @@ from memsaving_gradients.site import Site
 from memsaving_gradients.units import exact_bytes, format_bytes
 from memsaving_gradients.updates import Updates
 
-__all__ = ["consumed_at_once", "install", "note", "note_added_up"]
+__all__ = ["consumed_at_once", "install", "note", "note_added_up", "will_be_reduced"]
 
 #: Where less than this share of the budget is done with gradients, a step is not played as a whole.
 LITTLE = 1 / 200
@@ -108,6 +108,11 @@ def consumed_at_once() -> Iterator[None]:
         yield
     finally:
         _consumed.reset(token)
+
+
+def will_be_reduced() -> bool:
+    """Whether gradients that are asked for now are all there until replicas add theirs up."""
+    return replicas.in_sync() and not _consumed.get()
 
 
 def note_added_up(grads: Sequence[tf.Tensor]) -> None:
