@@ -1,0 +1,64 @@
+"""Training in several processes on this machine: the same weights, less memory in each, and none waits for ever for another."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.workers import Cluster, cluster
+
+
+@pytest.mark.parametrize(("scenario", "names"), [("mirrored", ["worker 0", "worker 1"])])
+def test_workers_that_mirror_variables(scenario: str, names: list[str]) -> None:
+    with cluster(scenario, worker=2) as found:
+        found.wait(*names)
+        said = [{entry["name"]: entry for entry in found.said(name)} for name in names]
+    digests = {entry["digest"] for worker in said for entry in worker.values()}
+    # Moving averages are a worker's own until they are read, and averaged then.
+    assert len(digests) == 1
+    for worker in said:
+        assert worker["memory"]["peak"] < 0.5 * worker["plain"]["peak"]
+        full = worker["budget"]["plans"][0]
+        assert full["clones"]
+        assert worker["budget"]["peak"] <= full["budget"]
+    # The same plan on each: what they agree on is not asked for over the network.
+    assert said[0]["budget"]["plans"] == said[1]["budget"]["plans"]
+
+
+def test_a_worker_that_is_killed_goes_on_from_the_last_checkpoint() -> None:
+    names = "worker 0", "worker 1"
+    with cluster("restarted", worker=2) as found:
+        found.wait(*names)
+        undisturbed = [found.said(name)[-1] for name in names]
+    assert undisturbed[0] == undisturbed[1]
+    assert undisturbed[0]["clones"]
+    with cluster("restarted", restarts=6, worker=2) as found:
+        found.wait(*names, meanwhile=_killing(found, "worker 1", at=3))
+        assert "worker 1" in found.ended
+        begun = [entry["begins"] for entry in found.said("worker 1") if "begins" in entry]
+        assert begun[0] == 0 and begun[-1] > 0
+        assert [found.said(name)[-1] for name in names] == undisturbed
+
+
+def _killing(found: Cluster, name: str, at: int):
+    killed = []
+
+    def kill() -> None:
+        if not killed and {"done": at} in found.said(name):
+            found.processes[name].send_signal(signal.SIGKILL)
+            killed.append(name)
+
+    return kill
+
+
+def test_parameter_servers() -> None:
+    with cluster("parameters", chief=1, worker=1, ps=2) as found:
+        found.wait("chief 0")
+        said = {entry["name"]: entry for entry in found.said("chief 0")}
+    assert said["memory"]["digest"] == said["plain"]["digest"]
+    assert said["budget"]["digest"] == said["plain"]["digest"]
+    (plan,) = said["memory"]["plans"]
+    assert plan["clones"]
+    (plan,) = said["budget"]["plans"]
+    assert plan["clones"] and plan["whole"] <= plan["budget"]
