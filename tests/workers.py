@@ -145,10 +145,15 @@ def mirrored(folder: Path) -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     _exact()
     rows = 8192
-    net = Net(strategy, rows)
     data = examples(rows + 1)
     full = next(iter(strategy.experimental_distribute_dataset(_dataset(data, rows))))
-    for name, options in {"plain": None, "memory": {}, "budget": {"budget": 0.5}}.items():
+    ways = {
+        "plain": None,
+        "memory": {},
+        "budget": {"budget": "24 MB", "batch_size": rows // 2, "planner": "chain"},
+    }
+    for name, options in ways.items():
+        net = Net(strategy, rows)
         step = net.step()
         if options is None:
             states = train(net, step, data)
@@ -252,7 +257,11 @@ def parameters(folder: Path) -> None:
     def dataset() -> Any:
         return tf.data.Dataset.from_tensor_slices(numbers("x", examples, width)).batch(rows)
 
-    for name, options in {"plain": None, "memory": {}, "budget": {"budget": 0.6}}.items():
+    for name, options in {
+        "plain": None,
+        "memory": {},
+        "budget": {"budget": 0.6, "planner": "chain"},
+    }.items():
         for k, weight in enumerate(weights):
             weight.assign(numbers(f"w{k}", width, width, scale=width**-0.5))
 
