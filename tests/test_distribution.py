@@ -30,11 +30,14 @@ def fresh(what: str, **kwargs: Any) -> Any:
 
 def test_custom_loops() -> None:
     settings = [{"checkpoints": "memory"}, {"checkpoints": "memory", "function": True}]
-    result = fresh("loops", settings=[*settings, {"budget": 0.6, "planner": "chain"}])
+    result = fresh(
+        "loops", settings=[*settings, {"budget": "6 MB", "batch_size": 1024, "planner": "chain"}]
+    )
     assert result["finite"]
     for found in result["found"]:
         assert found["equal"]
-        assert found["clones"]["CPU:0"] == found["clones"]["CPU:1"] > 0
+        # Of plans that were tried and given up there are some on the first device.
+        assert found["clones"]["CPU:0"] >= found["clones"]["CPU:1"] > 0
         assert not found["nowhere"] and not found["across"]
         assert found["collectives"] and not found["copied"]
         assert not found["said"]
