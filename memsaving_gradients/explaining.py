@@ -106,6 +106,7 @@ def _explanation(study: Study) -> Explanation:
         curve=tuple(falling),
         seconds=graph.total_seconds,
         computations=study.computations,
+        sums=study.sums,
         assumed_batch=site.options.batch if study.assumes_batch else None,
     )
 

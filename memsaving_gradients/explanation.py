@@ -123,6 +123,8 @@ class Explanation:
         How many times the step asks for gradients. Explained is the one with most ops.
     assumed_batch
         The batch size that stands in for an unknown dimension; ``None``: bytes are known.
+    sums
+        In a step with microbatches, of which one is explained: bytes of the gradients that are added up, which are there besides.
     """
 
     parts: Parts
@@ -132,6 +134,7 @@ class Explanation:
     seconds: float
     computations: int = 1
     assumed_batch: int | None = None
+    sums: int = 0
 
     @property
     def least(self) -> Point:
@@ -252,8 +255,12 @@ class Explanation:
             if self.assumed_batch
             else ""
         )
+        step, besides = "training step", "its variables"
+        if self.sums:
+            step = "microbatch"
+            besides = f"variables, and the gradients that are added up, {exact_bytes(self.sums)}"
         return [
-            f"a plain training step takes {exact_bytes(self.allocated_plain)} beside its variables{batch}",
+            f"a plain {step} takes {exact_bytes(self.allocated_plain)} beside {besides}{batch}",
             *columns(rows),
         ]
 

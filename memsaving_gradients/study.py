@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
-from memsaving_gradients import patching
+from graph_tools.sizes import tensor_bytes
+from memsaving_gradients import patching, whole_step
 from memsaving_gradients.budgets import (
     FLOORS,
     MANY_OPS,
@@ -76,7 +77,7 @@ class Study:
     """
 
     def __init__(self, fn: Any, args: Sequence[Any], options: Options) -> None:
-        sites = _traced(fn, args, options)
+        sites, self._whole = _traced(fn, args, options)
         self.site = max(sites, key=lambda site: len(site.operations) - site.first_backward)
         # Those of other replicas are not this one's.
         self.computations = sum(self.site.is_here(site.first_operation) for site in sites)
@@ -171,17 +172,18 @@ class Study:
     def variables(self) -> tuple[int, int]:
         """Bytes of the variables that the forward pass uses, and of all others."""
         first = _tf.creation_index(self.site.first_operation)
-        parameters = slots = 0
-        for op in self.site.graph.get_operations():
-            for handle in op.outputs if not op.inputs else ():
-                if handle.dtype != tf.resource:
-                    continue
-                size = _tf.variable_bytes(handle)
-                if any(_tf.creation_index(user) < first for user in handle.consumers()):
-                    parameters += size
-                else:
-                    slots += size
-        return parameters, slots
+        parameters = sum(
+            _tf.variable_bytes(handle)
+            for handle in _handles(self.site.graph)
+            if any(_tf.creation_index(user) < first for user in handle.consumers())
+        )
+        return parameters, sum(map(_tf.variable_bytes, _handles(self._whole))) - parameters
+
+    @property
+    def sums(self) -> int:
+        """Bytes of gradients that a loop over microbatches adds up, one of which is looked at; 0: there is no such loop."""
+        batch = self.site.options.batch
+        return sum(tensor_bytes(tensor).at(batch) for tensor in whole_step.added_up(self._whole))
 
 
 def function_of(fn: Any, args: Sequence[Any]) -> Any:
@@ -196,13 +198,19 @@ def function_of(fn: Any, args: Sequence[Any]) -> Any:
     return _tf_autodiff.traced_anew(fn)
 
 
-def _traced(fn: Any, args: Sequence[Any], options: Options) -> list[Site]:
-    """The gradient computations of a step, as TensorFlow built them."""
+def _handles(graph: tf.Graph) -> list[tf.Tensor]:
+    """Of the variables that a function's graph uses."""
+    ends = (op for op in graph.get_operations() if not op.inputs)
+    return [handle for op in ends for handle in op.outputs if handle.dtype == tf.resource]
+
+
+def _traced(fn: Any, args: Sequence[Any], options: Options) -> tuple[list[Site], tf.Graph]:
+    """The gradient computations of a step, as TensorFlow built them, and its graph."""
     sites: list[Site] = []
     function = function_of(fn, args)
     specs = specs_of(args)
     with observing(sites.append), patching.scoped(options, eager_is_error=False):
-        function.get_concrete_function(*specs)
+        graph = function.get_concrete_function(*specs).graph
     if not sites:
         raise ArgumentError(
             "fn",
@@ -210,7 +218,7 @@ def _traced(fn: Any, args: Sequence[Any], options: Options) -> list[Site]:
             "asks for no gradients that could be rewired; compute them in it, with tf.GradientTape or tf.gradients, of what "
             "it computes itself",
         )
-    return sites
+    return sites, graph
 
 
 def _train_step(model: Any, args: Sequence[Any]) -> Callable[..., Any]:

@@ -43,7 +43,7 @@ from memsaving_gradients.site import Site
 from memsaving_gradients.units import exact_bytes, format_bytes
 from memsaving_gradients.updates import Updates
 
-__all__ = ["consumed_at_once", "install", "note", "note_added_up", "will_be_reduced"]
+__all__ = ["added_up", "consumed_at_once", "install", "note", "note_added_up", "will_be_reduced"]
 
 #: Where less than this share of the budget is done with gradients, a step is not played as a whole.
 LITTLE = 1 / 200
@@ -121,6 +121,11 @@ def note_added_up(grads: Sequence[tf.Tensor]) -> None:
     if not _tf_autodiff.compiled_by_xla():
         _added_up.add(graph)
         registry.returned(graph, grads, held=False)
+
+
+def added_up(graph: tf.Graph) -> list[tf.Tensor]:
+    """The gradients that loops in a graph have added up."""
+    return [tensor for tensor, _ in registry.earlier(graph)] if graph in _added_up else []
 
 
 def _defer(graph: tf.Graph) -> None:

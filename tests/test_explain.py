@@ -257,3 +257,27 @@ def test_gradients_of_nothing_are_explained_as_nothing():
 def test_an_unknown_option_is_named():
     with pytest.raises(ArgumentError, match="bugdet=1: no such option; options are batch_size"):
         ms.explain(slope, tf.TensorSpec([4]), bugdet=1)
+
+
+def test_a_step_with_microbatches_is_explained_by_one_of_them():
+    weights = [tf.Variable(tf.ones([32, 32])) for _ in range(6)]
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(weights)
+
+    def loss(x):
+        for weight in weights:
+            x = tf.tanh(x @ weight)
+        return tf.reduce_mean(x)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            value = ms.microbatch(loss, 512)(x)
+        optimizer.apply(tape.gradient(value, weights), weights)
+
+    found = ms.explain(step, tf.TensorSpec([2048, 32]))
+    held = 6 * 32 * 32 * 4
+    assert (found.parts.parameters, found.sums) == (held, held)
+    assert 2 * held <= found.parts.slots <= 2 * held + 64
+    # All layers', or all but the last one's.
+    assert found.parts.activations // (512 * 32 * 4) in (5, 6)
+    assert "a plain microbatch takes" in str(found)
