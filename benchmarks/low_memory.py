@@ -8,7 +8,8 @@ Adam: in ``float32``, with each technique alone (checkpoints of least memory wit
 which is the gradient and the slots; and activations, which is what the backward pass reads of the forward pass: without checkpoints all of it, as
 `memsaving_gradients.explain` finds it, with them the most of it at one time, recomputed or not, as the plan says. A second table says what the
 difference is: the transient peak as the profiler sees it, taken apart into gradients, activations, temporaries (gradients of activations, what is
-passed from op to op, scratch space, kernels made of sparse weights, weights and gradients in 32 bits while they are updated), and what the allocator rounds up.
+passed from op to op, scratch space, kernels made of sparse weights, weights and gradients in 32 bits while they are updated, sums of gradients that were
+copied in a loop), and what the allocator rounds up.
 
 Rows that are in the results file are not measured again, but with ``--again``.
 """
