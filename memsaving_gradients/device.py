@@ -8,8 +8,10 @@ from memsaving_gradients.units import exact_bytes, parse_bytes
 
 __all__ = ["RESERVE", "DeviceMemory"]
 
-#: Of a device's memory, the share that is not planned with: inputs, metrics, libraries, holes between chunks.
+#: Of a device's memory, the share that is not planned with: metrics, libraries, holes between chunks; inputs, where they are not known.
 RESERVE = 1 / 20
+#: Batches that are there at a time: the one in use, and the one that is fetched meanwhile.
+BATCHES = 2
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class DeviceMemory:
         Bytes of the model's variables, and of the optimizer's.
     buffers
         Bytes of the gradients that microbatches are added up in.
+    inputs
+        Bytes of the batches that are there at a time (`BATCHES`); 0: they are not known, and left to the reserve.
 
     Examples
     --------
@@ -38,6 +42,7 @@ class DeviceMemory:
     weights: int = 0
     slots: int = 0
     buffers: int = 0
+    inputs: int = 0
 
     def __post_init__(self) -> None:
         parse_bytes(self.value, "device_memory")
@@ -54,7 +59,7 @@ class DeviceMemory:
 
     @property
     def _taken(self) -> int:
-        return self.weights + self.slots + self.buffers
+        return self.weights + self.slots + self.buffers + self.inputs
 
     def enough_for(self, budget: int) -> int:
         """The least memory of a device that leaves ``budget`` bytes."""
@@ -67,8 +72,9 @@ class DeviceMemory:
     def taken(self) -> str:
         """What is taken, in words."""
         buffers = f"a buffer of gradients {exact_bytes(self.buffers)}, " if self.buffers else ""
+        inputs = f"the batch and the next one {exact_bytes(self.inputs)}, " if self.inputs else ""
         return (
-            f"the model's variables take {exact_bytes(self.weights)}, the optimizer's {exact_bytes(self.slots)}, {buffers}and "
+            f"the model's variables take {exact_bytes(self.weights)}, the optimizer's {exact_bytes(self.slots)}, {buffers}{inputs}and "
             f"{exact_bytes(int(self.whole * RESERVE))} are kept in reserve"
         )
 

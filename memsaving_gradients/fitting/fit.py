@@ -22,7 +22,7 @@ class Candidate:
     technique
         What it does, in words.
     settings
-        Arguments of ``MemorySavingGradients`` beside ``device_memory``.
+        Arguments of ``MemorySavingGradients``; where there is no ``budget``, beside ``device_memory``.
     changes
         What it changes that matters to the result, of the names that ``may`` has; none: gradients are exact.
     device
@@ -65,7 +65,11 @@ class Fit:
     @property
     def settings(self) -> dict[str, Any]:
         """Arguments of ``MemorySavingGradients``."""
-        return {"device_memory": self.memory.value, **self.chosen.settings}
+        settings = dict(self.chosen.settings)
+        # A budget says what is left of the device; with its memory as well it would be said twice.
+        return (
+            settings if "budget" in settings else {"device_memory": self.memory.value, **settings}
+        )
 
     def callback(self, **more: Any) -> Any:
         """A ``MemorySavingGradients`` with these settings, and more if wanted."""

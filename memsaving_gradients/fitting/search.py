@@ -4,31 +4,40 @@ What changes no gradient comes first: nothing at all, recomputation, microbatche
 Of those that fit, the fastest by estimate is taken. Only where none fits, and only what the user has allowed, is looked at next, one
 after the other: residuals with fewer digits, batch normalization over microbatches, a policy of lower precision. Steps are traced and
 planned, none is run. Needs grow along a line with the batch, so that two traces say about how many microbatches there must be, and a third makes sure.
+What is chosen is rehearsed (:mod:`~memsaving_gradients.fitting.rehearsal`): traced as the callback will do it, with the optimizer. If it does not
+keep the memory in this way, the next one is taken.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.device import DeviceMemory
-from memsaving_gradients.errors import ArgumentError, BudgetError
+from graph_tools import _tf_autodiff
+from graph_tools.capture import capture
+from memsaving_gradients.device import BATCHES, DeviceMemory
+from memsaving_gradients.errors import ArgumentError, BudgetError, MemorySavingError
+from memsaving_gradients.fitting.arguments import checked_batch, checked_may, checked_model
 from memsaving_gradients.fitting.fit import Candidate, Fit
-from memsaving_gradients.fitting.variants import Variant, in_lower_precision, variants_of
+from memsaving_gradients.fitting.rehearsal import Rehearsal, held_by_small_ops, rehearse
+from memsaving_gradients.fitting.variants import MAY, Variant, variants_of
+from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.options import Options
 from memsaving_gradients.study import Study
-from memsaving_gradients.units import exact_bytes
+from memsaving_gradients.units import exact_bytes, parse_bytes
 
 __all__ = ["MAY", "fit_to"]
 
-#: What may be changed that matters to the result, in the order of least harm.
-MAY = ("encode", "batch_norm", "precision")
 #: Numbers of microbatches that are tried until one fits, at most.
 MOST_TRIALS = 4
+#: For an error, at most so many steps are rehearsed.
+MOST_REHEARSALS = 8
+PLAIN = "plain"
 
 
 def fit_to(
@@ -78,169 +87,260 @@ def fit_to(
     >>> fit.chosen.changes, fit.chosen.device <= 12_000_000
     ((), True)
     """
-    unknown = [one for one in may if one not in MAY] if not isinstance(may, str) else [may]
-    if unknown:
-        raise ArgumentError(
-            "may", unknown[0], f"give a list of some of {', '.join(map(repr, MAY))}"
-        )
+    allowed = checked_may(may)
+    parse_bytes(memory, "memory")
     if elsewhere := Options(offload=offload).offload:
         # What cannot be used is an error now, and not when it is needed.
         elsewhere.name()
-    examples = _examples(model, batch)
-    device = _device(model, memory)
-    search = _Search(batch, examples, device)
-    for variant in variants_of(model, tuple(one for one in MAY if one in may), offload):
+    checked_model(model)
+    specs, examples = checked_batch(batch)
+    search = _Search(specs, examples, _device(model, specs, memory))
+    for variant in variants_of(model, allowed, offload):
         if (chosen := search.look_at(variant)) is not None:
-            changed = in_lower_precision(model) if "precision" in chosen.changes else model
-            return Fit(device, chosen, tuple(search.found), changed, examples)
-    raise search.nothing_fits(model, may, offload)
+            return Fit(search.device, chosen, tuple(search.found), variant.model, examples)
+    raise search.nothing_fits(model, allowed, offload)
 
 
-def _examples(model: Any, batch: Sequence[Any]) -> int:
-    """How many examples a batch has."""
-    if not getattr(model, "built", False) or getattr(model, "optimizer", None) is None:
-        raise ArgumentError("model", model, "is no Keras model that is compiled and built")
-    leaves = [leaf for leaf in tf.nest.flatten(list(batch)) if getattr(leaf, "shape", None)]
-    rows = leaves[0].shape[0] if leaves else None
-    if rows is None or any(leaf.shape[0] != rows for leaf in leaves):
-        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
-        raise ArgumentError(
-            "batch",
-            shapes,
-            "give what train_step gets, of a whole batch, with its size in all shapes",
-        )
-    return int(rows)
-
-
-def _device(model: Any, memory: int | str) -> DeviceMemory:
+def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory:
     from memsaving_gradients.keras_models import bytes_of
 
     if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    device = DeviceMemory(memory, bytes_of(model.variables), bytes_of(model.optimizer.variables))
+        try:
+            model.optimizer.build(model.trainable_variables)
+        except ArgumentError as error:
+            raise ArgumentError(
+                "model", model.name, f"it cannot be trained as it is compiled: {error}"
+            ) from error
+    device = DeviceMemory(
+        memory,
+        bytes_of(model.variables),
+        bytes_of(model.optimizer.variables),
+        inputs=BATCHES * _bytes(specs),
+    )
     if device.left <= 0:
         raise ArgumentError(
             "memory",
             memory,
-            f"{device.taken}: nothing is left for training, nor on any device below {device.enough_for(1):,} bytes; take an "
-            "optimizer with fewer slots, weights of 16 bits (low_precision) or sparse ones",
+            f"{device.taken}: nothing is left for training, nor on any device below {device.enough_for(1):,} bytes; take a "
+            "smaller batch, an optimizer with fewer slots, weights of 16 bits (low_precision) or sparse ones",
         )
     return device
 
 
+def _bytes(specs: Sequence[Any]) -> int:
+    leaves = tf.nest.flatten(specs)
+    return sum(spec.shape.num_elements() * spec.dtype.size for spec in leaves)
+
+
 @dataclass(frozen=True)
 class _Rung:
-    """A technique for a number of microbatches: what its step needs (bytes), and what it takes beside a plain one of the whole batch."""
+    """A technique for a number of microbatches.
+
+    Attributes
+    ----------
+    need, plain
+        Bytes that gradients need, and that they need where nothing is recomputed.
+    unsteady
+        What is left free for what is chance, and for the copy of a microbatch.
+    extra_time
+        What it takes beside a plain step of the whole batch.
+    """
 
     need: int
+    plain: int
+    unsteady: int
     extra_time: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """A candidate, and how it is looked at again."""
+
+    variant: Variant
+    technique: str
+    count: int
+    rung: _Rung
+    rung_of: Callable[[int], _Rung]
+    place: int
 
 
 class _Search:
     """Steps that were traced so far."""
 
-    def __init__(self, batch: Sequence[Any], examples: int, device: DeviceMemory) -> None:
-        self.batch, self.examples, self.device = list(batch), examples, device
+    def __init__(self, specs: Sequence[Any], examples: int, device: DeviceMemory) -> None:
+        self.specs, self.examples, self.device = list(specs), examples, device
         self.found: list[Candidate] = []
+        self.ways: list[_Way] = []
 
     def look_at(self, variant: Variant) -> Candidate | None:
-        """The fastest way of a variant that fits; ``None``: none does."""
-        here: list[Candidate] = []
+        """The fastest way of a variant that keeps the memory; ``None``: none does."""
+        here: list[_Way] = []
         for one in self._ways(variant):
             here.append(one)
-            self.found.append(one)
-            if not one.extra_time and self._fits(one):
-                break
-        fits = [one for one in here if self._fits(one)]
-        return min(fits, key=lambda one: (one.extra_time, one.device), default=None)
+            if not one.rung.extra_time and self._keeps(one):
+                return self.found[one.place]
+        while fits := [one for one in here if self._fits(one)]:
+            one = min(fits, key=lambda way: (way.rung.extra_time, self.found[way.place].device))
+            if self._keeps(one):
+                return self.found[one.place]
+            if 1 < one.count < self.examples:
+                here[here.index(one)] = self._smaller(one)
+        return None
 
-    def _fits(self, one: Candidate) -> bool:
-        return one.device <= self.device.whole
+    def _fits(self, one: _Way) -> bool:
+        return self.found[one.place].device <= self.device.whole
 
-    def _ways(self, variant: Variant) -> Iterator[Candidate]:
+    def _keeps(self, one: _Way) -> bool:
+        """Whether it fits, and keeps the memory when it is rehearsed; if it does not, its needs are corrected."""
+        return self._fits(one) and self._rehearsed(one, self.device)
+
+    def _rehearsed(self, one: _Way, device: DeviceMemory) -> bool:
+        budget = self._device(one.variant, one.count, device).left - one.rung.unsteady
+        if one.technique != PLAIN and one.rung.need < one.rung.plain:
+            # With more it would be plain, which was looked at.
+            budget = min(budget, one.rung.plain - 1)
+        done = self._rehearsal(one, budget)
+        found = self.found[one.place]
+        if done.keeps:
+            settings = dict(found.settings)
+            if one.technique != PLAIN:
+                settings["budget"] = budget
+            self.found[one.place] = replace(found, settings=settings)
+            return True
+        enough = self._device(one.variant, one.count).enough_for(done.need + one.rung.unsteady)
+        self.found[one.place] = replace(found, device=max(enough, device.whole + 1))
+        return False
+
+    def _rehearsal(self, one: _Way, budget: int) -> Rehearsal:
+        from memsaving_gradients.keras_models import bytes_of
+
+        variant, cut, buffers = one.variant, None, 0
+        if one.count > 1:
+            cut = Cut(-(-self.examples // one.count), batch_norm=_batch_norm(variant))
+            buffers = bytes_of(variant.model.trainable_variables)
+        options = replace(variant.options(cut=one.count > 1), budget=budget)
+        return rehearse(variant.model, self.specs, options, cut, buffers)
+
+    def _ways(self, variant: Variant) -> Iterator[_Way]:
         """In the order of how much they do; what only costs more than what fits before it is left out."""
         steps, fits = _Steps(self, variant), False
         if variant.plain:
-            yield self._candidate(variant, "plain", 1, steps.plain(1))
+            yield self._way(variant, PLAIN, 1, steps.plain)
         if variant.whole:
-            recomputed = self._candidate(variant, "checkpoints", 1, steps.least(1))
-            fits = self._fits(recomputed)
+            recomputed = self._way(variant, "checkpoints", 1, steps.least)
             yield recomputed
+            fits = self._fits(recomputed)
         if not variant.cut or self.examples == 1:
             return
         if variant.plain or not variant.whole:
             plain = self._in_pieces(variant, "microbatches", steps.plain)
-            fits = fits or self._fits(plain)
             yield plain
+            fits = fits or self._fits(plain)
         if not fits:
             yield self._in_pieces(variant, "microbatches and checkpoints", steps.least)
 
-    def _in_pieces(self, variant: Variant, technique: str, rung_of: Any) -> Candidate:
+    def _in_pieces(self, variant: Variant, technique: str, rung_of: Callable[[int], _Rung]) -> _Way:
         """As few microbatches as fit; if none do, single examples."""
         whole, half = rung_of(1), rung_of(2)
         rows = self.examples - self.examples // 2
         rate = (whole.need - half.need) / max(rows, 1)
-        room = self.room(variant, 2) - (whole.need - rate * self.examples)
+        room = self.room(variant, 2) - half.unsteady - (whole.need - rate * self.examples)
         count = self.examples
         if rate > 0 and room > 0:
             count = min(self.examples, max(2, math.ceil(self.examples / (room / rate))))
+        return self._pieces_from(count, variant, technique, rung_of)
+
+    def _smaller(self, one: _Way) -> _Way:
+        """In more microbatches."""
+        return self._pieces_from(_more(one.count), one.variant, one.technique, one.rung_of)
+
+    def _pieces_from(
+        self, count: int, variant: Variant, technique: str, rung_of: Callable[[int], _Rung]
+    ) -> _Way:
         for _ in range(MOST_TRIALS):
-            one = self._candidate(variant, technique, count, rung_of(count))
+            count = min(self.examples, count)
+            one = self._way(variant, technique, count, rung_of)
             if self._fits(one) or count == self.examples:
                 return one
-            count = min(self.examples, math.ceil(count * 1.25) + 1)
-        return self._candidate(variant, technique, self.examples, rung_of(self.examples))
+            self._forget(one)
+            count = _more(count)
+        return self._way(variant, technique, self.examples, rung_of)
 
-    def _candidate(self, variant: Variant, technique: str, count: int, rung: _Rung) -> Candidate:
+    def _forget(self, one: _Way) -> None:
+        """The newest."""
+        assert one.place == len(self.found) - 1
+        del self.found[-1], self.ways[-1]
+
+    def _way(
+        self, variant: Variant, technique: str, count: int, rung_of: Callable[[int], _Rung]
+    ) -> _Way:
+        rung = rung_of(count)
         settings, device = dict(variant.settings), self._device(variant, count)
+        name = technique
         if count > 1:
             size = -(-self.examples // count)
-            technique = f"{count} {technique} of {size}"
+            name = f"{count} {technique} of {size}"
             settings["microbatch"] = size
-            if "batch_norm" in variant.changes:
-                settings["batch_norm"] = "microbatch"
-        return Candidate(
-            f"{variant.name}{technique}",
-            settings,
-            variant.changes,
-            device.enough_for(rung.need),
-            rung.extra_time,
+            if (policy := _batch_norm(variant)) is not None:
+                settings["batch_norm"] = policy
+        one = _Way(variant, technique, count, rung, rung_of, len(self.found))
+        needs = device.enough_for(rung.need + rung.unsteady)
+        self.found.append(
+            Candidate(f"{variant.name}{name}", settings, variant.changes, needs, rung.extra_time)
         )
+        self.ways.append(one)
+        return one
 
-    def _device(self, variant: Variant, count: int) -> DeviceMemory:
+    def _device(
+        self, variant: Variant, count: int, device: DeviceMemory | None = None
+    ) -> DeviceMemory:
         """With the buffer of gradients that microbatches are added up in."""
         from memsaving_gradients.keras_models import bytes_of
 
         buffers = bytes_of(variant.model.trainable_variables) if count > 1 else 0
-        return replace(self.device, buffers=buffers)
+        return replace(device or self.device, buffers=buffers)
 
     def room(self, variant: Variant, count: int) -> int:
         """What a step of one of ``count`` microbatches may take, bytes."""
         return max(0, self._device(variant, count).left)
 
+    def _least(self) -> Candidate:
+        """Of what was looked at, what keeps the least memory when it is rehearsed with that."""
+        for _ in range(MOST_REHEARSALS):
+            best = min(self.ways, key=lambda way: self.found[way.place].device)
+            device = replace(self.device, value=self.found[best.place].device)
+            if self._rehearsed(best, device):
+                break
+        return self.found[best.place]
+
     def nothing_fits(self, model: Any, may: Sequence[str], offload: Any) -> BudgetError:
         """The error where nothing does; what is not allowed is looked at for it."""
-        best = min(self.found, key=lambda one: one.device)
-        rest = tuple(one for one in MAY if one not in may)
-        would = None
-        for variant in variants_of(model, MAY, offload) if rest else ():
-            if set(variant.changes) - set(may) and (would := self.look_at(variant)) is not None:
-                break
+        best = self._least()
+        would = self._would_do(model, may, offload)
         hint = (
             f"may={[*would.changes]} would do ({would.technique}), and changes results; or "
             if would is not None
             else ""
         )
-        least = best.device
         return BudgetError(
             "memory",
             self.device.value,
             f"nothing that may be done fits: {self.device.taken}, which leaves {exact_bytes(max(self.device.left, 0))} for a step; the least "
-            f"device memory is {exact_bytes(least)} ({best.technique}); {hint}take a larger device or a smaller batch",
+            f"device memory is {exact_bytes(best.device)} ({best.technique}); {hint}take a larger device or a smaller batch",
             max(self.device.left, 0),
-            least,
+            best.device,
             1.0,
         )
+
+    def _would_do(self, model: Any, may: Sequence[str], offload: Any) -> Candidate | None:
+        """What would do if it were allowed."""
+        rest = tuple(one for one in MAY if one not in may)
+        for variant in variants_of(model, MAY, offload, skip=True) if rest else ():
+            # It is for a hint, and must not be in the way of the error.
+            with contextlib.suppress(Exception):
+                if set(variant.changes) - set(may) and (found := self.look_at(variant)):
+                    return found
+        return None
 
 
 class _Steps:
@@ -266,30 +366,61 @@ class _Steps:
             found = study.least()
             self._least[count] = plain
             if found is not None and found.need < plain.need:
-                room = self.search.room(self.variant, count)
+                room = self.search.room(self.variant, count) - plain.unsteady
                 extra = study.extra_time(found.proposal)
                 if found.need <= room:
                     extra = study.extra_within(room, found)
                 seconds = study.graph.total_seconds * (1 + extra)
-                self._least[count] = _Rung(found.need, self._extra(count, seconds))
+                self._least[count] = replace(
+                    plain, need=found.need, extra_time=self._extra(count, seconds)
+                )
         return self._least[count]
 
     def _traced(self, count: int) -> tuple[Study, _Rung]:
         examples = -(-self.search.examples // count)
         specs = [
             tf.nest.map_structure(lambda leaf: _rows(leaf, examples), one)
-            for one in self.search.batch
+            for one in self.search.specs
         ]
-        study = Study(self.variant.model, specs, self.variant.options(cut=count > 1))
+        study = self._study(specs, self.variant.options(cut=count > 1))
         seconds = study.graph.total_seconds
         if self._seconds is None and count == 1:
             self._seconds = seconds
-        return study, _Rung(study.plain_budget, self._extra(count, seconds))
+        ops = capture(_tf_autodiff.ends_of(study.site.graph))
+        unsteady = held_by_small_ops(ops, study.site.options.batch)
+        if count > 1:
+            unsteady += _bytes(specs)
+        plain = study.plain_budget
+        return study, _Rung(plain, plain, unsteady, self._extra(count, seconds))
+
+    def _study(self, specs: Sequence[Any], options: Options) -> Study:
+        try:
+            return Study(self.variant.model, specs, options)
+        except MemorySavingError:
+            raise
+        except Exception as error:
+            # Whatever Keras or a layer says about what it was given.
+            shapes = ", ".join(str(tuple(spec.shape)) for spec in tf.nest.flatten(specs))
+            said = str(error).strip().partition("\n")[0]
+            raise ArgumentError(
+                "batch",
+                shapes,
+                f"train_step cannot be traced with it ({type(error).__name__}: {said}); give what it gets in fit, one after the other: x, y",
+            ) from error
 
     def _extra(self, count: int, seconds: float) -> float:
         """Time of all microbatches, beside that of one plain pass."""
         assert self._seconds is not None
         return max(0.0, count * seconds / max(self._seconds, 1e-12) - 1)
+
+
+def _batch_norm(variant: Variant) -> str | None:
+    return "microbatch" if "batch_norm" in variant.changes else None
+
+
+def _more(count: int) -> int:
+    """A larger number of microbatches."""
+    return math.ceil(count * 1.25) + 1
 
 
 def _rows(leaf: Any, examples: int) -> tf.TensorSpec:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.options import Options
 from memsaving_gradients.study import SOME
 
-__all__ = ["Variant", "in_lower_precision", "variants_of"]
+__all__ = ["MAY", "Variant", "variants_of"]
 
-ENCODE, POLICY = "bfloat16", "mixed_bfloat16"
+#: What may be changed that matters to the result, in the order of least harm.
+MAY = ("encode", "batch_norm", "precision")
+ENCODE = "bfloat16"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +53,15 @@ class Variant:
         return Options(budget=SOME, hold_gradients=held, **self.settings)
 
 
-def variants_of(model: Any, may: Sequence[str], offload: Any) -> Iterator[Variant]:
-    """In the order of least harm: with as few changes as can be, and those that come first in ``may`` before others."""
+def variants_of(
+    model: Any, may: Sequence[str], offload: Any, *, skip: bool = False
+) -> Iterator[Variant]:
+    """In the order of least harm: with as few changes as can be, and those that come first in ``may`` before others.
+
+    ``skip``: whether what cannot be made is left out, and no error.
+    """
     # Keras takes seconds to import.
+    from memsaving_gradients.fitting.precision import POLICY, in_lower_precision
     from memsaving_gradients.keras_models import holds_gradients, normalizes_batches
 
     normalized, held = normalizes_batches(model), holds_gradients(model.optimizer)
@@ -64,7 +73,12 @@ def variants_of(model: Any, may: Sequence[str], offload: Any) -> Iterator[Varian
         if {"encode", "precision"} <= set(changes):
             continue
         if "precision" in changes and not lower:
-            lower.append(in_lower_precision(model))
+            try:
+                lower.append(in_lower_precision(model))
+            except ArgumentError:
+                if not skip:
+                    raise
+                continue
         settings = {"encode": ENCODE} if "encode" in changes else {}
         names = [f"residuals in {ENCODE}"] if "encode" in changes else []
         names += [POLICY] if "precision" in changes else []
@@ -86,27 +100,3 @@ def variants_of(model: Any, may: Sequence[str], offload: Any) -> Iterator[Varian
 
 def _subsets(may: Sequence[str]) -> list[tuple[str, ...]]:
     return [some for count in range(len(may) + 1) for some in combinations(may, count)]
-
-
-def in_lower_precision(model: Any) -> Any:
-    """The model with its weights, and with `POLICY` in the place of ``float32``; what it returns stays ``float32``. Compiled like it.
-
-    Layers that were given a policy of their own keep it.
-    """
-    import keras
-
-    ends = {tensor._keras_history.operation.name for tensor in model.outputs}
-
-    def clone(layer: Any) -> Any:
-        config = layer.get_config()
-        if layer.dtype_policy.name == "float32" and layer.name not in ends:
-            config["dtype"] = POLICY
-        return type(layer).from_config(config)
-
-    made = keras.models.clone_model(model, clone_function=clone)
-    made.set_weights(model.get_weights())
-    made.compile_from_config(model.get_compile_config())
-    made.optimizer.build(made.trainable_variables)
-    for new, old in zip(made.optimizer.variables, model.optimizer.variables, strict=True):
-        new.assign(old)
-    return made

@@ -1,0 +1,82 @@
+"""The arguments of `fit_to`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memsaving_gradients.errors import ArgumentError, EagerExecutionError
+from memsaving_gradients.fitting.variants import MAY
+
+__all__ = ["checked_batch", "checked_may", "checked_model"]
+
+
+def checked_may(may: Any) -> tuple[str, ...]:
+    """What may be changed, in the order of least harm."""
+    names = list(may) if isinstance(may, Iterable) and not isinstance(may, str) else [may]
+    unknown = [one for one in names if one not in MAY]
+    if unknown or isinstance(may, str):
+        raise ArgumentError(
+            "may",
+            unknown[0] if unknown else may,
+            f"give a list of some of {', '.join(map(repr, MAY))}; an empty one allows nothing",
+        )
+    return tuple(one for one in MAY if one in names)
+
+
+def checked_model(model: Any) -> None:
+    """Raise if a model cannot be trained, or not in a graph."""
+    if not getattr(model, "built", False) or getattr(model, "optimizer", None) is None:
+        raise ArgumentError("model", model, "is no Keras model that is compiled and built")
+    if model.run_eagerly or tf.config.functions_run_eagerly():
+        raise EagerExecutionError(
+            "run_eagerly=True: there is no graph to rewire in eager execution; compile the model with run_eagerly=False (and "
+            "leave tf.config.run_functions_eagerly off)"
+        )
+
+
+def checked_batch(batch: Sequence[Any]) -> tuple[list[Any], int]:
+    """The specs of a batch, and how many examples it has."""
+    leaves = tf.nest.flatten(list(batch))
+    for given in batch:
+        if isinstance(given, tf.data.Dataset):
+            spec = given.element_spec
+            raise ArgumentError(
+                "batch",
+                spec,
+                "is what a dataset gives, not a batch; give tensor specs like these, one after the other, with the size of a batch in all shapes",
+            )
+    # Of None, as for no sample weights, nothing has to be known.
+    odd = next((leaf for leaf in leaves if not _is_array(leaf) and leaf is not None), None)
+    if odd is not None:
+        raise ArgumentError(
+            "batch", odd, "give arrays, tensors or tf.TensorSpec, not numbers or lists of numbers"
+        )
+    specs = [leaf for leaf in leaves if leaf is not None]
+    shapes = ", ".join(str(leaf.shape) for leaf in specs)
+    rows = {leaf.shape[0] if len(leaf.shape) else None for leaf in specs if _has_rank(leaf)}
+    known = all(_has_rank(leaf) and None not in tuple(leaf.shape) for leaf in specs)
+    if not known or len(rows) != 1 or None in rows:
+        raise ArgumentError(
+            "batch",
+            shapes,
+            "give what train_step gets, of a whole batch, with its size in all shapes",
+        )
+    (examples,) = rows
+    if not examples:
+        raise ArgumentError("batch", shapes, "has no examples; give a batch of one or more")
+    return [tf.nest.map_structure(_spec, given) for given in batch], int(examples)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _has_rank(leaf: Any) -> bool:
+    return tf.TensorShape(leaf.shape).rank is not None
+
+
+def _spec(leaf: Any) -> Any:
+    return None if leaf is None else tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
