@@ -85,6 +85,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
     device_memory
         The memory of the device (``"16GiB"``, bytes): the budget is what the model's variables, the optimizer's and a reserve
         of `RESERVE` (a twentieth: inputs, metrics, libraries, holes between chunks) leave of it.
+        Batches are not known before training, and are in that reserve; `memsaving_gradients.fit_to` gets one, and counts it.
     microbatch
         The most examples that go through the network at a time: each step is cut into microbatches, and the optimizer gets the mean of their
         gradients, as with `memsaving_gradients.microbatch`. A budget is for one of them; a buffer for gradients comes on top

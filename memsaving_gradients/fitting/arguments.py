@@ -30,6 +30,12 @@ def checked_model(model: Any) -> None:
     """Raise if a model cannot be trained, or not in a graph."""
     if not getattr(model, "built", False) or getattr(model, "optimizer", None) is None:
         raise ArgumentError("model", model, "is no Keras model that is compiled and built")
+    unbuilt = [layer.name for layer in model._flatten_layers() if not layer.built]
+    if unbuilt:
+        # An optimizer that is built now would not know their variables.
+        raise ArgumentError(
+            "model", model.name, f"layer {unbuilt[0]!r} is not built; call the model on a batch"
+        )
     if model.run_eagerly or tf.config.functions_run_eagerly():
         raise EagerExecutionError(
             "run_eagerly=True: there is no graph to rewire in eager execution; compile the model with run_eagerly=False (and "

@@ -9,11 +9,15 @@ from typing import Any
 
 import keras
 
+# There is no public way to Keras' own generator (3.15).
+from keras.src.backend.common import global_state
+
 from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["POLICY", "in_lower_precision"]
 
 POLICY = "mixed_bfloat16"
+_GENERATOR = "global_seed_generator"
 
 
 def in_lower_precision(model: Any) -> Any:
@@ -66,7 +70,8 @@ def _copied(model: Any) -> Any:
             config["dtype"] = POLICY
         return type(layer).from_config(config)
 
-    made = keras.models.clone_model(model, clone_function=clone, recursive=True)
+    with _uncompiled(model):
+        made = keras.models.clone_model(model, clone_function=clone, recursive=True)
     pairs = list(zip(model._flatten_layers(), made._flatten_layers(), strict=True))
     for old, new in pairs:
         # From the outside in: a model sets that of its layers.
@@ -78,6 +83,19 @@ def _copied(model: Any) -> Any:
             new.finalize_state()
     _compile(made, model)
     return made
+
+
+@contextmanager
+def _uncompiled(model: Any) -> Iterator[None]:
+    """Let Keras not compile copies from what can be serialized of how models were compiled."""
+    models = [one for one in model._flatten_layers() if getattr(one, "compiled", False)]
+    for one in models:
+        one.compiled = False
+    try:
+        yield
+    finally:
+        for one in models:
+            one.compiled = True
 
 
 def _ends(model: Any) -> Iterator[int]:
@@ -121,11 +139,12 @@ def _made_again(metric: Any) -> Any:
 @contextmanager
 def _random_numbers_kept() -> Iterator[None]:
     """Layers that are made draw seeds, for weights that are not used: afterwards, the generators are where they were."""
-    drawn = random.getstate()
-    state = keras.src.random.seed_generator.global_seed_generator().state
-    before = keras.ops.copy(state.value)
+    drawn, generator = random.getstate(), global_state.get_global_attribute(_GENERATOR)
+    before = None if generator is None else keras.ops.copy(generator.state.value)
     try:
         yield
     finally:
         random.setstate(drawn)
-        state.assign(before)
+        global_state.set_global_attribute(_GENERATOR, generator)
+        if generator is not None:
+            generator.state.assign(before)

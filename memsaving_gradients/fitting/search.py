@@ -52,9 +52,10 @@ def fit_to(
     Parameters
     ----------
     model
-        Compiled, and built.
+        Compiled, and built. Its optimizer is built, too, if it was not; nothing else of it changes.
     *batch
-        What its ``train_step`` gets, such as x and y, of a whole batch: tensors, arrays or ``tf.TensorSpec``. Only shapes and dtypes matter.
+        What its ``train_step`` gets, such as x and y, of a whole batch: tensors, arrays or ``tf.TensorSpec``. Only shapes and dtypes matter. Its bytes
+        are counted twice: the next one is fetched meanwhile.
     memory
         What the device has: bytes, or a string with a unit.
     may
@@ -73,7 +74,9 @@ def fit_to(
     BudgetError
         If nothing fits; it names the least memory, and what would do if it were allowed.
     ArgumentError
-        If an argument cannot be used.
+        If an argument cannot be used; if ``"precision"`` is needed, and the model cannot be copied.
+    EagerExecutionError
+        If the model was compiled with ``run_eagerly=True``.
 
     Examples
     --------
@@ -109,7 +112,10 @@ def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory
             model.optimizer.build(model.trainable_variables)
         except ArgumentError as error:
             raise ArgumentError(
-                "model", model.name, f"it cannot be trained as it is compiled: {error}"
+                "model",
+                model.name,
+                "was compiled with low_precision(...), and its weights have 32 bits, which 'precision' does not change; compile it with the "
+                "optimizer itself, or make it with keras.config.set_dtype_policy('bfloat16')",
             ) from error
     device = DeviceMemory(
         memory,
@@ -401,17 +407,26 @@ class _Steps:
         except Exception as error:
             # Whatever Keras or a layer says about what it was given.
             shapes = ", ".join(str(tuple(spec.shape)) for spec in tf.nest.flatten(specs))
-            said = str(error).strip().partition("\n")[0]
             raise ArgumentError(
                 "batch",
                 shapes,
-                f"train_step cannot be traced with it ({type(error).__name__}: {said}); give what it gets in fit, one after the other: x, y",
+                f"train_step cannot be traced with it ({_gist(error)}); give what it gets in fit, one after the other: x, y",
             ) from error
 
     def _extra(self, count: int, seconds: float) -> float:
         """Time of all microbatches, beside that of one plain pass."""
         assert self._seconds is not None
         return max(0.0, count * seconds / max(self._seconds, 1e-12) - 1)
+
+
+def _gist(error: Exception) -> str:
+    """The line that says what is wrong; AutoGraph puts where it happened before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    inside = [k for k, line in enumerate(lines[:-1]) if "Exception encountered when" in line]
+    if inside:
+        return lines[inside[-1] + 1]
+    said = [line for line in lines if "Error: " in line]
+    return (said or [f"{type(error).__name__}: {(lines or ['?'])[0]}"])[0]
 
 
 def _batch_norm(variant: Variant) -> str | None:
