@@ -3,10 +3,10 @@
 What a search finds is what gradients need. What a step needs that is done with them is known when it has been traced to its end, and whether a
 plan leaves room for that, too. So whatever is chosen is traced once more, and taken only if it keeps its memory in this way.
 
-**What small ops add.** The executor is played with threads that may be slow, but not with one that is stalled while the other goes on: when
-kernels take microseconds, that is common, and what the stalled op reads and writes stays alive meanwhile (a step of 0.7 MB took four tensors, or 0.13 MB,
-more; measured, with the processor shared). So as much is left free as one op holds, of those that are over in less than a thread takes to
-be woken.
+**What a stalled thread adds.** The executor is played with threads that may be slow, but not with one that stands still while the other goes on: when
+kernels take microseconds, that is common, and what its op reads and writes stays alive meanwhile (a step of 0.7 MB took four tensors, or 0.13 MB,
+more; one of 4.2 MB took 1.1 MB more; measured, with the processor shared). So as much is left free as one op holds, up to what the other thread can fill until
+the first is woken.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.options import Options
 
-__all__ = ["Rehearsal", "held_by_small_ops", "rehearse"]
+__all__ = ["Rehearsal", "held_by_stalled", "rehearse"]
 
-#: An op that touches fewer bytes may be over before a thread that was stalled goes on.
-SMALL = 8_000_000
+#: Bytes that one thread fills while another stands still, at the most: a few GB a second, for less than a millisecond.
+MEANWHILE = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,13 @@ def _whole(graph: tf.Graph, batch: int) -> int:
         return 0
 
 
-def held_by_small_ops(ops: OpGraph, batch: int) -> int:
-    """The most bytes that one op reads and writes, of those that do so with less than `SMALL`."""
+def held_by_stalled(ops: OpGraph, batch: int) -> int:
+    """The most bytes that an op reads and writes, up to `MEANWHILE`."""
     size, storage = ops.value_bytes(batch).tolist(), ops.storage.tolist()
     source = ops.source.tolist()
     bounds = [*ops.first_value.tolist(), len(size)]
     most = 0
     for i, values in enumerate(ops.inputs):
         touched = {storage[v] for v in (*values, *range(bounds[i], bounds[i + 1]))}
-        held = sum(size[v] for v in touched if not source[v])
-        if most < held < SMALL:
-            most = held
-    return most
+        most = max(most, sum(size[v] for v in touched if not source[v]))
+    return min(most, MEANWHILE)

@@ -24,7 +24,7 @@ from memsaving_gradients.device import BATCHES, DeviceMemory
 from memsaving_gradients.errors import ArgumentError, BudgetError, MemorySavingError
 from memsaving_gradients.fitting.arguments import checked_batch, checked_may, checked_model
 from memsaving_gradients.fitting.fit import Candidate, Fit
-from memsaving_gradients.fitting.rehearsal import Rehearsal, held_by_small_ops, rehearse
+from memsaving_gradients.fitting.rehearsal import Rehearsal, held_by_stalled, rehearse
 from memsaving_gradients.fitting.variants import MAY, Variant, variants_of
 from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.options import Options
@@ -393,7 +393,7 @@ class _Steps:
         if self._seconds is None and count == 1:
             self._seconds = seconds
         ops = capture(_tf_autodiff.ends_of(study.site.graph))
-        unsteady = held_by_small_ops(ops, study.site.options.batch)
+        unsteady = held_by_stalled(ops, study.site.options.batch)
         if count > 1:
             unsteady += _bytes(specs)
         plain = study.plain_budget
