@@ -89,7 +89,7 @@ def kept(name: str, fractions: list[float], may: list[str]) -> list[dict[str, An
     x = draw.standard_normal((batch, *model.input_shape[1:])).astype("f")
     y = draw.standard_normal((batch, 4)).astype("f")
     plain = ms.fit_to(model, x, y, memory="1 GB").chosen.device
-    found = []
+    found: list[dict[str, Any]] = []
     for fraction in fractions:
         try:
             fit = ms.fit_to(make(), x, y, memory=int(plain * fraction), may=may)
@@ -144,6 +144,11 @@ def test_the_optimizer_is_counted() -> None:
         ms.fit_to(model, X, Y, memory="100kB")
     fit = ms.fit_to(dense(5), X, Y, memory=refused.value.least)
     assert fit.chosen.device <= refused.value.least
+
+
+def test_what_plain_training_is_said_to_need_is_enough_for_it() -> None:
+    least = ms.fit_to(dense(4, normalized=True), X, Y, memory="1 GB").chosen.device
+    assert ms.fit_to(dense(4, normalized=True), X, Y, memory=least).chosen.technique == "plain"
 
 
 # Copies in lower precision.

@@ -207,13 +207,15 @@ class _Search:
             budget = min(budget, one.rung.plain - 1)
         done = self._rehearsal(one, budget)
         found = self.found[one.place]
+        enough = self._device(one.variant, one.count).enough_for(done.need + one.rung.unsteady)
         if done.keeps:
             settings = dict(found.settings)
             if one.technique != PLAIN:
                 settings["budget"] = budget
-            self.found[one.place] = replace(found, settings=settings)
+            # A plan uses what it gets; what is plain needs that.
+            least = max(found.device, enough) if one.rung.need == one.rung.plain else found.device
+            self.found[one.place] = replace(found, settings=settings, device=least)
             return True
-        enough = self._device(one.variant, one.count).enough_for(done.need + one.rung.unsteady)
         self.found[one.place] = replace(found, device=max(enough, device.whole + 1))
         return False
 
