@@ -16,19 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import tensorflow as tf
-
-from graph_tools import _tf_autodiff
-from graph_tools.capture import capture
 from memsaving_gradients.device import BATCHES, DeviceMemory
-from memsaving_gradients.errors import ArgumentError, BudgetError, MemorySavingError
+from memsaving_gradients.errors import ArgumentError, BudgetError
 from memsaving_gradients.fitting.arguments import checked_batch, checked_may, checked_model
 from memsaving_gradients.fitting.fit import Candidate, Fit
-from memsaving_gradients.fitting.rehearsal import Rehearsal, held_by_stalled, rehearse
+from memsaving_gradients.fitting.rehearsal import Rehearsal, rehearse
+from memsaving_gradients.fitting.steps import Rung, Steps, bytes_of_specs
 from memsaving_gradients.fitting.variants import MAY, Variant, variants_of
 from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.options import Options
-from memsaving_gradients.study import Study
 from memsaving_gradients.units import exact_bytes, parse_bytes
 
 __all__ = ["MAY", "fit_to"]
@@ -121,7 +117,7 @@ def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory
         memory,
         bytes_of(model.variables),
         bytes_of(model.optimizer.variables),
-        inputs=BATCHES * _bytes(specs),
+        inputs=BATCHES * bytes_of_specs(specs),
     )
     if device.left <= 0:
         raise ArgumentError(
@@ -133,31 +129,6 @@ def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory
     return device
 
 
-def _bytes(specs: Sequence[Any]) -> int:
-    leaves = tf.nest.flatten(specs)
-    return sum(spec.shape.num_elements() * spec.dtype.size for spec in leaves)
-
-
-@dataclass(frozen=True)
-class _Rung:
-    """A technique for a number of microbatches.
-
-    Attributes
-    ----------
-    need, plain
-        Bytes that gradients need, and that they need where nothing is recomputed.
-    unsteady
-        What is left free for what is chance, and for the copy of a microbatch.
-    extra_time
-        What it takes beside a plain step of the whole batch.
-    """
-
-    need: int
-    plain: int
-    unsteady: int
-    extra_time: float
-
-
 @dataclass(frozen=True, eq=False)
 class _Way:
     """A candidate, and how it is looked at again."""
@@ -165,8 +136,8 @@ class _Way:
     variant: Variant
     technique: str
     count: int
-    rung: _Rung
-    rung_of: Callable[[int], _Rung]
+    rung: Rung
+    rung_of: Callable[[int], Rung]
     place: int
 
 
@@ -231,7 +202,7 @@ class _Search:
 
     def _ways(self, variant: Variant) -> Iterator[_Way]:
         """In the order of how much they do; what only costs more than what fits before it is left out."""
-        steps, fits = _Steps(self, variant), False
+        steps, fits = Steps(variant, self.specs, self.examples, self.room), False
         if variant.plain:
             yield self._way(variant, PLAIN, 1, steps.plain)
         if variant.whole:
@@ -247,7 +218,7 @@ class _Search:
         if not fits:
             yield self._in_pieces(variant, "microbatches and checkpoints", steps.least)
 
-    def _in_pieces(self, variant: Variant, technique: str, rung_of: Callable[[int], _Rung]) -> _Way:
+    def _in_pieces(self, variant: Variant, technique: str, rung_of: Callable[[int], Rung]) -> _Way:
         """As few microbatches as fit; if none do, single examples."""
         whole, half = rung_of(1), rung_of(2)
         rows = self.examples - self.examples // 2
@@ -263,7 +234,7 @@ class _Search:
         return self._pieces_from(_more(one.count), one.variant, one.technique, one.rung_of)
 
     def _pieces_from(
-        self, count: int, variant: Variant, technique: str, rung_of: Callable[[int], _Rung]
+        self, count: int, variant: Variant, technique: str, rung_of: Callable[[int], Rung]
     ) -> _Way:
         for _ in range(MOST_TRIALS):
             count = min(self.examples, count)
@@ -280,7 +251,7 @@ class _Search:
         del self.found[-1], self.ways[-1]
 
     def _way(
-        self, variant: Variant, technique: str, count: int, rung_of: Callable[[int], _Rung]
+        self, variant: Variant, technique: str, count: int, rung_of: Callable[[int], Rung]
     ) -> _Way:
         rung = rung_of(count)
         settings, device = dict(variant.settings), self._device(variant, count)
@@ -351,86 +322,6 @@ class _Search:
         return None
 
 
-class _Steps:
-    """The steps of a variant, by number of microbatches."""
-
-    def __init__(self, search: _Search, variant: Variant) -> None:
-        self.search, self.variant = search, variant
-        self._plain: dict[int, _Rung] = {}
-        self._least: dict[int, _Rung] = {}
-        self._seconds: float | None = None
-
-    def plain(self, count: int) -> _Rung:
-        """Nothing is recomputed."""
-        if count not in self._plain:
-            self._plain[count] = self._traced(count)[1]
-        return self._plain[count]
-
-    def least(self, count: int) -> _Rung:
-        """The least memory that recomputation comes to."""
-        if count not in self._least:
-            study, plain = self._traced(count)
-            self._plain[count] = plain
-            found = study.least()
-            self._least[count] = plain
-            if found is not None and found.need < plain.need:
-                room = self.search.room(self.variant, count) - plain.unsteady
-                extra = study.extra_time(found.proposal)
-                if found.need <= room:
-                    extra = study.extra_within(room, found)
-                seconds = study.graph.total_seconds * (1 + extra)
-                self._least[count] = replace(
-                    plain, need=found.need, extra_time=self._extra(count, seconds)
-                )
-        return self._least[count]
-
-    def _traced(self, count: int) -> tuple[Study, _Rung]:
-        examples = -(-self.search.examples // count)
-        specs = [
-            tf.nest.map_structure(lambda leaf: _rows(leaf, examples), one)
-            for one in self.search.specs
-        ]
-        study = self._study(specs, self.variant.options(cut=count > 1))
-        seconds = study.graph.total_seconds
-        if self._seconds is None and count == 1:
-            self._seconds = seconds
-        ops = capture(_tf_autodiff.ends_of(study.site.graph))
-        unsteady = held_by_stalled(ops, study.site.options.batch)
-        if count > 1:
-            unsteady += _bytes(specs)
-        plain = study.plain_budget
-        return study, _Rung(plain, plain, unsteady, self._extra(count, seconds))
-
-    def _study(self, specs: Sequence[Any], options: Options) -> Study:
-        try:
-            return Study(self.variant.model, specs, options)
-        except MemorySavingError:
-            raise
-        except Exception as error:
-            # Whatever Keras or a layer says about what it was given.
-            shapes = ", ".join(str(tuple(spec.shape)) for spec in tf.nest.flatten(specs))
-            raise ArgumentError(
-                "batch",
-                shapes,
-                f"train_step cannot be traced with it ({_gist(error)}); give what it gets in fit, one after the other: x, y",
-            ) from error
-
-    def _extra(self, count: int, seconds: float) -> float:
-        """Time of all microbatches, beside that of one plain pass."""
-        assert self._seconds is not None
-        return max(0.0, count * seconds / max(self._seconds, 1e-12) - 1)
-
-
-def _gist(error: Exception) -> str:
-    """The line that says what is wrong; AutoGraph puts where it happened before it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    inside = [k for k, line in enumerate(lines[:-1]) if "Exception encountered when" in line]
-    if inside:
-        return lines[inside[-1] + 1]
-    said = [line for line in lines if "Error: " in line]
-    return (said or [f"{type(error).__name__}: {(lines or ['?'])[0]}"])[0]
-
-
 def _batch_norm(variant: Variant) -> str | None:
     return "microbatch" if "batch_norm" in variant.changes else None
 
@@ -438,7 +329,3 @@ def _batch_norm(variant: Variant) -> str | None:
 def _more(count: int) -> int:
     """A larger number of microbatches."""
     return math.ceil(count * 1.25) + 1
-
-
-def _rows(leaf: Any, examples: int) -> tf.TensorSpec:
-    return tf.TensorSpec([examples, *leaf.shape[1:]], tf.as_dtype(leaf.dtype))
