@@ -171,7 +171,6 @@ def test_a_copy_computes_what_the_model_does() -> None:
     model.fit(DATA, TARGETS, verbose=0)
     copy = in_lower_precision(model)
     there = {layer.name: layer for layer in copy._flatten_layers()}
-    assert there["normalization" if "normalization" in there else model.layers[1].name].built
     inside = [layer for layer in there.values() if isinstance(layer, layers.Dropout)]
     assert [layer.dtype_policy.name for layer in inside] == ["mixed_bfloat16"]
     before, after = (one.evaluate(DATA, TARGETS, verbose=0)[0] for one in (model, copy))
