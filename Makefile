@@ -19,7 +19,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 help:
 	@echo "make demo       train a 200-layer network on digits, plain and saving memory (4 minutes)"
-	@echo "make test       lint, types, the fast tests, doctests and notebooks (20 minutes)"
+	@echo "make test       lint, types, the fast tests, doctests and notebooks (40 minutes)"
 	@echo "make test-slow  the tests that take minutes each"
 	@echo "make bench      measure every claim: python -m benchmarks"
 	@echo "make lint       ruff and mypy only; make format: let ruff rewrite"
