@@ -7,7 +7,6 @@ each, one after the other: what is computed in 32 bits on the way is there for s
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from memsaving_gradients.precision.rounding import LOW, rounded
+from memsaving_gradients.precision.runs import runs_of
 
-__all__ = ["BUFFERS", "Reducer", "divided", "last_of", "sum_of", "times"]
+__all__ = ["BUFFERS", "Reducer", "divided", "is_number", "last_of", "sum_of", "times"]
 
 BUFFERS = ("float32", "stochastic")
 #: A sum is in at most so many buffers, of about so many elements or more.
@@ -45,6 +45,11 @@ class Reducer:
     give: Callable[[Any, tf.Tensor | None], Any]
 
 
+def is_number(dtype: tf.DType) -> bool:
+    """Whether means are made of what has this type, and gradients."""
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
 def last_of(output: tf.Tensor) -> Reducer:
     """What the last microbatch gives."""
     return Reducer(
@@ -60,7 +65,9 @@ def sum_of(output: tf.Tensor, buffer: str, *, mean: bool) -> Reducer:
     low = output.dtype in LOW
     dtype = _wide(output.dtype) if buffer == "float32" else output.dtype
     add = _added_at_random if low and buffer == "stochastic" else _added
-    runs = _runs_of(output.shape) if low else [None]
+    runs: list[Any] = [None]
+    if low:
+        runs = runs_of(output.shape, ELEMENTS, MOST_RUNS) or runs
 
     def begin(before: Any, count: Any) -> list[Any]:
         return [_zeros(output, dtype, run) for run in runs] if before is None else before
@@ -98,15 +105,6 @@ def times(given: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
 def _wide(dtype: tf.DType) -> tf.DType:
     """The type that numbers of a type are added up in."""
     return tf.float32 if dtype in LOW else dtype
-
-
-def _runs_of(shape: tf.TensorShape) -> list[Any]:
-    """First and last rows of parts of a tensor; ``None`` for all of it."""
-    rows = shape[0] if shape.rank else 1
-    many = min(shape.num_elements() // ELEMENTS, MOST_RUNS, rows)
-    if many < 2:
-        return [None]
-    return [*itertools.pairwise(rows * k // many for k in range(many + 1))]
 
 
 def _zeros(output: tf.Tensor, dtype: tf.DType, run: Any = None) -> tf.Tensor:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from graph_tools import _tf
 from graph_tools.warn import warn
 from memsaving_gradients.errors import HigherOrderError, NothingSavedWarning
+from memsaving_gradients.microbatches.buffers import is_number
 
 __all__ = ["loss_with", "through_the_loop", "without_gradient"]
 
@@ -42,7 +43,7 @@ def loss_with(value: tf.Tensor, grads: Sequence[Any], sources: Sequence[Any]) ->
 
 def without_gradient(value: Any, sources: Sequence[Any]) -> Any:
     """``value``, which depends on ``sources`` in a way that is not known: to differentiate it is an error."""
-    if not _is_number(value):
+    if not isinstance(value, tf.Tensor) or not is_number(value.dtype):
         return value
     # What a loop read is seen by TensorFlow's gradients, but not by tapes.
     seen = sources if _tf.tape_is_recording() else ()
@@ -51,7 +52,7 @@ def without_gradient(value: Any, sources: Sequence[Any]) -> Any:
 
 def through_the_loop(value: Any) -> Any:
     """``value``, the gradient of which is TensorFlow's own, through the loop: exact, and said to save nothing."""
-    if not _is_number(value):
+    if not isinstance(value, tf.Tensor) or not is_number(value.dtype):
         return value
 
     @tf.custom_gradient
@@ -67,10 +68,6 @@ def through_the_loop(value: Any) -> Any:
         return tf.identity(value), gradient
 
     return kept(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and (value.dtype.is_floating or value.dtype.is_complex)
 
 
 def _times(grad: Any, above: tf.Tensor, source: tf.Tensor) -> Any:

@@ -25,7 +25,7 @@ from memsaving_gradients.microbatches.applying import (
     check_updates,
     noted,
 )
-from memsaving_gradients.microbatches.buffers import BUFFERS
+from memsaving_gradients.microbatches.buffers import BUFFERS, is_number
 from memsaving_gradients.microbatches.denominators import losses_in
 from memsaving_gradients.microbatches.loop import Traced, added_up
 from memsaving_gradients.microbatches.losses import loss_with, through_the_loop, without_gradient
@@ -161,7 +161,7 @@ def _traceable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _differentiable(parts: Sequence[tf.Tensor]) -> list[int]:
     """Which rows a gradient may be asked for: those that a tape watches; where there is no tape, all."""
-    real = [k for k, part in enumerate(parts) if _is_number(part.dtype)]
+    real = [k for k, part in enumerate(parts) if is_number(part.dtype)]
     return [k for k in real if not _tf.tape_is_recording() or _tf.is_watched(parts[k])]
 
 
@@ -225,20 +225,16 @@ def _read(graph: tf.Graph) -> tuple[list[Any], list[Any]]:
 
     Where a tape records, of tensors and of variables that are not trained those that it watches.
     """
-    variables = [v for v in _tf_autodiff.variables_in(graph) if _is_number(v.dtype)]
+    variables = [v for v in _tf_autodiff.variables_in(graph) if is_number(v.dtype)]
     tapes = _tf.tape_is_recording()
     variables = [v for v in variables if v.trainable or (tapes and _tf.is_watched(v.handle))]
     pairs = [
         (outer, inner)
         for outer, inner in graph.captures
-        if _is_number(outer.dtype)
+        if is_number(outer.dtype)
         and (_tf.is_watched(outer) if tapes else tf.is_symbolic_tensor(outer))
     ]
     return [*variables, *(o for o, _ in pairs)], [*variables, *(i for _, i in pairs)]
-
-
-def _is_number(dtype: tf.DType) -> bool:
-    return bool(dtype.is_floating or dtype.is_complex)
 
 
 def _as_tensor(value: Any) -> Any:

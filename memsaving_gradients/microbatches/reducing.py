@@ -13,7 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.microbatches.buffers import Reducer, divided, last_of, sum_of, times
+from memsaving_gradients.microbatches.buffers import (
+    Reducer,
+    divided,
+    is_number,
+    last_of,
+    sum_of,
+    times,
+)
 
 __all__ = ["REDUCTIONS", "reducer", "ways_of"]
 
@@ -78,7 +85,7 @@ def reducer(way: str, output: Any, buffer: str = "float32") -> Reducer:
         )
     if way == "last":
         return last_of(output)
-    if output.dtype in (tf.bool, tf.string) or (way == "mean" and not _is_real(output.dtype)):
+    if output.dtype in (tf.bool, tf.string) or (way == "mean" and not is_number(output.dtype)):
         raise ArgumentError(
             "reduce",
             way,
@@ -86,10 +93,6 @@ def reducer(way: str, output: Any, buffer: str = "float32") -> Reducer:
             "counts, 'concat' for rows or 'last'",
         )
     return sum_of(output, buffer, mean=way == "mean")
-
-
-def _is_real(dtype: tf.DType) -> bool:
-    return bool(dtype.is_floating or dtype.is_complex)
 
 
 def _rows(way: str, output: tf.Tensor) -> Reducer:

@@ -7,12 +7,13 @@ updated: no gradient has 32 bits for longer.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
+
+from memsaving_gradients.precision.runs import runs_of
 
 __all__ = ["Clipping"]
 
@@ -101,12 +102,8 @@ class Clipping:
 
 def _pieces(values: tf.Tensor) -> Iterator[tf.Tensor]:
     """A tensor, some rows at a time if its shape is known."""
-    count = values.shape.num_elements()
-    rows = values.shape[0] if values.shape.rank else 1
-    many = min((count or 0) // ELEMENTS, MOST_SUMS, rows or 1)
-    if many < 2:
+    runs = runs_of(values.shape, ELEMENTS, MOST_SUMS)
+    if not runs:
         yield values
-        return
-    bounds = [rows * k // many for k in range(many + 1)]
-    for first, last in itertools.pairwise(bounds):
+    for first, last in runs:
         yield values[first:last]

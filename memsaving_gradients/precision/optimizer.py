@@ -11,7 +11,6 @@ weight.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from memsaving_gradients.precision.clipping import Clipping
 from memsaving_gradients.precision.remaking import made_again
 from memsaving_gradients.precision.rounding import LOW, number_of, rounded
 from memsaving_gradients.precision.rows import Rows, Wide, stored_in
+from memsaving_gradients.precision.runs import runs_of
 
 __all__ = ["ROUNDINGS", "low_precision"]
 
@@ -250,12 +250,10 @@ class _LowPrecision(_Optimizer):
 
     def _runs_of(self, stored: tf.Variable) -> list[Rows]:
         """The rows of a variable, so many at a time as are updated together."""
-        rows = stored.shape[0] if stored.shape.rank else 1
-        many = min(stored.shape.num_elements() // ELEMENTS, MOST_RUNS, rows)
-        if many < 2 or not ELEMENTWISE.intersection(type(self).__bases__):
+        if not ELEMENTWISE.intersection(type(self).__bases__):
             return [Rows(stored)]
-        bounds = [rows * k // many for k in range(many + 1)]
-        return [Rows(stored, places) for places in itertools.pairwise(bounds)]
+        runs = runs_of(stored.shape, ELEMENTS, MOST_RUNS)
+        return [Rows(stored, places) for places in runs] or [Rows(stored)]
 
     @contextmanager
     def _only(self, rows: Rows) -> Iterator[None]:

@@ -1,0 +1,25 @@
+"""Rows of a large tensor, so many at a time that what is computed of them in 32 bits on the way stays small."""
+
+from __future__ import annotations
+
+import itertools
+
+import tensorflow as tf
+
+__all__ = ["runs_of"]
+
+
+def runs_of(shape: tf.TensorShape, elements: int, most: int) -> list[tuple[int, int]]:
+    """Where runs of rows begin and end: ``most`` at the most, of about so many ``elements`` or more; none, if the tensor is to be left whole.
+
+    Examples
+    --------
+    >>> runs_of(tf.TensorShape([10, 4]), elements=10, most=3)
+    [(0, 3), (3, 6), (6, 10)]
+    >>> runs_of(tf.TensorShape([10, 4]), elements=40, most=3), runs_of(tf.TensorShape(None), 1, 9)
+    ([], [])
+    """
+    count = shape.num_elements()
+    rows = shape[0] if shape.rank else 1
+    many = min((count or 0) // elements, most, rows or 1)
+    return [*itertools.pairwise(rows * k // many for k in range(many + 1))] if many > 1 else []
