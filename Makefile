@@ -8,20 +8,24 @@ BIN := $(VENV)/bin
 # What is installed, as of which setup.cfg: an older stamp is installed again into the same environment.
 DEMO := $(VENV)/.installed-demo
 TEST := $(VENV)/.installed-test
+DOCS := $(VENV)/.installed-docs
 
 # Setuptools warns of every editable installation.
 INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Material for MkDocs tells of MkDocs 2 in a box of text, which is not this site's matter.
+export NO_MKDOCS_2_WARNING ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow bench lint format clean
+.PHONY: help venv demo test test-slow bench docs lint format clean
 
 help:
 	@echo "make demo       train a 200-layer network on digits, plain and saving memory (4 minutes)"
-	@echo "make test       lint, types, the fast tests, doctests and notebooks (40 minutes)"
+	@echo "make test       lint, types, the fast tests, doctests, notebooks, documentation (40 minutes)"
 	@echo "make test-slow  the tests that take minutes each"
 	@echo "make bench      measure every claim: python -m benchmarks"
+	@echo "make docs       build the documentation into site/"
 	@echo "make lint       ruff and mypy only; make format: let ruff rewrite"
 	@echo "make venv       only make the environment; make clean: remove it, and what was built"
 
@@ -36,7 +40,11 @@ $(DEMO): setup.cfg pyproject.toml | $(BIN)/python
 
 $(TEST): setup.cfg pyproject.toml | $(BIN)/python
 	$(INSTALL) ".[test]"
-	@touch $(DEMO) $@
+	@touch $(DEMO) $(DOCS) $@
+
+$(DOCS): setup.cfg pyproject.toml | $(BIN)/python
+	$(INSTALL) ".[docs]"
+	@touch $@
 
 venv: $(TEST)
 
@@ -61,6 +69,10 @@ test-slow: $(TEST)
 bench: $(TEST)
 	$(BIN)/python -m benchmarks
 
+docs: $(DOCS)
+	$(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html"
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis examples/output
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis examples/output
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

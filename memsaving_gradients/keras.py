@@ -95,7 +95,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
     buffer
         What sums of 16-bit gradients are made in then, likewise.
     log_dir
-        A folder for TensorBoard: each plan when it is made, as text, figure and numbers (:mod:`memsaving_gradients.reports.events`). Needs matplotlib.
+        A folder for TensorBoard: each plan when it is made, as text, figure and numbers. Needs matplotlib.
     **options
         ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, ``loops``,
         ``attention``, ``encode``, ``offload``, as for `memsaving_gradients.gradients`.
