@@ -62,7 +62,7 @@ class OpGraph:
         For each value, whether it is a constant, or may become one because grappler and XLA fold what depends on
         constants alone, and on shapes: those that are unknown now may be known when the graph is inlined.
     clonable
-        For each op, whether a copy of it gives the same outputs (:func:`graph_tools.optypes.is_clonable`).
+        For each op, whether a copy of it gives the same outputs (`graph_tools.optypes.is_clonable`).
     optional
         For each op, whether only what may never be asked for needs it, so that it may be pruned.
     here

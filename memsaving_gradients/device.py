@@ -8,8 +8,8 @@ from memsaving_gradients.units import exact_bytes, parse_bytes
 
 __all__ = ["RESERVE", "DeviceMemory"]
 
-#: Of a device's memory, the share that is not planned with: metrics, libraries, holes between chunks; inputs, where they are not known.
 RESERVE = 1 / 20
+"""Of a device's memory, the share that is not planned with: metrics, libraries, holes between chunks; inputs, where they are not known."""
 #: Batches that are there at a time: the one in use, and the one that is fetched meanwhile.
 BATCHES = 2
 

@@ -36,10 +36,10 @@ __all__ = [
 ]
 
 Planner = Callable[[TrainingGraph, Limits], Proposal]
-#: Given a plan that is going to be used, a better one within the same limits, or ``None``.
+"""From a training graph and limits to the best proposal that is known, also if it is above the budget."""
 Improve = Callable[[TrainingGraph, Limits, Proposal], Proposal | None]
+"""Given a plan that is going to be used, a better one within the same limits, or ``None``."""
 
-#: What ``planner=`` may name, and the module that plans.
 PLANNERS = {
     "auto": "auto",
     "chain": "chain",
@@ -50,6 +50,7 @@ PLANNERS = {
     "recursive": "recursive",
     "speed": "cheap_ops",
 }
+"""What ``planner=`` may name, and the module that plans."""
 
 
 def planner_name(planner: Any) -> str:

@@ -45,7 +45,7 @@ class Limits:
         `Interrupted`: the best plan so far is returned then.
     mirror
         For storages, how many times they may be made again: 0 keeps one, more than 1 makes it again recursively
-        (:mod:`memsaving_gradients.planners.mirror`). Planners that cannot follow counts ignore them.
+        (`memsaving_gradients.planners.mirror`). Planners that cannot follow counts ignore them.
     host
         The most bytes that may be offloaded; ``None``: any.
     early
