@@ -57,10 +57,3 @@ def _target(code: str) -> str | None:
             name = where.format(found[1])
             return OWN_MODULES.get(name, name)
     return None
-
-
-def on_serve(server: Any, config: Any, builder: Any) -> Any:
-    """Build again when one of the files of the top level changes."""
-    for name in TOP_LEVEL.values():
-        server.watch(str(Path(config.config_file_path).parent / name))
-    return server
