@@ -5,6 +5,7 @@ The profiler says which op asked for each buffer; the graph that was traced says
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ __all__ = ["PARTS", "kinds_of", "parts_at_peak"]
 PARTS = ("gradients", "activations", "temporaries")
 #: What the runtime puts in front of names in a called function.
 CALL = "StatefulPartitionedCall/"
+#: What grappler puts between a scope and a name where it makes two ops one, such as a product that transposes what it reads.
+REWRITTEN = re.compile(r"ArithmeticOptimizer/[A-Za-z0-9]+_")
 
 
 def kinds_of(
@@ -64,7 +67,7 @@ def parts_at_peak(
     found = dict.fromkeys(PARTS, 0)
     alive = alive_at_peak(events, chunks=chunks, near=near)
     for event in alive:
-        kind = kinds.get(event.op.rpartition(CALL)[2], "temporaries")
+        kind = kinds.get(REWRITTEN.sub("", event.op.rpartition(CALL)[2]), "temporaries")
         found[kind if event.kind != "temp" else "temporaries"] += event.requested
     if chunks:
         found["rounding"] = sum(event.chunk - event.requested for event in alive)

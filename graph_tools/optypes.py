@@ -122,15 +122,15 @@ FUSED = FUSED_WITH_READER | frozenset("Relu Relu6 Elu LeakyRelu Gelu Mish Swish 
 #: ``c + (x + y)`` becomes ``x + (c + y)``, where y is the second input unless the first is constant.
 FOLDED_TOGETHER = (frozenset("Add AddV2 Sub BiasAdd".split()), frozenset("Mul Div RealDiv".split()))
 
-#: Elementwise ops that may write their result into the buffer of an input that nobody reads any more.
+#: Ops, mostly elementwise, that may write their result into the buffer of an input that nobody reads any more.
 FORWARDING = frozenset(
-    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atanh BiasAdd Ceil Cos Cosh Digamma Div DivNoNan Elu EluGrad
-    Erf Erfc Exp Expm1 Floor FloorDiv FloorMod Inv InvGrad LeakyRelu LeakyReluGrad Lgamma Log Log1p LogSoftmax
-    LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg Pow RealDiv Reciprocal ReciprocalGrad
-    Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh
-    Softmax Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh
-    TanhGrad TruncateDiv Xdivy Xlogy ClipByValue SoftmaxCrossEntropyWithLogits
-    SparseSoftmaxCrossEntropyWithLogits""".split()
+    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd Ceil Cos Cosh Digamma Div DivNoNan Elu EluGrad
+    Erf Erfc Erfinv Exp Expm1 FakeQuantWithMinMaxArgs Floor FloorDiv FloorMod Inv InvGrad LeakyRelu LeakyReluGrad Lgamma
+    Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatrixBandPart Maximum Minimum Mod Mul MulNoNan Ndtri Neg
+    NextAfter Pow RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad Select
+    SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softmax Softplus SoftplusGrad Softsign SoftsignGrad Sqrt
+    SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv Xdivy Xlogy ClipByValue
+    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits""".split()
 )
 
 #: Ops whose last output is what they reserve for their gradient, of no shape that is known before they run.
@@ -144,7 +144,7 @@ COLLECTIVES = frozenset(
 )
 
 #: Ops that make no more bytes than the largest of their inputs: where shapes are unknown, that says more than a guess.
-SIZED_BY_INPUTS = FORWARDING | frozenset("Sum Mean Prod Max Min All Any Select SelectV2".split())
+SIZED_BY_INPUTS = FORWARDING | frozenset("Sum Mean Prod Max Min All Any".split())
 
 _stateful_types: dict[str, bool] = {}
 _collective_types: dict[str, bool] = {}
