@@ -26,11 +26,15 @@ REWRITTEN = re.compile(r"ArithmeticOptimizer/[A-Za-z0-9]+_")
 
 
 def kinds_of(
-    first_backward: tf.Operation, grads: Sequence[tf.Tensor], batch: int = 1
+    first_backward: tf.Operation,
+    grads: Sequence[tf.Tensor],
+    events: Sequence[AllocationEvent],
+    batch: int = 1,
 ) -> dict[str, str]:
     """By name of an op, what its results are, of `PARTS`; of those that are not in it: ``"temporaries"``.
 
-    Activations are what ops before ``first_backward`` make, or clones of them, and others read.
+    Activations are what ops before ``first_backward`` make, or clones of them, and others read. ``events`` are those of a step: an op
+    that asks for no buffer writes into one of its inputs.
     """
     first = _tf.creation_index(first_backward)
     ops = capture(_tf_autodiff.ends_of(first_backward.graph))
@@ -43,12 +47,14 @@ def kinds_of(
         if early[producer[storage[value]]]
     }
     # A buffer belongs to the op that asked for it, and to those that write their results into it.
+    asked = {_name(event) for event in events if event.requested > 0}
     sizes = ops.value_bytes(batch)
     for op in reversed(range(len(ops.ops))):
         results = range(
             int(ops.first_value[op]), int(ops.first_value[op]) + len(ops.ops[op].outputs)
         )
-        if ops.ops[op].type in optypes.FORWARDING and not kept.isdisjoint(results):
+        forwards = ops.ops[op].type in optypes.FORWARDING and ops.ops[op].name not in asked
+        if forwards and not kept.isdisjoint(results):
             alike = (storage[v] for v in ops.inputs[op] if sizes[storage[v]] == sizes[results[0]])
             kept.update(root for root in alike if early[producer[root]])
     kinds = {ops.ops[producer[root]].name: "activations" for root in kept}
@@ -67,8 +73,13 @@ def parts_at_peak(
     found = dict.fromkeys(PARTS, 0)
     alive = alive_at_peak(events, chunks=chunks, near=near)
     for event in alive:
-        kind = kinds.get(REWRITTEN.sub("", event.op.rpartition(CALL)[2]), "temporaries")
+        kind = kinds.get(_name(event), "temporaries")
         found[kind if event.kind != "temp" else "temporaries"] += event.requested
     if chunks:
         found["rounding"] = sum(event.chunk - event.requested for event in alive)
     return found
+
+
+def _name(event: AllocationEvent) -> str:
+    """The name of the op in the graph that was traced."""
+    return REWRITTEN.sub("", event.op.rpartition(CALL)[2])

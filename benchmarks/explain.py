@@ -129,8 +129,11 @@ def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, i
     runs = [allocation_events(step.run) for _ in range(steps)]
     enough = (1 - NEAR) * max(map(requested_peak, runs))
     site = Study(step.function, step.batch, asked({})).site
-    kinds = kinds_of(site.first_operation, site.grads)
-    parts = [parts_at_peak(run, kinds, NEAR) for run in runs if requested_peak(run) >= enough]
+    parts = [
+        parts_at_peak(run, kinds_of(site.first_operation, site.grads, run), NEAR)
+        for run in runs
+        if requested_peak(run) >= enough
+    ]
     found |= {part: median_low(one[part] for one in parts) for part in PARTS[2:]}
     return found
 

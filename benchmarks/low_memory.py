@@ -179,9 +179,9 @@ def measured(name: str, techniques: list[str]) -> dict[str, Any]:
     graph, count = forward[0]
     # In microbatches they are what the traced function gives.
     grads = given if "microbatches" not in techniques else graph.outputs[1:]
-    kinds = kinds_of(graph.get_operations()[count], grads)
-    runs = [allocation_events(lambda: step(*batch)) for _ in range(5)]
-    found["at peak"] = parts_at_peak(max(runs, key=_most), kinds, chunks=True)
+    worst = max((allocation_events(lambda: step(*batch)) for _ in range(5)), key=_most)
+    kinds = kinds_of(graph.get_operations()[count], grads, worst)
+    found["at peak"] = parts_at_peak(worst, kinds, chunks=True)
     if "sparse" in techniques:
         found["share"] = ms.keras.sparse_bytes(model, optimizer).share
     return found

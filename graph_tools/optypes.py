@@ -50,7 +50,9 @@ VIEWS = frozenset(
 )
 
 #: Ops whose outputs may be such views, too, depending on shapes and constants (:mod:`graph_tools.views`).
-MAY_VIEW = frozenset("Unpack Split SplitV Slice StridedSlice Mul Add AddV2 Sub Div RealDiv".split())
+MAY_VIEW = frozenset(
+    "Unpack Split SplitV Slice StridedSlice Transpose Mul Add AddV2 Sub Div RealDiv".split()
+)
 
 #: Ops whose outputs live outside the step: variables, fed inputs, constants.
 SOURCES = frozenset(

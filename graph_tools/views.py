@@ -2,8 +2,9 @@
 
 Some ops always pass a buffer on (`graph_tools.optypes.VIEWS`). Others do so for some shapes: a slice along the first dimension
 is a window on the buffer of the whole, which lives as long as any window, if its rows are aligned; and an addition of zero or a
-product with one disappears, because grappler takes it out. (``unpack_op.cc``, ``split_op.cc``, ``slice_op.cc``,
-``strided_slice_op.cc`` and ``constant_folding.cc`` of TensorFlow 2.16 to 2.21.)
+product with one disappears, because grappler takes it out. So does a transposition of matrices that only products read: they
+read it the other way round. (``unpack_op.cc``, ``split_op.cc``, ``slice_op.cc``, ``strided_slice_op.cc``, ``constant_folding.cc`` and
+``arithmetic_optimizer.cc`` of TensorFlow 2.16 to 2.21.)
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _NEUTRAL = {
     "Div": (1, True),
     "RealDiv": (1, True),
 }
+#: Ops that read matrices either way round.
+_PRODUCTS = frozenset("MatMul BatchMatMul BatchMatMulV2".split())
 
 
 def viewed_input(op: tf.Operation, output: int) -> int | None:
@@ -54,6 +57,8 @@ def viewed_input(op: tf.Operation, output: int) -> int | None:
         return _CUTS[kind] if _is_window(op) else None
     if kind in _NEUTRAL:
         return _unchanged(op)
+    if kind == "Transpose":
+        return 0 if _is_read_by_products(op) else None
     return None
 
 
@@ -95,3 +100,23 @@ def _unchanged(op: tf.Operation) -> int | None:
         ):
             return k
     return None
+
+
+def _is_read_by_products(op: tf.Operation) -> bool:
+    """Whether an op transposes matrices, and grappler lets those who read them do it."""
+    readers = op.outputs[0].consumers()
+    if not readers or op.outputs[0].dtype.is_complex:
+        return False
+    if any(reader.type not in _PRODUCTS for reader in readers):
+        return False
+    order = tf.get_static_value(op.inputs[1])
+    if order is None or len(order) < 2:
+        return False
+    *outer, row, column = range(len(order))
+    return [int(axis) for axis in order] == [*outer, column, row] and _rewrites_arithmetic()
+
+
+def _rewrites_arithmetic() -> bool:
+    options = tf.config.optimizer.get_experimental_options()
+    off = options.get("disable_meta_optimizer", False)
+    return bool(options.get("arithmetic_optimization", True)) and not off

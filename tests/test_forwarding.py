@@ -1,4 +1,4 @@
-"""Ops that write into the buffer of an input: what is said of each type, beside what the allocator is asked for."""
+"""Ops that ask for no buffer of their own: what is said of them, beside what the allocator is asked for."""
 
 from __future__ import annotations
 
@@ -86,3 +86,42 @@ def test_an_op_that_forwards_asks_for_no_buffer(asked, kind):
 @pytest.mark.parametrize("kind", sorted(COPYING))
 def test_an_op_that_does_not_forward_asks_for_one(asked, kind):
     assert kind not in optypes.FORWARDING and asked[kind] == 1
+
+
+def transposed(arithmetic: bool) -> dict[str, list[bool]]:
+    """Of transposed matrices: which are said to be views, and which ask for no buffer (in a process made for it)."""
+    import tensorflow as tf
+
+    from graph_tools.views import viewed_input
+
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": arithmetic})
+    x = tf.random.uniform([8, 16, 32])
+
+    @tf.function
+    def step():
+        fed = tf.raw_ops.Exp(x=x)
+        products = tf.transpose(fed, [0, 2, 1], name="products")
+        outer = tf.transpose(fed, [1, 0, 2], name="outer")
+        read = tf.transpose(fed + 1.0, [0, 2, 1], name="read")
+        results = [fed @ products, products @ fed, fed @ read]
+        results.append(tf.matmul(outer, outer, transpose_b=True))
+        return [tf.reduce_sum(result) for result in [*results, tf.sin(read)]]
+
+    names = ("products", "outer", "read")
+    graph = step.get_concrete_function().graph
+    step()
+    asked = {event.op.rpartition("/")[2] for event in allocation_events(lambda: step()[0].numpy())}
+    return {
+        "said": [viewed_input(graph.get_operation_by_name(name), 0) == 0 for name in names],
+        "seen": [name not in asked for name in names],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "views"), [(True, [True, False, False]), (False, [False] * 3)]
+)
+def test_products_read_matrices_the_other_way_round_themselves(arithmetic, views):
+    found = in_fresh_process(
+        "tests.test_forwarding:transposed", {"arithmetic": arithmetic}, timeout=300
+    )
+    assert found["said"] == found["seen"] == views
