@@ -10,6 +10,10 @@ DEMO := $(VENV)/.installed-demo
 TEST := $(VENV)/.installed-test
 DOCS := $(VENV)/.installed-docs
 
+# Environments of their own for the oldest versions that are supported, and for the newest there are.
+OLDEST := .venv-compat/tf-2.16
+NEWEST := .venv-compat/newest
+
 # Setuptools warns of every editable installation.
 INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 
@@ -18,12 +22,13 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export NO_MKDOCS_2_WARNING ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow bench docs lint format clean
+.PHONY: help venv demo test test-slow test-compat bench docs lint format clean
 
 help:
 	@echo "make demo       train a 200-layer network on digits, plain and saving memory (4 minutes)"
 	@echo "make test       lint, types, the fast tests, doctests, notebooks, documentation (40 minutes)"
 	@echo "make test-slow  the tests that take minutes each"
+	@echo "make test-compat  the core suite with the oldest TensorFlow and Keras, and with the newest (half an hour)"
 	@echo "make bench      measure every claim: python -m benchmarks"
 	@echo "make docs       build the documentation into site/"
 	@echo "make lint       ruff and mypy only; make format: let ruff rewrite"
@@ -66,6 +71,24 @@ test: lint
 test-slow: $(TEST)
 	$(BIN)/pytest -m slow -n $(WORKERS) --durations=15
 
+$(OLDEST)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13) and "TensorFlow 2.16 needs Python 3.10 to 3.12; name one: make test-compat PYTHON=python3.12")'
+	$(PYTHON) -m venv $(OLDEST)
+
+$(NEWEST)/bin/python:
+	$(PYTHON) -m venv $(NEWEST)
+
+$(OLDEST)/.installed: setup.cfg pyproject.toml tests/oldest.txt | $(OLDEST)/bin/python
+	PYTHONWARNINGS=ignore $(OLDEST)/bin/python -m pip install --quiet --constraint tests/oldest.txt --editable ".[test]"
+	@touch $@
+
+$(NEWEST)/.installed: setup.cfg pyproject.toml | $(NEWEST)/bin/python
+	PYTHONWARNINGS=ignore $(NEWEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable ".[test]"
+	@touch $@
+
+test-compat: $(OLDEST)/.installed $(NEWEST)/.installed
+	$(NEWEST)/bin/python tests/compat.py --workers $(WORKERS) $(OLDEST) $(NEWEST)
+
 bench: $(TEST)
 	$(BIN)/python -m benchmarks
 
@@ -74,5 +97,5 @@ docs: $(DOCS)
 	@echo "open site/index.html"
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis examples/output
+	rm -rf $(VENV) .venv-compat build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis examples/output
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,7 +8,8 @@ training, also an error in another callback, the model is left with its own func
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -251,24 +252,15 @@ class MemorySavingGradients(keras.callbacks.Callback):
         train_step = model.train_step if self._cut is None else train_step_of(model, self._cut)
         if self._skipped is not None:
             train_step = self._skipped.counting(train_step)
-        if train_step == model.train_step:
+        with _trained_by(model, train_step):
             model.make_train_function(force=True)
-        else:
-            # An attribute of the model hides the method that its class has.
-            own = vars(model).get("train_step")
-            model.train_step = train_step
-            try:
-                model.make_train_function(force=True)
-            finally:
-                del model.train_step
-                if own is not None:
-                    model.train_step = own
         function, model.train_function = model.train_function, plain
 
         def step(iterator: Any) -> Any:
             known = len(watch.plans)
             try:
                 with (
+                    _trained_by(model, train_step),
                     # Eager gradients meanwhile, as in a tf.py_function or a thread that feeds data, are not ours.
                     patching.scoped(options, eager_is_error=False) as self._check,
                     registry.watching(watch),
@@ -302,6 +294,23 @@ class MemorySavingGradients(keras.callbacks.Callback):
         if options.xla is None and model.jit_compile:
             options = replace(options, xla=True)
         return options
+
+
+@contextmanager
+def _trained_by(model: Any, train_step: Callable[[Any], Any]) -> Iterator[None]:
+    """Let ``train_step`` be that of the model, which Keras looks up when it makes a training function (3.15), or when that is traced (3.3)."""
+    if train_step == model.train_step:
+        yield
+        return
+    # An attribute of the model hides the method that its class has.
+    own = vars(model).get("train_step")
+    model.train_step = train_step
+    try:
+        yield
+    finally:
+        del model.train_step
+        if own is not None:
+            model.train_step = own
 
 
 def _build_optimizer(model: Any) -> None:

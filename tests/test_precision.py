@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from memsaving_gradients.errors import ArgumentError, OverflowWarning
 from memsaving_gradients.precision.rounding import number_of, rounded
+from tests.versions import needs_keras
 
 TYPES = (tf.bfloat16, tf.float16)
 SEED = tf.constant([3, 4])
@@ -119,7 +120,7 @@ def test_many_small_updates_come_to_their_sum(make: Any, dtype: str, rounding: s
         lambda: keras.optimizers.Ftrl(0.1),
         lambda: keras.optimizers.Lion(0.1),
         lambda: keras.optimizers.Adafactor(0.1),
-        lambda: keras.optimizers.Lamb(0.1),
+        pytest.param(lambda: keras.optimizers.Lamb(0.1), marks=needs_keras("optimizers.Lamb")),
     ],
 )
 def test_large_variables_are_updated_some_rows_at_a_time(
@@ -175,6 +176,8 @@ EVERY = {
     "Muon": lambda: keras.optimizers.Muon(2e-3),
     "ScheduleFreeAdamW": lambda: keras.optimizers.ScheduleFreeAdamW(2e-3),
 }
+# Older versions of Keras have fewer.
+EVERY = {name: make for name, make in EVERY.items() if hasattr(keras.optimizers, name)}
 
 
 def test_every_optimizer_is_tried() -> None:
@@ -304,7 +307,7 @@ def test_a_saved_model_is_loaded_by_a_new_process(tmp_path: Any) -> None:
     code = f"""
 import keras, memsaving_gradients.keras
 optimizer = keras.models.load_model({str(tmp_path / "model.keras")!r}).optimizer.inner_optimizer
-print(type(optimizer).__name__, optimizer.rounding, int(optimizer.iterations))
+print(type(optimizer).__name__, optimizer.rounding, optimizer.iterations.numpy())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["LowPrecisionAdamW", "kahan", "1"], done.stderr
@@ -334,6 +337,7 @@ def test_what_is_excluded_from_weight_decay_stays_excluded(by: str) -> None:
     assert (float(kept[0]), float(decayed[0])) == (1, 0.75)
 
 
+@needs_keras("optimizers.Muon")
 def test_muon_decays_by_two_rates() -> None:
     """One for matrices, one for what Adam updates."""
     weights = [keras.Variable(np.ones(n), dtype="bfloat16") for n in ([2, 2], [2])]
@@ -383,7 +387,7 @@ def test_attributes_that_a_config_has_are_taken_over(factor: Any) -> None:
 def test_the_number_of_the_step_is_taken_over() -> None:
     optimizer = keras.optimizers.SGD()
     optimizer.iterations.assign(1000)
-    assert int(ms.keras.low_precision(optimizer).iterations) == 1000
+    assert ms.keras.low_precision(optimizer).iterations.numpy() == 1000
 
 
 def test_neighboring_seeds_share_no_numbers() -> None:
@@ -591,17 +595,18 @@ def test_casts_of_weights_are_recomputed(policy: str) -> None:
             ),
             "put LossScaleOptimizer around the result",
         ),
-        (
+        pytest.param(
             lambda: ms.keras.low_precision(
                 keras.optimizers.MultiOptimizer(
                     keras.optimizers.OptimizerMap(keras.optimizers.SGD())
                 )
             ),
             "put MultiOptimizer around the results",
+            marks=needs_keras("optimizers.MultiOptimizer"),
         ),
         (
             lambda: ms.keras.low_precision(ms.keras.low_precision("sgd")),
-            "optimizer='sgd.*': is of low precision already",
+            "optimizer='(sgd.*|SGD)': is of low precision already",
         ),
         (lambda: ms.keras.low_precision("sgd", seed=None), "seed=None: give an int"),  # type: ignore[arg-type]
         (lambda: ms.keras.low_precision("sgd", seed="a"), "seed='a': give an int"),  # type: ignore[arg-type]

@@ -7,13 +7,16 @@ would multiply out to queries × keys (of queries, of values, the causal one) ar
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from graph_tools.warn import warn
+from memsaving_gradients import _keras
 from memsaving_gradients.attention.additive import additive_scores
 from memsaving_gradients.attention.arguments import block_pair
 from memsaving_gradients.attention.dot_product import attend
@@ -115,6 +118,17 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
     True
     """
 
+    _asked = False
+
+    if not _keras.ASKS_FOR_SCORES:
+
+        @wraps(keras.layers.MultiHeadAttention.call)
+        def call(self, *args: Any, **options: Any) -> Any:
+            """As Keras' layer."""
+            given = inspect.signature(super().call).bind(*args, **options).arguments
+            self._asked = bool(given.get("return_attention_scores"))
+            return super().call(*args, **options)
+
     def _compute_attention_mask(
         self,
         query: Any,
@@ -143,18 +157,18 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
         reason = self._reason(query)
         if reason:
             self._say(reason)
-        if reason or return_attention_scores or self._flash_attention:
+        return_attention_scores = return_attention_scores or self._asked
+        if reason or return_attention_scores or getattr(self, "_flash_attention", None):
             mask = super()._compute_attention_mask(
                 query, value, seen.query, seen.value, seen.key, seen.pairs, seen.causal
             )
-            return super()._compute_attention(
-                query, key, value, mask, training, return_attention_scores
-            )
+            scores = [return_attention_scores] if _keras.ASKS_FOR_SCORES else []
+            return super()._compute_attention(query, key, value, mask, training, *scores)
         rate = self._dropout if training else 0.0
         setting = Setting(
             axis=-3,
             causal=seen.causal,
-            window=getattr(self, "_sliding_window", None),  # Keras 3.15
+            window=getattr(self, "_sliding_window", None),  # Not in Keras 3.3.
             rate=rate,
             block=self._pair,
         )
@@ -165,8 +179,8 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
             value,
             masks=seen.parts(),
             seed=_seed(self._dropout_layer) if rate else None,
-            # Keras has two ways, which differ for a query that sees no key.
-            mean=not self._dropout,
+            # Keras has two ways, which may differ for a query that sees no key.
+            mean=not (self._dropout and _keras.zero_if_all_is_masked()),
         )
         return output, None
 

@@ -9,15 +9,12 @@ from typing import Any
 
 import keras
 
-# There is no public way to Keras' own generator (3.15).
-from keras.src.backend.common import global_state
-
+from memsaving_gradients._keras import random_generator, set_random_generator
 from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["POLICY", "in_lower_precision"]
 
 POLICY = "mixed_bfloat16"
-_GENERATOR = "global_seed_generator"
 
 
 def in_lower_precision(model: Any) -> Any:
@@ -139,12 +136,12 @@ def _made_again(metric: Any) -> Any:
 @contextmanager
 def _random_numbers_kept() -> Iterator[None]:
     """Layers that are made draw seeds, for weights that are not used: afterwards, the generators are where they were."""
-    drawn, generator = random.getstate(), global_state.get_global_attribute(_GENERATOR)
+    drawn, generator = random.getstate(), random_generator()
     before = None if generator is None else keras.ops.copy(generator.state.value)
     try:
         yield
     finally:
         random.setstate(drawn)
-        global_state.set_global_attribute(_GENERATOR, generator)
+        set_random_generator(generator)
         if generator is not None:
             generator.state.assign(before)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend import AutocastScope
 
+from memsaving_gradients._keras import AutocastScope, MultiOptimizer, Muon, unannounced_slots
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.options import check_one_of
 from memsaving_gradients.precision.clipping import Clipping
@@ -192,6 +192,10 @@ class _LowPrecision(_Optimizer):
                 "float32: keras.config.set_dtype_policy('bfloat16') before the model is made",
             )
         super().build(variables)
+        for v, slot in unannounced_slots(self):
+            slots = self._slots.setdefault(self._var_key(v), [])
+            if all(slot is not known for known in slots):
+                slots.append(slot)
         if isinstance(self, keras.optimizers.Nadam):
             self._widen_product()
         if self.rounding == "kahan":
@@ -362,7 +366,7 @@ class _LowPrecision(_Optimizer):
                 self.assign_sub(wide, tf.convert_to_tensor(wide) * rate)
 
     def _decay_of(self, variable: Any) -> float | None:
-        if isinstance(self, keras.optimizers.Muon) and self._should_use_adamw(variable):
+        if isinstance(self, Muon) and self._should_use_adamw(variable):
             return self.adam_weight_decay
         return self.weight_decay
 
@@ -378,7 +382,7 @@ _NOT_INSIDE: dict[Any, str] = {
     keras.optimizers.LossScaleOptimizer: (
         "scales losses; give its inner optimizer, and put LossScaleOptimizer around the result"
     ),
-    keras.optimizers.MultiOptimizer: (
+    MultiOptimizer: (
         "is made of several; give each of them, and put MultiOptimizer around the results"
     ),
 }

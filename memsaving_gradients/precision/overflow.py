@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from graph_tools.warn import warn
+from memsaving_gradients._keras import applied_steps
 from memsaving_gradients.errors import OverflowWarning
 
 __all__ = ["Skipped"]
@@ -52,7 +53,9 @@ class Skipped:
 
     def _counts(self) -> tuple[int, int]:
         # Not `iterations`, which are divided by the steps that gradients are accumulated over.
-        return int(self.steps), int(self.optimizer.inner_optimizer._iterations)
+        applied = applied_steps(self.optimizer.inner_optimizer)
+        # Keras' variables are no numbers before 3.15.
+        return int(self.steps.numpy()), int(applied.numpy())
 
     def report(self) -> dict[str, float]:
         """What an epoch adds to the logs: nothing, unless losses are scaled."""
@@ -61,7 +64,7 @@ class Skipped:
         now, before = self._counts(), self._before
         steps, applied = now[0] - before[0], now[1] - before[1]
         skipped = steps - applied
-        scale = float(self.optimizer.dynamic_scale)
+        scale = float(self.optimizer.dynamic_scale.numpy())
         if skipped > FEW and skipped >= MANY * steps:
             warn(
                 f"{skipped} of {steps} steps were skipped, as gradients were not finite at a loss scale that has come down to {scale:g}: "

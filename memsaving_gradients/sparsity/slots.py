@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools.warn import warn
+from memsaving_gradients._keras import unannounced_slots
 
 __all__ = ["first_values", "optimizers_of", "slots_of"]
 
@@ -24,12 +25,13 @@ def optimizers_of(model: Any) -> list[Any]:
 def slots_of(optimizer: Any, weight: Any) -> list[Any]:
     """An optimizer's variables of the shape of ``weight`` that it has made for it."""
     begins = weight.path.replace("/", "_")
+    others = [slot for of, slot in unannounced_slots(optimizer) if of is weight]
     return [
         slot
         for slot in optimizer.variables
         if slot.shape == weight.shape
         and tf.as_dtype(slot.dtype).is_floating
-        and slot.name.startswith(begins)
+        and (slot.name.startswith(begins) or any(slot is other for other in others))
     ]
 
 

@@ -1,0 +1,85 @@
+"""Every private Keras call, and all that differs between the versions of Keras, in one place.
+
+Each comment says why there is no public way, or since when there is. Seen in Keras 3.3 to 3.15; older ones have no ``keras.tree``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend import AutocastScope as AutocastScope
+from keras.src.backend.common import global_state
+
+__all__ = [
+    "ASKS_FOR_SCORES",
+    "AutocastScope",
+    "MultiOptimizer",
+    "Muon",
+    "applied_steps",
+    "random_generator",
+    "set_random_generator",
+    "unannounced_slots",
+    "zero_if_all_is_masked",
+]
+
+#: Optimizers that came later than Keras 3.3; no class, where they are not there, of which nothing is an instance.
+Muon: Any = getattr(keras.optimizers, "Muon", ())
+MultiOptimizer: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+
+#: Whether `keras.layers.MultiHeadAttention` says, where it computes attention, that scores are to be returned. Before, that is said in ``call`` alone (3.3).
+ASKS_FOR_SCORES = (
+    "return_attention_scores"
+    in inspect.signature(keras.layers.MultiHeadAttention._compute_attention).parameters
+)
+
+_GENERATOR = "global_seed_generator"
+
+
+def applied_steps(optimizer: Any) -> Any:
+    """The variable that counts how often ``optimizer`` was applied.
+
+    ``iterations`` is that in Keras 3.3; later it is a number, divided by the steps that gradients are accumulated over, of a
+    variable that is private (3.15).
+    """
+    private = getattr(optimizer, "_iterations", None)
+    return optimizer.iterations if private is None else private
+
+
+def unannounced_slots(optimizer: Any) -> list[tuple[Any, Any]]:
+    """``(variable, slot)`` for slots that an optimizer makes without saying for which variable: not with ``add_variable_from_reference``.
+
+    Sums of squares of Adagrad and Ftrl in Keras 3.3; nothing else has the optimizer's lists, which are private (3.15, too).
+    """
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
+    if not isinstance(optimizer, (keras.optimizers.Adagrad, keras.optimizers.Ftrl)):
+        return []
+    slots = getattr(optimizer, "_accumulators", ())
+    return list(zip(optimizer._trainable_variables, slots, strict=False))
+
+
+def random_generator() -> Any:
+    """The generator that layers without a seed draw from, or ``None``; there is no public way to it (3.3 to 3.15)."""
+    return global_state.get_global_attribute(_GENERATOR)
+
+
+def set_random_generator(generator: Any) -> None:
+    """Put `random_generator` back."""
+    global_state.set_global_attribute(_GENERATOR, generator)
+
+
+@cache
+def zero_if_all_is_masked() -> bool:
+    """Whether Keras' softmax is zero where a mask leaves nothing (3.15); it was the same for all (3.3).
+
+    Looked up at the layer, which says nothing of it; with a name, as one without would change those of the user's layers.
+    """
+    softmax = keras.layers.Softmax(dtype="float32", name="all_masked")
+    with tf.init_scope():
+        weights = softmax(tf.zeros([1, 2]), mask=tf.zeros([1, 2], tf.bool))
+    return not np.any(weights)

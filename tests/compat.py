@@ -1,0 +1,79 @@
+"""Run the core suite in several environments, each with versions of its own: what ``make test-compat`` does.
+
+    python tests/compat.py [--workers 2] ENVIRONMENT ...
+
+The core suite is what other versions of TensorFlow, Keras or NumPy can break: gradients to the last bit, what is done to graphs while TensorFlow
+builds them, Keras' training, and measured memory. Planners, reports and the command line are left to ``make test``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Files of tests, by what they are about; and two modules whose doctests are the first things that users do.
+CORE = (
+    *("exact_dtypes", "exact_second_order", "exact_constructs", "exact_training", "exact_xla"),
+    *("loops", "loops_effects", "loops_keras"),
+    *("capture", "measure", "allocations", "profiling", "op_knowledge"),
+    *("patching", "variables", "marks", "budgets", "whole_step", "updates"),
+    *("keras", "keras_budgets", "keras_limits"),
+    *("microbatch", "microbatch_exact", "microbatch_keras"),
+    *("precision", "sparsity", "sparsity_models", "sparsity_saving"),
+    *("encodings", "offload", "attention_layers", "attention_found"),
+    *("distribution", "fitting_models"),
+)
+DOCTESTS = ("memsaving_gradients/api.py", "memsaving_gradients/keras.py")
+
+_VERSIONS = """
+import os, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import keras, numpy, tensorflow
+print(f"TensorFlow {tensorflow.__version__}, Keras {keras.__version__}, NumPy {numpy.__version__}, "
+      f"Python {sys.version_info[0]}.{sys.version_info[1]}")
+"""
+
+
+def main() -> int:
+    """Run all, and say in one line each how it went."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("environments", nargs="+", type=Path, metavar="ENVIRONMENT")
+    parser.add_argument("--workers", default="2", help="processes of pytest (default: 2)")
+    options = parser.parse_args()
+    results = [_tried(one, options.workers) for one in options.environments]
+    print()
+    for line, _ in results:
+        print(line)
+    return 0 if all(passed for _, passed in results) else 1
+
+
+def _tried(environment: Path, workers: str) -> tuple[str, bool]:
+    """A line about one environment, and whether all has passed."""
+    python = environment.absolute() / "bin" / "python"
+    versions = subprocess.run(
+        [python, "-c", _VERSIONS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ).stdout.strip()
+    if not versions:
+        return f"{environment.name}: failed: TensorFlow or Keras cannot be imported", False
+    print(f"\n{environment.name}: {versions}", flush=True)
+    files = [f"tests/test_{name}.py" for name in CORE]
+    command = [python, "-m", "pytest", "-m", "not slow", "-n", workers, "-q", "-rs"]
+    run = subprocess.Popen(
+        [*command, *files, *DOCTESTS], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    last = ""
+    assert run.stdout is not None
+    for line in run.stdout:
+        print(line, end="", flush=True)
+        last = line.strip() or last
+    passed = run.wait() == 0
+    outcome = "passed" if passed else "FAILED"
+    return f"{environment.name}: {versions}: {outcome}: {last.strip('= ')}", passed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
