@@ -15,23 +15,26 @@ import tensorflow as tf
 from keras.src.backend import AutocastScope as AutocastScope
 from keras.src.backend.common import global_state
 
+from memsaving_gradients.errors import ArgumentError
+
 __all__ = [
     "ASKS_FOR_SCORES",
     "AutocastScope",
     "MultiOptimizer",
     "Muon",
     "applied_steps",
+    "export",
     "random_generator",
     "set_random_generator",
     "unannounced_slots",
     "zero_if_all_is_masked",
 ]
 
-#: Optimizers that came later than Keras 3.3; no class, where they are not there, of which nothing is an instance.
+#: Optimizers that came later (Muon with Keras 3.10, MultiOptimizer after 3.14); where they are not there, of no class, which nothing is an instance of.
 Muon: Any = getattr(keras.optimizers, "Muon", ())
 MultiOptimizer: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
-#: Whether `keras.layers.MultiHeadAttention` says, where it computes attention, that scores are to be returned. Before, that is said in ``call`` alone (3.3).
+#: Whether `keras.layers.MultiHeadAttention` says, where it computes attention, that scores are to be returned. Before 3.9, only ``call`` knows.
 ASKS_FOR_SCORES = (
     "return_attention_scores"
     in inspect.signature(keras.layers.MultiHeadAttention._compute_attention).parameters
@@ -43,8 +46,7 @@ _GENERATOR = "global_seed_generator"
 def applied_steps(optimizer: Any) -> Any:
     """The variable that counts how often ``optimizer`` was applied.
 
-    ``iterations`` is that in Keras 3.3; later it is a number, divided by the steps that gradients are accumulated over, of a
-    variable that is private (3.15).
+    That was ``iterations``. Since 3.5 these are divided by the steps that gradients are accumulated over, and the variable is private.
     """
     private = getattr(optimizer, "_iterations", None)
     return optimizer.iterations if private is None else private
@@ -53,7 +55,7 @@ def applied_steps(optimizer: Any) -> Any:
 def unannounced_slots(optimizer: Any) -> list[tuple[Any, Any]]:
     """``(variable, slot)`` for slots that an optimizer makes without saying for which variable: not with ``add_variable_from_reference``.
 
-    Sums of squares of Adagrad and Ftrl in Keras 3.3; nothing else has the optimizer's lists, which are private (3.15, too).
+    Sums of squares of Adagrad and Ftrl until Keras 3.9; only the optimizer's private lists tell which is whose.
     """
     while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         optimizer = inner
@@ -61,6 +63,26 @@ def unannounced_slots(optimizer: Any) -> list[tuple[Any, Any]]:
         return []
     slots = getattr(optimizer, "_accumulators", ())
     return list(zip(optimizer._trainable_variables, slots, strict=False))
+
+
+def export(
+    model: Any, filepath: Any, format: str, verbose: Any, input_signature: Any, **options: Any
+) -> None:
+    """Export a model for inputs of a signature, as ``keras.Model.export`` does; before 3.8 it does not take one."""
+    if "input_signature" in inspect.signature(keras.Model.export).parameters:
+        keras.Model.export(model, filepath, format, verbose, input_signature, **options)
+        return
+    if format != "tf_saved_model" or options:
+        asked = {"format": format, **options}
+        raise ArgumentError(
+            "export",
+            asked,
+            f"Keras {keras.__version__} exports as 'tf_saved_model' alone, without further options; take a newer Keras",
+        )
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", model.__call__, input_signature)
+    archive.write_out(str(filepath))
 
 
 def random_generator() -> Any:
@@ -75,7 +97,7 @@ def set_random_generator(generator: Any) -> None:
 
 @cache
 def zero_if_all_is_masked() -> bool:
-    """Whether Keras' softmax is zero where a mask leaves nothing (3.15); it was the same for all (3.3).
+    """Whether Keras' softmax is zero where a mask leaves nothing, as it is since 3.14, or the same for all.
 
     Looked up at the layer, which says nothing of it; with a name, as one without would change those of the user's layers.
     """

@@ -298,7 +298,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
 
 @contextmanager
 def _trained_by(model: Any, train_step: Callable[[Any], Any]) -> Iterator[None]:
-    """Let ``train_step`` be that of the model, which Keras looks up when it makes a training function (3.15), or when that is traced (3.3)."""
+    """Let ``train_step`` be that of the model, which Keras looks up when it makes a training function, or, before 3.7, when that is traced."""
     if train_step == model.train_step:
         yield
         return

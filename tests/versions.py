@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+from typing import Any
 
 import keras
 import pytest
 
-__all__ = ["needs_keras"]
+__all__ = ["KERAS", "needs_argument", "needs_keras", "takes"]
+
+#: ``(3, 15)`` for Keras 3.15.1.
+KERAS = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
 def needs_keras(name: str) -> pytest.MarkDecorator:
@@ -18,3 +23,14 @@ def needs_keras(name: str) -> pytest.MarkDecorator:
     except AttributeError:
         missing = True
     return pytest.mark.skipif(missing, reason=f"Keras {keras.__version__} has no {name}")
+
+
+def needs_argument(kind: Any, name: str) -> pytest.MarkDecorator:
+    """Skip a test of an argument that a class of this version of Keras does not take, and say so."""
+    reason = f"{kind.__name__} of Keras {keras.__version__} takes no {name}"
+    return pytest.mark.skipif(not takes(kind, name), reason=reason)
+
+
+def takes(kind: Any, name: str) -> bool:
+    """Whether a class of Keras takes an argument of this name."""
+    return name in inspect.signature(kind.__init__).parameters

@@ -168,7 +168,7 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
         setting = Setting(
             axis=-3,
             causal=seen.causal,
-            window=getattr(self, "_sliding_window", None),  # Not in Keras 3.3.
+            window=getattr(self, "_sliding_window", None),  # Not in older versions.
             rate=rate,
             block=self._pair,
         )

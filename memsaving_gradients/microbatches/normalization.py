@@ -82,7 +82,8 @@ def _slower_moving(found: list[str], count: tf.Tensor) -> Iterator[None]:
     def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         if not (training and self.trainable):
             return original(self, inputs, training=training, mask=mask)
-        found.append(self.path or self.name)
+        # Layers have no path in Keras 3.3.
+        found.append(getattr(self, "path", None) or self.name)
         momentum = self.momentum
         self.momentum = tf.cast(momentum, tf.float32) ** (1 / tf.cast(count, tf.float32))
         try:

@@ -54,7 +54,7 @@ class Skipped:
     def _counts(self) -> tuple[int, int]:
         # Not `iterations`, which are divided by the steps that gradients are accumulated over.
         applied = applied_steps(self.optimizer.inner_optimizer)
-        # Keras' variables are no numbers before 3.15.
+        # Keras' variables are no numbers before 3.5.
         return int(self.steps.numpy()), int(applied.numpy())
 
     def report(self) -> dict[str, float]:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from memsaving_gradients._keras import export
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.sparsity.arguments import real, seed_of
 from memsaving_gradients.sparsity.carrying import carry_over
@@ -124,7 +125,7 @@ class SparseModel(keras.Model):
             of = self.inner
             inputs = of.inputs[0] if isinstance(of, keras.Sequential) else of.input
             input_signature = [keras.tree.map_structure(_any_batch, inputs)]
-        super().export(filepath, format, verbose, input_signature, **options)
+        export(self, filepath, format, verbose, input_signature, **options)
 
 
 def sparsify(
