@@ -13,6 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend import AutocastScope as AutocastScope
+
+# Variables that Keras makes are of this class; ``keras.Variable`` is a class derived from it before 3.7.
+from keras.src.backend import Variable as Variable
 from keras.src.backend.common import global_state
 
 from memsaving_gradients.errors import ArgumentError
@@ -22,6 +25,7 @@ __all__ = [
     "AutocastScope",
     "MultiOptimizer",
     "Muon",
+    "Variable",
     "applied_steps",
     "export",
     "random_generator",

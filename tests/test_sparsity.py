@@ -57,7 +57,7 @@ def as_dense(sparse: ms.keras.SparseModel, plain: keras.Model) -> None:
     masks = iter(zip(sparse.store.masks(), sparse.store.shapes, strict=True))
     by_name = {layer.name: layer for layer in plain._flatten_layers()}
     for layer in sparse.inner._flatten_layers():
-        if hasattr(layer, "_kernel") and not isinstance(layer._kernel, keras.Variable):
+        if hasattr(layer, "_kernel") and not hasattr(layer._kernel, "assign"):
             mask, shape = next(masks)
             kernel = np.zeros(math.prod(shape), np.float32)
             kernel[mask] = next(numbers)

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from memsaving_gradients._keras import Variable
 from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["made_again"]
@@ -60,7 +61,7 @@ def made_again(optimizer: Any, kind: Any, **more: Any) -> Any:
 
 
 def _check_learning_rate(rate: Any) -> None:
-    if not callable(rate) or isinstance(rate, keras.Variable):
+    if not callable(rate) or isinstance(rate, Variable):
         return
     if not _is_kept(rate):
         raise ArgumentError(
@@ -88,7 +89,7 @@ def _same(one: Any, other: Any) -> bool:
         return True
     if type(one) is not type(other):
         return False
-    if isinstance(one, (keras.Variable, np.ndarray, tf.Variable, tf.Tensor)):
+    if isinstance(one, (Variable, np.ndarray, tf.Variable, tf.Tensor)):
         return bool(np.array_equal(np.asarray(one), np.asarray(other)))
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)

@@ -16,7 +16,7 @@ from memsaving_gradients.sparsity.arguments import real, seed_of
 from memsaving_gradients.sparsity.carrying import carry_over
 from memsaving_gradients.sparsity.choosing import chosen_layers
 from memsaving_gradients.sparsity.layers import SPARSE
-from memsaving_gradients.sparsity.penalties import penalty_of
+from memsaving_gradients.sparsity.penalties import Penalties
 from memsaving_gradients.sparsity.store import SparseStore
 
 __all__ = ["SparseModel", "sparse_model_in", "sparsify"]
@@ -49,7 +49,7 @@ class SparseModel(keras.Model):
             if layer.kernel_regularizer is not None
         }
         if penalties:
-            self.store.values.regularizer = penalty_of(self.store, penalties)
+            self.store.values.regularizer = Penalties(self.store, penalties)
         self.built = True
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:

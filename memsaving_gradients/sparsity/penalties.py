@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from memsaving_gradients.sparsity.store import SparseStore
 
-__all__ = ["penalty_of"]
+if TYPE_CHECKING:
+    from keras.regularizers import Regularizer as _Regularizer
+else:
+    # Variables have no other regularizers in Keras 3.3; later, any function.
+    _Regularizer = keras.regularizers.Regularizer
+
+__all__ = ["Penalties"]
 
 #: Sums over elements, to which zeros add nothing; others are given the kernel.
 SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
-def penalty_of(store: SparseStore, regularizers: Mapping[int, Any]) -> Callable[[Any], tf.Tensor]:
-    """The regularizer of the values: those of layers, by number, together."""
+class Penalties(_Regularizer):
+    """The regularizer of a store's values: those of layers, by number, together."""
 
-    def penalty(values: Any) -> tf.Tensor:
-        parts = store.split(values)
+    def __init__(self, store: SparseStore, regularizers: Mapping[int, Any]) -> None:
+        self.store, self.regularizers = store, regularizers
+
+    def __call__(self, values: Any) -> tf.Tensor:
+        """Their sum."""
+        parts = self.store.split(values)
         found = []
-        for number, regularizer in regularizers.items():
+        for number, regularizer in self.regularizers.items():
             part = parts[number]
-            of = part if type(regularizer) in SUMS else store.placed(part, number)
+            of = part if type(regularizer) in SUMS else self.store.placed(part, number)
             found.append(tf.cast(regularizer(of), part.dtype))
         return tf.add_n(found)
-
-    return penalty
