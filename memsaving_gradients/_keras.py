@@ -5,6 +5,7 @@ Each comment says why there is no public way, or since when there is. Seen in Ke
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from functools import cache
 from typing import Any
@@ -12,13 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend import AutocastScope as AutocastScope
 
-# Variables that Keras makes are of this class; ``keras.Variable`` is a class derived from it before 3.7.
-from keras.src.backend import Variable as Variable
-from keras.src.backend.common import global_state
-
-from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.errors import ArgumentError, VersionError
 
 __all__ = [
     "ASKS_FOR_SCORES",
@@ -27,6 +23,7 @@ __all__ = [
     "Muon",
     "Variable",
     "applied_steps",
+    "check_version",
     "export",
     "random_generator",
     "set_random_generator",
@@ -34,6 +31,34 @@ __all__ = [
     "zero_if_all_is_masked",
 ]
 
+OLDEST = "3.3"
+
+
+def check_version(version: str) -> None:
+    """Raise if Keras is of a version that is not supported.
+
+    Raises
+    ------
+    VersionError
+        It says which one is needed.
+    """
+    if _numbers(version) < _numbers(OLDEST):
+        raise VersionError("Keras", version, OLDEST)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")[:2]]
+
+
+# Before what older ones do not have is asked for.
+check_version(keras.__version__)
+_backend = importlib.import_module("keras.src.backend")
+_global_state = importlib.import_module("keras.src.backend.common.global_state")
+
+#: By which Keras casts variables while layers are called; an optimizer has no other way to see its own in another type.
+AutocastScope: Any = _backend.AutocastScope
+#: What variables are that Keras makes; ``keras.Variable`` is a class derived from it before 3.7.
+Variable: Any = _backend.Variable
 #: Optimizers that came later (Muon with Keras 3.10, MultiOptimizer after 3.14); where they are not there, of no class, which nothing is an instance of.
 Muon: Any = getattr(keras.optimizers, "Muon", ())
 MultiOptimizer: Any = getattr(keras.optimizers, "MultiOptimizer", ())
@@ -91,12 +116,12 @@ def export(
 
 def random_generator() -> Any:
     """The generator that layers without a seed draw from, or ``None``; there is no public way to it (3.3 to 3.15)."""
-    return global_state.get_global_attribute(_GENERATOR)
+    return _global_state.get_global_attribute(_GENERATOR)
 
 
 def set_random_generator(generator: Any) -> None:
     """Put `random_generator` back."""
-    global_state.set_global_attribute(_GENERATOR, generator)
+    _global_state.set_global_attribute(_GENERATOR, generator)
 
 
 @cache

@@ -23,6 +23,7 @@ __all__ = [
     "PlanningStoppedWarning",
     "SelectionError",
     "SolverError",
+    "VersionError",
 ]
 
 
@@ -76,6 +77,28 @@ class MissingExtraError(MemorySavingError, ImportError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copying and pickling make the error again."""
         return type(self), (self.purpose, self.library, self.extra)
+
+
+class VersionError(MemorySavingError, ImportError):
+    """A library is older than what this package can run with.
+
+    Attributes
+    ----------
+    library, version
+        Its name, and which one is installed.
+    oldest
+        The oldest one that will do.
+    """
+
+    def __init__(self, library: str, version: str, oldest: str) -> None:
+        super().__init__(
+            f"{library} {version} is too old: pip install --upgrade '{library.lower()}>={oldest}'"
+        )
+        self.library, self.version, self.oldest = library, version, oldest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copying and pickling make the error again."""
+        return type(self), (self.library, self.version, self.oldest)
 
 
 class HigherOrderError(MemorySavingError, NotImplementedError):

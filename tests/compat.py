@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: Files of tests, by what they are about; and two modules whose doctests are the first things that users do.
 CORE = (
+    "versions",
     *("exact_dtypes", "exact_second_order", "exact_constructs", "exact_training", "exact_xla"),
     *("loops", "loops_effects", "loops_keras"),
     *("capture", "measure", "allocations", "profiling", "op_knowledge"),

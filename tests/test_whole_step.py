@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from tests.greedy import greedy
+from tests.versions import needs_keras
 
 BudgetWarning = ms.errors.BudgetWarning
 WIDTH = 128
@@ -44,7 +45,11 @@ def fit(optimizer: keras.optimizers.Optimizer, budget: float | str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["momentum", "AdamW", "Adam", "RMSprop", "clipped", "Lamb", "Muon"]
+    "name",
+    [
+        *("momentum", "AdamW", "Adam", "RMSprop", "clipped"),
+        *(pytest.param(one, marks=needs_keras(f"optimizers.{one}")) for one in ("Lamb", "Muon")),
+    ],
 )
 def test_gradients_leave_room_for_the_optimizer(name: str) -> None:
     with warnings.catch_warnings():
