@@ -13,7 +13,7 @@ from memsaving_gradients.sparsity.store import SparseStore
 if TYPE_CHECKING:
     from keras.regularizers import Regularizer as _Regularizer
 else:
-    # Variables have no other regularizers in Keras 3.3; later, any function.
+    # Variables have no other regularizers before Keras 3.15; then, any function.
     _Regularizer = keras.regularizers.Regularizer
 
 __all__ = ["Penalties"]
