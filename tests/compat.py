@@ -1,6 +1,6 @@
 """Run the core suite in several environments, each with versions of its own: what ``make test-compat`` does.
 
-    python tests/compat.py [--workers 2] ENVIRONMENT ...
+    python tests/compat.py [--workers 2] [--only keras,loops] ENVIRONMENT ...
 
 The core suite is what other versions of TensorFlow, Keras or NumPy can break: gradients to the last bit, what is done to graphs while TensorFlow
 builds them, Keras' training, and measured memory. Planners, reports and the command line are left to ``make test``.
@@ -17,16 +17,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: Files of tests, by what they are about; and two modules whose doctests are the first things that users do.
 CORE = (
-    "versions",
-    *("exact_dtypes", "exact_second_order", "exact_constructs", "exact_training", "exact_xla"),
+    *("versions", "exact_dtypes", "exact_second_order", "exact_constructs", "exact_models"),
+    *("exact_training", "exact_xla"),
     *("loops", "loops_effects", "loops_keras"),
     *("capture", "measure", "allocations", "profiling", "op_knowledge"),
     *("patching", "variables", "marks", "budgets", "whole_step", "updates"),
     *("keras", "keras_budgets", "keras_limits"),
     *("microbatch", "microbatch_exact", "microbatch_keras"),
     *("precision", "sparsity", "sparsity_models", "sparsity_saving"),
-    *("encodings", "offload", "attention_layers", "attention_found"),
-    *("distribution", "fitting_models"),
+    *("encodings", "offload", "attention_layers", "distribution"),
 )
 DOCTESTS = ("memsaving_gradients/api.py", "memsaving_gradients/keras.py")
 
@@ -44,15 +43,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("environments", nargs="+", type=Path, metavar="ENVIRONMENT")
     parser.add_argument("--workers", default="2", help="processes of pytest (default: 2)")
+    parser.add_argument("--only", metavar="NAMES", help="some files of the suite, by commas")
     options = parser.parse_args()
-    results = [_tried(one, options.workers) for one in options.environments]
+    names = options.only.split(",") if options.only else CORE
+    if unknown := sorted({*names} - {*CORE}):
+        parser.error(f"{', '.join(unknown)}: not in the core suite, which is {', '.join(CORE)}")
+    files = [*(f"tests/test_{name}.py" for name in names), *(() if options.only else DOCTESTS)]
+    results = [_tried(one, files, options.workers) for one in options.environments]
     print()
     for line, _ in results:
         print(line)
     return 0 if all(passed for _, passed in results) else 1
 
 
-def _tried(environment: Path, workers: str) -> tuple[str, bool]:
+def _tried(environment: Path, files: list[str], workers: str) -> tuple[str, bool]:
     """A line about one environment, and whether all has passed."""
     python = environment.absolute() / "bin" / "python"
     versions = subprocess.run(
@@ -61,11 +65,8 @@ def _tried(environment: Path, workers: str) -> tuple[str, bool]:
     if not versions:
         return f"{environment.name}: failed: TensorFlow or Keras cannot be imported", False
     print(f"\n{environment.name}: {versions}", flush=True)
-    files = [f"tests/test_{name}.py" for name in CORE]
     command = [python, "-m", "pytest", "-m", "not slow", "-n", workers, "-q", "-rs"]
-    run = subprocess.Popen(
-        [*command, *files, *DOCTESTS], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    run = subprocess.Popen([*command, *files], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     last = ""
     assert run.stdout is not None
     for line in run.stdout:
