@@ -28,7 +28,7 @@ help:
 	@echo "make demo       train a 200-layer network on digits, plain and saving memory (4 minutes)"
 	@echo "make test       lint, types, the fast tests, doctests, notebooks, documentation (40 minutes)"
 	@echo "make test-slow  the tests that take minutes each"
-	@echo "make test-compat  the core suite with the oldest TensorFlow and Keras, and with the newest (half an hour)"
+	@echo "make test-compat  the core suite with the oldest TensorFlow and Keras, and with the newest"
 	@echo "make bench      measure every claim: python -m benchmarks"
 	@echo "make docs       build the documentation into site/"
 	@echo "make lint       ruff and mypy only; make format: let ruff rewrite"
