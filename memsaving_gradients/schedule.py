@@ -8,10 +8,9 @@ are freed at their last use, views cost nothing, and an elementwise op writes in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -20,27 +19,25 @@ import numpy.typing as npt
 from graph_tools.allocator import Buffers, allocated_peak, irregular_peak
 from graph_tools.liveness import timeline
 from memsaving_gradients.alive import Alive
-from memsaving_gradients.needs import after_needs
+from memsaving_gradients.lifetimes import Lives, Runs, lifetimes, runs_lazily, runs_of
 from memsaving_gradients.stored import Stored
 from memsaving_gradients.training_graph import TrainingGraph
 from memsaving_gradients.transfers import transfers
 
 __all__ = [
-    "SUMMED_AT_ONCE",
     "Schedule",
     "Simulation",
     "Step",
+    "as_schedule",
     "ordered",
     "plain",
     "recompute_lazily",
     "simulate",
-    "summed_first",
+    "simulate_runs",
 ]
 
 #: See `Schedule.lag`.
 LAG = 1 / 32
-#: Addends of one group in TensorFlow's kernel for sums.
-SUMMED_AT_ONCE = 8
 #: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many buffers, within bounds.
 ALLOCATED, FEWEST_STEPS, MOST_STEPS = 50_000, 8, 10
 
@@ -164,152 +161,65 @@ def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int
     Storages whose op must not be copied are kept as well, whether named or not. Backward ops that can be postponed
     run as late as possible, too.
     """
-    border = graph.first_backward
-    reads, before = graph.losable_reads, graph.postponed_before
-    producer = graph.producer.tolist()
-    lost = (graph.losable & ~np.isin(graph.storage, list(kept))).tolist()
+    return as_schedule(graph, runs_lazily(graph, kept), chained)
 
-    # Forward ops stand for their clones.
-    def needs(op: int) -> list[int]:
-        return [*(producer[v] for v in reads[op] if lost[v]), *before.get(op, ())]
 
-    steps = [Step(op) for op in range(border)]
-    for op in after_needs(graph.wanted, needs):
-        again = op < border
-        copies = again or any(lost[v] for v in reads[op])
-        steps.append(
-            Step(op, int(again), tuple(int(lost[v]) for v in graph.reads[op]) if copies else ())
-        )
+def as_schedule(graph: TrainingGraph, runs: Runs, chained: Iterable[int] = ()) -> Schedule:
+    """The schedule in which nothing is stored and ops run as in ``runs``."""
+    picks = runs.picks.tolist()
+    steps = []
+    at = 0
+    for op, copy in zip(runs.ops.tolist(), runs.copies.tolist(), strict=True):
+        picked = tuple(picks[at : (at := at + len(graph.reads[op]))])
+        steps.append(Step(op, copy, picked if copy or any(picked) else ()))
     return Schedule(tuple(steps), frozenset(chained))
 
 
 def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
     """Bytes alive at every step of ``schedule`` (fed inputs, variables and constants not counted)."""
-    storage, size = graph.storage.tolist(), graph.size.tolist()
-    forwards, seconds = graph.forwards.tolist(), graph.seconds.tolist()
-    many = len(storage)
-    # The buffer of each copy of each value: value + copy * many. Views have the one of the input that they look at.
-    buffer: dict[int, int] = {}
-    born: list[int] = []
-    dies: list[int] = []
-    sizes: list[int] = []
-    owner: list[int] = []
-    passed_on: list[tuple[int, int]] = []
-    added_at: dict[int, int] = {}
-    totals: list[tuple[int, list[int]]] = []
-    extra = 0.0
-    last_load: dict[int, int] = {}
-    for now, (op, copy, copies) in enumerate(schedule.steps):
-        if copy and op in schedule.stored:
-            stored = schedule.stored[op]
-            extra += stored.load_seconds
-            last_load[op] = now
-            buffer[stored.value + copy * many] = len(born)
-            born.append(now)
-            dies.append(now)
-            sizes.append(size[stored.value])
-            owner.append(stored.value)
-            continue
-        if op in schedule.chained:
-            # Addends are made by backward ops, which run once.
-            (total,) = graph.writes[op]
-            addends = [buffer[value] for value in graph.sums[op] if value in buffer]
-            for addend, when in zip(addends, _added_at(addends, born), strict=True):
-                dies[addend] = max(dies[addend], when)
-                added_at[addend] = when
-            totals.append((len(born), addends[:2]))
-            buffer[total] = len(born)
-            born.append(max((born[at] for at in addends[:2]), default=now))
-            dies.append(now)
-            sizes.append(size[total])
-            owner.append(total)
-            continue
-        reads = graph.reads[op]
-        read = []
-        for k, value in enumerate(reads):
-            at = buffer.get(value + copies[k] * many if copies else value)
-            if at is not None:
-                dies[at] = now
-                read.append(at)
-        if copy:
-            extra += seconds[op]
-        for value in graph.writes[op]:
-            if size[value]:
-                if forwards[op]:
-                    passed_on.extend((at, now) for at in read if sizes[at] == size[value])
-                buffer[value + copy * many] = len(born)
-                born.append(now)
-                dies.append(now)
-                sizes.append(size[value])
-                owner.append(value)
-            elif (root := storage[value]) != value:
-                for k, seen in enumerate(reads):
-                    if storage[seen] == root:
-                        at = buffer.get(seen + copies[k] * many if copies else seen)
-                        if at is not None:
-                            buffer[value + copy * many] = at
-                        break
-    if schedule.moves:
-        stream = transfers(graph, schedule)
-        extra += stream.stalled
-        for op, until in stream.out_until.items():
-            at = buffer[schedule.stored[op].value]
-            dies[at] = max(dies[at], until)
-    for op, now in last_load.items():
-        stored = schedule.stored[op]
-        extra += stored.store_seconds
-        if stored.bytes:
-            # Forward ops come first, in their order.
-            born.append(op)
-            dies.append(now)
-            sizes.append(stored.bytes)
-            owner.append(stored.value)
-    for value in graph.targets:
-        at = buffer.get(value)
-        if at is not None:
-            dies[at] = len(schedule.steps) - 1
-    for total, first_two in totals:
-        for at in first_two:
-            # The first addition writes into the buffer of an addend, if only it still needs that.
-            if dies[at] == born[total] and born[at] < born[total] and sizes[at] == sizes[total]:
-                dies[at] = born[total] - 1
-                break
-    taken = -1
-    for at, now in passed_on:
-        # The output takes over the buffer of one input that dies here.
-        if dies[at] == now and taken != now and born[at] < now and added_at.get(at, -1) < now:
-            dies[at] = now - 1
-            taken = now
+    stream = transfers(graph, schedule) if schedule.moves else None
+    moved = {} if stream is None else stream.out_until
+    runs = runs_of(graph, schedule.steps)
+    return _simulation(
+        graph,
+        runs,
+        lifetimes(graph, runs, schedule.chained, schedule.stored, moved),
+        schedule.stored,
+        0.0 if stream is None else stream.stalled,
+    )
+
+
+def simulate_runs(graph: TrainingGraph, runs: Runs, chained: Iterable[int] = ()) -> Simulation:
+    """As `simulate`, where nothing is stored."""
+    return _simulation(graph, runs, lifetimes(graph, runs, frozenset(chained)))
+
+
+def _simulation(
+    graph: TrainingGraph,
+    runs: Runs,
+    lives: Lives,
+    stored: Mapping[int, Stored] | None = None,
+    stalled: float = 0.0,
+) -> Simulation:
+    stored = stored or {}
+    again = runs.copies > 0
+    seconds = graph.seconds[runs.ops] * again
+    loads = np.zeros(len(runs.ops), np.bool_)
+    if stored:
+        loads = again & np.isin(runs.ops, list(stored))
+        seconds[loads] = [stored[op].load_seconds for op in runs.ops[loads].tolist()]
+    # One after the other, so that rounding does not depend on how many there are.
+    extra = float(seconds.cumsum()[-1]) if len(seconds) else 0.0
+    extra += stalled
+    for op in dict.fromkeys(runs.ops[loads].tolist()):
+        extra += stored[op].store_seconds
+    born, dies, sizes, owner = lives
     if graph.workspace is not None:
-        scratch = graph.workspace[[step.op for step in schedule.steps]]
-        if last_load:
-            loads = [bool(step.copy) and step.op in last_load for step in schedule.steps]
-            scratch[loads] = 0
-        during = np.flatnonzero(scratch).tolist()
-        born += during
-        dies += during
-        sizes += scratch[during].tolist()
-    lives = (np.array(born, np.int64), np.array(dies, np.int64), np.array(sizes, np.int64))
-    alive = timeline(*lives, len(schedule.steps))
-    return Simulation(alive, int(alive.max(initial=0)), extra, lives, owner)
-
-
-def summed_first(addends: int) -> int:
-    """How many of so many addends TensorFlow's kernel adds before it goes on in whole groups."""
-    head = addends % SUMMED_AT_ONCE
-    return head if head >= 2 else head + SUMMED_AT_ONCE
-
-
-def _added_at(addends: Sequence[int], born: Sequence[int]) -> list[int]:
-    """For each addend (a buffer), the last step that needs it for the sum: it is added once those before it are there.
-
-    ``born``: the first step of each buffer.
-    """
-    reached = list(accumulate((born[at] for at in addends), max))
-    head = summed_first(len(addends))
-    # The first one waits for the second.
-    reached[:1] = reached[1:2] or reached[:1]
-    for k in range(head, len(addends), SUMMED_AT_ONCE):
-        # The first one of each further group becomes the sum of that group.
-        reached[k] = reached[min(k + SUMMED_AT_ONCE, len(addends)) - 1]
-    return reached
+        scratch = graph.workspace[runs.ops]
+        scratch[loads] = 0
+        during = np.flatnonzero(scratch)
+        born, dies = np.concatenate([born, during]), np.concatenate([dies, during])
+        sizes = np.concatenate([sizes, scratch[during]])
+    alive = timeline(born, dies, sizes, len(runs.ops))
+    buffers = (born, dies, sizes)
+    return Simulation(alive, int(alive.max(initial=0)), extra, buffers, owner.tolist())

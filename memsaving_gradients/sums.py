@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from graph_tools import _tf
 from graph_tools.capture import OpGraph
-from memsaving_gradients.schedule import SUMMED_AT_ONCE, summed_first
+from memsaving_gradients.lifetimes import SUMMED_AT_ONCE, summed_first
 from memsaving_gradients.training_graph import LONG_SUM, IntArray, TrainingGraph
 
 __all__ = ["Sums", "chainable"]

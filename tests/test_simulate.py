@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsaving_gradients.schedule import Schedule, Step, plain, simulate
+from memsaving_gradients.planners.storing import store
+from memsaving_gradients.schedule import Schedule, Step, plain, recompute_lazily, simulate
+from memsaving_gradients.stored import Stored
 from tests.checker import check_schedule, naive_peak
 from tests.graphs import GRAPHS, Maker, chain
+from tests.random_graphs import rich
 from tests.schedules import forgetful, halving
+from tests.step_by_step import recompute_op_by_op, simulate_step_by_step
 
 
 @st.composite
@@ -111,3 +115,38 @@ def test_halving_takes_the_logarithm():
     assert 64 < schedule.clones <= 64 * 3
     assert max(step.copy for step in schedule.steps) >= 4
     assert checked.extra_seconds == schedule.clones
+
+
+@given(rich(sums=True), st.data())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_arrays_say_what_steps_do(graph, data):
+    """Every figure of every buffer, to the last bit, whatever is recomputed, summed up as it comes, encoded or moved."""
+    residuals = sorted(graph.residuals)
+    kept = data.draw(st.sets(st.sampled_from(residuals))) if residuals else set()
+    chained = data.draw(st.sets(st.sampled_from(sorted(graph.sums)))) if graph.sums else set()
+    schedule = recompute_lazily(graph, kept, chained)
+    assert schedule == recompute_op_by_op(graph, kept, chained)
+    _same(graph, schedule)
+    _same(graph, dataclasses.replace(schedule, chained=frozenset(graph.sums)))
+    moving = data.draw(st.sampled_from([0.0, 0.3]))
+    ways = [
+        Stored(value, "offload" if moving else "bfloat16", size // 3, 0.1, 0.2, moving)
+        for value in residuals
+        if (size := int(graph.size[value])) and len(graph.writes[graph.producer[value]]) == 1
+    ]
+    chosen = data.draw(st.lists(st.sampled_from(ways), unique=True)) if ways else []
+    _same(graph, store(graph, schedule, chosen))
+
+
+@given(graphs(), st.integers(0, 2**32), _probability, _probability)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_arrays_say_what_steps_do_with_several_copies(graph, seed, forget, older):
+    _same(graph, forgetful(graph, seed, forget=forget, older=older))
+
+
+def _same(graph, schedule):
+    found, wanted = simulate(graph, schedule), simulate_step_by_step(graph, schedule)
+    assert (found.peak, found.extra_seconds) == (wanted.peak, wanted.extra_seconds)
+    assert found.owner == wanted.owner
+    np.testing.assert_array_equal(found.bytes_alive, wanted.bytes_alive)
+    np.testing.assert_array_equal(found.buffers, wanted.buffers)

@@ -29,6 +29,7 @@ ZOO: dict[str, str] = {
     "lstm": "sequence",
     "recurrence": "sequence",
     "dynamic_conv": "dynamic",
+    "mixed": "mixed",
 }
 
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,6 +54,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
             "words": 32,
         },
     ),
+    "mixed": ("mixed", {"blocks": 2, "batch": 2, "image": 4, "width": 4}),
     "unet": ("unet", {"levels": 2, "filters": 4, "image": 16, "batch": 2}),
     "densenet": ("densenet", {"growth": 4, "batch": 2}),
     "inception": ("inception", {"width": 4, "batch": 2}),

@@ -1,0 +1,336 @@
+"""From when to when each buffer of a schedule lives, worked out for all of them at once.
+
+The executions of a schedule are arrays here (`Runs`), and so are the lifetimes that follow: what is made is born with the execution that
+makes it and dies with the last one that reads it, through views if need be. Planners simulate one graph hundreds of times; a graph
+of a hundred thousand ops takes a second step by step, and 30 ms in arrays. Linear in what is read, but for views of views, which take the logarithm
+of how many look at each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memsaving_gradients.stored import Stored
+from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["SUMMED_AT_ONCE", "Lives", "Runs", "lifetimes", "runs_lazily", "runs_of", "summed_first"]
+
+#: Addends of one group in TensorFlow's kernel for sums.
+SUMMED_AT_ONCE = 8
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Runs(NamedTuple):
+    """Executions of ops, in order.
+
+    Attributes
+    ----------
+    ops, copies
+        Which op each is of, and its how manyth copy: 0 is the original.
+    picks
+        For each value that each of them reads, one after the other, which copy of it.
+    """
+
+    ops: IntArray
+    copies: IntArray
+    picks: IntArray
+
+
+class _Rows:
+    """Tuples of unequal length, one for each op, in one array."""
+
+    def __init__(self, rows: Sequence[tuple[int, ...]]) -> None:
+        self.counts = np.fromiter(map(len, rows), np.int64, len(rows))
+        self.starts = np.concatenate([[0], self.counts.cumsum()])
+        self.items = np.fromiter(chain.from_iterable(rows), np.int64, int(self.starts[-1]))
+
+    def places(self, ops: IntArray) -> IntArray:
+        """Where in ``items`` the rows of ``ops`` stand, one after the other."""
+        counts = self.counts[ops]
+        ends = counts.cumsum()
+        skipped = self.starts[:-1][ops] - (ends - counts)
+        return np.repeat(skipped, counts) + np.arange(ends[-1] if len(ends) else 0)
+
+
+class _Arrays:
+    """What a graph's ops read and write, as arrays, and what schedules that recompute lazily have in common."""
+
+    def __init__(self, graph: TrainingGraph) -> None:
+        self.reads, self.writes = _Rows(graph.reads), _Rows(graph.writes)
+        self.reader = np.repeat(np.arange(graph.length), self.reads.counts)
+        self.is_view = (graph.size == 0) & (graph.storage != np.arange(len(graph.storage)))
+        # For each view, which of the values that its op reads it looks at.
+        self.slot = np.full(len(graph.storage), -1)
+        storage = graph.storage.tolist()
+        for value in np.flatnonzero(self.is_view).tolist():
+            for k, seen in enumerate(graph.reads[int(graph.producer[value])]):
+                if storage[seen] == storage[value]:
+                    self.slot[value] = k
+                    break
+
+    @staticmethod
+    def of(graph: TrainingGraph) -> _Arrays:
+        return graph.derived(_Arrays)
+
+
+class _Wanted:
+    """The backward ops as they are asked for, and which of them need more than to be run."""
+
+    def __init__(self, graph: TrainingGraph) -> None:
+        self.ops = np.array(graph.wanted, np.int64)
+        self.before = graph.postponed_before
+        self.watched = np.zeros(graph.length, np.bool_)
+        self.watched[[*self.before, *graph.postponable]] = True
+        producer = graph.producer.tolist()
+        # For each op, the losable values that it reads, with the ops that make them.
+        self.makers = [tuple((v, producer[v]) for v in read) for read in graph.losable_reads]
+
+
+def runs_of(graph: TrainingGraph, steps: Sequence[tuple[int, int, tuple[int, ...]]]) -> Runs:
+    """``steps``, each an op, the number of its copy, and which copies it reads (none said: originals)."""
+    ops = np.fromiter((op for op, _, _ in steps), np.int64, len(steps))
+    copies = np.fromiter((copy for _, copy, _ in steps), np.int64, len(steps))
+    counts = _Arrays.of(graph).reads.counts[ops]
+    picks = np.zeros(int(counts.sum()), np.int64)
+    said = np.fromiter((bool(reads) for _, _, reads in steps), np.bool_, len(steps))
+    picks[np.repeat(said, counts)] = list(
+        chain.from_iterable(
+            reads[:many] for (_, _, reads), many in zip(steps, counts.tolist(), strict=True)
+        )
+    )
+    return Runs(ops, copies, picks)
+
+
+def runs_lazily(graph: TrainingGraph, kept: Collection[int]) -> Runs:
+    """Every forward op, then the backward ops, each after what it reads that is not in ``kept``: made again once, as late as possible."""
+    arrays, wanted = _Arrays.of(graph), graph.derived(_Wanted)
+    lost = graph.losable & ~np.isin(graph.storage, list(kept))
+    reads = arrays.reads
+    asks = wanted.watched.copy()
+    asks[arrays.reader[lost[reads.items]]] = True
+    order = _after_needs(wanted, asks[wanted.ops], lost.tolist())
+    border = graph.first_backward
+    later = np.array(order, np.int64)
+    ops = np.concatenate([np.arange(border), later])
+    copies = np.concatenate([np.zeros(border, np.int64), later < border])
+    first = int(reads.starts[border])
+    picks = np.concatenate([np.zeros(first, np.int64), lost[reads.items[reads.places(later)]]])
+    return Runs(ops, copies, picks)
+
+
+def _after_needs(wanted: _Wanted, asks: npt.NDArray[np.bool_], lost: list[bool]) -> list[int]:
+    """As `memsaving_gradients.needs.after_needs` for the lost values that ops read, which stand for their makers.
+
+    ``asks``: which of the wanted ops have to be looked at; those between them run as they stand.
+    """
+    makers, before = wanted.makers, wanted.before
+    ops = wanted.ops.tolist()
+    order: list[int] = []
+    done: set[int] = set()
+    so_far = 0
+    for place in np.flatnonzero(asks).tolist():
+        order += ops[so_far:place]
+        so_far = place + 1
+        stack = [ops[place]]
+        while stack:
+            op = stack[-1]
+            if op in done:
+                stack.pop()
+                continue
+            missing = [maker for v, maker in makers[op] if lost[v] and maker not in done]
+            if op in before:
+                missing += [maker for maker in before[op] if maker not in done]
+            if missing:
+                missing.reverse()
+                stack += missing
+                continue
+            stack.pop()
+            done.add(op)
+            order.append(op)
+    return order + ops[so_far:]
+
+
+class Lives(NamedTuple):
+    """Buffers of a schedule, in the order in which they are made.
+
+    Attributes
+    ----------
+    born, dies
+        The first and the last execution during which each exists.
+    sizes
+        Bytes.
+    owner
+        The value that each was made for.
+    """
+
+    born: IntArray
+    dies: IntArray
+    sizes: IntArray
+    owner: IntArray
+
+
+def lifetimes(
+    graph: TrainingGraph,
+    runs: Runs,
+    chained: Collection[int] = (),
+    stored: Mapping[int, Stored] | None = None,
+    moved: Mapping[int, int] | None = None,
+) -> Lives:
+    """The buffers of ``runs``; scratch space is not among them.
+
+    ``chained``: sums (ops) that add their addends one by one as they come. ``stored``: for ops whose value is stored, how; their
+    copies are loads. ``moved``: until when values of ops (originals) are there because they are being moved.
+    """
+    arrays = _Arrays.of(graph)
+    ops, copies, picks = runs
+    many = len(graph.storage)
+    stored = stored or {}
+    is_sum, is_load = _marked(graph, chained)[ops], _marked(graph, stored)[ops] & (copies > 0)
+    computes = ~(is_sum | is_load)
+
+    # What is made: a number for each copy of each value that takes memory.
+    written = arrays.writes.items[arrays.writes.places(ops)]
+    makes = np.repeat(np.arange(len(ops)), arrays.writes.counts[ops])
+    takes = computes[makes] & (graph.size[written] > 0) | is_sum[makes]
+    if stored:
+        values = np.zeros(many, np.bool_)
+        values[[how.value for how in stored.values()]] = True
+        takes |= is_load[makes] & values[written]
+    keys = written + copies[makes] * many
+    owner, made_at = written[takes], makes[takes]
+    buffer = np.full(many * (int(copies.max(initial=0)) + 1), -1)
+    buffer[keys[takes]] = np.arange(len(owner))
+    sizes = graph.size[owner]
+    born, dies = made_at.copy(), made_at.copy()
+
+    # What is read, by which execution; views stand for what they look at.
+    read_from = np.concatenate([[0], arrays.reads.counts[ops].cumsum()])
+    read = arrays.reads.items[arrays.reads.places(ops)] + picks * many
+    looks = computes[makes] & arrays.is_view[written] & (arrays.slot[written] >= 0)
+    views, seen = keys[looks], read[read_from[makes[looks]] + arrays.slot[written[looks]]]
+    stands_for = np.arange(len(buffer))
+    stands_for[views] = seen
+    while not np.array_equal(further := stands_for[stands_for[views]], stands_for[views]):
+        stands_for[views] = further
+    buffer[views] = buffer[stands_for[views]]
+    reader = np.repeat(np.arange(len(ops)), arrays.reads.counts[ops])
+    at = buffer[read]
+    at[~computes[reader]] = -1
+    # Where several read one buffer, the last assignment remains.
+    dies[at[at >= 0]] = reader[at >= 0]
+
+    added_at, totals = _sum_up(graph, runs, is_sum, buffer, born, dies)
+    for op, until in (moved or {}).items():
+        moving = buffer[stored[op].value]
+        dies[moving] = max(dies[moving], until)
+    held = buffer[list(graph.targets)]
+    last_load = dict(zip(ops[is_load].tolist(), np.flatnonzero(is_load).tolist(), strict=True))
+    packed = [(op, now, stored[op]) for op, now in last_load.items() if stored[op].bytes]
+    dies[held[held >= 0]] = len(ops) - 1
+    for total, first_two in totals:
+        for addend in first_two:
+            # The first addition writes into the buffer of an addend, if only it still needs that.
+            begins = born[total]
+            if dies[addend] == begins and born[addend] < begins and sizes[addend] == sizes[total]:
+                dies[addend] = begins - 1
+                break
+    lives = Lives(born, dies, sizes, owner)
+    made = np.flatnonzero(graph.forwards[ops[made_at]] & computes[made_at])
+    _pass_on(made, made_at[made], read_from, at, lives, added_at)
+    if not packed:
+        return lives
+    # Forward ops come first, in their order.
+    return Lives(
+        np.concatenate([born, [op for op, _, _ in packed]]),
+        np.concatenate([dies, [now for _, now, _ in packed]]),
+        np.concatenate([sizes, [how.bytes for _, _, how in packed]]),
+        np.concatenate([owner, [how.value for _, _, how in packed]]),
+    )
+
+
+def _marked(graph: TrainingGraph, ops: Iterable[int]) -> npt.NDArray[np.bool_]:
+    found = np.zeros(graph.length, np.bool_)
+    found[list(ops)] = True
+    return found
+
+
+def _sum_up(
+    graph: TrainingGraph,
+    runs: Runs,
+    is_sum: npt.NDArray[np.bool_],
+    buffer: IntArray,
+    born: IntArray,
+    dies: IntArray,
+) -> tuple[IntArray, list[tuple[int, list[int]]]]:
+    """Let addends die when they are added, and sums be born with their first two.
+
+    For each buffer the step in which it is added (-1: it is no addend), and for each sum the buffers that it begins with.
+    """
+    added_at = np.full(len(born), -1)
+    totals = []
+    for now in np.flatnonzero(is_sum).tolist():
+        op = int(runs.ops[now])
+        (value,) = graph.writes[op]
+        total = int(buffer[value])
+        # Addends are made by backward ops, which run once.
+        addends = [at for at in buffer[list(graph.sums[op])].tolist() if at >= 0]
+        begun = born[addends].tolist()
+        for addend, when in zip(addends, _added_at(begun), strict=True):
+            dies[addend] = max(int(dies[addend]), when)
+            added_at[addend] = when
+        totals.append((total, addends[:2]))
+        born[total] = max(begun[:2], default=now)
+    return added_at, totals
+
+
+def _pass_on(
+    made: IntArray,
+    now: IntArray,
+    read_from: IntArray,
+    at: IntArray,
+    lives: Lives,
+    added_at: IntArray,
+) -> None:
+    """Let outputs take over the buffer of one input that dies with them, and is as large.
+
+    ``made``, ``now``: the buffers that may, and the executions that make them. ``read_from``: where in ``at``, the buffers that are read, those of each execution begin.
+    """
+    born, dies, sizes, _ = lives
+    counts = read_from[now + 1] - read_from[now]
+    ends = counts.cumsum()
+    places = np.repeat(read_from[now] - (ends - counts), counts) + np.arange(
+        ends[-1] if len(ends) else 0
+    )
+    made, now = np.repeat(made, counts), np.repeat(now, counts)
+    old = at[places]
+    fits = (old >= 0) & (sizes[old] == sizes[made])
+    fits &= (dies[old] == now) & (born[old] < now) & (added_at[old] < now)
+    now, first = np.unique(now[fits], return_index=True)
+    dies[old[fits][first]] = now - 1
+
+
+def summed_first(addends: int) -> int:
+    """How many of so many addends TensorFlow's kernel adds before it goes on in whole groups."""
+    head = addends % SUMMED_AT_ONCE
+    return head if head >= 2 else head + SUMMED_AT_ONCE
+
+
+def _added_at(born: Sequence[int]) -> list[int]:
+    """For each addend, the last step that needs it for the sum: it is added once those before it are there.
+
+    ``born``: the first step of each.
+    """
+    reached = list(accumulate(born, max))
+    head = summed_first(len(born))
+    # The first one waits for the second.
+    reached[:1] = reached[1:2] or reached[:1]
+    for k in range(head, len(born), SUMMED_AT_ONCE):
+        # The first one of each further group becomes the sum of that group.
+        reached[k] = reached[min(k + SUMMED_AT_ONCE, len(born)) - 1]
+    return reached
