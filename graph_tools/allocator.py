@@ -15,7 +15,7 @@ one step, six times, up to a tenth less.)
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,9 +136,8 @@ class _Arena:
         self.holes: list[tuple[int, int]] = []
         self.is_free: set[int] = set()
         self.address_of: dict[int, int] = {}
-        self.next_region, self.end, self.used, self.peak = _FIRST_REGION, 0, 0, 0
-        for k, request in enumerate(before):
-            self.allocate(-1 - k, request)
+        self.next_region, self.end, self.used = _FIRST_REGION, 0, 0
+        self._play([(-1 - k, request) for k, request in enumerate(before)], {})
 
     def step(
         self,
@@ -155,86 +154,72 @@ class _Arena:
         replaced = (
             {} if into is None else {k: -1 - i for k, i in enumerate(into.tolist()) if i >= 0}
         )
-        order = np.lexsort((rank, born)).tolist()
-        births, deaths, sizes = born.tolist(), dies.tolist(), size.tolist()
-        frees: dict[int, list[int]] = {}
-        for k in order:
-            frees.setdefault(deaths[k], []).append(k)
-        base = self.peak = self.used
-        now = -1
-        for k in order:
-            while now < births[k] - 1:
-                now += 1
-                self._end(frees.get(now, ()), replaced)
-            self.allocate(k, sizes[k])
-        for later in sorted(t for t in frees if t > now):
-            self._end(frees[later], replaced)
-        return self.peak - base
+        return self._play(_events(born, dies, size, rank), replaced)
 
-    def _end(self, keys: Sequence[int], replaced: Mapping[int, int]) -> None:
-        """Free buffers, or those that they replace."""
-        for key in keys:
+    def _play(self, events: Iterable[tuple[int, int]], replaced: Mapping[int, int]) -> int:
+        """Allocate buffers (key and bytes) and free them (key and -1); the most bytes in chunks meanwhile, more than before.
+
+        ``replaced``: for keys, the keys of the buffers that are freed instead.
+        """
+        # One loop without calls: it runs a million times for one large graph.
+        size_at, before, holes = self.size_at, self.before, self.holes
+        is_free, address_of = self.is_free, self.address_of
+        base = peak = used = self.used
+        for key, request in events:
+            if request >= 0:
+                need = max(_GRAIN, -(-request // _GRAIN) * _GRAIN)
+                place = bisect_left(holes, (need, -1))
+                if place == len(holes):
+                    self._grow(need)
+                    place = bisect_left(holes, (need, -1))
+                size, address = holes.pop(place)
+                is_free.discard(address)
+                if size >= 2 * need or size - need >= _MOST_WASTE:
+                    rest = address + need
+                    size_at[address], size_at[rest] = need, size - need
+                    before[rest] = address
+                    after = address + size
+                    if after in before:
+                        before[after] = rest
+                    is_free.add(rest)
+                    insort(holes, (size - need, rest))
+                    size = need
+                address_of[key] = address
+                used += size
+                if used > peak:
+                    peak = used
+                continue
             old = replaced.get(key)
             if old is not None:
-                self.address_of[key], self.address_of[old] = (
-                    self.address_of[old],
-                    self.address_of[key],
-                )
-        self.free(keys)
-
-    def allocate(self, key: int, request: int) -> None:
-        need = max(_GRAIN, -(-request // _GRAIN) * _GRAIN)
-        place = bisect_left(self.holes, (need, -1))
-        if place == len(self.holes):
-            self._grow(need)
-            place = bisect_left(self.holes, (need, -1))
-        size, address = self.holes.pop(place)
-        self.is_free.discard(address)
-        if size >= 2 * need or size - need >= _MOST_WASTE:
-            rest = address + need
-            self.size_at[address], self.size_at[rest] = need, size - need
-            self.before[rest] = address
-            after = address + size
-            if after in self.before:
-                self.before[after] = rest
-            self._add_hole(rest)
-            size = need
-        self.address_of[key] = address
-        self.used += size
-        self.peak = max(self.peak, self.used)
-
-    def free(self, keys: Sequence[int]) -> None:
-        for key in keys:
-            address = self.address_of.pop(key, None)
+                address_of[key], address_of[old] = address_of[old], address_of[key]
+            address = address_of.pop(key, None)
             if address is None:
                 continue
-            self.used -= self.size_at[address]
-            after = address + self.size_at[address]
-            if after in self.is_free and after in self.before:
-                self._join(address, after)
-            left = self.before.get(address)
-            if left is not None and left in self.is_free:
-                self._remove_hole(left)
-                self._join(left, address)
-                address = left
-            self._add_hole(address)
-
-    def _join(self, left: int, right: int) -> None:
-        if right in self.is_free:
-            self._remove_hole(right)
-        after = right + self.size_at[right]
-        self.size_at[left] += self.size_at.pop(right)
-        del self.before[right]
-        if after in self.before:
-            self.before[after] = left
-
-    def _add_hole(self, address: int) -> None:
-        self.is_free.add(address)
-        insort(self.holes, (self.size_at[address], address))
-
-    def _remove_hole(self, address: int) -> None:
-        self.is_free.discard(address)
-        del self.holes[bisect_left(self.holes, (self.size_at[address], address))]
+            size = size_at[address]
+            used -= size
+            after = address + size
+            if after in is_free and after in before:
+                more = size_at.pop(after)
+                is_free.discard(after)
+                del holes[bisect_left(holes, (more, after))]
+                del before[after]
+                size += more
+                size_at[address] = size
+                if (behind := address + size) in before:
+                    before[behind] = address
+            left = before.get(address)
+            if left is not None and left in is_free:
+                more = size_at[left]
+                del holes[bisect_left(holes, (more, left))]
+                del size_at[address], before[address]
+                if (behind := address + size) in before:
+                    before[behind] = left
+                address, size = left, more + size
+                size_at[address] = size
+            is_free.add(address)
+            insort(holes, (size, address))
+        self.used = used
+        return peak - base
 
     def _grow(self, need: int) -> None:
         grown = False
@@ -245,6 +230,27 @@ class _Arena:
         address = self.end + 1
         self.size_at[address] = self.next_region
         self.end = address + self.next_region
-        self._add_hole(address)
+        self.is_free.add(address)
+        insort(self.holes, (self.next_region, address))
         if not grown:
             self.next_region *= 2
+
+
+def _events(
+    born: npt.NDArray[np.int64],
+    dies: npt.NDArray[np.int64],
+    size: npt.NDArray[np.int64],
+    rank: npt.NDArray[Any],
+) -> Iterable[tuple[int, int]]:
+    """When each buffer is allocated (its number and its bytes) and freed (its number and -1), in order.
+
+    Those that die with an op are freed before those of the next one are allocated; those that die together, in the order of their birth.
+    """
+    order = np.lexsort((rank, born))
+    many = len(order)
+    key = np.concatenate([order, order])
+    when = np.concatenate([born[order], dies[order] + 1])
+    what = np.repeat([1, 0], many)
+    request = np.concatenate([size[order], np.full(many, -1)])
+    sequence = np.lexsort((what, when))
+    return zip(key[sequence].tolist(), request[sequence].tolist(), strict=True)

@@ -139,20 +139,24 @@ def _after_needs(wanted: _Wanted, asks: npt.NDArray[np.bool_], lost: list[bool])
         so_far = place + 1
         stack = [ops[place]]
         while stack:
-            op = stack[-1]
+            op = stack.pop()
+            if op < 0:
+                # All that it needs has run.
+                done.add(~op)
+                order.append(~op)
+                continue
             if op in done:
-                stack.pop()
                 continue
             missing = [maker for v, maker in makers[op] if lost[v] and maker not in done]
             if op in before:
                 missing += [maker for maker in before[op] if maker not in done]
             if missing:
                 missing.reverse()
+                stack.append(~op)
                 stack += missing
-                continue
-            stack.pop()
-            done.add(op)
-            order.append(op)
+            else:
+                done.add(op)
+                order.append(op)
     return order + ops[so_far:]
 
 

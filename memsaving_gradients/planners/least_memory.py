@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients.planners.proposal import Limits, Proposal, propose
+from memsaving_gradients.planners.proposal import Limits, Proposal, Trial, tried
 from memsaving_gradients.planners.segments import (
     Segments,
     measure_segments,
@@ -54,13 +55,11 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     affordable = SIMULATED_STEPS // (2 * graph.length + 1)
     trials = MOST_TRIALS if thorough else max(FEWEST_TRIALS, affordable)
     paths = _paths(tables, trials) or [()]
-    tried = [
-        propose(graph, limits, segments.kept_by([int(cuts[k]) for k in path])) for path in paths
-    ]
-    best = _best(tried, thorough)
+    found = [tried(graph, limits, segments.kept_by([int(cuts[k]) for k in path])) for path in paths]
+    best = _best(found, thorough)
     if thorough:
         best = _improve(graph, limits, segments, best, min(MOST_MOVES, affordable))
-    return _keep_late(graph, limits, segments, best, thorough)
+    return _keep_late(graph, limits, segments, best, thorough).proposal(graph)
 
 
 def kept_sets(graph: TrainingGraph, keep: Collection[int], many: int) -> list[dict[int, str]]:
@@ -77,22 +76,22 @@ def kept_sets(graph: TrainingGraph, keep: Collection[int], many: int) -> list[di
     return [segments.kept_by([int(cuts[k]) for k in path]) for path in found]
 
 
-def _best(tried: list[Proposal], thorough: bool) -> Proposal:
+def _best(trials: list[Trial], thorough: bool) -> Trial:
     """The least peak; of those about as low the one that the allocator needs least for, or takes least time."""
-    least = min(trial.peak for trial in tried)
-    near = [trial for trial in tried if trial.peak <= least * ABOUT]
+    least = min(trial.peak for trial in trials)
+    near = [trial for trial in trials if trial.peak <= least * ABOUT]
     if not thorough:
         return min(near, key=lambda trial: (trial.extra_seconds, trial.peak))
     return min(near, key=lambda trial: (trial.allocated, trial.peak, trial.extra_seconds))
 
 
 def _improve(
-    graph: TrainingGraph, limits: Limits, segments: Segments, best: Proposal, trials: int
-) -> Proposal:
+    graph: TrainingGraph, limits: Limits, segments: Segments, best: Trial, trials: int
+) -> Trial:
     """Drop kept storages, or keep a neighbor instead, as long as that lowers the peak: the model of cuts is coarse."""
     places = sorted({*segments.parts.tolist(), *segments.residuals.tolist()})
     place_of = {storage: k for k, storage in enumerate(places)}
-    tried: set[frozenset[int]] = set()
+    seen: set[frozenset[int]] = set()
     improved = True
     while improved:
         improved = False
@@ -106,12 +105,12 @@ def _improve(
                 rest = {kept: why for kept, why in best.reasons.items() if kept != storage}
                 if other is not None:
                     rest.setdefault(other, best.reasons[storage])
-                if frozenset(rest) in tried:
+                if frozenset(rest) in seen:
                     continue
-                if len(tried) == trials:
+                if len(seen) == trials:
                     return best
-                tried.add(frozenset(rest))
-                trial = propose(graph, limits, rest)
+                seen.add(frozenset(rest))
+                trial = tried(graph, limits, rest)
                 if trial.peak < best.peak:
                     best, improved = trial, True
     return best
@@ -135,14 +134,14 @@ def _paths(tables: _Tables, trials: int) -> list[tuple[int, ...]]:
 
 
 def _keep_late(
-    graph: TrainingGraph, limits: Limits, segments: Segments, best: Proposal, thorough: bool
-) -> Proposal:
+    graph: TrainingGraph, limits: Limits, segments: Segments, best: Trial, thorough: bool
+) -> Trial:
     """Keep as many of the residuals made last as do not raise the peak: recomputing those would save nothing."""
     fewest, most = 0, len(segments.residuals)
     for _ in range(MOST_BISECTIONS if thorough else FEWEST_BISECTIONS):
         count = (fewest + most + 1) // 2
         late = segments.residuals[len(segments.residuals) - count :].tolist()
-        trial = propose(
+        trial = tried(
             graph, limits, best.reasons | dict.fromkeys(late, "near the loss") | best.reasons
         )
         if trial.peak <= best.peak and not (thorough and trial.allocated > best.allocated):
@@ -164,6 +163,11 @@ class _Tables:
 
     keep: npt.NDArray[np.float64]
     peak: npt.NDArray[np.float64]
+
+    @cached_property
+    def by_end(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Both with indices exchanged, so that what ends at one cut lies together."""
+        return self.keep.T.copy(), self.peak.T.copy()
 
 
 def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
@@ -230,10 +234,12 @@ def _shortest(tables: _Tables, limit: float) -> list[int] | None:
     kept = np.full(count + 2, np.inf)
     kept[0] = 0.0
     came = np.zeros(count + 2, np.int64)
+    added, needed = tables.by_end
     for j in range(1, count + 2):
-        arrive = kept[:j] + tables.keep[:j, j]
-        arrive[kept[:j] + tables.peak[:j, j] > limit] = np.inf
-        i = int(np.argmin(arrive))
+        so_far = kept[:j]
+        arrive = so_far + added[j, :j]
+        arrive[so_far + needed[j, :j] > limit] = np.inf
+        i = int(arrive.argmin())
         kept[j], came[j] = arrive[i], i
     if not np.isfinite(kept[-1]):
         return None

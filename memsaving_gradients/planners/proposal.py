@@ -9,17 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from memsaving_gradients.lifetimes import Runs, runs_lazily
 from memsaving_gradients.schedule import (
     Schedule,
     Simulation,
+    as_schedule,
     ordered,
     plain,
-    recompute_lazily,
     simulate,
+    simulate_runs,
 )
 from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["Interrupted", "Limits", "Proposal", "propose", "proposed", "untouched"]
+__all__ = [
+    "Interrupted",
+    "Limits",
+    "Proposal",
+    "Trial",
+    "propose",
+    "proposed",
+    "tried",
+    "untouched",
+]
 
 
 class Interrupted(Exception):
@@ -123,12 +134,58 @@ def _plain_peak(graph: TrainingGraph) -> int:
     return simulate(graph, plain(graph)).peak
 
 
-def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> Proposal:
-    """The proposal that keeps the storages in ``reasons`` and in ``limits``, and recomputes the rest once."""
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What becomes of a kept set, without a schedule as yet: planners try hundreds of them.
+
+    Attributes
+    ----------
+    reasons, simulation
+        As in `Proposal`.
+    runs
+        What runs when.
+    chained
+        As in `Schedule`.
+    """
+
+    reasons: dict[int, str]
+    simulation: Simulation
+    runs: Runs
+    chained: frozenset[int]
+
+    @property
+    def peak(self) -> int:
+        """As in `Proposal`."""
+        return self.simulation.peak
+
+    @property
+    def allocated(self) -> int:
+        """As in `Proposal`."""
+        return self.simulation.allocated_peak
+
+    @property
+    def extra_seconds(self) -> float:
+        """As in `Proposal`."""
+        return self.simulation.extra_seconds
+
+    def proposal(self, graph: TrainingGraph) -> Proposal:
+        """The same as a proposal."""
+        schedule = as_schedule(graph, self.runs, self.chained)
+        return Proposal(schedule, self.reasons, self.simulation)
+
+
+def tried(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> Trial:
+    """What comes of keeping the storages in ``reasons`` and in ``limits``, and recomputing the rest once."""
     kept = dict(limits.keep)
     kept |= {storage: why for storage, why in reasons.items() if storage not in kept}
-    schedule = recompute_lazily(graph, set(kept), limits.sums(graph))
-    return Proposal(schedule, kept, simulate(graph, schedule))
+    chained = limits.sums(graph)
+    runs = runs_lazily(graph, kept.keys())
+    return Trial(kept, simulate_runs(graph, runs, chained), runs, chained)
+
+
+def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> Proposal:
+    """The proposal that keeps the storages in ``reasons`` and in ``limits``, and recomputes the rest once."""
+    return tried(graph, limits, reasons).proposal(graph)
 
 
 def proposed(graph: TrainingGraph, limits: Limits, schedule: Schedule) -> Proposal:
