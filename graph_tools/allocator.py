@@ -192,8 +192,8 @@ class _Arena:
             old = replaced.get(key)
             if old is not None:
                 address_of[key], address_of[old] = address_of[old], address_of[key]
-            address = address_of.pop(key, None)
-            if address is None:
+            address = address_of.pop(key, -1)
+            if address < 0:
                 continue
             size = size_at[address]
             used -= size

@@ -15,8 +15,8 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -28,6 +28,9 @@ from graph_tools.errors import GraphError
 from graph_tools.inside import list_bytes
 from graph_tools.sizes import Bytes, is_guess, tensor_bytes
 from graph_tools.views import viewed_input
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["OpGraph", "capture"]
 
@@ -87,6 +90,8 @@ class OpGraph:
     @cached_property
     def dag(self) -> nx.DiGraph:
         """The ops as a networkx DAG: nodes are positions with ``name`` and ``type``, edges carry ``control``."""
+        import networkx as nx
+
         dag = nx.DiGraph()
         dag.add_nodes_from((i, {"name": op.name, "type": op.type}) for i, op in enumerate(self.ops))
         dag.add_edges_from(

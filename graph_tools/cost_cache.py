@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import tensorflow as tf
 
 from graph_tools.errors import CacheWarning
@@ -36,8 +35,11 @@ Entries = dict[str, Measured | None]
 
 def folder() -> Path:
     """Where files are kept."""
-    given = os.environ.get(ENVIRONMENT)
-    return Path(given or platformdirs.user_cache_dir("memsaving_gradients"))
+    if given := os.environ.get(ENVIRONMENT):
+        return Path(given)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("memsaving_gradients"))
 
 
 def describe(device: str) -> str:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import tensorflow as tf
 
@@ -267,6 +266,8 @@ def _changed_by(op: tf.Operation) -> Iterator[int]:
 
 def in_order(ops: Collection[tf.Operation]) -> list[tf.Operation]:
     """``ops`` in an order in which they can run, that of creation where possible; gradients add ops before older ones."""
+    import networkx as nx
+
     found = nx.DiGraph()
     found.add_nodes_from(ops)
     found.add_edges_from(

@@ -14,10 +14,13 @@ Tarjan 1973, iterative there), restricted to those that lie on every path.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["articulation_points", "frontier", "frontier_bytes"]
 
@@ -74,6 +77,8 @@ def articulation_points(dag: nx.DiGraph, first: Sequence[int], last: Sequence[in
     >>> articulation_points(dag, [0], [3])
     [0, 2, 3]
     """
+    import networkx as nx
+
     below = set(first).union(*(nx.descendants(dag, node) for node in first))
     above = set(last).union(*(nx.ancestors(dag, node) for node in last))
     inside = dag.subgraph(below & above)

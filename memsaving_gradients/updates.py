@@ -32,7 +32,10 @@ from graph_tools.devices import Home
 from graph_tools.edit import Rewiring
 from graph_tools.sizes import tensor_bytes
 
-__all__ = ["Updates"]
+__all__ = ["Unfeasible", "Updates"]
+
+#: What is raised where ops wait for each other in a circle.
+Unfeasible = nx.NetworkXUnfeasible
 
 #: What waits for one of these prevents, or changes, how it is merged with others, or waits for nothing.
 _NOT_WAITED_FOR = optypes.FUSED | optypes.MERGED_AT_RUN_TIME | optypes.VIEWS

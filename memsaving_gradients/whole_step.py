@@ -22,9 +22,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import tensorflow as tf
 
 from graph_tools import _tf, _tf_autodiff
@@ -41,7 +40,9 @@ from memsaving_gradients.planning import warn_stopped
 from memsaving_gradients.schedule import Simulation
 from memsaving_gradients.site import Site
 from memsaving_gradients.units import exact_bytes, format_bytes
-from memsaving_gradients.updates import Updates
+
+if TYPE_CHECKING:
+    from memsaving_gradients.updates import Updates
 
 __all__ = ["added_up", "consumed_at_once", "install", "note", "note_added_up", "will_be_reduced"]
 
@@ -130,6 +131,8 @@ def added_up(graph: tf.Graph) -> list[tf.Tensor]:
 
 def _defer(graph: tf.Graph) -> None:
     """Let what follows a loop wait for the gradients that it gives."""
+    from memsaving_gradients.updates import Updates
+
     grads = {tensor.op for tensor, _ in registry.earlier(graph)}
     ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
     border = min(map(_tf.creation_index, grads))
@@ -176,6 +179,9 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
     if site.data_gates:
         # XLA orders a step as it sees fit.
         return
+    # Imports networkx, which takes a tenth of a second.
+    from memsaving_gradients.updates import Unfeasible, Updates
+
     need_of = _Needs(site)
     try:
         ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
@@ -195,7 +201,7 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         if need > budget and updates.defer(site.home):
             need_of.played.clear()
             need = need_of(followed)
-    except (GraphError, nx.NetworkXUnfeasible):
+    except (GraphError, Unfeasible):
         # Something besides the gradients that cannot be captured, such as a loop of TF1.
         return
     plan, stopped = followed.outcome.plan, site.stopped
