@@ -208,13 +208,14 @@ def is_clonable(op: tf.Operation) -> bool:
     stateful, sources, inside a TF1 control flow frame, or that touch references, resources or variants do not.
     """
     kind = op.type
-    if kind in SOURCES or kind in _NEVER or not op.inputs or not op.outputs or is_stateful(op):
+    if kind in SOURCES or kind in _NEVER or kind in COLLECTIVES or is_stateful(op):
         return False
-    if kind in COLLECTIVES:
+    inputs, outputs = op.inputs, op.outputs
+    if not inputs or not outputs:
         return False
-    if any(_is_opaque(t.dtype) for t in op.outputs) or any(_is_opaque(t.dtype) for t in op.inputs):
+    if any(_is_opaque(t.dtype) for t in (*outputs, *inputs)):
         return False
-    if kind == "AddN" and len(op.inputs) > 2:
+    if kind == "AddN" and len(inputs) > 2:
         # Its kernel begins with whichever input's buffer it can take over: the order, and the last bits, depend on who
         # else holds the inputs.
         return False

@@ -9,6 +9,7 @@ TensorFlow 2.21), next to nothing elsewhere. Estimates steer choices only: no re
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -52,20 +53,27 @@ def tensor_bytes(tensor: tf.Tensor) -> Bytes:
     Bytes(fixed=512, per_example=0)
     Bytes(fixed=0, per_example=64)
     """
-    item = tensor.dtype.base_dtype.size
-    if tensor.dtype.base_dtype in (tf.string, tf.resource, tf.variant):
+    item = _item_bytes(tensor.dtype)
+    if not item:
         return Bytes(0, 0)
     shape = tensor.shape
     if shape.rank is None:
         return _reserved_bytes(tensor) if _is_reserve(tensor) else Bytes(0, item * UNKNOWN_DIM)
     elements, unknown = 1, 0
-    for dim in shape:
+    for dim in shape.as_list():
         if dim is None:
             unknown += 1
             elements *= UNKNOWN_DIM if unknown > 1 else 1
         else:
             elements *= dim
     return Bytes(0, item * elements) if unknown else Bytes(item * elements, 0)
+
+
+@cache
+def _item_bytes(dtype: tf.DType) -> int:
+    """Bytes of one element; 0 where its buffer is not the tensor's. (A dtype takes 10 µs to tell.)"""
+    base = dtype.base_dtype
+    return 0 if base in (tf.string, tf.resource, tf.variant) else int(base.size)
 
 
 def is_guess(tensor: tf.Tensor) -> bool:

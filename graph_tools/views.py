@@ -89,14 +89,15 @@ def _is_window(op: tf.Operation) -> bool:
 
 def _unchanged(op: tf.Operation) -> int | None:
     number, first_only = _NEUTRAL[op.type]
+    inputs = op.inputs
     for k, other in ((0, 1),) if first_only else ((0, 1), (1, 0)):
-        tensor = op.inputs[other]
+        tensor = inputs[other]
         if (
             tensor.op.type == "Const"
             and tensor.shape.rank == 0
-            and op.inputs[k].shape.is_fully_defined()
-            and op.inputs[k].shape == op.outputs[0].shape
             and tf.get_static_value(tensor) == number
+            and inputs[k].shape.is_fully_defined()
+            and inputs[k].shape == op.outputs[0].shape
         ):
             return k
     return None

@@ -24,18 +24,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 
-import networkx as nx
 import tensorflow as tf
 
 from graph_tools import _tf, optypes
 from graph_tools.devices import Home
 from graph_tools.edit import Rewiring
+from graph_tools.precedence import Precedence
 from graph_tools.sizes import tensor_bytes
 
-__all__ = ["Unfeasible", "Updates"]
-
-#: What is raised where ops wait for each other in a circle.
-Unfeasible = nx.NetworkXUnfeasible
+__all__ = ["Updates"]
 
 #: What waits for one of these prevents, or changes, how it is merged with others, or waits for nothing.
 _NOT_WAITED_FOR = optypes.FUSED | optypes.MERGED_AT_RUN_TIME | optypes.VIEWS
@@ -68,21 +65,20 @@ class Updates:
     ) -> None:
         self.grads, self.first_backward = set(grads), first_backward
         built = _graph(operations, self.grads, _before)
-        needed = nx.bfs_layers(built.reverse(copy=False), [op for op in ends if op in built])
-        live = self.grads.union(*needed)
+        live = self.grads | built.needed(op for op in ends if op in built)
         #: What each op needs as the graph is built.
-        self.built = built.subgraph(live).copy()
+        self.built = built.within(live)
         self.operations = [op for op in operations if op in live]
 
     @cached_property
-    def steps(self) -> nx.DiGraph:
+    def steps(self) -> Precedence[tf.Operation]:
         """What each op needs when views of several tensors at once are read past."""
         return _graph(self.operations, self.grads, _before_split)
 
     @cached_property
     def order(self) -> list[tf.Operation]:
         """All ops, each after what it needs."""
-        return list(nx.topological_sort(self.built))
+        return self.built.order()
 
     def defer(self, home: Home | None = None) -> int:
         """Let what needs no gradient wait for the gradient that it meets; how many reads of variables got control edges.
@@ -107,10 +103,11 @@ class Updates:
                 # Gradients that are scaled together are there together; what meets them is made one by one.
                 triggers += [last] if last is not None else []
                 last = self._used_by(meeting)
-            if triggers and not any(nx.has_path(self.built, op, other) for other in triggers):
+            if triggers and not any(self.built.leads(op, other) for other in triggers):
                 _tf.add_control_inputs(op, triggers)
                 for graph in (self.built, self.steps):
-                    graph.add_edges_from((other, op) for other in triggers)
+                    for other in triggers:
+                        graph.add(other, [op])
                 deferred += 1
         return deferred
 
@@ -123,13 +120,13 @@ class Updates:
             and tensor_bytes(op.outputs[0]).at(1) > SMALL
             and any(
                 reader not in owner and reader.type not in optypes.VIEWS
-                for reader in self.steps.successors(op)
+                for reader in self.steps.after(op)
             )
         )
 
     def _used_by(self, meeting: tf.Operation) -> tf.Operation | None:
         """The first op from ``meeting`` on that may be waited for."""
-        behind = (op for _, op in nx.bfs_edges(self.steps, meeting))
+        behind = self.steps.behind(meeting)
         found = (op for op in chain([meeting], behind) if op.type not in _NOT_WAITED_FOR)
         return next(found, None)
 
@@ -138,7 +135,7 @@ class Updates:
     ) -> list[tf.Operation]:
         """What ``meeting`` needs that needs gradients, back to what may be waited for without being merged or fused otherwise."""
         found: dict[tf.Operation, None] = {}
-        stack = [other for other in self.steps.predecessors(meeting) if other in owner]
+        stack = [other for other in self.steps.before(meeting) if other in owner]
         while stack:
             op = stack.pop()
             if op in self.grads:
@@ -147,7 +144,7 @@ class Updates:
                 if op.type not in (_NOT_WAITED_FOR if forward else optypes.MERGED_AT_RUN_TIME):
                     found[op] = None
             elif op.type in _NOT_WAITED_FOR:
-                stack += [other for other in self.steps.predecessors(op) if other in owner]
+                stack += [other for other in self.steps.before(op) if other in owner]
             else:
                 found[op] = None
         return list(found)
@@ -188,7 +185,7 @@ class Updates:
         owner = self._owners(strictly=True)
         found: dict[tf.Operation, list[tf.Operation]] = defaultdict(list)
         for op, grad in owner.items():
-            later = (owner[other] for other in self.steps.successors(op))
+            later = (owner[other] for other in self.steps.after(op))
             if (
                 grad is not None
                 and op is not grad
@@ -204,11 +201,11 @@ class Updates:
         ``strictly``: also where the op needs something of the backward pass that is no gradient.
         """
         found: dict[tf.Operation, tf.Operation | None] = {}
-        for op in nx.topological_sort(self.steps):
+        for op in self.steps.order():
             if op in self.grads:
                 found[op] = op
                 continue
-            owners = {found[other] for other in self.steps.predecessors(op) if other in found}
+            owners = {found[other] for other in self.steps.before(op) if other in found}
             if strictly and any(
                 other not in self.steps and _tf.creation_index(other) >= self.first_backward
                 for other in _before(op)
@@ -233,7 +230,7 @@ class Updates:
                 continue
             met = {
                 reader if reader in owner else found[reader]
-                for reader in self.steps.successors(op)
+                for reader in self.steps.after(op)
                 # What has neither inputs nor outputs only waits, as the end of the function does.
                 if (reader in owner or reader in found) and (reader.inputs or reader.outputs)
             }
@@ -241,7 +238,7 @@ class Updates:
             alone = {meeting for meeting in known if owner[meeting]}
             first = min(alone or known, key=place.__getitem__, default=None)
             several = len({owner[meeting] for meeting in alone}) > 1 or (
-                not alone and not all(nx.has_path(self.steps, first, other) for other in known)
+                not alone and not all(self.steps.leads(first, other) for other in known)
             )
             if met:
                 found[op] = None if several or None in met else first
@@ -252,12 +249,13 @@ def _graph(
     operations: Iterable[tf.Operation],
     grads: Iterable[tf.Operation],
     before: Callable[[tf.Operation], list[tf.Operation]],
-) -> nx.DiGraph:
+) -> Precedence[tf.Operation]:
     """An edge to each of ``operations`` from each of these and of ``grads`` that it needs."""
-    graph = nx.DiGraph()
-    graph.add_nodes_from([*grads, *operations])
+    graph = Precedence([*sorted(grads, key=_tf.creation_index), *operations])
     for op in operations:
-        graph.add_edges_from((other, op) for other in before(op) if other in graph)
+        for other in before(op):
+            if other in graph:
+                graph.add(other, [op])
     return graph
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -40,9 +40,7 @@ from memsaving_gradients.planning import warn_stopped
 from memsaving_gradients.schedule import Simulation
 from memsaving_gradients.site import Site
 from memsaving_gradients.units import exact_bytes, format_bytes
-
-if TYPE_CHECKING:
-    from memsaving_gradients.updates import Updates
+from memsaving_gradients.updates import Updates
 
 __all__ = ["added_up", "consumed_at_once", "install", "note", "note_added_up", "will_be_reduced"]
 
@@ -131,8 +129,6 @@ def added_up(graph: tf.Graph) -> list[tf.Tensor]:
 
 def _defer(graph: tf.Graph) -> None:
     """Let what follows a loop wait for the gradients that it gives."""
-    from memsaving_gradients.updates import Updates
-
     grads = {tensor.op for tensor, _ in registry.earlier(graph)}
     ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
     border = min(map(_tf.creation_index, grads))
@@ -179,9 +175,6 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
     if site.data_gates:
         # XLA orders a step as it sees fit.
         return
-    # Imports networkx, which takes a tenth of a second.
-    from memsaving_gradients.updates import Unfeasible, Updates
-
     need_of = _Needs(site)
     try:
         ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
@@ -201,7 +194,7 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         if need > budget and updates.defer(site.home):
             need_of.played.clear()
             need = need_of(followed)
-    except (GraphError, Unfeasible):
+    except GraphError:
         # Something besides the gradients that cannot be captured, such as a loop of TF1.
         return
     plan, stopped = followed.outcome.plan, site.stopped
