@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import record
-from tensorflow.python.framework import auto_control_deps_utils
+from tensorflow.python.framework import auto_control_deps_utils, op_def_registry
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.util import _pywrap_util_port, tf_stack
 
@@ -24,6 +24,8 @@ __all__ = [
     "add_control_inputs",
     "as_autograph_would",
     "conditional",
+    "create_gate",
+    "create_held",
     "create_in",
     "create_op",
     "creation_index",
@@ -43,6 +45,8 @@ __all__ = [
     "variable_bytes",
     "written_by",
 ]
+
+_PROTECTED = "_grappler_do_not_remove"
 
 
 @contextmanager
@@ -64,15 +68,65 @@ def create_op(op: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Op
         [out.dtype for out in op.outputs],
         name=name,
         attrs=dict(op.node_def.attr),
-        op_def=op.op_def,
+        op_def=_definition(op),
+        compute_device=False,
     )
     if op.device:
-        # The attribute setter is private since 1.x; `tf.device` around the creation would cost a
-        # device-merging function call for each op (2.16 to 2.21).
+        # The setter is private since 1.x; `tf.device` around the creation would cost a device-merging function call
+        # for each op (2.16 to 2.21).
         copy._set_device(op.device)
     for theirs, ours in zip(op.outputs, copy.outputs, strict=True):
         ours.set_shape(theirs.shape)
     return copy
+
+
+def create_held(
+    tensor: tf.Tensor, name: str, controls: Iterable[tf.Operation], device: str
+) -> tf.Tensor:
+    """An identity of ``tensor`` on ``device`` that runs after ``controls``, and that no grappler pass touches (see `protect`).
+
+    What ``tf.raw_ops.Identity`` makes under ``tf.control_dependencies`` and ``tf.device``, in a third of the time: there is one for each
+    run of clones, and more; ``_create_op_internal`` as in `create_op` (2.16 to 2.21).
+    """
+    dtype = tensor.dtype
+    held = tensor.graph._create_op_internal(
+        "Identity",
+        [tensor],
+        [dtype],
+        name=name,
+        attrs=_held_attributes(dtype),
+        op_def=op_def_registry.get("Identity"),
+        compute_device=False,
+    )
+    if device:
+        held._set_device(device)
+    if others := [op for op in dict.fromkeys(controls) if op is not tensor.op]:
+        held._add_control_inputs(others)
+    return held.outputs[0]
+
+
+@cache
+def _held_attributes(dtype: tf.DType) -> dict[str, tf.compat.v1.AttrValue]:
+    kind = tf.compat.v1.AttrValue(type=dtype.base_dtype.as_datatype_enum)
+    return {"T": kind, _PROTECTED: tf.compat.v1.AttrValue(b=True)}
+
+
+def create_gate(
+    graph: tf.Graph, name: str, controls: Iterable[tf.Operation], device: str
+) -> tf.Operation:
+    """An op that does nothing, on ``device``, after ``controls``; as in `create_held` (2.16 to 2.21)."""
+    gate = graph._create_op_internal(
+        "NoOp", [], [], name=name, op_def=op_def_registry.get("NoOp"), compute_device=False
+    )
+    if device:
+        gate._set_device(device)
+    gate._add_control_inputs(list(dict.fromkeys(controls)))
+    return gate
+
+
+def _definition(op: tf.Operation) -> Any:
+    """The definition of ``op``: parsed anew each time it is asked for, but for those that are registered (not public, 2.16 to 2.21)."""
+    return op_def_registry.get(op.type) or op.op_def
 
 
 def create_in(
@@ -130,12 +184,12 @@ def set_attribute(op: tf.Operation, name: str, value: tf.compat.v1.AttrValue) ->
 
 def protect(op: tf.Operation) -> None:
     """Exempt ``op`` from every grappler pass, by the attribute that TensorFlow's own loop gradients set (2.16 to 2.21)."""
-    set_attribute(op, "_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
+    set_attribute(op, _PROTECTED, tf.compat.v1.AttrValue(b=True))
 
 
 def unprotect(op: tf.Operation) -> None:
     """Take `protect` back: grappler keeps what is protected, and all that it needs, even if nobody reads it (2.16 to 2.21)."""
-    op._clear_attr("_grappler_do_not_remove")
+    op._clear_attr(_PROTECTED)
 
 
 def unrecorded() -> Any:

@@ -71,10 +71,7 @@ def gated(
     ``reader``: the device of the op that reads it. If it is ``copied`` there, the copy is held back, so that no device waits for another one.
     """
     device = reader if copied or not tensor.device else tensor.device
-    with tf.control_dependencies(triggers), tf.device(device):
-        held = tf.raw_ops.Identity(input=tensor, name=name + "_held")
-    _tf.protect(held.op)
-    return held
+    return _tf.create_held(tensor, name + "_held", triggers, device)
 
 
 @dataclass(eq=False)
@@ -90,8 +87,7 @@ class ControlGate:
     ) -> ControlGate:
         """A gate before ``root``, on its device, that opens when ``triggers`` have run, and not before the gate before it."""
         waits_for = [*triggers, *([before.opens] if before else [])]
-        with tf.control_dependencies(waits_for), tf.device(root.device):
-            return cls(tf.no_op(name=root.name + "_gate"))
+        return cls(_tf.create_gate(root.graph, root.name + "_gate", waits_for, root.device))
 
     def hold(
         self,

@@ -87,9 +87,6 @@ class _Wanted:
         self.before = graph.postponed_before
         self.watched = np.zeros(graph.length, np.bool_)
         self.watched[[*self.before, *graph.postponable]] = True
-        producer = graph.producer.tolist()
-        # For each op, the losable values that it reads, with the ops that make them.
-        self.makers = [tuple((v, producer[v]) for v in read) for read in graph.losable_reads]
 
 
 def runs_of(graph: TrainingGraph, steps: Sequence[tuple[int, int, tuple[int, ...]]]) -> Runs:
@@ -112,9 +109,12 @@ def runs_lazily(graph: TrainingGraph, kept: Collection[int]) -> Runs:
     arrays, wanted = _Arrays.of(graph), graph.derived(_Wanted)
     lost = graph.losable & ~np.isin(graph.storage, list(kept))
     reads = arrays.reads
+    again = lost[reads.items]
     asks = wanted.watched.copy()
-    asks[arrays.reader[lost[reads.items]]] = True
-    order = _after_needs(wanted, asks[wanted.ops], lost.tolist())
+    asks[arrays.reader[again]] = True
+    makers = graph.producer[reads.items[again]].tolist()
+    begins = np.concatenate([[0], again.cumsum()])[reads.starts].tolist()
+    order = _after_needs(wanted, asks[wanted.ops], makers, begins)
     border = graph.first_backward
     later = np.array(order, np.int64)
     ops = np.concatenate([np.arange(border), later])
@@ -124,15 +124,18 @@ def runs_lazily(graph: TrainingGraph, kept: Collection[int]) -> Runs:
     return Runs(ops, copies, picks)
 
 
-def _after_needs(wanted: _Wanted, asks: npt.NDArray[np.bool_], lost: list[bool]) -> list[int]:
-    """As `memsaving_gradients.needs.after_needs` for the lost values that ops read, which stand for their makers.
+def _after_needs(
+    wanted: _Wanted, asks: npt.NDArray[np.bool_], makers: list[int], begins: list[int]
+) -> list[int]:
+    """As `memsaving_gradients.needs.after_needs` for what ops read that is lost, which stands for the ops that make it.
 
-    ``asks``: which of the wanted ops have to be looked at; those between them run as they stand.
+    ``asks``: which of the wanted ops have to be looked at; those between them run as they stand. ``makers``: for all ops, one after
+    the other, what they need; ``begins``: where those of each begin.
     """
-    makers, before = wanted.makers, wanted.before
+    before = wanted.before
     ops = wanted.ops.tolist()
     order: list[int] = []
-    done: set[int] = set()
+    done = bytearray(len(begins))
     so_far = 0
     for place in np.flatnonzero(asks).tolist():
         order += ops[so_far:place]
@@ -142,21 +145,20 @@ def _after_needs(wanted: _Wanted, asks: npt.NDArray[np.bool_], lost: list[bool])
             op = stack.pop()
             if op < 0:
                 # All that it needs has run.
-                done.add(~op)
-                order.append(~op)
+                op = ~op
+            elif done[op]:
                 continue
-            if op in done:
-                continue
-            missing = [maker for v, maker in makers[op] if lost[v] and maker not in done]
-            if op in before:
-                missing += [maker for maker in before[op] if maker not in done]
-            if missing:
-                missing.reverse()
-                stack.append(~op)
-                stack += missing
             else:
-                done.add(op)
-                order.append(op)
+                needs = makers[begins[op] : begins[op + 1]]
+                if op in before:
+                    needs += before[op]
+                if needs := [need for need in needs if not done[need]]:
+                    needs.reverse()
+                    stack.append(~op)
+                    stack += needs
+                    continue
+            done[op] = True
+            order.append(op)
     return order + ops[so_far:]
 
 
