@@ -27,7 +27,7 @@ from graph_tools.edit import Rewiring
 from memsaving_gradients.partial_reads import Part, parts_read
 from memsaving_gradients.roles import CapturedStep
 
-__all__ = ["Packed", "pack"]
+__all__ = ["Packed", "pack", "packable"]
 
 #: Tensors of fewer elements are not worth it.
 FEWEST_ELEMENTS = 4096
@@ -65,9 +65,7 @@ def pack(step: CapturedStep, *, parts: bool = True) -> Packed:
 
     ``parts``: whether the latter are packed.
     """
-    masks = list(_masks(step))
-    candidates = parts_read(step) if parts else ()
-    found = [part for part in candidates if not part.packs or _fits(part.tensor)]
+    masks, found = list(_masks(step)), _parts(step) if parts else []
     # Ops stand in the order of their creation where they may: what is unpacked first is built first.
     found.sort(key=lambda part: min(_tf.creation_index(op) for op, _ in part.readers))
     if not masks and not found:
@@ -91,6 +89,16 @@ def pack(step: CapturedStep, *, parts: bool = True) -> Packed:
         for part in found:
             kept.append(_keep(part, early, rewiring))
     return Packed(tuple(packed), tuple(kept), frozenset(early), rewiring)
+
+
+def packable(step: CapturedStep, *, parts: bool = True) -> list[tf.Tensor]:
+    """What `pack` would keep in fewer bytes."""
+    found = _parts(step) if parts else []
+    return [*_masks(step), *(part.tensor for part in found)]
+
+
+def _parts(step: CapturedStep) -> list[Part]:
+    return [part for part in parts_read(step) if not part.packs or _fits(part.tensor)]
 
 
 def _keep(part: Part, early: set[tf.Operation], rewiring: Rewiring) -> tf.Tensor:

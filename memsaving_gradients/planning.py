@@ -6,9 +6,11 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import tensorflow as tf
 
 from graph_tools.errors import GraphError
+from graph_tools.liveness import timeline
 from graph_tools.warn import warn
 from memsaving_gradients import registry
 from memsaving_gradients.budgets import (
@@ -111,12 +113,13 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
         return None
     original, before = site.original()
     proposal = _by_mode(site, step, mode)
-    for parts in (True, False) if mode == "memory" else ():
+    tries = mode == "memory" and _packing_may_help(step, proposal, site.packable())
+    for parts in (True, False) if tries else ():
         if not site.pack(parts=parts):
             break
         packed = site.capture()
         other = _by_mode(site, packed, mode)
-        if other.peak <= proposal.peak:
+        if other.peak <= proposal.peak * MARGIN:
             step, proposal = packed, other
             break
         both = bool(site.packed.masks and site.packed.parts)
@@ -142,6 +145,18 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     unpacked = original if site.is_other else None
     plan = _described(site, step, found, mode, mode, before=before, unpacked=unpacked)
     return Outcome(step, proposal, plan)
+
+
+def _packing_may_help(step: CapturedStep, proposal: Proposal, tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether a plan would need less by `MARGIN` if these took no bytes: packing builds ops and has all be planned again."""
+    graph, simulation = step.graph, proposal.simulation
+    roots = graph.storage[[step.source.value(tensor) for tensor in tensors]]
+    if not len(roots):
+        return False
+    owned = np.flatnonzero(np.isin(graph.storage[simulation.owner], roots))
+    born, dies, size = (values[owned] for values in simulation.buffers)
+    without = simulation.bytes_alive - timeline(born, dies, size, len(simulation.bytes_alive))
+    return int(without.max()) <= simulation.peak * MARGIN
 
 
 def _by_mode(site: Site, step: CapturedStep, mode: str) -> Proposal:

@@ -24,7 +24,7 @@ from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.goal import Goal
 from memsaving_gradients.loops.choice import Loops
 from memsaving_gradients.options import Options
-from memsaving_gradients.packing import Packed, pack
+from memsaving_gradients.packing import Packed, pack, packable
 from memsaving_gradients.rewrite import Rewrite
 from memsaving_gradients.roles import CapturedStep, capture_step
 from memsaving_gradients.schedule import Simulation, plain, simulate
@@ -317,6 +317,10 @@ class Site:
         if self.packed.tensors:
             self._captured = None
         return bool(self.packed.tensors)
+
+    def packable(self) -> list[tf.Tensor]:
+        """What `pack` would keep in fewer bytes."""
+        return [] if self.options.encode is None else packable(self.capture())
 
     def switch_packing(self, on: bool) -> None:
         """Undo `pack`, to be done again as it was, or do that."""
