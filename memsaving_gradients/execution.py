@@ -70,12 +70,15 @@ OVERHEAD, PASSING = 2e-6, 1e-7
 class _Work:
     """The ops as the executor sees them.
 
-    For each op: ``before``, those that it waits for; ``reads`` and ``writes``, values; ``there``: whether it runs, or was
+    For each op: ``before``, those that it waits for, and ``after``, those that wait for it; ``reads`` and ``writes``, values, and
+    ``touches``, the storages of these; ``there``: whether it runs, or was
     folded, before the step begins. For each value: ``storage`` and ``size`` as in `TrainingGraph`. ``variables``: those that
     are updated. ``workspace``: bytes that an op takes beside its outputs. ``persistent``: bytes of what is there before.
     """
 
     before: Sequence[Sequence[int]]
+    after: Sequence[Sequence[int]]
+    touches: Sequence[Sequence[int]]
     reads: Sequence[Sequence[int]]
     writes: Sequence[Sequence[int]]
     storage: Sequence[int]
@@ -155,10 +158,20 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         there.append(not before[i] and all(source[storage[v]] for v in writes[i]))
         if op.type in optypes.SHAPE_READERS:
             reads[i] = ()
+    after: list[list[int]] = [[] for _ in before]
+    for i, waits_for in enumerate(before):
+        for other in waits_for:
+            after[other].append(i)
+    touches = [
+        tuple({storage[v] for v in (*read, *made)})
+        for read, made in zip(reads, writes, strict=True)
+    ]
     persistent = persistent_bytes(ops, batch)
     sizes = ops.value_bytes(batch).tolist()
     return _Work(
         before=before,
+        after=after,
+        touches=touches,
         reads=reads,
         writes=writes,
         storage=storage,
@@ -209,11 +222,8 @@ def _play(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]
     ``slowness``: for each thread, how many times longer it takes.
     """
     many, threads = len(work.reads), len(slowness)
-    missing = [len(ops) for ops in work.before]
-    after: list[list[int]] = [[] for _ in range(many)]
-    for op, ops in enumerate(work.before):
-        for other in ops:
-            after[other].append(op)
+    missing, after = [len(ops) for ops in work.before], work.after
+    cheap, seconds = work.cheap, work.seconds
     order = [op for op in range(many) if work.there[op]]
     until = [0] * many
     for place, op in enumerate(order):
@@ -244,7 +254,7 @@ def _play(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]
             return
         idle.discard(thread)
         order.append(op)
-        takes = PASSING if work.cheap[op] else work.seconds[op] + OVERHEAD
+        takes = PASSING if cheap[op] else seconds[op] + OVERHEAD
         heappush(running, (now + takes * slowness[thread], len(order), thread, op))
 
     for thread in range(threads):
@@ -257,7 +267,7 @@ def _play(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]
             missing[reader] -= 1
             if missing[reader]:
                 continue
-            if work.cheap[reader]:
+            if cheap[reader]:
                 inline[thread].append(reader)
                 continue
             if last is not None:
@@ -269,8 +279,9 @@ def _play(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]
             else:
                 inline[thread].append(last)
         begin(thread)
-        for other in sorted(idle):
-            begin(other)
+        if idle:
+            for other in sorted(idle):
+                begin(other)
     return order, until
 
 
@@ -288,7 +299,7 @@ def _lives(
     # The op that lets go of each buffer last, when, and when the last but one does.
     holder, dies, others = [-1] * len(storage), [-1] * len(storage), [-1] * len(storage)
     for op, end in enumerate(until):
-        for root in {storage[v] for v in (*work.reads[op], *work.writes[op])}:
+        for root in work.touches[op]:
             if end > dies[root] or (end == dies[root] and start[op] > start[holder[root]]):
                 holder[root], dies[root], others[root] = op, end, dies[root]
             elif end > others[root]:
