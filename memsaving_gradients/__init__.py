@@ -25,17 +25,11 @@ from memsaving_gradients.api import gradients_collection as gradients_collection
 from memsaving_gradients.api import gradients_memory as gradients_memory
 from memsaving_gradients.api import gradients_speed as gradients_speed
 from memsaving_gradients.comparison import Comparison as Comparison
-from memsaving_gradients.explaining import explain as explain
-from memsaving_gradients.explanation import Explanation as Explanation
-from memsaving_gradients.fitting import fit_to as fit_to
 from memsaving_gradients.gradient_error import GradientError as GradientError
 from memsaving_gradients.gradient_error import gradient_error as gradient_error
-from memsaving_gradients.largest import LargestBatch as LargestBatch
-from memsaving_gradients.largest import largest_batch as largest_batch
 from memsaving_gradients.loops.by_hand import scan as scan
 from memsaving_gradients.loops.by_hand import while_loop as while_loop
 from memsaving_gradients.marks import checkpoint as checkpoint
-from memsaving_gradients.microbatches import microbatch as microbatch
 from memsaving_gradients.offload import Offload as Offload
 from memsaving_gradients.patching import patch as patch
 from memsaving_gradients.patching import patched as patched
@@ -46,6 +40,12 @@ from memsaving_gradients.registry import plans as plans
 
 if TYPE_CHECKING:
     from memsaving_gradients import keras as keras
+    from memsaving_gradients.explaining import explain as explain
+    from memsaving_gradients.explanation import Explanation as Explanation
+    from memsaving_gradients.fitting import fit_to as fit_to
+    from memsaving_gradients.largest import LargestBatch as LargestBatch
+    from memsaving_gradients.largest import largest_batch as largest_batch
+    from memsaving_gradients.microbatches.microbatch import microbatch as microbatch
 
 __all__ = [
     "Comparison",
@@ -79,10 +79,28 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    # Keras is imported when it is asked for: it takes seconds and TF1 code never needs it.
-    if name == "keras":
-        import importlib
+#: What is imported when it is asked for, and from where: a first step needs none of it, and Keras alone takes seconds.
+_LATE = {
+    "Explanation": "explanation",
+    "LargestBatch": "largest",
+    "explain": "explaining",
+    "fit_to": "fitting",
+    "keras": "keras",
+    "largest_batch": "largest",
+    "microbatch": "microbatches",
+}
 
-        return importlib.import_module("memsaving_gradients.keras")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    module = importlib.import_module(f"{__name__}.{_LATE[name]}")
+    found = module if name == _LATE[name] else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})
