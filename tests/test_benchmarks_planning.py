@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks import budgets, deep, explain, instances, largest, periodic, probes
+from benchmarks import (
+    budgets,
+    deep,
+    explain,
+    first_step,
+    instances,
+    largest,
+    periodic,
+    probes,
+)
 from benchmarks.bars import Figure
 from benchmarks.models import SMALL
 from benchmarks.models.layered import Instance, fcn8, mobilenet, resnet50, unet_vgg, vgg
@@ -329,3 +338,28 @@ def test_largest_batches_are_judged():
     assert all(figure.passed for figure in largest.judge(results))
     for bad in ({"ran": False}, {"plain_ran": 11}, {"outcomes": [[30, 1, "ran"]]}):
         assert sum(not figure.passed for figure in largest.judge({**results, **bad})) == 1
+
+
+def test_first_steps_have_bars_but_for_budgets() -> None:
+    run = {"wall": 2.0, "processor": 3.0, "runs": [{}]}
+    slow = {"wall": 3.2, "processor": 3.0, "runs": [{}]}
+    results = {
+        "mixed-500": {"plain": run, "gradients": slow, "budget": slow},
+        "import": {"wall": 0.2, "processor": 0.4, "runs": [{}]},
+    }
+    figures = {figure.what: (figure.value, figure.passed) for figure in first_step.judge(results)}
+    assert figures == {
+        "mixed-500: gradients, wall time / plain": (1.6, False),
+        "mixed-500: gradients, processor time / plain": (1.0, True),
+        "import: wall seconds": (0.2, True),
+        "import: processor seconds": (0.4, False),
+    }
+    assert len(first_step.CASES) == 12
+
+
+@pytest.mark.parametrize("way", ["plain", "gradients", "patched"])
+def test_a_first_step_is_counted(way: str) -> None:
+    result = first_step.first_step("mixed", SMALL["mixed"][1], way)
+    assert 0 < result["traced"] < result["processor"]
+    assert 100 < result["forward"] < result["ops"]
+    assert ("peaks" in result) == (way != "plain")
