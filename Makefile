@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 DEMO := $(VENV)/.installed-demo
 TEST := $(VENV)/.installed-test
 DOCS := $(VENV)/.installed-docs
+MODELS := $(VENV)/.installed-models
 
 # Environments of their own for the oldest versions that are supported, and for the newest there are.
 OLDEST := .venv-compat/tf-2.16
@@ -22,7 +23,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export NO_MKDOCS_2_WARNING ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-compat bench docs lint format clean
+.PHONY: help venv demo test test-slow test-compat bench bench-models docs lint format clean
 
 help:
 	@echo "make demo       train a 200-layer network on digits, plain and saving memory (4 minutes)"
@@ -30,7 +31,7 @@ help:
 	@echo "make test-slow  the tests that take minutes each"
 	@echo "make test-compat  the core suite with the oldest TensorFlow and Keras, and with the newest"
 	@echo "make bench      measure every claim: python -m benchmarks"
-	@echo "make docs       build the documentation into site/"
+	@echo "make bench-models docs  train networks of other libraries within budgets (hours; goes on where it was stopped)"      build the documentation into site/"
 	@echo "make lint       ruff and mypy only; make format: let ruff rewrite"
 	@echo "make venv       only make the environment; make clean: remove it, and what was built"
 
@@ -49,6 +50,10 @@ $(TEST): setup.cfg pyproject.toml | $(BIN)/python
 
 $(DOCS): setup.cfg pyproject.toml | $(BIN)/python
 	$(INSTALL) ".[docs]"
+	@touch $@
+
+$(MODELS): $(TEST)
+	$(INSTALL) ".[models]"
 	@touch $@
 
 venv: $(TEST)
@@ -95,6 +100,8 @@ bench: $(TEST)
 docs: $(DOCS)
 	$(BIN)/mkdocs build --quiet --strict
 	@echo "open site/index.html"
+bench-models: $(MODELS)
+	$(BIN)/python -m benchmarks.compatibility
 
 clean:
 	rm -rf $(VENV) .venv-compat build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis examples/output

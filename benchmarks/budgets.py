@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,29 +118,16 @@ def _case(
     allowed = int(share * plain["peak"])
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         saved = str(Path(folder, "plan.json"))
-
-        def planned(budget: float | int) -> dict[str, Any]:
-            settings = {"budget": budget, "planner": options.planner, "profile": options.profile}
-            found: dict[str, Any] = in_fresh_process(
-                "benchmarks.probes:budget_peak",
-                {**what, "save": saved, "settings": settings},
-                ENVIRONMENT,
-            )
-            return found
-
-        refused = None
-        ours = planned(allowed if options.bytes else share)
-        if "refused" in ours:
-            refused = ours["refused"]
-            known = refusals.get(refused["least"])
-            if known is not None:
-                return {**known, "refused": refused, "allowed": allowed}
-            ours = planned(refused["least"])
-            if "refused" in ours:
-                return {
-                    "failed": f"the least budget named, {refused['least']:,} bytes, is refused: "
-                    f"{ours['refused']['least']:,} bytes are named then"
-                }
+        asked = allowed if options.bytes else share
+        settings = {"planner": options.planner, "profile": options.profile}
+        ours, refused = planned(what, asked, settings, saved, known=refusals)
+        if refused is not None and refused["least"] in refusals:
+            return {**refusals[refused["least"]], "refused": refused, "allowed": allowed}
+        if refused is not None and "refused" in ours:
+            return {
+                "failed": f"the least budget named, {refused['least']:,} bytes, is refused: "
+                f"{ours['refused']['least']:,} bytes are named then"
+            }
         timed = None
         if options.pairs:
             timed = in_fresh_process(
@@ -160,6 +147,41 @@ def _case(
     if refused is not None:
         refusals[refused["least"]] = result
     return result
+
+
+def planned(
+    what: Mapping[str, Any],
+    budget: float | int,
+    settings: Mapping[str, Any],
+    save: str,
+    *,
+    known: Container[int] = (),
+    requested: bool = True,
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A step within a budget, or within the least one that the error names; and that refusal, if there was one.
+
+    ``what``: model and options; ``settings``: others of ``gradients``; the plan is saved as ``save``. A least budget that is ``known`` is not tried: the
+    first answer is the refusal then, as it is if the least budget is refused as well.
+    """
+
+    def within(budget: float | int) -> dict[str, Any]:
+        found: dict[str, Any] = in_fresh_process(
+            "benchmarks.probes:budget_peak",
+            {
+                **what,
+                "save": save,
+                "settings": {**settings, "budget": budget},
+                "requested": requested,
+            },
+            ENVIRONMENT,
+        )
+        return found
+
+    ours = within(budget)
+    refused = ours.get("refused")
+    if refused is None:
+        return ours, None
+    return (ours if refused["least"] in known else within(refused["least"])), refused
 
 
 def _predicted(

@@ -85,14 +85,19 @@ def ratio(
 
 
 def budget_peak(
-    model: str, options: dict[str, Any], *, save: str, settings: dict[str, Any]
+    model: str,
+    options: dict[str, Any],
+    *,
+    save: str,
+    settings: dict[str, Any],
+    requested: bool = True,
 ) -> dict[str, Any]:
     """As `peak`, within a budget; where no plan fits, ``"refused"`` has the least budget that does."""
     from memsaving_gradients.errors import BudgetError
 
     start = time.perf_counter()
     try:
-        return peak(model, options, ours=True, settings=settings, save=save, requested=True)
+        return peak(model, options, ours=True, settings=settings, save=save, requested=requested)
     except BudgetError as error:
         return {
             "refused": {

@@ -29,7 +29,7 @@ ZOO: dict[str, str] = {
     "lstm": "sequence",
     "recurrence": "sequence",
     "dynamic_conv": "dynamic",
-    "mixed": "mixed",
+ "foreign": "foreign",    "mixed": "mixed",
 }
 
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
