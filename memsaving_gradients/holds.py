@@ -126,6 +126,7 @@ class Holds:
             or self.graph.source[self.graph.storage[second]]
             or self.ops.producer[first] < self.graph.first_backward
             or waits_for.type in optypes.MERGED_AT_RUN_TIME
+            or int(self.ops.producer[first]) in self.merging.entangled
             or not (self.ops.here[position] and self.ops.here[self.ops.producer[first]])
             or self.merging.merges(int(self.ops.producer[second]))
         ):
@@ -184,7 +185,12 @@ class Holds:
         return max(sizes, default=0) >= self.huge and op.type not in _NOTHING_WAITS_FOR
 
     def _may_trigger(self, entry: Step, op: tf.Operation) -> bool:
-        """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it may be fused into as they are."""
+        """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it may be fused into as they are.
+
+        None from what needs a part of such a kernel whose other part comes later.
+        """
+        if entry.op in self.merging.entangled:
+            return False
         forward = entry.op < self.graph.first_backward
         return op.type not in (optypes.FUSED if forward else optypes.MERGED_AT_RUN_TIME)
 

@@ -8,6 +8,9 @@ Rules of TensorFlow 2.16 to 2.21; what is not known here costs last bits at most
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from graph_tools import optypes
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Step
 
@@ -21,16 +24,22 @@ class Merging:
     ----------
     step
         The captured training step.
+    steps
+        The schedule that it is to follow; in the order of the graph, if there is none.
 
     Attributes
     ----------
     twin_of
         For each backward op that equals an earlier one, that one. Ops that read different copies are equal no longer.
+    entangled
+        Backward ops that nothing may wait for, because they need an op that is merged with one that runs later: whatever waits
+        for them may be what the later one needs.
     """
 
-    def __init__(self, step: CapturedStep) -> None:
+    def __init__(self, step: CapturedStep, steps: Sequence[Step] = ()) -> None:
         self._step = step
         self.twin_of = _twins(step)
+        self.entangled = _entangled(step, steps)
         self._family = {
             op: self.twin_of.get(op, op) for op in (*self.twin_of, *self.twin_of.values())
         }
@@ -61,6 +70,30 @@ class Merging:
             return []
         self.twin_of.pop(entry.op, None)
         return list(firsts.values()) if len(firsts) == 2 else [entry.op] if len(firsts) > 2 else []
+
+
+def _entangled(step: CapturedStep, steps: Sequence[Step]) -> frozenset[int]:
+    """Backward ops that need a bias gradient whose filter gradient comes after them: these two may be one kernel."""
+    ops, first = step.source, step.graph.first_backward
+    place = {entry.op: now for now, entry in enumerate(steps) if not entry.copy}
+    # For each op that needs one, the last place at which one is merged.
+    until: dict[int, int] = {}
+    for i in range(first, step.graph.length):
+        needs = (*(int(ops.producer[v]) for v in ops.inputs[i]), *ops.controls[i])
+        last = max((until[other] for other in needs if other in until), default=-1)
+        if ops.ops[i].type in optypes.MERGED_AT_RUN_TIME:
+            for value in ops.inputs[i]:
+                for reader in ops.readers[int(ops.producer[value])]:
+                    kind = ops.ops[reader].type
+                    if (
+                        kind in optypes.MERGES_AT_RUN_TIME
+                        and kind not in optypes.MERGED_AT_RUN_TIME
+                        and value in ops.inputs[reader]
+                    ):
+                        last = max(last, place.get(reader, reader))
+        if last >= 0:
+            until[i] = last
+    return frozenset(i for i, last in until.items() if last > place.get(i, i))
 
 
 def _twins(step: CapturedStep) -> dict[int, int]:

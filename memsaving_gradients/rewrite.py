@@ -148,7 +148,7 @@ class _Writer:
         self.step, self.graph, self.ops = step, step.graph, step.source
         self.schedule = schedule
         self.result = Rewrite()
-        self.merging = Merging(step)
+        self.merging = Merging(step, schedule.steps)
         self.sums = Sums(step.graph, step.source.ops, schedule.chained)
         # XLA orders by data alone.
         self.holds: Holds | None = None
@@ -271,7 +271,7 @@ class _Writer:
                 self.unmerged.append((self.ops.ops[parted], self.ops.ops[parted]))
         self.runs.close()
         may_trigger = op.type not in optypes.MERGED_AT_RUN_TIME and self.graph.live[position]
-        if may_trigger and self.ops.here[position]:
+        if may_trigger and self.ops.here[position] and position not in self.merging.entangled:
             self.window.append(position)
 
     def chain(self, position: int) -> None:
@@ -290,7 +290,8 @@ class _Writer:
         if self.barriers is not None:
             self.barriers.replace(self.graph.writes[position][0], total)
         self.runs.close()
-        self.window.append(position)
+        if position not in self.merging.entangled:
+            self.window.append(position)
 
     def op_of(self, entry: Step) -> tf.Operation:
         """The op that runs ``entry``: a clone, an original, the end of a chain."""

@@ -103,11 +103,11 @@ def test_a_row_fails_that_takes_more_than_its_budget_or_has_other_gradients() ->
     assert failures(other) == []
 
 
-def test_the_batch_grows_until_activations_count() -> None:
-    wide = keras.Sequential([keras.Input([4]), keras.layers.Dense(1024), keras.layers.Dense(1024)])
-    deep = keras.Sequential([keras.Input([1024]), *[keras.layers.Dense(8) for _ in range(99)]])
-    assert sizes.batch_for(wide) == sizes.BATCHES[-1]
-    assert sizes.batch_for(deep) == max(sizes.BATCHES[1], sizes.BATCHES[0])
+@pytest.mark.parametrize(("layers", "batch"), [(200, 8), (40, 16), (5, 32)])
+def test_the_batch_grows_until_activations_count(layers: int, batch: int) -> None:
+    """Each layer has 64 outputs, and 4096 weights, of which eight times as many outputs are wanted."""
+    made = [keras.layers.Dense(64) for _ in range(layers)]
+    assert sizes.batch_for(keras.Sequential([keras.Input([64]), *made])) == batch
 
 
 def test_one_small_row_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from memsaving_gradients.schedule import Schedule, Step, simulate
 from tests.checker import check_schedule
 from tests.random_programs import KINDS, Program, Weights, build, inputs, programs
 from tests.schedules import forgetful, halving
-from tests.support import numbers
+from tests.support import assert_identical, numbers
 
 v1 = tf.compat.v1
 
@@ -361,3 +361,50 @@ def _branches(how_many: int, size: int) -> dict[str, float]:
     ((step, schedule),) = spy.seen
     found = measure_peak(lambda: session.run(total)).peak / wide
     return {"ours": found, "simulated": simulate(step.graph, schedule).peak / wide}
+
+
+def late_filters(step):
+    """The gradients of filters come last, each behind a copy of the layer's input."""
+    graph, ops = step.graph, step.source.ops
+    filters = [i for i, op in enumerate(ops) if op.type == "Conv2DBackpropFilter"]
+    steps = [Step(i) for i in range(graph.length) if i not in filters]
+    for i in filters:
+        copied = [
+            v
+            for v in graph.reads[i]
+            if graph.clonable[p := graph.producer[v]]
+            and not graph.source[v]
+            and p < graph.first_backward
+        ]
+        steps += [Step(int(graph.producer[v]), 1) for v in copied]
+        steps.append(Step(i, 0, tuple(int(v in copied) for v in graph.reads[i])))
+    return Schedule(tuple(steps))
+
+
+@pytest.mark.parametrize(
+    "behind", [tf.sin, lambda bias: tf.squeeze(tf.reshape(bias, [1, 1, 1, 8]))]
+)
+def test_nothing_waits_for_what_a_merged_bias_gradient_makes(exact, behind):
+    """oneDNN makes one kernel of the gradients of a bias and of its filter, whatever waits for what was made of the former."""
+    x = tf.constant(numbers("images", 2, 8, 8, 8))
+    filters = [tf.Variable(numbers(f"filter {i}", 3, 3, 8, 8, scale=0.1)) for i in range(3)]
+    biases = [tf.Variable(numbers(f"bias {i}", 8)) for i in range(3)]
+
+    def gradients(make):
+        spy = Scheduled(make)
+
+        @tf.function(autograph=False)
+        def step(h):
+            for weights, bias in zip(filters, biases, strict=True):
+                h = tf.nn.bias_add(tf.nn.conv2d(tf.tanh(h), weights, 1, "SAME"), behind(bias))
+            loss = tf.reduce_sum(h**2)
+            if make is None:
+                return tf.gradients(loss, filters + biases)
+            with spy:
+                return ms.gradients(loss, filters + biases)
+
+        return step(x), spy.seen
+
+    ours, seen = gradients(late_filters)
+    assert any(step.copy for step in seen[0][1].steps)
+    assert_identical(ours, gradients(None)[0], "filters last")
