@@ -31,7 +31,8 @@ help:
 	@echo "make test-slow  the tests that take minutes each"
 	@echo "make test-compat  the core suite with the oldest TensorFlow and Keras, and with the newest"
 	@echo "make bench      measure every claim: python -m benchmarks"
-	@echo "make bench-models docs  train networks of other libraries within budgets (hours; goes on where it was stopped)"      build the documentation into site/"
+	@echo "make bench-models  train networks of other libraries within budgets (hours; goes on where it was stopped)"
+	@echo "make docs       build the documentation into site/"
 	@echo "make lint       ruff and mypy only; make format: let ruff rewrite"
 	@echo "make venv       only make the environment; make clean: remove it, and what was built"
 

@@ -1,21 +1,28 @@
 """What grappler's constant folding moves past what: constants travel down a tree of additions or multiplications.
 
 ``c * (x * y)`` becomes ``x * (c * y)`` where the product in parentheses has no other reader (``ConstantPushDown`` in
-TensorFlow's ``constant_folding.cc``, 2.16 to 2.21), so that constants meet and are folded. Two consequences matter to
-whoever edits a graph: an op put between two ops of such a tree changes the last bits of the result; and ``c * y`` is
-an op of its own, ready as soon as y is, which may be long before x.
+TensorFlow's ``constant_folding.cc``, 2.16 to 2.21), so that constants meet and are folded. Which of two factors is x is a matter
+of names: before that, grappler sorts what commutative ops read (`input_name`, ``canonicalizer.cc``). Three consequences matter to
+whoever edits a graph: an op put between two ops of such a tree changes the last bits of the result; so may an op of another name in
+the place of a factor; and ``c * y`` is an op of its own, ready as soon as y is, which may be long before x.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from graph_tools import optypes
 from graph_tools.capture import OpGraph
 from graph_tools.sizes import tensor_bytes
 
-__all__ = ["pushed_down", "takes_constant"]
+__all__ = ["input_name", "pushed_down", "takes_constant"]
+
+
+def input_name(tensor: tf.Tensor) -> str:
+    """A tensor as the list of an op's inputs names it in a serialized graph."""
+    return f"{tensor.op.name}:{tensor.value_index}" if tensor.value_index else str(tensor.op.name)
 
 
 def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
@@ -82,14 +89,20 @@ def pushed_down(ops: OpGraph) -> list[tuple[int, ...]]:
             or not _is_smaller(ops, i, operand[i], child)
         ):
             continue
-        x, y = ops.inputs[child]
-        operand[child] = 1
-        found[child] = (y,)
-        found[i] = (*found[i], x)
+        first = _first(ops.ops[child])
+        operand[child] = 1 - first
+        found[child] = (ops.inputs[child][1 - first],)
+        found[i] = (*found[i], ops.inputs[child][first])
     return found
+
+
+def _first(op: tf.Operation) -> int:
+    """Which of two inputs is the first one when those of commutative ops are sorted."""
+    x, y = op.inputs
+    return int(bool(op.op_def.is_commutative) and input_name(y) < input_name(x))
 
 
 def _is_smaller(ops: OpGraph, parent: int, operand: int, child: int) -> bool:
     """Whether the constant of ``parent`` is no larger than what it would change places with; unknown if it was pushed."""
-    constant = ops.ops[parent].inputs[1 - operand]
-    return sum(tensor_bytes(constant)) <= sum(tensor_bytes(ops.ops[child].inputs[0]))
+    constant, op = ops.ops[parent].inputs[1 - operand], ops.ops[child]
+    return sum(tensor_bytes(constant)) <= sum(tensor_bytes(op.inputs[_first(op)]))

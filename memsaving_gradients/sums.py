@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from graph_tools import _tf
 from graph_tools.capture import OpGraph
+from graph_tools.folding import input_name
 from memsaving_gradients.lifetimes import SUMMED_AT_ONCE, summed_first
 from memsaving_gradients.training_graph import LONG_SUM, IntArray, TrainingGraph
 
@@ -76,7 +77,7 @@ def chainable(
                 found[position] = addends
         elif short and sizes[addends[0]] >= large:
             if by_name:
-                addends = tuple(sorted(addends, key=lambda value: _input_name(ops, value)))
+                addends = tuple(sorted(addends, key=lambda value: input_name(ops.tensor(value))))
             if any(is_free(value, position) for value in addends[:2]):
                 found[position] = addends
     return found
@@ -88,12 +89,6 @@ def _sorts_addends() -> bool:
     return not options.get("disable_meta_optimizer") and options.get(
         "arithmetic_optimization", True
     )
-
-
-def _input_name(ops: OpGraph, value: int) -> str:
-    """A value as the list of an op's inputs names it in a serialized graph."""
-    tensor = ops.tensor(value)
-    return f"{tensor.op.name}:{tensor.value_index}" if tensor.value_index else tensor.op.name
 
 
 def _needs(ops: OpGraph, position: int, others: set[int], first: int) -> bool:

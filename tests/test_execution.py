@@ -111,6 +111,28 @@ def test_a_pushed_constant_lets_a_product_run_early():
     assert pushed_down(plain) == list(plain.inputs)
 
 
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_names_decide_which_factor_a_constant_joins(names):
+    """Before it moves constants, grappler sorts what products read by name; the runtime agrees."""
+    with tf.Graph().as_default() as built:
+        fed_ = [fed(64, 64), fed(64, 64)]
+        x, y = (tf.sin(t, name=name) for t, name in zip(fed_, names, strict=True))
+        result = tf.exp(0.5 * tf.multiply(x, y, name="product"), name="end")
+        ops = capture([result])
+        metadata = tf.compat.v1.RunMetadata()
+        with tf.compat.v1.Session(graph=built) as session:
+            session.run(
+                result,
+                {t: np.ones(t.shape) for t in fed_},
+                options=tf.compat.v1.RunOptions(output_partition_graphs=True),
+                run_metadata=metadata,
+            )
+    (read,) = pushed_down(ops)[ops.position["product"]]
+    assert ops.ops[ops.producer[read]].name == "b"
+    nodes = {node.name: node for part in metadata.partition_graphs for node in part.node}
+    assert {name for name in nodes["product"].input if name in ("a", "b")} == {"b"}
+
+
 def test_what_is_read_twice_keeps_its_constant_out():
     with tf.Graph().as_default():
         x, y = tf.sin(fed(8, 8)), tf.cos(fed(8, 8))
