@@ -82,7 +82,9 @@ def make_step(
         if optimizer is not None:
             optimizer.apply_gradients(zip(grads, network.variables, strict=True))
             return tf.stack([loss])
-        return tf.stack([tf.reduce_sum(tf.square(tf.convert_to_tensor(g))) for g in grads])
+        # Variables that the loss does not need have no gradient.
+        made = [tf.convert_to_tensor(g) for g in grads if g is not None]
+        return tf.stack([tf.reduce_sum(tf.square(g)) for g in made])
 
     if how == "session":
         graph = tf.Graph()
