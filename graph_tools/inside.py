@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from graph_tools.capture import OpGraph
 
 __all__ = [
+    "CALLS",
     "UNKNOWN_STEPS",
     "Inside",
     "inside",
@@ -39,6 +40,9 @@ _ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 #: What these give is the buffer of a variable, or a constant, however often it is in a list.
 _SHARED = optypes.READS | optypes.SHAPE_READERS | {"Const", "Fill"}
 
+#: Ops that call a function, their attribute ``f``.
+CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+
 _known: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int], tuple[float, int]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -46,7 +50,7 @@ _known: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int], tuple[float, i
 
 @dataclass(frozen=True)
 class Inside:
-    """Time of all steps of a loop (seconds), and bytes that are alive in a step, beside what goes in and out of the loop."""
+    """Time of all steps of a loop (seconds), and bytes that are alive in a step, beside what goes in and out of the loop; of a call likewise."""
 
     seconds: float
     workspace: int
@@ -73,23 +77,25 @@ def steps_of(op: tf.Operation) -> int:
 
 
 def inside(op: tf.Operation, batch: int) -> Inside | None:
-    """What the loop ``op`` takes inside at a batch of ``batch`` examples; ``None`` if its body is not known."""
-    body = _tf_loops.function_graph(op, "body")
+    """What the loop, or the call, ``op`` takes inside at a batch of ``batch`` examples; ``None`` if its body is not known."""
+    called = op.type in CALLS
+    body = _tf_loops.function_graph(op, "f" if called else "body")
     if body is None:
         return None
     found = _known.setdefault(body, {})
     key = batch, len(body.get_operations())
     if key not in found:
-        found[key] = _step(body, batch)
+        found[key] = _step(body, batch, called=called)
     seconds, workspace = found[key]
-    steps = steps_of(op)
+    steps = 1 if called else steps_of(op)
     return Inside(seconds * steps, workspace if steps else 0)
 
 
-def _step(body: Any, batch: int) -> tuple[float, int]:
-    """Seconds of a step, and the most bytes alive in it beside the loop's outputs, which the graph around it counts all the while.
+def _step(body: Any, batch: int, *, called: bool) -> tuple[float, int]:
+    """Seconds of a step, and the most bytes alive in it beside the op's outputs, which the graph around it counts all the while.
 
-    What a step begins with is in these outputs' place, until it is read for the last time.
+    What a step of a loop begins with is in these outputs' place, until it is read for the last time. What a function is ``called`` with
+    is counted around it.
     """
     from graph_tools.capture import capture
     from graph_tools.costs import op_seconds
@@ -97,11 +103,13 @@ def _step(body: Any, batch: int) -> tuple[float, int]:
     graph = capture(body.outputs, besides=body.inputs)
     sizes, storage = graph.value_bytes(batch).tolist(), graph.storage.tolist()
     ends = [storage[graph.value(t)] for t in body.outputs]
-    begins = [graph.value(t) for t in body.inputs]
-    changing = [i for i, (v, end) in enumerate(zip(begins, ends, strict=True)) if v != end]
+    begins = [] if called else [graph.value(t) for t in body.inputs]
+    changing = [i for i, v in enumerate(begins) if v != ends[i]]
     for i in changing:
         sizes[begins[i]] = tensor_bytes(body.inputs[i]).at(batch)
     outside = sum(tensor_bytes(body.inputs[i]).at(batch) for i in changing)
+    if called:
+        outside = sum(sizes[root] for root in set(ends))
     last = _last_readers(graph)
     for root in ends:
         last[root] = len(graph.ops)
@@ -115,7 +123,7 @@ def _step(body: Any, batch: int) -> tuple[float, int]:
         made = [v for v in range(bounds[i], bounds[i + 1]) if storage[v] == v]
         taken = _taken_over(op, made, dying, sizes)
         alive += sum(sizes[v] for v in made) - taken
-        within = inside(op, batch) if op.type in _tf_loops.LOOPS else None
+        within = inside(op, batch) if op.type in (*_tf_loops.LOOPS, *CALLS) else None
         most = max(most, alive + (0 if within is None else within.workspace))
         alive -= sum(sizes[root] for root in dying) - taken
         alive -= sum(sizes[v] for v in made if v not in last)
@@ -163,6 +171,15 @@ def list_bytes(tensor: tf.Tensor) -> Bytes:
     op = tensor.op
     if op.type == "TensorListFromTensor":
         return tensor_bytes(op.inputs[0])
+    if op.type in CALLS:
+        # The lists of loops that are called are results of the call, where the gradient's call reads them.
+        called = _tf_loops.function_graph(op, "f")
+        if called is None:
+            return Bytes(0, 0)
+        inner = called.outputs[tensor.value_index]
+        while inner.op.type == "Identity":
+            inner = inner.op.inputs[0]
+        return list_bytes(inner)
     if op.type not in _tf_loops.LOOPS:
         return Bytes(0, 0)
     body = _tf_loops.function_graph(op, "body")

@@ -365,12 +365,26 @@ def _increment(body: Any, number: int) -> int | None:
 def _value(tensor: tf.Tensor) -> Any:
     """The value of an integer scalar, if it follows from constants and known shapes; ``None``: it does not."""
     known = tf.get_static_value(tensor)
-    if known is not None or tensor.op.type not in _FOLDED:
+    if known is not None or tensor.op.type not in (*_FOLDED, "StridedSlice"):
         return known
     inputs = [_value(t) for t in tensor.op.inputs]
     if any(value is None for value in inputs):
         return None
+    if tensor.op.type == "StridedSlice":
+        # Of a shape, one dimension.
+        parts, begin = (np.ravel(value) for value in inputs[:2])
+        return parts[int(begin[0])] if _takes_one(tensor.op) else None
     return np.asarray(_FOLDED[tensor.op.type](*inputs)).astype(tensor.dtype.as_numpy_dtype)
+
+
+def _takes_one(op: tf.Operation) -> bool:
+    """Whether a slice takes one element of a vector."""
+    masks = ("begin_mask", "ellipsis_mask", "new_axis_mask")
+    return (
+        op.inputs[0].shape.rank == 1
+        and op.get_attr("shrink_axis_mask") == 1
+        and not any(op.get_attr(mask) for mask in masks)
+    )
 
 
 def behind_identities(tensor: tf.Tensor) -> tf.Tensor:
