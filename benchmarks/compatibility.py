@@ -79,7 +79,12 @@ def main(arguments: list[str] | None = None) -> int:
         with lock:
             results[row] = result
             write(options.json, {row: result})
-            console.print(f"{row}: {said}, {result['minutes']} min", markup=False, highlight=False)
+            console.print(
+                f"{row}: {said}, {result['minutes']} min",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
 
     todo = pending(rows, results, code, options.budgets, again=options.again)
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -78,7 +78,7 @@ def print_results(results: Mapping[str, Result], console: Console) -> None:
     console.print(table)
     for row in _ordered(results):
         for text in missed[row]:
-            console.print(f"{row}: {text}", markup=False, highlight=False)
+            console.print(f"{row}: {text}", markup=False, highlight=False, soft_wrap=True)
     passed = sum(not texts for texts in missed.values())
     console.print(f"{passed} of {len(results)} rows pass", highlight=False)
 
