@@ -13,6 +13,7 @@ once. Needs the extra ``models``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import functools
 import hashlib
@@ -92,7 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
             done.result()
     print_results(results, Console(width=180))
     if options.page is not None:
-        options.page.write_text(page(_known(options.json)), encoding="utf-8")
+        known = _known(options.json)
+        options.page.write_text(page(known, _lacking_rows(known)), encoding="utf-8")
     return int(any(failures(results[row]) for row in rows))
 
 
@@ -132,6 +134,15 @@ def _refused(done: Mapping[str, Any], share: float) -> bool:
 
 def _name(share: float) -> str:
     return f"{share:.0%}"
+
+
+def _lacking_rows(results: Mapping[str, Any]) -> list[str]:
+    """All rows without results, of the libraries that are installed."""
+    found = []
+    for family in foreign.FAMILIES:
+        with contextlib.suppress(foreign.MissingLibraryError):
+            found += [row for row in foreign.rows(f"{family}/*") if row not in results]
+    return found
 
 
 @functools.cache

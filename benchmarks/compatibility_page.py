@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -83,8 +83,8 @@ def print_results(results: Mapping[str, Result], console: Console) -> None:
     console.print(f"{passed} of {len(results)} rows pass", highlight=False)
 
 
-def page(results: Mapping[str, Result]) -> str:
-    """The page of all rows, in Markdown."""
+def page(results: Mapping[str, Result], lacking: Sequence[str] = ()) -> str:
+    """The page of all rows, in Markdown; ``lacking``: those that were not measured, which are named."""
     lines = [
         "# Networks of other libraries",
         "",
@@ -98,6 +98,9 @@ def page(results: Mapping[str, Result]) -> str:
         _versions(results),
         "",
     ]
+    if lacking:
+        names = ", ".join(f"`{row}`" for row in lacking)
+        lines += [f"**Not measured yet** ({len(lacking)}): {names}.", ""]
     for family in dict.fromkeys(row.partition("/")[0] for row in _ordered(results)):
         rows = [row for row in _ordered(results) if row.startswith(family + "/")]
         passed = sum(not failures(results[row]) for row in rows)
