@@ -21,6 +21,7 @@ ZOO: dict[str, str] = {
     "transformer": "transformer",
     "cifar_resnet": "resnet",
     "wide_resnet": "wide",
+    "imagenet_resnet": "preactivation",
     "application": "vision",
     "unet": "vision",
     "densenet": "vision",
@@ -42,6 +43,10 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "cifar_resnet": ("cifar_resnet", {"blocks": 2, "batch": 2, "width": 4, "image": 16}),
     "wide_resnet": ("wide_resnet", {"depth": 10, "widen": 1, "batch": 4, "image": 16}),
+    "imagenet_resnet": (
+        "imagenet_resnet",
+        {"size": 18, "batch": 2, "image": 32, "width": 4, "classes": 10},
+    ),
     "dynamic_conv": (
         "dynamic_conv",
         {
