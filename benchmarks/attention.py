@@ -163,10 +163,17 @@ def largest_batch(length: int, ours: bool) -> dict[str, Any]:
     # At a third and two thirds of the limit: below, what loops hold while they run hides the batch.
     example = WORD * length + (0 if ours else 16 * WIDTH * length**2)
     first = max(1, LIMIT // (3 * example))
-    peaks = {n: _sentences(length, n, ours) for n in (first, 2 * first)}
-    for _ in range(TRIES):
-        fits = max((n for n, peak in peaks.items() if peak <= LIMIT), default=0)
-        fails = min((n for n, peak in peaks.items() if peak > LIMIT), default=0)
+    return largest_within(LIMIT, first, lambda batch: _sentences(length, batch, ours))
+
+
+def largest_within(
+    limit: int, first: int, measure: Callable[[int], int], tries: int = TRIES
+) -> dict[str, Any]:
+    """The largest batch of which ``measure`` says a peak within the limit, to a twentieth; begun at two batches, of which the first should take a third of it."""
+    peaks = {n: measure(n) for n in (first, 2 * first)}
+    for _ in range(tries):
+        fits = max((n for n, peak in peaks.items() if peak <= limit), default=0)
+        fails = min((n for n, peak in peaks.items() if peak > limit), default=0)
         if fails and fails - fits <= max(1, fits // 20):
             break
         # The slope from the smallest batch on: between two that are near, chance is larger than it.
@@ -174,13 +181,13 @@ def largest_batch(length: int, ours: bool) -> dict[str, Any]:
         batch = 2 * fits
         if fits > least and peaks[fits] > peaks[least]:
             each = (peaks[fits] - peaks[least]) / (fits - least)
-            batch = int(fits + (LIMIT - peaks[fits]) / each)
+            batch = int(fits + (limit - peaks[fits]) / each)
         if fails:
             batch = min(batch, (fits + fails) // 2)
         if batch <= fits + fits // 20:
             break
-        peaks[batch] = _sentences(length, batch, ours)
-    fits = max((n for n, peak in peaks.items() if peak <= LIMIT), default=0)
+        peaks[batch] = measure(batch)
+    fits = max((n for n, peak in peaks.items() if peak <= limit), default=0)
     return {"batch": fits, "peaks": {str(n): peak for n, peak in sorted(peaks.items())}}
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "mark",
     "measure_missing",
     "options_for",
+    "results_of",
     "print_figures",
     "shares",
     "stamp",
@@ -84,6 +85,16 @@ def measure_missing(
         console.print(f"{row}: " + ", ".join(filter(None, (shown(results[row]), took))))
         write(options.json, {row: results[row]})
     return results
+
+
+def results_of(
+    path: Path, rows: Iterable[str], measure: Callable[[str], dict[str, Any]], *, again: bool
+) -> dict[str, Any]:
+    """Rows of another benchmark, from its file of results: what is not there (``again``: all) is measured and written to it."""
+    wanted = list(rows)
+    options = argparse.Namespace(only="*", json=path, again=again)
+    results = measure_missing(wanted, options, measure)
+    return {row: results[row] for row in wanted}
 
 
 def shares(text: str) -> list[float]:

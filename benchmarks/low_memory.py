@@ -16,7 +16,6 @@ Rows that are in the results file are not measured again, but with ``--again``.
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +60,11 @@ RUNS: dict[str, tuple[str, ...]] = {
     "sparse": ("sparse",),
     "all": ("checkpoints", "microbatches", "precision", "sparse"),
 }
+ROWS = {
+    f"{network}, {name}": (network, techniques)
+    for network in NETWORKS
+    for name, techniques in RUNS.items()
+}
 #: Bars for WideResNet: of activations with checkpoints alone, as a share; of sparse weights and slots.
 ACTIVATIONS, SPARSE = 1 / 5.8, 0.40
 
@@ -70,12 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = options_for("low_memory", __doc__, RESULTS, "names of rows")
     parser.add_argument("--again", action="store_true", help="measure what has results, too")
     options = parser.parse_args(arguments)
-    rows = {
-        f"{network}, {name}": functools.partial(_run, network, techniques)
-        for network in NETWORKS
-        for name, techniques in RUNS.items()
-    }
-    results = measure_missing(rows, options, lambda row: rows[row]())
+    results = measure_missing(ROWS, options, measure)
     figures = judge(results)
     write(options.json, {}, figures)
     _print(results)
@@ -83,7 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
     return int(not all(figure.passed for figure in figures))
 
 
-def _run(network: str, techniques: tuple[str, ...]) -> dict[str, Any]:
+def measure(row: str) -> dict[str, Any]:
+    """One of `ROWS`, in a process of its own."""
+    network, techniques = ROWS[row]
     what = {"name": network, "techniques": list(techniques)}
     found: dict[str, Any] = in_fresh_process("benchmarks.low_memory:measured", what, ENVIRONMENT)
     return found
@@ -214,7 +215,8 @@ def judge(results: dict[str, Any]) -> list[Figure]:
     for name, network in NETWORKS.items():
         plain, every = (results.get(f"{name}, {run}") for run in ("float32", "all"))
         if plain and every:
-            paper, held = _paper(every) / _paper(plain), _held(every) / _held(plain)
+            paper = counted_as_published(every) / counted_as_published(plain)
+            held = held_bytes(every) / held_bytes(plain)
             figures.append(Figure(f"{name}, all: the paper's parts", paper, network.paper))
             figures.append(Figure(f"{name}, all: measured", held, network.measured))
     plain = results.get("wide-resnet, float32")
@@ -226,11 +228,13 @@ def judge(results: dict[str, Any]) -> list[Figure]:
     return figures
 
 
-def _paper(row: dict[str, Any]) -> int:
+def counted_as_published(row: dict[str, Any]) -> int:
+    """Bytes in the paper's accounting."""
     return int(row["model"] + row["optimizer"] + row["gradients"] + row["activations"])
 
 
-def _held(row: dict[str, Any]) -> int:
+def held_bytes(row: dict[str, Any]) -> int:
+    """Bytes as measured."""
     return int(row["model"] + row["optimizer"] + row["transient"])
 
 
@@ -241,7 +245,7 @@ def _print(results: dict[str, Any]) -> None:
     for heading in (*names, "the paper's", "measured", "GFLOP"):
         table.add_column(heading, justify="right")
     for name, row in results.items():
-        sizes = [row[part] for part in names] + [_paper(row), _held(row)]
+        sizes = [row[part] for part in names] + [counted_as_published(row), held_bytes(row)]
         cells = [f"{size / 1e6:.2f}" for size in sizes]
         table.add_row(name, *cells, f"{row['flops'] / 1e9:.1f}")
     console = Console(width=150)

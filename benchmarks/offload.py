@@ -185,14 +185,14 @@ def timeline(model: str, options: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def hybrid(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Estimated extra time at `HYBRID` of the plain peak, by recomputing, by offloading, and by both; ``None``: does not fit."""
+def hybrid(model: str, options: dict[str, Any], share: float = HYBRID) -> dict[str, Any]:
+    """Estimated extra time at a share of the plain peak, by recomputing, by offloading, and by both; ``None``: does not fit."""
     from memsaving_gradients.planners import Limits, auto, keep
     from memsaving_gradients.planners.storing import planner_that_stores
     from memsaving_gradients.schedule import plain, simulate
 
     graph = captured(model, options)
-    budget = int(simulate(graph, plain(graph)).peak * HYBRID)
+    budget = int(simulate(graph, plain(graph)).peak * share)
     limits = Limits(budget=budget)
     plans = {
         "recompute": auto.plan(graph, limits),

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 from rich.console import Console
@@ -38,6 +38,10 @@ from memsaving_gradients.training_graph import TrainingGraph
 RESULTS = Path(__file__).parent / "results" / "periodic.json"
 #: Our extra time over the periodic plan's: the median over segments and models, and the most.
 MEDIAN, MOST = 0.6, 1.0
+
+
+#: A block's end: the number of a storage, or the name of a layer.
+End = TypeVar("End")
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,12 @@ def captured(network: Network, *, profile: bool) -> tuple[CapturedStep, list[int
 
 
 def block_ends(step: CapturedStep, pattern: str) -> list[int]:
-    """The storages behind which blocks end: what the last op of each layer makes whose name matches ``pattern``.
+    """The storages behind which blocks end, of `named_ends`."""
+    return list(named_ends(step, pattern).values())
+
+
+def named_ends(step: CapturedStep, pattern: str) -> dict[str, int]:
+    """The storages behind which blocks end, in order: what the last op of each layer makes whose name matches ``pattern``; by names of layers.
 
     Keras numbers scopes that are entered again: ``_1`` behind a name counts for nothing.
 
@@ -137,10 +146,12 @@ def block_ends(step: CapturedStep, pattern: str) -> list[int]:
                 last[match[1]] = int(graph.storage[graph.writes[number][0]])
     if not last:
         raise ValueError(f"no layer is called {pattern!r}")
-    return sorted(dict.fromkeys(last.values()), key=lambda root: int(graph.producer[root]))
+    by_root = {root: name for name, root in last.items()}
+    roots = sorted(by_root, key=lambda root: int(graph.producer[root]))
+    return {by_root[root]: root for root in roots}
 
 
-def cuts(ends: Sequence[int], segments: int) -> list[int]:
+def cuts(ends: Sequence[End], segments: int) -> list[End]:
     """What ``checkpoint_sequential`` keeps: the inputs of all segments but the first one.
 
     Examples
