@@ -23,8 +23,8 @@ __all__ = [
     "mark",
     "measure_missing",
     "options_for",
-    "results_of",
     "print_figures",
+    "results_of",
     "shares",
     "stamp",
     "write",
@@ -132,14 +132,17 @@ def stamp() -> dict[str, str]:
     }
 
 
-def write(path: Path, results: dict[str, Any], figures: Iterable[Figure] = ()) -> None:
-    """Put results by name into the file at ``path``; those that were not made again keep their last ones."""
+def write(path: Path, results: dict[str, Any], figures: Iterable[Any] | None = None) -> None:
+    """Put results by name into the file at ``path``; those that were not made again keep their last ones, as do
+    figures (dataclasses that say whether they `passed`), unless there are new ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     made = {name: {**stamp(), **result} for name, result in results.items()}
     document = {
         "cases": {**old.get("cases", {}), **made},
-        "figures": [{**asdict(figure), "passed": figure.passed} for figure in figures],
+        "figures": old.get("figures", [])
+        if figures is None
+        else [{**asdict(figure), "passed": figure.passed} for figure in figures],
     }
     text = json.dumps(document, indent=1, sort_keys=True)
     path.write_text(text + "\n", encoding="utf-8")

@@ -25,6 +25,7 @@ TIMES = {1 / 10: 1.17, 1 / 20: 1.25, 1 / 40: 1.60}
 #: The most seconds from captured to rewritten.
 PLANNING = 20.0
 BLOCKS = 111
+NAME = f"resnet{9 * BLOCKS + 2}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,6 +42,14 @@ def main(arguments: list[str] | None = None) -> int:
     print_results(results, figures, Console(width=180))
     failed = any("failed" in result for result in results.values())
     return int(failed or not all(figure.passed for figure in figures))
+
+
+def measured(share: float) -> dict[str, Any]:
+    """One budget of the network of 1001 layers."""
+    options = _parse(["--budgets", str(share)])
+    sizes = {"blocks": options.blocks, "batch": options.batch}
+    ((_, found),) = measure(NAME, "cifar_resnet", sizes, options, Console(stderr=True))
+    return found
 
 
 def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:

@@ -20,6 +20,7 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -80,15 +81,17 @@ def main(arguments: list[str] | None = None) -> int:
     return int(judged and not all(figure.passed for figure in figures))
 
 
-def planned(depth: int, batch: int, planner: str, budget: int = OURS) -> dict[str, Any]:
-    """The strategies, and the fastest plan that a planner finds within a budget."""
+def planned(
+    depth: int, batch: int, planner: str, budget: Callable[[int], int] = lambda parameters: OURS
+) -> dict[str, Any]:
+    """The strategies, and the fastest plan that a planner finds within a budget, which may depend on the bytes of the parameters."""
     clock = time.perf_counter()
     graph, parameters = planned_graph(depth, batch)
     built = time.perf_counter() - clock
     rows = [asdict(row) for row in strategies(graph, parameters=parameters)]
     clock = time.perf_counter()
     module = importlib.import_module(f"memsaving_gradients.planners.{planner}")
-    ours = module.plan(graph, Limits(budget=budget))
+    ours = module.plan(graph, Limits(budget=budget(parameters)))
     seconds = time.perf_counter() - clock
     extra = ours.extra_seconds / graph.total_seconds
     rows.append(

@@ -99,7 +99,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def captured(network: Network, *, profile: bool) -> tuple[CapturedStep, list[int]]:
     """The training step of a network, and the storages of the outputs of all blocks but the last one, in order."""
-    model = build(network.model, **network.options)
+    step = captured_step(network.model, network.options, profile=profile)
+    return step, block_ends(step, network.blocks)
+
+
+def captured_step(model_name: str, options: dict[str, Any], *, profile: bool) -> CapturedStep:
+    """The training step of a network of the zoo, with costs that are measured or estimated."""
+    model = build(model_name, **options)
     found: list[CapturedStep] = []
 
     def step(*batch: tf.Tensor) -> tf.Tensor:
@@ -120,7 +126,7 @@ def captured(network: Network, *, profile: bool) -> tuple[CapturedStep, list[int
         return loss
 
     tf.function(step, autograph=False).get_concrete_function(*map(tf.constant, model.batch))
-    return found[0], block_ends(found[0], network.blocks)
+    return found[0]
 
 
 def block_ends(step: CapturedStep, pattern: str) -> list[int]:
@@ -167,31 +173,43 @@ def compare(
     graph: TrainingGraph, ends: Sequence[int], planner: str
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """For each number of segments the periodic plan and ours within its peak."""
-    module = importlib.import_module(f"memsaving_gradients.planners.{planner}")
+    for segments, row in periodic_plans(graph, ends):
+        yield segments, beside(graph, row, planner)
+
+
+def periodic_plans(
+    graph: TrainingGraph, ends: Sequence[int]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """For each number of segments what the periodic plan takes."""
     whole = simulate(graph, plain(graph, graph.sums))
-    blocks = len(ends) + 1
+    blocks, total = len(ends) + 1, graph.total_seconds
     for segments in range(2, min(blocks, math.floor(2 * math.sqrt(blocks))) + 1):
         kept = cuts(ends, segments)
         periodic = named.plan(graph, Limits(keep=dict.fromkeys(kept, "segment")))
-        clock = time.perf_counter()
-        ours = module.plan(graph, Limits(budget=periodic.peak))
-        seconds = time.perf_counter() - clock
         behind = int(graph.producer[kept[-1]]) + 1
-        total = graph.total_seconds
-        yield (
-            segments,
-            {
-                "plain": whole.peak,
-                "peak": periodic.peak,
-                "ours": ours.peak,
-                "periodic_extra": periodic.extra_seconds / total,
-                "literal_extra": float(graph.seconds[:behind].sum()) / total,
-                "ours_extra": ours.extra_seconds / total,
-                "bound": ours.lower_bound / total,
-                "ratio": ours.extra_seconds / periodic.extra_seconds,
-                "seconds": seconds,
-            },
-        )
+        row = {
+            "plain": whole.peak,
+            "peak": periodic.peak,
+            "periodic_extra": periodic.extra_seconds / total,
+            "literal_extra": float(graph.seconds[:behind].sum()) / total,
+        }
+        yield segments, row
+
+
+def beside(graph: TrainingGraph, row: Mapping[str, Any], planner: str) -> dict[str, Any]:
+    """A row of a periodic plan, with ours within its peak."""
+    module = importlib.import_module(f"memsaving_gradients.planners.{planner}")
+    clock = time.perf_counter()
+    ours = module.plan(graph, Limits(budget=row["peak"]))
+    seconds, extra = time.perf_counter() - clock, ours.extra_seconds / graph.total_seconds
+    return {
+        **row,
+        "ours": ours.peak,
+        "ours_extra": extra,
+        "bound": ours.lower_bound / graph.total_seconds,
+        "ratio": extra / row["periodic_extra"],
+        "seconds": seconds,
+    }
 
 
 def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:

@@ -13,7 +13,7 @@ from benchmarks.steps import Step, make_step
 from graph_tools.allocations import allocation_events, requested_peak
 from graph_tools.measure import measure_peak, time_ratio
 
-__all__ = ["budget_peak", "budget_ratio", "peak", "ratio"]
+__all__ = ["budget_peak", "budget_ratio", "peak", "plan_of", "ratio"]
 
 # By name: a plain step does not import the package that it is compared with.
 _WARNING = "NothingSavedWarning"
@@ -52,7 +52,7 @@ def peak(
         "ops": len(step.graph.get_operations()),
         "seconds": {**step.seconds, "first_step": first},
         "squares": float(sum(sums)),
-        "plan": _plan(step) if ours else None,
+        "plan": plan_of(step) if ours else None,
         "warnings": [str(w.message) for w in caught if w.category.__name__ == _WARNING],
     }
     if dump is not None:
@@ -130,7 +130,8 @@ def _requested(run: Callable[[], object]) -> int:
     return max(requested_peak(allocation_events(run)) for _ in range(2))
 
 
-def _plan(step: Step) -> dict[str, Any] | None:
+def plan_of(step: Step) -> dict[str, Any] | None:
+    """What the newest plan of a step says; ``None``: it has none."""
     import memsaving_gradients as ms
     from memsaving_gradients.budgets import chunk_bytes
 

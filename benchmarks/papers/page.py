@@ -1,0 +1,99 @@
+"""The same lines for a terminal and for ``docs/``: a table for each work, published beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bars import mark
+from benchmarks.papers.rows import Line, Results, Work
+
+__all__ = ["page", "print_work", "shown"]
+
+HEAD = """# Founding figures
+
+What the works that this library stands on published, beside what it does. Made by `make bench-papers` (`python -m benchmarks.papers`), which writes this page and
+`benchmarks/results/papers.json`; `--only 'chen*'` makes some of it again, `--again` all that was asked for.
+
+*Measured*: a step ran on a CPU, the memory is TensorFlow's allocator's, in a process of its own; times are ratios of medians of steps that took turns. *Planned*: the step is out of
+reach of a CPU; it was built from shapes, differentiated and planned, its memory simulated, and its extra time estimated. Old figures come from GPUs of 2016 to 2019: compare ratios.
+The last column says whether ours is the published figure or better (of what one begins with: within a fifth of it).
+"""
+
+
+def shown(value: float | None, unit: str) -> str:
+    """A figure with its unit.
+
+    Examples
+    --------
+    >>> shown(0.1723, "%"), shown(6.7, "x"), shown(1234.5, "MB"), shown(None, "x")
+    ('17.2 %', '6.70 ×', '1,234 MB', '–')
+    """
+    if value is None:
+        return "–"
+    match unit:
+        case "%":
+            return f"{100 * value:.1f} %"
+        case "x":
+            return f"{value:.2f} ×"
+        case "MB":
+            return f"{value:,.0f} MB"
+        case "GB":
+            return f"{value:.2f} GB"
+        case _:
+            return f"{value:.1f}"
+
+
+def print_work(work: Work, lines: Iterable[Line], console: Console) -> None:
+    """A table of a work's lines."""
+    table = Table(title=work.title, caption=work.source, header_style="bold")
+    for heading in ("figure", "published", "ours", "", "", "note"):
+        table.add_column(heading, justify="right" if heading in ("published", "ours") else "left")
+    for line in lines:
+        figures = (shown(line.published, line.unit), shown(line.ours, line.unit))
+        verdict = mark(line.passed) if _judged(line) else ""
+        table.add_row(line.what, *figures, line.how, verdict, line.note)
+    console.print(table)
+
+
+def page(works: Iterable[tuple[Work, Sequence[Line]]], results: Results) -> str:
+    """The page of the documentation."""
+    parts = [HEAD, *(_section(work, lines) for work, lines in works if lines), _stamp(results)]
+    return "\n".join(parts)
+
+
+def _section(work: Work, lines: Sequence[Line]) -> str:
+    rows = [
+        f"## {work.title}",
+        "",
+        f"{work.about}",
+        "",
+        f"Source: {work.source}.",
+        "",
+        "| figure | published | ours | how | | note |",
+        "|---|---:|---:|---|---|---|",
+    ]
+    for line in lines:
+        cells = (
+            line.what,
+            shown(line.published, line.unit),
+            shown(line.ours, line.unit),
+            line.how if line.ours is not None else "",
+            ("yes" if line.passed else "**no**") if _judged(line) else "",
+            line.note,
+        )
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*rows, ""])
+
+
+def _judged(line: Line) -> bool:
+    return line.published is not None and line.ours is not None
+
+
+def _stamp(results: Mapping[str, Any]) -> str:
+    made = {(row["tensorflow"], row["machine"]) for row in results.values() if "machine" in row}
+    where = "; ".join(f"TensorFlow {version}, {machine}" for version, machine in sorted(made))
+    return f"Made with {where}.\n" if where else ""

@@ -1,0 +1,157 @@
+"""Beaumont et al. 2019 (arXiv 1911.13214): throughput at the memory of periodic checkpoints.
+
+Four networks of the families that the paper trains are cut into equal segments, for every number of them up to 2√n, as PyTorch's ``checkpoint_sequential``
+does (`benchmarks.periodic`). Of these, only those count that are the fastest for their memory; at each of these memories, ours is planned. Nothing runs.
+
+For one number of segments of each network both are measured as well, one after the other in one process: lists of layers to be kept beside a budget of as much memory
+as that list takes. There, what is made again is made by our rewriter in both; ``checkpoint_sequential`` runs whole segments, which is slower still.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from benchmarks.papers.rows import Line, Results, Work, fresh
+from benchmarks.periodic import Network, beside, captured_step, cuts, named_ends, periodic_plans
+
+#: On average, over networks, images and memories.
+FASTER = 0.172
+NETWORKS: dict[str, Network] = {
+    "resnet101": Network(
+        "application", {"name": "ResNet101", "batch": 8}, r"pool1_pool|conv\d_block\d+_out"
+    ),
+    "densenet121": Network(
+        "application",
+        {"name": "DenseNet121", "batch": 8},
+        r"pool\d|pool\d_pool|conv\d_block\d+_concat",
+    ),
+    "inception": Network(
+        "application",
+        {"name": "InceptionV3", "batch": 8, "image": 299},
+        r"activation_[0-4]|max_pooling2d(_1)?|mixed\d+(_\d)?",
+    ),
+    "vgg19": Network("application", {"name": "VGG19", "batch": 8}, r"block\d_(conv\d|pool)"),
+}
+#: What is measured: smaller images and batches, so that a step takes a second.
+SMALLER: dict[str, Any] = {"batch": 4, "image": 128}
+PAIRS = 15
+
+
+def planned(name: str, planner: str = "auto") -> dict[str, Any]:
+    """Ours at the memory of those periodic plans that are the fastest for it (in a process of its own)."""
+    network = NETWORKS[name]
+    step = captured_step(network.model, network.options, profile=False)
+    ends = list(named_ends(step, network.blocks).values())
+    every = dict(periodic_plans(step.graph, ends))
+    found = {str(k): beside(step.graph, every[k], planner) for k in fastest(every)}
+    return {"segments": found, "tried": len(every)}
+
+
+def fastest(rows: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Numbers of segments than which none other takes as little memory and less time.
+
+    Examples
+    --------
+    >>> fastest({2: {"peak": 9, "literal_extra": 1}, 3: {"peak": 5, "literal_extra": 2}, 4: {"peak": 5, "literal_extra": 3}})
+    [2, 3]
+    """
+    found: list[int] = []
+    least = math.inf
+    # From the fastest to the slowest: each has to take less memory than all before it.
+    for k in sorted(rows, key=lambda k: (rows[k]["literal_extra"], rows[k]["peak"])):
+        if rows[k]["peak"] < least:
+            found.append(k)
+            least = rows[k]["peak"]
+    return sorted(found)
+
+
+def timed(name: str, pairs: int = PAIRS) -> dict[str, Any]:
+    """Steps with √n segments and with ours in as much memory (in a process of its own)."""
+    import memsaving_gradients as ms
+    from benchmarks.steps import make_step
+    from graph_tools.measure import time_ratio
+
+    network = NETWORKS[name]
+    options = {**network.options, **SMALLER}
+    layers = list(named_ends(captured_step(network.model, options, profile=False), network.blocks))
+    segments = round(math.sqrt(len(layers) + 1))
+    kept = cuts(layers, segments)
+    periodic = make_step(network.model, options, kept, ours=True)
+    (theirs,) = ms.plans(periodic.graph)
+    # The promise of a budget leaves a part of it to chance, which the list does not.
+    settings = {"budget": theirs.allocated}
+    step = make_step(network.model, options, ours=True, settings=settings)
+    (plan,) = ms.plans(step.graph)
+    ratio = time_ratio(periodic.run, step.run, pairs=pairs)
+    return {
+        **dataclasses.asdict(ratio),
+        "segments": segments,
+        "kept": kept,
+        "allocated": {
+            "plain": theirs.allocated_plain,
+            "periodic": theirs.allocated,
+            "ours": plan.allocated,
+        },
+    }
+
+
+def throughputs(rows: Iterable[Mapping[str, Any]], of: str) -> list[float]:
+    """How much more of ours gets done in the same time, at each memory, than of the periodic plan, as it is run (``literal``) or with what it has no use for left out (``periodic``)."""
+    return [(1 + row[f"{of}_extra"]) / (1 + row["ours_extra"]) - 1 for row in rows]
+
+
+def lines(results: Results) -> list[Line]:
+    """By network, planned and measured, and on average."""
+    found: list[Line] = []
+    every: list[float] = []
+    for name in NETWORKS:
+        if result := results.get(f"rotor-{name}"):
+            tried: list[Mapping[str, Any]] = list(result["segments"].values())
+            rows = [row for row in tried if row["ours"] <= row["peak"]]
+            gains = throughputs(rows, "literal")
+            lean = statistics.fmean(throughputs(rows, "periodic"))
+            every += gains
+            at = ", ".join(f"{row['peak'] / row['plain']:.0%}" for row in rows)
+            note = f"at {at} of the plain peak; beside a periodic plan that makes again only what is read: {lean:+.1%}"
+            if len(rows) < len(tried):
+                note += f"; at {len(tried) - len(rows)} more none of our plans fits"
+            found.append(
+                Line(
+                    f"{name}: throughput", None, statistics.fmean(gains), "%", "planned", note=note
+                )
+            )
+        if result := results.get(f"rotor-{name}-measured"):
+            bytes_of = result["allocated"]
+            shares = [bytes_of[side] / bytes_of["plain"] for side in ("periodic", "ours")]
+            note = (
+                f"batch 4, 128 x 128, {result['segments']} segments: {shares[0]:.0%} of the plain memory, ours {shares[1]:.0%}; beside a lean periodic plan; "
+                f"the same against itself {result['control']:.3f}"
+            )
+            found.append(Line(f"{name}: throughput", None, result["ratio"] - 1, "%", note=note))
+    if every:
+        mean, note = (
+            statistics.fmean(every),
+            f"{len(every)} memories; published over more networks, images and batches",
+        )
+        found.insert(0, Line("mean throughput", FASTER, mean, "%", "planned", note=note))
+    return found
+
+
+WORK = Work(
+    key="rotor",
+    title="Beaumont et al. 2019, Optimal checkpointing for heterogeneous chains (rotor)",
+    source="arXiv 1911.13214; the mean as told in summaries of it: figures by network were not found as numbers",
+    about=(
+        "How much faster a step gets at the memory of PyTorch's `checkpoint_sequential` with the best number of segments for that memory. Theirs was measured on a V100; "
+        "ours is planned from shapes with estimated costs, at batch 8, and measured on a CPU for one number of segments of each network."
+    ),
+    jobs={
+        **{f"rotor-{name}": fresh("papers.rotor:planned", name=name) for name in NETWORKS},
+        **{f"rotor-{name}-measured": fresh("papers.rotor:timed", name=name) for name in NETWORKS},
+    },
+    lines=lines,
+)

@@ -1,0 +1,87 @@
+"""Sohoni et al. 2019 (arXiv 1904.10631): all four techniques together, of `benchmarks.low_memory`; and the accuracy that they cost."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks import low_memory
+from benchmarks.bars import results_of
+from benchmarks.papers.rows import Line, Results, Work
+
+#: By network: times less memory.
+PUBLISHED = {"wide-resnet": 60.7, "dynamic-conv": 8.7}
+NAMES = {
+    "wide-resnet": "WideResNet-28-2, batch 100",
+    "dynamic-conv": "DynamicConv Transformer, batch 128",
+}
+#: Points of accuracy that it cost on CIFAR-10.
+LOST = 0.004
+#: Of ``examples/low_memory.py``, five seeds.
+TRAINED = Path(__file__).parents[1] / "results" / "trained.json"
+
+
+def network(name: str, again: bool) -> dict[str, Any]:
+    """Bytes of two trainings, in the paper's accounting and measured."""
+    names = {run: f"{name}, {run}" for run in ("float32", "all")}
+    rows = results_of(low_memory.RESULTS, names.values(), low_memory.measure, again=again)
+    return {
+        run: {
+            "counted": low_memory.counted_as_published(rows[row]),
+            "held": low_memory.held_bytes(rows[row]),
+        }
+        for run, row in names.items()
+    }
+
+
+def accuracy(again: bool) -> dict[str, Any]:
+    """Mean accuracy on digits over seeds, which the example wrote."""
+    runs = json.loads(TRAINED.read_text(encoding="utf-8"))["digits"]
+    return {
+        name: statistics.fmean(run["quality"] for run in runs[name]) for name in ("float32", "all")
+    }
+
+
+def lines(results: Results) -> list[Line]:
+    """The two totals, twice each, and the accuracy."""
+    found = []
+    for name, published in PUBLISHED.items():
+        if result := results.get(f"sohoni-{name}"):
+            plain, every = result["float32"], result["all"]
+            what = f"{NAMES[name]}: memory, all techniques"
+            counted, held = (plain[how] / every[how] for how in ("counted", "held"))
+            shown = {
+                how: f"{plain[how] / 1e6:,.1f} → {every[how] / 1e6:,.2f} MB"
+                for how in ("counted", "held")
+            }
+            found += [
+                Line(f"{what}, the paper's sum", published, counted, note=shown["counted"]),
+                Line(f"{what}, held by the allocator", None, held, note=shown["held"]),
+            ]
+    if result := results.get("sohoni-accuracy"):
+        lost = max(0.0, result["float32"] - result["all"])
+        note = f"digits as 32 x 32 images, mean of five seeds: {result['all']:.2%} after {result['float32']:.2%}; published: CIFAR-10"
+        found.append(
+            Line("WideResNet-28-2: accuracy lost", LOST, lost, "%", better="less", note=note)
+        )
+    return found
+
+
+WORK = Work(
+    key="sohoni",
+    title="Sohoni et al. 2019, Low-memory neural network training",
+    source="arXiv 1904.10631, abstract",
+    about=(
+        "Sparse weights, 16 bits, microbatches and checkpoints. The paper adds up model, optimizer and activations; the allocator also holds gradients of "
+        "activations, scratch space, and what it rounds up. `python -m benchmarks.low_memory` has every technique alone, too. The translation task was not "
+        "trained to a BLEU score here."
+    ),
+    jobs={
+        "sohoni-wide-resnet": lambda again: network("wide-resnet", again),
+        "sohoni-dynamic-conv": lambda again: network("dynamic-conv", again),
+        "sohoni-accuracy": accuracy,
+    },
+    lines=lines,
+)
