@@ -135,6 +135,14 @@ def test_the_curve_of_budgets_with_its_bound_and_the_least() -> None:
     assert axes.get_xlabel() == "budget, MiB"
 
 
+def test_a_least_budget_that_takes_far_longer_is_said_and_flattens_nothing() -> None:
+    known = explanation().curve
+    far = Point(MIB, 0.125, 22.0, 0.3, 900)
+    axes = panel(explanation(curve=(*known, far)).plot(), "What a budget costs")
+    assert axes.get_ylim()[1] == pytest.approx(1.6 * 50)
+    assert [text.get_text() for text in axes.texts] == ["least budget 1.00 MiB", "↑ 2200 %"]
+
+
 def test_parts_and_layers_have_bars() -> None:
     figure = explanation().plot()
     parts, layers = panel(figure, "At the peak: 13.00 MiB"), panel(figure, "Activations by layer")

@@ -56,26 +56,16 @@ def lines(results: Results) -> list[Line]:
     """Memory by depth, plain and saved, and the deeper network."""
     found = []
     for size, (saved, plain) in PUBLISHED.items():
+        what = f"ResNet-{size}, batch 32: plain / saving memory"
+        published = f"published {plain:,} → {saved:,}"
         if result := results.get(f"checkpointing-{size}"):
-            what = f"ResNet-{size}, batch 32"
-            found += [
-                Line(f"{what}, plain", plain, result["peak_plain"] / 1e6, "MB", "planned", "same"),
-                Line(
-                    f"{what}, saving memory",
-                    saved,
-                    result["peak"] / 1e6,
-                    "MB",
-                    "planned",
-                    "less",
-                    f"extra time {result['extra_time']:.0%} (estimated)",
-                ),
-            ]
+            peaks = (result["peak_plain"], result["peak"])
+            note = f"{_mb(*peaks)} ({published}), extra time {result['extra_time']:.0%}"
+            found.append(Line(what, plain / saved, peaks[0] / peaks[1], how="planned", note=note))
         if result := results.get(f"checkpointing-{size}-measured"):
-            peaks = {side: result[side]["peak"] / 1e6 for side in ("plain", "ours")}
-            found += [
-                Line(f"{what}, plain", plain, peaks["plain"], "MB", "measured", "same"),
-                Line(f"{what}, saving memory", saved, peaks["ours"], "MB", "measured", "less"),
-            ]
+            peaks = (result["plain"]["peak"], result["ours"]["peak"])
+            note = f"{_mb(*peaks)} ({published})"
+            found.append(Line(what, plain / saved, peaks[0] / peaks[1], note=note))
     if result := results.get("checkpointing-ten"):
         layers = as_large_plainly(result)
         note = f"CIFAR ResNet, batch 8: 1001 layers in {result['ours'] / 1e6:.0f} MB; plainly {layers:.0f} layers"
@@ -85,6 +75,10 @@ def lines(results: Results) -> list[Line]:
             Line("… its step / plain step", TIME, result["time"], better="less", note=clock),
         ]
     return found
+
+
+def _mb(plain: int, ours: int) -> str:
+    return f"{plain / 1e6:,.0f} → {ours / 1e6:,.0f} MB"
 
 
 def measured(size: int, again: bool) -> dict[str, Any]:

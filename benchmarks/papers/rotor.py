@@ -113,17 +113,20 @@ def lines(results: Results) -> list[Line]:
             tried: list[Mapping[str, Any]] = list(result["segments"].values())
             rows = [row for row in tried if row["ours"] <= row["peak"]]
             gains = throughputs(rows, "literal")
-            lean = statistics.fmean(throughputs(rows, "periodic"))
             every += gains
-            at = ", ".join(f"{row['peak'] / row['plain']:.0%}" for row in rows)
-            note = f"at {at} of the plain peak; beside a periodic plan that makes again only what is read: {lean:+.1%}"
+            notes = []
+            if rows:
+                at = ", ".join(f"{row['peak'] / row['plain']:.0%}" for row in rows)
+                lean = statistics.fmean(throughputs(rows, "periodic"))
+                notes += [
+                    f"at {at} of the plain peak",
+                    f"beside a periodic plan that makes again only what is read: {lean:+.1%}",
+                ]
             if len(rows) < len(tried):
-                note += f"; at {len(tried) - len(rows)} more none of our plans fits"
-            found.append(
-                Line(
-                    f"{name}: throughput", None, statistics.fmean(gains), "%", "planned", note=note
-                )
-            )
+                notes.append(f"at {len(tried) - len(rows)} more none of our plans fits")
+            mean = statistics.fmean(gains) if gains else None
+            note = "; ".join(notes)
+            found.append(Line(f"{name}: throughput", None, mean, "%", "planned", note=note))
         if result := results.get(f"rotor-{name}-measured"):
             bytes_of = result["allocated"]
             shares = [bytes_of[side] / bytes_of["plain"] for side in ("periodic", "ours")]
@@ -133,11 +136,9 @@ def lines(results: Results) -> list[Line]:
             )
             found.append(Line(f"{name}: throughput", None, result["ratio"] - 1, "%", note=note))
     if every:
-        mean, note = (
-            statistics.fmean(every),
-            f"{len(every)} memories; published over more networks, images and batches",
-        )
-        found.insert(0, Line("mean throughput", FASTER, mean, "%", "planned", note=note))
+        note = f"{len(every)} memories; published over more networks, images and batches"
+        whole = statistics.fmean(every)
+        found.insert(0, Line("mean throughput", FASTER, whole, "%", "planned", note=note))
     return found
 
 

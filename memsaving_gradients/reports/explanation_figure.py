@@ -29,6 +29,8 @@ __all__ = ["figure", "headline"]
 
 #: Bars of the figure; what the rest takes is said.
 MOST_LAYERS = 14
+#: A least budget that takes so many times as long as any other is said, not drawn.
+FAR = 8
 ORDER = ("activations", "temporaries", "gradients", "parameters", "slots")
 
 
@@ -83,8 +85,19 @@ def _draw_curve(axes: Axes, explanation: Explanation) -> None:
         xlabel=f"budget, {unit_for(highest)[1]}",
         ylabel="extra time, % of a plain step",
         xlim=(0, max(highest, 1) * 1.02),
-        ylim=(0, max(*times, 1.0) * 1.15),
+        ylim=(0, _ceiling(times)),
     )
+    if max(times) > _ceiling(times):
+        axes.annotate(
+            f"↑ {format_share(least.extra_time)}",
+            (least.budget, 0.87),
+            xycoords=("data", "axes fraction"),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="top",
+            fontsize=9,
+            color=COLORS["planned"],
+        )
     axes.legend(loc="upper right", bbox_to_anchor=(1, 0.98))
     whole = explanation.allocated_plain
     if whole:
@@ -92,6 +105,13 @@ def _draw_curve(axes: Axes, explanation: Explanation) -> None:
         above.set_xlabel("% of plain training", fontsize=9)
         above.spines["top"].set_visible(False)
         above.tick_params(length=0)
+
+
+def _ceiling(times: list[float]) -> float:
+    """Where the axis of extra times ends: the least budget of a deep network may take dozens of times as long, and must not flatten all others."""
+    others = max([*times[:-1], 1.0])
+    highest = max([*times, 1.0])
+    return 1.6 * others if len(times) > 1 and highest > FAR * others else 1.15 * highest
 
 
 def _draw_parts(axes: Axes, explanation: Explanation) -> None:
