@@ -144,7 +144,7 @@ def _of_share(what: str, result: Any) -> Line:
     fits = [result[way] for way in ways if result[way] is not None]
     note = f"recomputing {shown['recompute']}, swapping {shown['offload']}, both {shown['both']}"
     best = min(fits) if fits else None
-    return Line(what, LOSS, best, "%", "planned", "less", note if fits else f"{note}: out of reach")
+    return Line(what, LOSS, best, "%", "planned", "less", note, failed=not fits)
 
 
 WORK = Work(

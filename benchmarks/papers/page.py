@@ -90,7 +90,7 @@ def _section(work: Work, lines: Sequence[Line]) -> str:
 
 
 def _judged(line: Line) -> bool:
-    return line.published is not None and line.ours is not None
+    return line.failed or (line.published is not None and line.ours is not None)
 
 
 def _stamp(results: Mapping[str, Any]) -> str:

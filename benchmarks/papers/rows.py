@@ -42,6 +42,8 @@ class Line:
         Which figures are better than the published one; ``"same"``: it is what one begins with, and should be met.
     note
         What is different here.
+    failed
+        Whether it was tried, and there is no figure of ours for that reason.
     """
 
     what: str
@@ -51,12 +53,13 @@ class Line:
     how: Literal["measured", "planned"] = "measured"
     better: Literal["less", "more", "same"] = "more"
     note: str = ""
+    failed: bool = False
 
     @property
     def passed(self) -> bool:
-        """Whether ours is the published figure or better; lines that lack one of them pass."""
+        """Whether ours is the published figure or better; lines that lack one of them pass, unless it was tried."""
         if self.published is None or self.ours is None:
-            return True
+            return not self.failed
         if self.better == "same":
             return abs(self.ours / self.published - 1) <= SAME
         return self.ours <= self.published if self.better == "less" else self.ours >= self.published
