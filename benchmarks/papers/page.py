@@ -61,8 +61,10 @@ def print_work(work: Work, lines: Iterable[Line], console: Console) -> None:
 
 def page(works: Iterable[tuple[Work, Sequence[Line]]], results: Results) -> str:
     """The page of the documentation."""
-    parts = [HEAD, *(_section(work, lines) for work, lines in works if lines), _stamp(results)]
-    return "\n".join(parts)
+    works = list(works)
+    sections = [_section(work, lines) for work, lines in works if lines]
+    missing = [name for work, _ in works for name in work.jobs if name not in results]
+    return "\n".join([HEAD, *sections, _not_made(missing) + _stamp(results)])
 
 
 def _section(work: Work, lines: Sequence[Line]) -> str:
@@ -91,6 +93,11 @@ def _section(work: Work, lines: Sequence[Line]) -> str:
 
 def _judged(line: Line) -> bool:
     return line.failed or (line.published is not None and line.ours is not None)
+
+
+def _not_made(missing: Sequence[str]) -> str:
+    names = ", ".join(f"`{name}`" for name in missing)
+    return f"Not made yet, and no part of these tables: {names}.\n\n" if missing else ""
 
 
 def _stamp(results: Mapping[str, Any]) -> str:
