@@ -154,7 +154,9 @@ def lines(results: Results) -> list[Line]:
     if result := results.get("chen-loop"):
         note = f"{result['plain'] / 1e6:,.0f} → {result['ours'] / 1e6:,.0f} MB"
         ratio = result["plain"] / result["ours"]
-        found.append(Line("… as a loop: plain TensorFlow / ours", LSTM, ratio, note=note))
+        found.append(
+            Line("LSTM, the same as a loop: plain TensorFlow / ours", LSTM, ratio, note=note)
+        )
     return found
 
 

@@ -55,7 +55,8 @@ def print_work(work: Work, lines: Iterable[Line], console: Console) -> None:
     for line in lines:
         figures = (shown(line.published, line.unit), shown(line.ours, line.unit))
         verdict = mark(line.passed) if _judged(line) else ""
-        table.add_row(line.what, *figures, line.how, verdict, line.note)
+        how = line.how if line.ours is not None else ""
+        table.add_row(line.what, *figures, how, verdict, line.note)
     console.print(table)
 
 
