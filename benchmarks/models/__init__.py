@@ -31,6 +31,8 @@ ZOO: dict[str, str] = {
     "recurrence": "sequence",
     "dynamic_conv": "dynamic",
  "foreign": "foreign",    "mixed": "mixed",
+    "encoder": "stacks",
+    "dense_chain": "stacks",
 }
 
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,6 +62,11 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mixed": ("mixed", {"blocks": 2, "batch": 2, "image": 4, "width": 4}),
+    "encoder": (
+        "encoder",
+        {"layers": 3, "batch": 2, "length": 8, "width": 16, "heads": 2, "vocabulary": 16},
+    ),
+    "dense_chain": ("dense_chain", {"depth": 12, "batch": 32, "width": 16}),
     "unet": ("unet", {"levels": 2, "filters": 4, "image": 16, "batch": 2}),
     "densenet": ("densenet", {"growth": 4, "batch": 2}),
     "inception": ("inception", {"width": 4, "batch": 2}),

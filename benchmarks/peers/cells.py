@@ -1,0 +1,109 @@
+"""What is judged: ours beside each peer at the peer's memory and at its time, and how exact both are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.bars import Figure
+
+__all__ = ["IDLE", "differences", "idle", "judge", "noise", "verdict"]
+
+#: More memory, and more time, than this is worse; less is none.
+MEMORY, TIME = 1.02, 1.03
+#: A peer that takes as much of the plain peak saves nothing.
+IDLE = 0.98
+#: Gradients that are farther from plain ones, as a share of the largest, are wrong; and so are moving averages.
+WRONG = 1e-3
+
+
+def idle(peak: float, plain: float) -> bool:
+    """Whether a peer saves nothing."""
+    return peak >= IDLE * plain
+
+
+def noise(time: Mapping[str, float]) -> float:
+    """How much longer a time may be and mean nothing: 3 %, or twice what plain is off from plain."""
+    return max(TIME, 1 + 2 * abs(time["control"] - 1))
+
+
+def differences(plain: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """How far arrays are from those of plain training: gradients and state, each as a share of the largest number of its kind."""
+    equal = all(np.array_equal(plain[name], other[name], equal_nan=True) for name in plain)
+    found: dict[str, Any] = {"equal": equal, "count": len(plain)}
+    for kind in ("gradient", "state"):
+        names = [name for name in plain if name.startswith(kind)]
+        largest = max((float(np.abs(plain[name]).max()) for name in names), default=0.0)
+        off = [float(np.abs(other[name] - plain[name]).max()) for name in names]
+        found[kind] = max(off, default=0.0) / (largest or 1.0)
+    return found
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """In words.
+
+    Examples
+    --------
+    >>> verdict({"equal": False, "gradient": 3e-7, "state": 0.0})
+    'off by 3e-07'
+    >>> verdict({"equal": False, "gradient": 0.4, "state": 0.2})
+    'wrong: gradients off by 40 %, moving averages off by 20 %'
+    """
+    if "failed" in found:
+        return f"not comparable: {found['failed']}"
+    if found["equal"]:
+        return "bit for bit"
+    wrong = [
+        f"{what} {value:.2g} %"
+        for what, value in (
+            ("gradients off by", 100 * found["gradient"]),
+            ("moving averages off by", 100 * found["state"]),
+        )
+        if value > 100 * WRONG
+    ]
+    if wrong:
+        return "wrong: " + ", ".join(wrong)
+    return f"off by {max(found['gradient'], found['state']):.0e}"
+
+
+def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """For each network: our memory, time, lines and exactness in the worst cell, and the bar."""
+    return [figure for name, case in results.items() for figure in _of(name, case)]
+
+
+def _of(name: str, case: Mapping[str, Any]) -> Iterator[Figure]:
+    ours_lines = case.get("lines", {}).get("ours")
+    for peer, found in case.get("peers", {}).items():
+        if "peak" not in found:
+            continue
+        where = f"{name}, {peer}"
+        same_memory = case["ours"].get(found.get("at_memory"))
+        if same_memory is not None:
+            if "peak" not in same_memory:
+                least = same_memory.get("refused", {}).get("least", float("inf"))
+                yield Figure(f"{where}: least memory / its memory", least / found["peak"], MEMORY)
+            else:
+                used = same_memory["peak"] / found["peak"]
+                yield Figure(f"{where}: memory / its memory, asked for that", used, MEMORY)
+                yield from _time(f"{where}: time at its memory / its time", found, same_memory)
+        same_time = case["ours"].get(found.get("at_time"))
+        if same_time is not None and "peak" in same_time:
+            used = same_time["peak"] / found["peak"]
+            yield Figure(f"{where}: memory at its time / its memory", used, MEMORY)
+            yield from _time(f"{where}: time, asked for that / its time", found, same_time)
+        if ours_lines is not None:
+            lines = case["lines"][peer]
+            yield Figure(f"{where}: our lines", ours_lines, lines)
+    for settings, found in case.get("ours", {}).items():
+        if "exact" in found:
+            yield Figure(f"{name}, ours, {settings}: not exact", not found["exact"]["equal"], 0)
+
+
+def _time(what: str, peer: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[Figure]:
+    """Compared in one process, if both were timed there."""
+    for run, time in ours.get("times", {}).items():
+        theirs = peer.get("times", {}).get(run)
+        if theirs is not None:
+            yield Figure(what, time["ratio"] / theirs["ratio"], max(noise(time), noise(theirs)))

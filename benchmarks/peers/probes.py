@@ -1,0 +1,199 @@
+"""What runs in the fresh processes: a peak, the numbers of one step, or times of several ways beside each other. JSON in, JSON out."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.models import Model
+from benchmarks.peers import variants
+from benchmarks.peers.cells import differences
+from benchmarks.peers.networks import NETWORKS, settings_of
+from graph_tools.measure import measure_peak
+
+__all__ = ["numbers", "peak", "times"]
+
+#: A way to train: a peer (or plain), or ours with these arguments.
+Way = dict[str, Any]
+
+
+def peak(network: str, way: Way, *, save: str | None = None) -> dict[str, Any]:
+    """The transient peak of a way: the worst of five steps after two. Of ours, the plan, which is saved as ``save``.
+
+    What cannot be traced or run is told: ``"failed"``; a budget that no plan meets as well: ``"refused"``.
+    """
+    start = time.perf_counter()
+    try:
+        run, graph = _step(_made(network, way))
+        found = measure_peak(run)
+    except Exception as error:
+        return _failure(error)
+    result: dict[str, Any] = {
+        "peak": found.peak,
+        "peaks": found.peaks,
+        "seconds": time.perf_counter() - start,
+    }
+    if "ours" in way:
+        result["plan"] = _plan(graph, save)
+    return result
+
+
+def numbers(network: str, ways: dict[str, Way]) -> dict[str, dict[str, Any]]:
+    """What one step of each way computes beside plain training's, under op determinism and without arithmetic rewriting."""
+    tf.config.experimental.enable_op_determinism()
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    plain = _numbers(network, {"peer": "plain"})
+    found: dict[str, dict[str, Any]] = {}
+    for name, way in ways.items():
+        try:
+            found[name] = differences(plain, _numbers(network, way))
+        except Exception as error:
+            found[name] = _failure(error)
+    return found
+
+
+def _numbers(network: str, way: Way) -> dict[str, Any]:
+    """Loss, gradients and moving averages, as arrays."""
+    made = _made(network, way, together=True)
+    x, y = _batch(made.network)
+    with made.scope():
+        loss, grads = tf.function(made.gradients)(x, y)
+    state = [v for v in made.network.layers.non_trainable_variables if "seed" not in v.path]
+    arrays = {f"gradient {i}": tf.convert_to_tensor(g) for i, g in enumerate(grads)}
+    arrays |= {f"state {i}": v.value for i, v in enumerate(state)}
+    return {name: array.numpy() for name, array in {"loss": loss, **arrays}.items()}
+
+
+def times(
+    network: str, groups: Sequence[Sequence[tuple[str, Way]]], pairs: int
+) -> dict[str, dict[str, float]]:
+    """The time of each way over that of plain training, with that of plain against plain beside it.
+
+    In each round plain, a group, plain, the next group, plain. Ways of a group take turns in coming first, and are compared with the plain
+    steps on both sides of the group, as those are with each other. One round comes before.
+    """
+    steps = {
+        name: _step(_made(network, way, together=True))[0]
+        for group in groups
+        for name, way in group
+    }
+    base = _step(_made(network, {"peer": "plain"}))[0]
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    sides: list[tuple[list[float], list[float]]] = [([], []) for _ in groups]
+    for round_ in range(-1, pairs):
+        before = _seconds(base)
+        for number, group in enumerate(groups):
+            turn = round_ % len(group)
+            found = {name: _seconds(steps[name]) for name, _ in [*group[turn:], *group[:turn]]}
+            after = _seconds(base)
+            if round_ >= 0:
+                for name, seconds in found.items():
+                    taken[name].append(seconds)
+                sides[number][round_ % 2].append(before)
+                sides[number][(round_ + 1) % 2].append(after)
+            before = after
+    result = {}
+    for group, (first, second) in zip(groups, sides, strict=True):
+        control = statistics.median(first) / statistics.median(second)
+        plain = statistics.median(first + second)
+        for name, _ in group:
+            seconds = statistics.median(taken[name])
+            result[name] = {
+                "ratio": seconds / plain,
+                "control": control,
+                "seconds": seconds,
+                "plain": plain,
+            }
+    return result
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A network, the function of a batch that differentiates it, and what that has to run in."""
+
+    network: Model
+    gradients: variants.Gradients
+    scope: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+
+def _made(network: str, way: Way, *, together: bool = False) -> _Made:
+    """``together``: beside others in this process, for all of which a peer may not change the configuration."""
+    make = NETWORKS[network].make
+    if "ours" in way:
+        return _Made(*variants.ours(make, **way["ours"]))
+    function, settings = settings_of(network, way["peer"])
+    if together and function is variants.grappler:
+        from graph_tools._tf_config import function_config
+
+        config = variants.grappler_config(**settings)
+        return _Made(*variants.plain(make), lambda: function_config(config))
+    return _Made(*function(make, **settings))
+
+
+def _batch(network: Model) -> tuple[Any, Any]:
+    """Inputs as the model takes them, and labels."""
+    *inputs, labels = (tf.constant(array) for array in network.batch)
+    return (inputs[0] if len(inputs) == 1 else tuple(inputs)), labels
+
+
+def _step(made: _Made) -> tuple[Callable[[], Any], tf.Graph]:
+    """A step that returns the sum of squares of each gradient, and its graph."""
+    x, y = _batch(made.network)
+
+    def squares(x: Any, y: Any) -> tf.Tensor:
+        _, grads = made.gradients(x, y)
+        return tf.stack([tf.reduce_sum(tf.square(tf.convert_to_tensor(g))) for g in grads])
+
+    step = tf.function(squares)
+    graph = step.get_concrete_function(x, y).graph
+
+    def run() -> Any:
+        with made.scope():
+            return step(x, y).numpy()
+
+    return run, graph
+
+
+def _plan(graph: tf.Graph, save: str | None) -> dict[str, Any] | None:
+    """What the plan promises; nothing where gradients are plain."""
+    import memsaving_gradients as ms
+
+    plans = ms.plans(graph)
+    if not plans:
+        return None
+    newest = plans[-1]
+    if save is not None:
+        newest.save(save)
+    names = ("allocated", "allocated_plain", "extra_time", "clones", "budget", "planner")
+    return {name: getattr(newest, name) for name in names}
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """What stands in the place of a measurement: the least budget that is named, or the last line of the error."""
+    if type(error).__name__ == "BudgetError":
+        return {"refused": {"least": error.least, "budget": error.budget}}  # type: ignore[attr-defined]
+    return {"failed": f"{type(error).__name__}: {_told(str(error))}"}
+
+
+def _told(message: str) -> str:
+    """What an error says in a line: of Keras', which layer and why, of others the last line."""
+    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in message.splitlines()]
+    lines = [line for line in lines if line]
+    for number, line in enumerate(lines):
+        if "Exception encountered when calling " in line:
+            where = line.rpartition("when calling ")[2].rstrip(".")
+            return f"{where}: {lines[number + 1] if number + 1 < len(lines) else ''}"
+    return lines[-1] if lines else ""
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
