@@ -23,7 +23,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export NO_MKDOCS_2_WARNING ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-compat bench bench-papers bench-models docs lint format clean
+.PHONY: help venv demo test test-slow test-compat bench bench-peers bench-gpu bench-papers bench-models docs lint format clean
 
 help:
 	@echo "make demo       train a 200-layer network on digits, plain and saving memory (4 minutes)"
@@ -34,6 +34,8 @@ help:
 	@echo "make bench-models  train networks of other libraries within budgets (hours; goes on where it was stopped)"
 	@echo "make docs       build the documentation into site/"
 	@echo "make bench-papers  founding works' figures beside ours (two hours; goes on where it stopped)"
+	@echo "make bench-peers  beside what TensorFlow and Keras offer, into docs/side-by-side.md (hours)"
+	@echo "make bench-gpu    memory and time on a GPU, where there is one"
 	@echo "make lint       ruff and mypy only; make format: let ruff rewrite"
 	@echo "make venv       only make the environment; make clean: remove it, and what was built"
 
@@ -106,6 +108,11 @@ bench-models: $(MODELS)
 	$(BIN)/python -m benchmarks.compatibility
 bench-papers: $(TEST)
 	$(BIN)/python -m benchmarks.papers
+bench-peers: $(TEST)
+	$(BIN)/python -m benchmarks.peers
+
+bench-gpu: $(TEST)
+	$(BIN)/python -m benchmarks.gpu
 
 clean:
 	rm -rf $(VENV) .venv-compat build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis examples/output

@@ -102,7 +102,7 @@ class Bench:
                 self._write()
         for peers in self._groups():
             budget = min(self._peer(peer)["peak"] for peer in peers)
-            key = self._ours({"budget": budget, "profile": True})
+            key = self._ours({"budget": budget})
             for peer in peers:
                 self._peer(peer)["at_memory"] = key
         self._write()
@@ -134,7 +134,7 @@ class Bench:
             ratios = [self._peer(peer)["times"]["memory"]["ratio"] for peer in peers]
             slowdown = round(max(LEAST_SLOWDOWN, min(ratios)), 3)
             if "at_time" not in self._peer(peers[0]):
-                key = self._ours({"max_slowdown": slowdown, "profile": True})
+                key = self._ours({"max_slowdown": slowdown})
                 for peer in peers:
                     self._peer(peer)["at_time"] = key
                 self._write()
@@ -167,7 +167,10 @@ class Bench:
         self._write()
 
     def _ours(self, settings: dict[str, Any]) -> str:
-        """Measure ours with ``settings``; its key."""
+        """Measure ours with ``settings``, and measured costs; its key."""
+        settings = {**settings, "profile": True}
+        if self.options.planner != "auto":
+            settings["planner"] = self.options.planner
         key = ", ".join(f"{name}={value}" for name, value in settings.items())
         found = self.case["ours"].setdefault(key, {"settings": settings})
         if not {"peak", "failed", "refused"} & set(found):
@@ -236,6 +239,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="PARTS",
         help="of memory, exact, time; the later ones need the earlier ones' results",
     )
+    parser.add_argument("--planner", default="auto", help="who plans ours")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="PATH", help="of the tables")
     return parser.parse_args(arguments)
 
