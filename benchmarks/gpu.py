@@ -71,8 +71,12 @@ def main(arguments: list[str] | None = None) -> int:
         for kind in KINDS:
             for way in WAYS:
                 row = f"{name}-{kind}-{way}"
-                what = {"name": name, "kind": kind, "way": way}
-                results[row] = {**what, "device": device, **_row(what, options, environment)}
+                settings = WAYS[way]
+                if settings and options.planner != "auto":
+                    settings = {**settings, "planner": options.planner}
+                what = {"name": name, "kind": kind, "settings": settings}
+                measured = _row(what, options, environment)
+                results[row] = {**what, "way": way, "device": device, **measured}
                 console.print(f"{row}: {results[row]}", highlight=False, markup=False)
                 write(options.json, {row: results[row]})
     figures = judge(results)
@@ -94,26 +98,27 @@ def device(kind: str) -> str | None:
     return str(details.get("device_name", found[0].name))
 
 
-def peak(name: str, kind: str, way: str, on: str) -> dict[str, Any]:
-    """The transient peak of a way on a device, and whether XLA compiled it."""
+def peak(name: str, kind: str, settings: dict[str, Any] | None, on: str) -> dict[str, Any]:
+    """The transient peak on a device, and whether XLA compiled the step; ``settings`` as in `WAYS`."""
     from graph_tools.measure import measure_peak
 
-    run, compiled = _runner(name, kind, way)
+    run, compiled = _runner(name, kind, settings)
     return {**dataclasses.asdict(measure_peak(run, device=on)), "xla": compiled}
 
 
-def ratio(name: str, kind: str, way: str, pairs: int) -> dict[str, Any]:
-    """The time of a way over that of plain training of the same kind."""
+def ratio(name: str, kind: str, settings: dict[str, Any], pairs: int) -> dict[str, Any]:
+    """The time of ours over that of plain training of the same kind."""
     from graph_tools.measure import time_ratio
 
-    plain, ours = _runner(name, kind, "plain")[0], _runner(name, kind, way)[0]
+    plain, ours = _runner(name, kind, None)[0], _runner(name, kind, settings)[0]
     return dataclasses.asdict(time_ratio(ours, plain, pairs=pairs))
 
 
-def _runner(name: str, kind: str, way: str) -> tuple[Callable[[], Any], bool]:
+def _runner(
+    name: str, kind: str, settings: dict[str, Any] | None
+) -> tuple[Callable[[], Any], bool]:
     """What runs a step and waits for it; whether XLA compiles it."""
     model, options = MODELS[name]
-    settings = WAYS[way]
     if kind == "step":
         from benchmarks.steps import make_step
 
@@ -143,14 +148,14 @@ def _runner(name: str, kind: str, way: str) -> tuple[Callable[[], Any], bool]:
 
 
 def _row(
-    what: dict[str, str], options: argparse.Namespace, environment: dict[str, str]
+    what: dict[str, Any], options: argparse.Namespace, environment: dict[str, str]
 ) -> dict[str, Any]:
     try:
         found = in_fresh_process(
             "benchmarks.gpu:peak", {**what, "on": f"{options.device.upper()}:0"}, environment
         )
         result = {"peak": found["peak"], "xla": found["xla"], "time": None}
-        if options.pairs and what["way"] != "plain":
+        if options.pairs and what["settings"] is not None:
             result["time"] = in_fresh_process(
                 "benchmarks.gpu:ratio", {**what, "pairs": options.pairs}, environment
             )
@@ -197,6 +202,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = options_for("gpu", __doc__, RESULTS, "names of networks")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="where to measure")
     parser.add_argument("--pairs", type=int, default=15, help="of steps for times; 0: no times")
+    parser.add_argument("--planner", default="auto", help="who plans within the budget")
     return parser.parse_args(arguments)
 
 

@@ -20,6 +20,12 @@ from benchmarks.peers.networks import NETWORKS, PEERS, peers_of
 from graph_tools import measure
 from graph_tools._tf_config import function_config
 
+#: Where plain training meets a budget, or nothing can be saved, as happens in a network so small.
+told_and_no_more = pytest.mark.filterwarnings(
+    "ignore::memsaving_gradients.errors.PlanNote",
+    "ignore::memsaving_gradients.errors.NothingSavedWarning",
+)
+
 ENCODER = {"layers": 2, "batch": 2, "length": 4, "width": 8, "heads": 2, "vocabulary": 8}
 
 
@@ -40,6 +46,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@told_and_no_more
 @pytest.mark.usefixtures("exact")
 def test_a_tiny_network_goes_through_all_variants(in_this_process: Path) -> None:
     file, text = in_this_process / "peers.json", in_this_process / "page.md"
@@ -56,7 +63,8 @@ def test_a_tiny_network_goes_through_all_variants(in_this_process: Path) -> None
         assert peer["at_memory"] in case["ours"]
     measured = [ours for ours in case["ours"].values() if "peak" in ours]
     assert measured
-    assert all(ours["exact"]["equal"] for ours in measured)
+    assert all(ours["exact"].get("equal", "refused" in ours["exact"]) for ours in measured)
+    assert any(ours["exact"].get("equal") for ours in measured)
     for peer in peers.values():
         assert f"| {peer.title} |" in text.read_text()
     # What is known is not measured again.
@@ -192,10 +200,11 @@ def test_what_saves_nothing_is_compared_once(tmp_path: Path) -> None:
     assert bench._groups() == [["b"], ["a", "c"]]
 
 
+@told_and_no_more
 def test_the_table_of_a_gpu_runs_on_a_cpu(in_this_process: Path) -> None:
     file = in_this_process / "gpu.json"
-    options = ["--device", "cpu", "--only", "tiny", "--json", str(file), "--pairs", "2"]
-    assert gpu.main(options) in (0, 1)
+    options = ["--device", "cpu", "--only", "tiny", "--planner", "chain", "--pairs", "2"]
+    assert gpu.main([*options, "--json", str(file)]) in (0, 1)
     rows = json.loads(file.read_text())["cases"]
     assert set(rows) == {f"tiny-{kind}-{way}" for kind in gpu.KINDS for way in gpu.WAYS}
     assert all(row["peak"] > 0 and not row["xla"] for row in rows.values())

@@ -53,6 +53,8 @@ def verdict(found: Mapping[str, Any]) -> str:
     """
     if "failed" in found:
         return f"not comparable: {found['failed']}"
+    if "refused" in found:
+        return "not comparable: with the ops of determinism no plan fits"
     if found["equal"]:
         return "bit for bit"
     wrong = [
@@ -97,7 +99,7 @@ def _of(name: str, case: Mapping[str, Any]) -> Iterator[Figure]:
             lines = case["lines"][peer]
             yield Figure(f"{where}: our lines", ours_lines, lines)
     for settings, found in case.get("ours", {}).items():
-        if "exact" in found:
+        if "equal" in found.get("exact", {}):
             yield Figure(f"{name}, ours, {settings}: not exact", not found["exact"]["equal"], 0)
 
 

@@ -106,7 +106,7 @@ def _section(case: Mapping[str, Any]) -> str:
     inexact = [
         f"Ours with `{key}`: {verdict(found['exact'])}."
         for key, found in case["ours"].items()
-        if "exact" in found and not found["exact"]["equal"]
+        if not found.get("exact", {"equal": True}).get("equal")
     ]
     return "\n".join([*lines, "", *inexact, ""] if inexact else [*lines, ""])
 
