@@ -22,6 +22,7 @@ from graph_tools._tf_config import function_config
 
 #: Where plain training meets a budget, or nothing can be saved, as happens in a network so small.
 told_and_no_more = pytest.mark.filterwarnings(
+    "ignore::memsaving_gradients.errors.BudgetWarning",
     "ignore::memsaving_gradients.errors.PlanNote",
     "ignore::memsaving_gradients.errors.NothingSavedWarning",
 )

@@ -67,7 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     figures = judge(known)
     write(options.json, {name: known[name] for name in names}, figures)
     if options.page:
-        options.page.write_text(page.text(known, figures), encoding="utf-8")
+        absent = [name for name in NETWORKS if name not in known and name != "tiny"]
+        options.page.write_text(page.text(known, figures, absent), encoding="utf-8")
     print_figures(figures, Console(width=140))
     return int(not all(figure.passed for figure in figures))
 

@@ -62,10 +62,12 @@ where there is none. It has been run on no GPU so far; its code runs on a CPU in
 """
 
 
-def text(results: Mapping[str, Mapping[str, Any]], figures: Sequence[Figure]) -> str:
-    """The page."""
-    import keras
-
+def text(
+    results: Mapping[str, Mapping[str, Any]],
+    figures: Sequence[Figure],
+    absent: Sequence[str] = (),
+) -> str:
+    """The page; ``absent``: networks that have no results."""
     cases = {name: case for name, case in results.items() if name != "tiny" or len(results) == 1}
     stamps = [case for case in cases.values() if "when" in case]
     newest: Mapping[str, Any] = max(stamps, key=lambda case: case["when"], default={})
@@ -77,7 +79,7 @@ def text(results: Mapping[str, Mapping[str, Any]], figures: Sequence[Figure]) ->
     }
     head = INTRODUCTION.format(
         tensorflow=newest.get("tensorflow", version("tensorflow")),
-        keras=keras.__version__,
+        keras=version("keras"),
         python=newest.get("python", "?"),
         machine=newest.get("machine", "?"),
         when=str(newest.get("when", ""))[:10],
@@ -86,7 +88,8 @@ def text(results: Mapping[str, Mapping[str, Any]], figures: Sequence[Figure]) ->
         memory=MEMORY - 1,
         time=TIME - 1,
     )
-    parts = [head, *(_section(case) for case in cases.values()), _misses(figures)]
+    gaps = [*_gaps(cases), *(f"{name}: everything" for name in absent)]
+    parts = [head, *(_section(case) for case in cases.values()), _misses(figures, gaps)]
     return "\n".join(parts)
 
 
@@ -173,14 +176,31 @@ def _clean(text: str) -> str:
     return text.replace("|", "/").replace("\n", " ")[:160]
 
 
-def _misses(figures: Sequence[Figure]) -> str:
+def _gaps(cases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What is not measured yet, by network."""
+    for name, case in cases.items():
+        made = [found for found in case["peers"].values() if "peak" in found]
+        parts = {
+            "peers": len(case["peers"]) < len(case["titles"]),
+            "our memory": any("at_memory" not in found for found in made),
+            "numbers": any("exact" not in found for found in made),
+            "times": any("times" not in found for found in made),
+            "ours at their times": any("at_time" not in found for found in made),
+        }
+        if any(parts.values()):
+            yield f"{name}: {', '.join(what for what, missing in parts.items() if missing)}"
+
+
+def _misses(figures: Sequence[Figure], gaps: Sequence[str]) -> str:
+    """How many comparisons are met, which ones are not, and what was not compared."""
     missed = [figure for figure in figures if not figure.passed]
-    if not figures:
-        return ""
     lines = ["## Bars", "", f"{len(figures) - len(missed)} of {len(figures)} comparisons are met."]
     lines += [""] if missed else []
     lines += [
         f"- {figure.what}: {figure.value:.3f}, where {figure.limit:.3f} would be equal"
         for figure in missed
     ]
+    if gaps:
+        lines += ["", "Not measured yet (the command goes on where it stopped):", ""]
+        lines += [f"- {gap}" for gap in gaps]
     return "\n".join([*lines, ""])
