@@ -32,10 +32,10 @@ help:
 	@echo "make test-compat  the core suite with the oldest TensorFlow and Keras, and with the newest"
 	@echo "make bench      measure every claim: python -m benchmarks"
 	@echo "make bench-models  train networks of other libraries within budgets (hours; goes on where it was stopped)"
-	@echo "make docs       build the documentation into site/"
 	@echo "make bench-papers  founding works' figures beside ours (two hours; goes on where it stopped)"
 	@echo "make bench-peers  beside what TensorFlow and Keras offer, into docs/side-by-side.md (hours)"
 	@echo "make bench-gpu    memory and time on a GPU, where there is one"
+	@echo "make docs       build the documentation into site/"
 	@echo "make lint       ruff and mypy only; make format: let ruff rewrite"
 	@echo "make venv       only make the environment; make clean: remove it, and what was built"
 
@@ -104,10 +104,13 @@ bench: $(TEST)
 docs: $(DOCS)
 	$(BIN)/mkdocs build --quiet --strict
 	@echo "open site/index.html"
+
 bench-models: $(MODELS)
 	$(BIN)/python -m benchmarks.compatibility
+
 bench-papers: $(TEST)
 	$(BIN)/python -m benchmarks.papers
+
 bench-peers: $(TEST)
 	$(BIN)/python -m benchmarks.peers
 

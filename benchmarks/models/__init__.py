@@ -30,7 +30,8 @@ ZOO: dict[str, str] = {
     "lstm": "sequence",
     "recurrence": "sequence",
     "dynamic_conv": "dynamic",
- "foreign": "foreign",    "mixed": "mixed",
+    "foreign": "foreign",
+    "mixed": "mixed",
     "encoder": "stacks",
     "dense_chain": "stacks",
 }
