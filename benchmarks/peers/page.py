@@ -29,7 +29,7 @@ Each row is a peer, and ours beside it, twice: at the peer's own memory, and at 
 - **time** is the time of a step over that of a plain step: medians of {pairs} rounds, in which plain, the peer, ours and plain again take turns in one
   process. **±** is how far plain is from itself there; a difference of less than twice that says nothing.
 - **lines** is how many lines the peer's user adds to (or changes in) the plain step, counted in the source of
-  [`benchmarks/peers/variants.py`](../benchmarks/peers/variants.py), where statements count and their layout does not. Ours are the same {lines} in every network.
+  `benchmarks/peers/variants.py`, where statements count and their layout does not. Ours are the same {lines} in every network.
 - **numbers** is what one step computes, beside plain training's, under op determinism and without grappler's arithmetic rewriting: all gradients, and the moving
   averages of batch normalization after the step. *Wrong* is what is farther off than a thousandth of the largest number.
 - **ours: time at its memory** is `ms.gradients(loss, variables, budget=<the peer's peak in bytes>, profile=True)`: the fastest plan within the memory that the peer took.
