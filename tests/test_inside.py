@@ -1,12 +1,15 @@
-"""What loops give that are called: the lists of a called function are results of the call."""
+"""What functions that are called take and give: lists of loops, what is alive inside, what XLA takes on a CPU."""
 
 from __future__ import annotations
 
+import pytest
 import tensorflow as tf
 
 from graph_tools import _tf_loops
+from graph_tools.allocations import allocation_events
 from graph_tools.inside import inside, list_bytes
 from graph_tools.loops import trip_count
+from graph_tools.measure import in_fresh_process
 
 STEPS, SIZE = 20, 64
 
@@ -51,3 +54,38 @@ def test_a_call_takes_what_is_alive_inside() -> None:
     # Two sorted tensors at least, and no more than what else sorting makes.
     assert found is not None
     assert 2 * 4 * SIZE**2 <= found.workspace <= 8 * 4 * SIZE**2
+
+
+def grouped(channels: int, groups: int, multiplier: int) -> dict[str, int]:
+    """Bytes that the gradient of a grouped convolution in a function of XLA is said to take, and the largest buffer there was."""
+
+    @tf.function(jit_compile=True)
+    def convolved(x, w):
+        return tf.nn.convolution(x, w, padding="SAME")
+
+    @tf.function
+    def step(x, w):
+        y = convolved(x, w)
+        return [tf.reduce_sum(g) for g in tf.gradients(tf.reduce_sum(y * y), [x, w])]
+
+    shapes = [2, 8, 8, channels], [7, 7, channels // groups, channels * multiplier]
+    batch = [tf.random.uniform(shape) for shape in shapes]
+    for _ in range(2):
+        step(*batch)
+    graph = step.get_concrete_function(*batch).graph
+    calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
+    takes = [found.workspace for op in calls if (found := inside(op, 2)) is not None]
+    events = allocation_events(lambda: step(*batch)[0].numpy())
+    return {"said": max(takes), "seen": max(event.requested for event in events)}
+
+
+@pytest.mark.parametrize(
+    ("groups", "multiplier", "whole"), [(128, 1, True), (16, 1, False), (128, 2, False)]
+)
+def test_xla_makes_gradients_of_depthwise_filters_whole(groups, multiplier, whole):
+    what = {"channels": 128, "groups": groups, "multiplier": multiplier}
+    found = in_fresh_process("tests.test_inside:grouped", what, timeout=300)
+    twice = 2 * 4 * 7 * 7 * 128**2
+    assert (found["seen"] >= twice) == (found["said"] >= twice) == whole
+    if whole:
+        assert found["said"] == pytest.approx(found["seen"], rel=0.05)
