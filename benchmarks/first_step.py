@@ -41,7 +41,7 @@ CLOCKS = ("wall", "processor")
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     f"{name}-{ops}": (name, {**options, size: many})
     for name, size, options, counts in (
-        ("cifar_resnet", "blocks", {"batch": 2, "image": 16, "width": 8}, (1, 6, 28, 111)),
+        ("cifar_resnet", "blocks", {"batch": 2, "image": 16, "width": 8}, (2, 9, 42, 170)),
         ("transformer", "layers", {"batch": 2, "length": 32, "width": 32}, (5, 21, 104, 416)),
         ("mixed", "blocks", {}, (5, 18, 92, 367)),
     )

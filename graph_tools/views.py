@@ -10,10 +10,12 @@ read it the other way round. (``unpack_op.cc``, ``split_op.cc``, ``slice_op.cc``
 from __future__ import annotations
 
 import math
+import weakref
+from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import optypes
+from graph_tools import _tf, optypes
 from graph_tools.elsewhere import is_elsewhere
 
 __all__ = ["viewed_input"]
@@ -34,6 +36,9 @@ _NEUTRAL = {
 }
 #: Ops that read matrices either way round.
 _PRODUCTS = frozenset("MatMul BatchMatMul BatchMatMulV2".split())
+
+
+_numbers: weakref.WeakKeyDictionary[tf.Graph, dict[int, Any]] = weakref.WeakKeyDictionary()
 
 
 def viewed_input(op: tf.Operation, output: int) -> int | None:
@@ -60,6 +65,16 @@ def viewed_input(op: tf.Operation, output: int) -> int | None:
     if kind == "Transpose":
         return 0 if _is_read_by_products(op) else None
     return None
+
+
+def _number(constant: tf.Tensor) -> Any:
+    """The number that a constant holds; read once, for a graph is captured several times and a proto takes 40 µs."""
+    graph = constant.graph
+    known = _numbers.setdefault(graph, {})
+    index = _tf.creation_index(constant.op)
+    if index not in known:
+        known[index] = tf.get_static_value(constant)
+    return known[index]
 
 
 def _is_window(op: tf.Operation) -> bool:
@@ -95,7 +110,7 @@ def _unchanged(op: tf.Operation) -> int | None:
         if (
             tensor.op.type == "Const"
             and tensor.shape.rank == 0
-            and tf.get_static_value(tensor) == number
+            and _number(tensor) == number
             and inputs[k].shape.is_fully_defined()
             and inputs[k].shape == op.outputs[0].shape
         ):
