@@ -58,10 +58,12 @@ def test_a_tiny_network_goes_through_all_variants(in_this_process: Path) -> None
     assert set(case["peers"]) == set(peers)
     for peer in case["peers"].values():
         assert peer["peak"] > 0
-        assert set(peer["times"]) == {"memory", "time"}
+        assert "memory" in peer["times"]
         assert peer["exact"]["gradient"] < 1e-5
         assert case["ours"][peer["at_time"]]["peak"] > 0
         assert peer["at_memory"] in case["ours"]
+    timed = [set(ours["times"]) for ours in case["ours"].values() if "times" in ours]
+    assert {"memory"} in timed and {"time"} in timed
     measured = [ours for ours in case["ours"].values() if "peak" in ours]
     assert measured
     assert all(ours["exact"].get("equal", "refused" in ours["exact"]) for ours in measured)

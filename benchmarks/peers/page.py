@@ -38,7 +38,7 @@ Each row is a peer, and ours beside it, twice: at the peer's own memory, and at 
 - ✓ is better or equal, ✗ is worse: more than {memory:.0%} more memory, or more than {time:.0%} and twice the noise more time.
 
 Costs of ops are measured (`profile=True`), once for each kind of op and shape. A peer that takes at least 98 % of the plain peak saves nothing; ours is
-measured once for all of these, at the least memory and the least time among them. Ours computes the same bits as plain training in every row, unless a note says otherwise.
+measured once for all of these, at the least memory and the least time among them, and its time there stands beside the fastest one's. Ours computes the same bits as plain training in every row, unless a note says otherwise.
 
 Steps compute the loss and all gradients, and take the sum of squares of each. There is no optimizer.
 
