@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bars import Figure, options_for, print_figures, write
-from benchmarks.models import SMALL
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.errors import GraphToolsError
 from graph_tools.measure import in_fresh_process
@@ -40,7 +39,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("lstm", {"length": 128, "hidden": 512}),
     "dense_chain": ("dense_chain", {"batch": 8192}),
     # For tests.
-    "tiny": SMALL["dense_chain"],
+    "tiny": ("dense_chain", {"depth": 16, "batch": 256, "width": 64}),
 }
 #: Ways to train, and what they say to ours; plain says nothing.
 WAYS: dict[str, dict[str, Any] | None] = {"plain": None, "default": {}, "0.45": {"budget": 0.45}}
