@@ -77,8 +77,29 @@ class Limits:
         return frozenset(graph.sums if self.accumulate else ())
 
 
+class _Simulated:
+    """What is asked of a plan by way of its simulation."""
+
+    simulation: Simulation
+
+    @property
+    def peak(self) -> int:
+        """Simulated transient peak, bytes."""
+        return self.simulation.peak
+
+    @property
+    def allocated(self) -> int:
+        """The peak in chunks of TensorFlow's allocator, bytes; ten times as dear to know as `peak`."""
+        return self.simulation.allocated_peak
+
+    @property
+    def extra_seconds(self) -> float:
+        """Estimated time of the clones."""
+        return self.simulation.extra_seconds
+
+
 @dataclass(frozen=True)
-class Proposal:
+class Proposal(_Simulated):
     """A schedule and what is known of it.
 
     Attributes
@@ -104,21 +125,6 @@ class Proposal:
     optimal: bool = False
     complete: bool = True
 
-    @property
-    def peak(self) -> int:
-        """Simulated transient peak, bytes."""
-        return self.simulation.peak
-
-    @property
-    def allocated(self) -> int:
-        """The peak in chunks of TensorFlow's allocator, bytes; ten times as dear to know as `peak`."""
-        return self.simulation.allocated_peak
-
-    @property
-    def extra_seconds(self) -> float:
-        """Estimated time of the clones."""
-        return self.simulation.extra_seconds
-
 
 def untouched(graph: TrainingGraph, limits: Limits) -> Proposal:
     """The proposal that runs nothing again; optimal, if there is a budget and it fits."""
@@ -135,7 +141,7 @@ def _plain_peak(graph: TrainingGraph) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class Trial(_Simulated):
     """What becomes of a kept set, without a schedule as yet: planners try hundreds of them.
 
     Attributes
@@ -152,21 +158,6 @@ class Trial:
     simulation: Simulation
     runs: Runs
     chained: frozenset[int]
-
-    @property
-    def peak(self) -> int:
-        """As in `Proposal`."""
-        return self.simulation.peak
-
-    @property
-    def allocated(self) -> int:
-        """As in `Proposal`."""
-        return self.simulation.allocated_peak
-
-    @property
-    def extra_seconds(self) -> float:
-        """As in `Proposal`."""
-        return self.simulation.extra_seconds
 
     def proposal(self, graph: TrainingGraph) -> Proposal:
         """The same as a proposal."""
