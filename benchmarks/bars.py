@@ -8,6 +8,7 @@ import fnmatch
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from rich.table import Table
 
 __all__ = [
     "Figure",
+    "chosen",
     "mark",
     "measure_missing",
     "options_for",
@@ -63,6 +65,15 @@ def options_for(name: str, what: str | None, results: Path, only: str) -> argpar
     parser.add_argument("--only", default="*", metavar="GLOB", help=only)
     parser.add_argument("--json", type=Path, default=results, metavar="PATH", help="results file")
     return parser
+
+
+def chosen(known: Iterable[str], only: str, apart: str = "") -> list[str]:
+    """The names that ``--only`` matches, ``apart`` not among all of them; if there are none, that is said."""
+    names = list(known)
+    found = [name for name in names if fnmatch.fnmatch(name, only) and (only, name) != ("*", apart)]
+    if not found:
+        print(f"--only {only!r} matches none of {', '.join(names)}", file=sys.stderr)
+    return found
 
 
 def measure_missing(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fnmatch
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Figure, options_for, print_figures, write
+from benchmarks.bars import Figure, chosen, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.errors import GraphToolsError
 from graph_tools.measure import in_fresh_process
@@ -53,11 +52,8 @@ GROW = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 def main(arguments: list[str] | None = None) -> int:
     """Measure on the device; 1 if a bar is missed or a row fails, 3 if there is no such device."""
     options = _parse(arguments)
-    names = [name for name in MODELS if fnmatch.fnmatch(name, options.only)]
-    if options.only == "*":
-        names.remove("tiny")
+    names = chosen(MODELS, options.only, apart="tiny")
     if not names:
-        print(f"--only {options.only!r} matches none of {', '.join(MODELS)}", file=sys.stderr)
         return 2
     environment = ENVIRONMENT if options.device == "cpu" else GROW
     device = in_fresh_process("benchmarks.gpu:device", {"kind": options.device}, environment)

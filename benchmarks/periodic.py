@@ -11,7 +11,6 @@ Costs are measured on this device (``profile=True``), estimated with ``--static`
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import importlib
 import math
 import re
@@ -27,7 +26,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Figure, mark, options_for, print_figures, write
+from benchmarks.bars import Figure, chosen, mark, options_for, print_figures, write
 from benchmarks.models import build
 from graph_tools import _tf
 from memsaving_gradients.planners import Limits, named
@@ -73,9 +72,8 @@ NETWORKS = {
 def main(arguments: list[str] | None = None) -> int:
     """Plan what was asked for, print the table, keep it; 1 if a bar is missed."""
     options = _parse(arguments)
-    names = [name for name in NETWORKS if fnmatch.fnmatch(name, options.only)]
+    names = chosen(NETWORKS, options.only)
     if not names:
-        print(f"--only {options.only!r} matches none of {', '.join(NETWORKS)}", file=sys.stderr)
         return 2
     console = Console(stderr=True)
     results: dict[str, Any] = {}

@@ -15,20 +15,15 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from benchmarks import periodic
 from benchmarks.papers.rows import Line, Results, Work, fresh
 from benchmarks.periodic import Network, beside, captured_step, cuts, named_ends, periodic_plans
 
 #: On average, over networks, images and memories.
 FASTER = 0.172
 NETWORKS: dict[str, Network] = {
-    "resnet101": Network(
-        "application", {"name": "ResNet101", "batch": 8}, r"pool1_pool|conv\d_block\d+_out"
-    ),
-    "densenet121": Network(
-        "application",
-        {"name": "DenseNet121", "batch": 8},
-        r"pool\d|pool\d_pool|conv\d_block\d+_concat",
-    ),
+    "resnet101": periodic.NETWORKS["resnet101"],
+    "densenet121": periodic.NETWORKS["densenet121"],
     "inception": Network(
         "application",
         {"name": "InceptionV3", "batch": 8, "image": 299},

@@ -9,7 +9,6 @@ Writes ``docs/side-by-side.md``.
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import json
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 import platformdirs
 from rich.console import Console
 
-from benchmarks.bars import options_for, print_figures, write
+from benchmarks.bars import chosen, options_for, print_figures, write
 from benchmarks.peers import page, variants
 from benchmarks.peers.cells import idle, judge
 from benchmarks.peers.lines import added_lines
@@ -42,11 +41,8 @@ LEAST_SLOWDOWN = 1.0
 def main(arguments: list[str] | None = None) -> int:
     """Measure what is missing, print the bars, write the page; 1 if a bar is missed."""
     options = _parse(arguments)
-    names = [name for name in NETWORKS if fnmatch.fnmatch(name, options.only)]
-    if options.only == "*":
-        names.remove("tiny")
+    names = chosen(NETWORKS, options.only, apart="tiny")
     if not names:
-        print(f"--only {options.only!r} matches none of {', '.join(NETWORKS)}", file=sys.stderr)
         return 2
     known: dict[str, Any] = {}
     if options.json.exists():
