@@ -52,10 +52,15 @@ class _Rows:
 
     def places(self, ops: IntArray) -> IntArray:
         """Where in ``items`` the rows of ``ops`` stand, one after the other."""
-        counts = self.counts[ops]
-        ends = counts.cumsum()
-        skipped = self.starts[:-1][ops] - (ends - counts)
-        return np.repeat(skipped, counts) + np.arange(ends[-1] if len(ends) else 0)
+        return _ranges(self.starts[:-1][ops], self.counts[ops])
+
+
+def _ranges(starts: IntArray, counts: IntArray) -> IntArray:
+    """So many whole numbers from each start on, one after the other."""
+    skipped = starts - (counts.cumsum() - counts)
+    found: IntArray = np.repeat(skipped, counts)
+    found += np.arange(len(found))
+    return found
 
 
 class _Arrays:
@@ -309,12 +314,8 @@ def _pass_on(
     """
     born, dies, sizes, _ = lives
     counts = read_from[now + 1] - read_from[now]
-    ends = counts.cumsum()
-    places = np.repeat(read_from[now] - (ends - counts), counts) + np.arange(
-        ends[-1] if len(ends) else 0
-    )
+    old = at[_ranges(read_from[now], counts)]
     made, now = np.repeat(made, counts), np.repeat(now, counts)
-    old = at[places]
     fits = (old >= 0) & (sizes[old] == sizes[made])
     fits &= (dies[old] == now) & (born[old] < now) & (added_at[old] < now)
     now, first = np.unique(now[fits], return_index=True)
