@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from graph_tools.capture import OpGraph
 
 __all__ = [
-    "CALLS",
+    "HAS_INSIDE",
     "UNKNOWN_STEPS",
     "Inside",
     "inside",
@@ -45,8 +45,10 @@ _ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 #: What these give is the buffer of a variable, or a constant, however often it is in a list.
 _SHARED = optypes.READS | optypes.SHAPE_READERS | {"Const", "Fill"}
 
-#: Ops that call a function, their attribute ``f``.
-CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+# Ops that call a function, their attribute ``f``.
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+#: Ops that `inside` looks into.
+HAS_INSIDE = _CALLS | frozenset(_tf_loops.LOOPS)
 
 _known: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, bool], tuple[float, int]]] = (
     weakref.WeakKeyDictionary()
@@ -83,7 +85,7 @@ def steps_of(op: tf.Operation) -> int:
 
 def inside(op: tf.Operation, batch: int) -> Inside | None:
     """What the loop, or the call, ``op`` takes inside at a batch of ``batch`` examples; ``None`` if its body is not known."""
-    called = op.type in CALLS
+    called = op.type in _CALLS
     body = _tf_loops.function_graph(op, "f" if called else "body")
     if body is None:
         return None
@@ -131,7 +133,7 @@ def _step(body: Any, batch: int, *, called: bool, expands: bool = False) -> tupl
         made = [v for v in range(bounds[i], bounds[i + 1]) if storage[v] == v]
         taken = _taken_over(op, made, dying, sizes)
         alive += sum(sizes[v] for v in made) - taken
-        within = inside(op, batch) if op.type in (*_tf_loops.LOOPS, *CALLS) else None
+        within = inside(op, batch) if op.type in HAS_INSIDE else None
         workspace = 0 if within is None else within.workspace
         if expands and op.type == "Conv2DBackpropFilter":
             workspace = _expanded(op)
@@ -194,7 +196,7 @@ def list_bytes(tensor: tf.Tensor) -> Bytes:
     op = tensor.op
     if op.type == "TensorListFromTensor":
         return tensor_bytes(op.inputs[0])
-    if op.type in CALLS:
+    if op.type in _CALLS:
         # The lists of loops that are called are results of the call, where the gradient's call reads them.
         called = _tf_loops.function_graph(op, "f")
         if called is None:
