@@ -7,13 +7,12 @@ from all that is there. Exits with 1 if a published figure is not reached.
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.bars import measure_missing, options_for, write
+from benchmarks.bars import chosen, measure_missing, options_for, write
 from benchmarks.papers import checkpointing, chen, meng, rotor, sohoni
 from benchmarks.papers.page import page, print_work
 
@@ -26,9 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Make what was asked for, print all that is there, write the page; 1 if a published figure is not reached."""
     options = _parse(arguments)
     jobs = {name: job for work in WORKS for name, job in work.jobs.items()}
-    asked = fnmatch.filter(jobs, options.only)
+    asked = chosen(jobs, options.only)
     if not asked:
-        print(f"--only {options.only!r} matches none of {', '.join(jobs)}", file=sys.stderr)
         return 2
     if options.list:
         print(*asked, sep="\n")
