@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import gradients_util
 
-from graph_tools._tf_autodiff import enclosing_graphs
+from graph_tools._tf_autodiff import differentiate, enclosing_graphs, replace_differentiate
 from graph_tools.edit import Rewiring
 
 __all__ = ["as_built", "forget", "install", "remember"]
@@ -55,7 +54,7 @@ def as_built(graph: tf.Graph) -> Iterator[None]:
 
 def install() -> None:
     """Wrap TensorFlow's graph differentiation; does nothing the second time."""
-    inner = gradients_util._GradientsHelper
+    inner = differentiate()
     if getattr(inner, "_memsaving_guard", False):
         return
 
@@ -65,4 +64,4 @@ def install() -> None:
             return inner(*args, **kwargs)
 
     guarded._memsaving_guard = True  # type: ignore[attr-defined]
-    gradients_util._GradientsHelper = guarded
+    replace_differentiate(guarded)
