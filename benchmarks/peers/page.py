@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from benchmarks.bars import Figure
-from benchmarks.peers.cells import MEMORY, TIME, noise, verdict
+from benchmarks.peers.cells import MEMORY, TIME, exact, noise, verdict
 
 __all__ = ["text"]
 
@@ -31,14 +31,15 @@ Each row is a peer, and ours beside it, twice: at the peer's own memory, and at 
 - **lines** is how many lines the peer's user adds to (or changes in) the plain step, counted in the source of
   `benchmarks/peers/variants.py`, where statements count and their layout does not. Ours are the same {lines} in every network.
 - **numbers** is what one step computes, beside plain training's, under op determinism and without grappler's arithmetic rewriting: all gradients, and the moving
-  averages of batch normalization after the step. *Wrong* is what is farther off than a thousandth of the largest number.
+  averages of batch normalization after the step. *Wrong* is what is farther off than a thousandth of the largest number. *As plain steps* is what is no farther off
+  than twice what steps of plain training are from each other, which do not repeat their bits in every network.
 - **ours: time at its memory** is `ms.gradients(loss, variables, budget=<the peer's peak in bytes>, profile=True)`: the fastest plan within the memory that the peer took.
 - **ours: memory at its time** is `ms.gradients(loss, variables, max_slowdown=<the peer's time>, profile=True)`: the least memory at which a step is estimated to take no
   more time than the peer's; in brackets what it did take, beside the peer in the same process.
 - ✓ is better or equal, ✗ is worse: more than {memory:.0%} more memory, or more than {time:.0%} and twice the noise more time.
 
 Costs of ops are measured (`profile=True`), once for each kind of op and shape. A peer that takes at least 98 % of the plain peak saves nothing; ours is
-measured once for all of these, at the least memory and the least time among them, and its time there stands beside the fastest one's. Ours computes the same bits as plain training in every row, unless a note says otherwise.
+measured once for all of these, at the least memory and the least time among them, and its time there stands beside the fastest one's. Ours computes the same bits as one of eight plain steps in every row, unless a note says otherwise.
 
 Steps compute the loss and all gradients, and take the sum of squares of each. There is no optimizer.
 
@@ -109,7 +110,7 @@ def _section(case: Mapping[str, Any]) -> str:
     inexact = [
         f"Ours with `{key}`: {verdict(found['exact'])}."
         for key, found in case["ours"].items()
-        if not found.get("exact", {"equal": True}).get("equal")
+        if not exact(found.get("exact", {"equal": True}))
     ]
     return "\n".join([*lines, "", *inexact, ""] if inexact else [*lines, ""])
 

@@ -14,12 +14,14 @@ import tensorflow as tf
 
 from benchmarks.models import Model
 from benchmarks.peers import variants
-from benchmarks.peers.cells import differences
+from benchmarks.peers.cells import differences, nearest
 from benchmarks.peers.networks import NETWORKS, settings_of
 from graph_tools.measure import measure_peak
 
 __all__ = ["numbers", "peak", "times"]
 
+#: Plain steps whose numbers are compared with each other.
+PLAIN_STEPS = 8
 #: A way to train: a peer (or plain), or ours with these arguments.
 Way = dict[str, Any]
 
@@ -46,29 +48,44 @@ def peak(network: str, way: Way, *, save: str | None = None) -> dict[str, Any]:
 
 
 def numbers(network: str, ways: dict[str, Way]) -> dict[str, dict[str, Any]]:
-    """What one step of each way computes beside plain training's, under op determinism and without arithmetic rewriting."""
+    """What one step of each way computes beside plain training's, under op determinism and without arithmetic rewriting.
+
+    Plain training does not repeat its bits everywhere even so: what is nearest of several plain steps counts, and ``"spread"`` says
+    how far they are from each other.
+    """
     tf.config.experimental.enable_op_determinism()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-    plain = _numbers(network, {"peer": "plain"})
+    plain = _numbers(network, {"peer": "plain"}, PLAIN_STEPS)
+    apart = [differences(plain[0], other) for other in plain[1:]]
+    spread = {kind: max(one[kind] for one in apart) for kind in ("gradient", "state")}
     found: dict[str, dict[str, Any]] = {}
     for name, way in ways.items():
         try:
-            found[name] = differences(plain, _numbers(network, way))
+            (made,) = _numbers(network, way)
+            found[name] = {**nearest(plain, made), "spread": spread}
         except Exception as error:
             found[name] = _failure(error)
     return found
 
 
-def _numbers(network: str, way: Way) -> dict[str, Any]:
-    """Loss, gradients and moving averages, as arrays."""
+def _numbers(network: str, way: Way, steps: int = 1) -> list[dict[str, Any]]:
+    """Loss, gradients and moving averages of so many steps, each from the same state, as arrays."""
     made = _made(network, way, together=True)
     x, y = _batch(made.network)
-    with made.scope():
-        loss, grads = tf.function(made.gradients)(x, y)
-    state = [v for v in made.network.layers.non_trainable_variables if "seed" not in v.path]
-    arrays = {f"gradient {i}": tf.convert_to_tensor(g) for i, g in enumerate(grads)}
-    arrays |= {f"state {i}": v.value for i, v in enumerate(state)}
-    return {name: array.numpy() for name, array in {"loss": loss, **arrays}.items()}
+    step = tf.function(made.gradients)
+    state = made.network.layers.non_trainable_variables
+    begun = [variable.numpy() for variable in state]
+    found = []
+    for _ in range(steps):
+        for variable, value in zip(state, begun, strict=True):
+            variable.assign(value)
+        with made.scope():
+            loss, grads = step(x, y)
+        moving = [v for v in state if "seed" not in v.path]
+        arrays = {f"gradient {i}": tf.convert_to_tensor(g) for i, g in enumerate(grads)}
+        arrays |= {f"state {i}": v.value for i, v in enumerate(moving)}
+        found.append({name: array.numpy() for name, array in {"loss": loss, **arrays}.items()})
+    return found
 
 
 def times(
