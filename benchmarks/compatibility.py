@@ -5,8 +5,8 @@ at small sizes. For each: the gradients of a step with the default plan, and wit
 the step; the measured peak of plain training, of the default plan, and within 45 and 40 % of what plain training takes, or within the least
 budget that is named where no plan fits.
 
-Each figure has a process of its own. Results are written after each row, and what is there is not measured again: ``--again`` measures those
-whose code was another. A row takes one to ten minutes. ``docs/compatibility.md`` is made of the results at the end, and by ``--only ''`` at
+Each figure has a process of its own, and a plan for a budget a minute to be searched for. Results are written after each row, and what is there is not measured again: ``--again`` measures those
+whose code was another. A row takes one to five minutes. ``docs/compatibility.md`` is made of the results at the end, and by ``--only ''`` at
 once. Needs the extra ``models``.
 """
 
@@ -46,6 +46,8 @@ RESULTS = Path(__file__).parent / "results" / "compatibility.json"
 PAGE = ROOT / "docs" / "compatibility.md"
 #: Of what plain training takes; the first one's plan is the one whose gradients are compared.
 SHARES = (0.45, 0.40)
+#: How long a plan for a budget is searched for, at most.
+PLANNING_SECONDS = 60.0
 #: Distributions whose versions stand in the results.
 LIBRARIES = ("tensorflow", "keras", "keras-hub", "transformers", "tf-keras")
 
@@ -224,7 +226,8 @@ def measure(
 
 def _within(what: Mapping[str, Any], share: float, plain: int, plan: Path) -> dict[str, Any]:
     """A step within a share of what plain training takes, or within the least budget; its plan is saved."""
-    ours, refused = planned(what, share, {}, str(plan), requested=False)
+    settings = {"planning_seconds": PLANNING_SECONDS}
+    ours, refused = planned(what, share, settings, str(plan), requested=False)
     if refused is not None and "refused" in ours:
         raise GraphToolsError(
             f"the least budget named, {refused['least']:,} bytes, is refused: "

@@ -24,7 +24,7 @@ COLUMNS = {
     "plain": "measured transient peak of plain training, 10⁶ bytes: the worst of five steps after two, in a fresh process, by TensorFlow's allocator",
     "default": "measured peak with the default plan, as a share of *plain*",
     "45 %": "measured peak with `budget=0.45`, as a share of that budget in bytes. Where no plan fits, the least budget that the error names is planned for "
-    "instead, and stands in front of the arrow as a share of what plain training takes",
+    "instead, and stands in front of the arrow as a share of what plain training takes. Planning may take a minute (`planning_seconds=60`)",
     "+ time": "extra time of that plan, estimated (and measured, where it was: `--pairs`)",
     "40 %": "the same with `budget=0.4`; not asked for where 45 % is refused",
     "passed": "gradients are equal (or within), and no measured peak exceeds its budget or that share of *plain*",
