@@ -18,7 +18,7 @@ import tensorflow as tf
 from graph_tools import _tf, optypes
 from graph_tools.elsewhere import is_elsewhere
 
-__all__ = ["viewed_input"]
+__all__ = ["unchanged_input", "viewed_input"]
 
 #: Windows begin at multiples of this many bytes (``EIGEN_MAX_ALIGN_BYTES``, at most).
 ALIGNMENT = 64
@@ -61,7 +61,7 @@ def viewed_input(op: tf.Operation, output: int) -> int | None:
     if kind in _CUTS:
         return _CUTS[kind] if _is_window(op) else None
     if kind in _NEUTRAL:
-        return _unchanged(op)
+        return unchanged_input(op)
     if kind == "Transpose":
         return 0 if _is_read_by_products(op) else None
     return None
@@ -102,7 +102,10 @@ def _is_window(op: tf.Operation) -> bool:
     return not added and bool(part.as_list()[0 if dropped else 1 :] == row)
 
 
-def _unchanged(op: tf.Operation) -> int | None:
+def unchanged_input(op: tf.Operation) -> int | None:
+    """The input that ``op`` gives back as it is, because it adds zero to it or multiplies it by one; ``None`` for all other ops."""
+    if op.type not in _NEUTRAL:
+        return None
     number, first_only = _NEUTRAL[op.type]
     inputs = op.inputs
     for k, other in ((0, 1),) if first_only else ((0, 1), (1, 0)):

@@ -37,6 +37,7 @@ import tensorflow as tf
 
 from graph_tools import _tf, edit, optypes
 from graph_tools.elsewhere import stays_elsewhere
+from graph_tools.views import unchanged_input
 from memsaving_gradients.barriers import Barriers
 from memsaving_gradients.gates import ControlGate, DataGate, Gate, gated
 from memsaving_gradients.holds import Holds
@@ -195,13 +196,13 @@ class _Writer:
             if not self.runs.inside(reads):
                 gate.hold(
                     op.name,
-                    inputs,
+                    [self._unfolded(tensor) for tensor in inputs],
                     self.ops.constants(entry.op),
                     op.device,
                     copied=self.ops.reads_from_elsewhere(entry.op),
                 )
         # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused, by that.
-        inputs = [gate.held.get(tensor.ref(), tensor) for tensor in inputs]
+        inputs = [self._behind(gate, tensor) for tensor in inputs]
         copy = self.result.clones[key] = edit.clone(op, inputs)
         self.gates[key] = gate
         self.runs.add(key, reads, here=gate is self.gate)
@@ -211,6 +212,25 @@ class _Writer:
             maker = self.ops.ops[int(self.ops.producer[self.ops.storage[value]])]
             if maker.type in optypes.REFERENCE_VARIABLES:
                 self.result.readers_of.setdefault(maker, []).append(copy)
+
+    def _unfolded(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What ``tensor`` becomes when grappler has taken out multiplications by one and the like."""
+        while (source := unchanged_input(tensor.op)) is not None:
+            tensor = tensor.op.inputs[source]
+        return tensor
+
+    def _behind(self, gate: Gate, tensor: tf.Tensor) -> tf.Tensor:
+        """What stands for ``tensor`` behind ``gate``; ``x * 1`` is made again there if x is held, for grappler makes one of both."""
+        if (held := gate.held.get(tensor.ref())) is not None:
+            return held
+        op = tensor.op
+        if (k := unchanged_input(op)) is None or (
+            source := self._behind(gate, op.inputs[k])
+        ) is op.inputs[k]:
+            return tensor
+        inputs = [source if i == k else other for i, other in enumerate(op.inputs)]
+        again = gate.held[tensor.ref()] = edit.clone(op, inputs).outputs[0]
+        return again
 
     def store(self) -> None:
         """Store what the schedule stores; the forward pass must not run ahead of that, or all of it would be there at once."""

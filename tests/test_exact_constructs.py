@@ -357,6 +357,28 @@ def test_a_loss_that_is_not_asked_for_is_pruned(exact, body, depth, mode, return
     assert ours.tobytes() == program(tf.gradients).tobytes()
 
 
+@pytest.mark.parametrize("mode", ["memory", "speed"])
+def test_silu_is_one_kernel_in_copies_too(exact, mode):
+    """It is ``h * sigmoid(1 * h)``: copies of both must read h by the same gate, though ``1 * h`` is no op of a plan."""
+    draw = np.random.default_rng(5)
+    x = tf.constant(draw.normal(size=(64, 64)), tf.float32)
+    weights = [tf.constant(draw.normal(size=(64, 64)) / 8, tf.float32) for _ in range(5)]
+
+    def program(gradients):
+        @tf.function(autograph=False)
+        def step(x, *weights):
+            h = x
+            for weight in weights:
+                h = tf.nn.silu(h @ weight)
+            return gradients(tf.reduce_mean(h**2), weights)
+
+        return step(x, *weights)
+
+    ours = program(lambda y, xs: ms.gradients(y, xs, checkpoints=mode))
+    for a, b in zip(program(tf.gradients), ours, strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
 def test_what_keeps_a_clone_apart_is_out_of_the_callers_scopes():
     with tf.Graph().as_default() as graph:
         h = x = v1.placeholder(tf.float32, [64, 32])
