@@ -19,6 +19,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import new_file
+
 __all__ = [
     "Figure",
     "chosen",
@@ -27,7 +29,6 @@ __all__ = [
     "options_for",
     "print_figures",
     "results_of",
-    "shares",
     "stamp",
     "write",
 ]
@@ -63,7 +64,9 @@ def options_for(name: str, what: str | None, results: Path, only: str) -> argpar
     """What can be said to every benchmark of planning: which ones of what (``only``), and where results go."""
     parser = argparse.ArgumentParser(f"python -m benchmarks.{name}", description=what)
     parser.add_argument("--only", default="*", metavar="GLOB", help=only)
-    parser.add_argument("--json", type=Path, default=results, metavar="PATH", help="results file")
+    parser.add_argument(
+        "--json", type=new_file, default=results, metavar="PATH", help="results file"
+    )
     return parser
 
 
@@ -106,11 +109,6 @@ def results_of(
     options = argparse.Namespace(only="*", json=path, again=again)
     results = measure_missing(wanted, options, measure)
     return {row: results[row] for row in wanted}
-
-
-def shares(text: str) -> list[float]:
-    """The numbers of an argument such as ``0.8,0.45``."""
-    return [float(part) for part in text.split(",")]
 
 
 def mark(passed: bool) -> str:

@@ -23,8 +23,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import shares as parse_shares
 from benchmarks.bars import Figure, mark, print_figures, write
-from benchmarks.bars import shares as parse_shares
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.errors import GraphToolsError
 from graph_tools.measure import in_fresh_process

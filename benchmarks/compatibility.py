@@ -31,7 +31,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import foreign
-from benchmarks.bars import shares as parse_shares
+from benchmarks.arguments import at_least_one, new_file
+from benchmarks.arguments import shares as parse_shares
 from benchmarks.bars import write
 from benchmarks.budgets import planned
 from benchmarks.compatibility_page import failures, page, print_results
@@ -263,12 +264,16 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="SHARES",
         help="of what plain training takes, such as 0.45; those that a row lacks are measured",
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows at a time")
+    parser.add_argument("--jobs", type=at_least_one, default=1, metavar="N", help="rows at a time")
     parser.add_argument(
         "--pairs", type=int, default=0, metavar="N", help="of steps for times; 0: no times"
     )
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="PATH", help="what is written")
+    parser.add_argument(
+        "--json", type=new_file, default=RESULTS, metavar="PATH", help="results file"
+    )
+    parser.add_argument(
+        "--page", type=new_file, default=PAGE, metavar="PATH", help="what is written"
+    )
     return parser.parse_args(arguments)
 
 

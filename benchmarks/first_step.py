@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fnmatch
 import json
 import statistics
 import subprocess
@@ -28,7 +27,8 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Figure, print_figures, write
+from benchmarks.arguments import at_least_one, some_of
+from benchmarks.bars import Figure, chosen, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.measure import in_fresh_process
 
@@ -67,14 +67,15 @@ def main(arguments: list[str] | None = None) -> int:
         results["import"] = measure_import(options.pairs or 9)
         write(options.json, {"import": results["import"]}, judge(results))
     else:
-        for case in CASES:
-            if fnmatch.fnmatch(case, options.only):
-                begun = time.perf_counter()
-                ways = options.ways.split(",")
-                result = {**results.get(case, {}), **measure(case, options.pairs or 5, ways)}
-                results[case] = result
-                console.print(f"{case}: {time.perf_counter() - begun:.0f} s", highlight=False)
-                write(options.json, {case: result}, judge(results))
+        cases = chosen(CASES, options.only)
+        if not cases:
+            return 2
+        for case in cases:
+            begun = time.perf_counter()
+            result = {**results.get(case, {}), **measure(case, options.pairs or 5, options.ways)}
+            results[case] = result
+            console.print(f"{case}: {time.perf_counter() - begun:.0f} s", highlight=False)
+            write(options.json, {case: result}, judge(results))
     figures = judge(results)
     print_results(results, Console(width=160))
     print_figures(figures, Console(width=160))
@@ -234,11 +235,9 @@ def print_results(results: Mapping[str, Mapping[str, Any]], console: Console) ->
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks.first_step", description=__doc__)
-    parser.add_argument("--only", default="*", metavar="GLOB", help="names of networks")
-    parser.add_argument("--ways", default=",".join(WAYS), help="which of ours")
-    parser.add_argument("--pairs", type=int, help="processes of each kind (5; imports: 9)")
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
+    parser = options_for("first_step", __doc__, RESULTS, "names of networks")
+    parser.add_argument("--ways", type=some_of(WAYS), default=list(WAYS), help="which of ours")
+    parser.add_argument("--pairs", type=at_least_one, help="processes of each kind (5; imports: 9)")
     parser.add_argument(
         "--import", dest="imports", action="store_true", help="measure imports instead"
     )

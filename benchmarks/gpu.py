@@ -21,10 +21,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import count
 from benchmarks.bars import Figure, chosen, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.errors import GraphToolsError
 from graph_tools.measure import in_fresh_process
+from memsaving_gradients.planners import PLANNERS
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
 NO_GPU = 3
@@ -196,8 +198,10 @@ def _print(results: dict[str, Any], device: str) -> None:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = options_for("gpu", __doc__, RESULTS, "names of networks")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="where to measure")
-    parser.add_argument("--pairs", type=int, default=15, help="of steps for times; 0: no times")
-    parser.add_argument("--planner", default="auto", help="who plans within the budget")
+    parser.add_argument("--pairs", type=count, default=15, help="of steps for times; 0: no times")
+    parser.add_argument(
+        "--planner", choices=list(PLANNERS), default="auto", help="who plans within the budget"
+    )
     return parser.parse_args(arguments)
 
 

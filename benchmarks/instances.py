@@ -27,7 +27,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import Figure, mark, options_for, print_figures, shares, write
+from benchmarks.arguments import shares
+from benchmarks.bars import Figure, mark, options_for, print_figures, write
 from benchmarks.models.layered import NETWORKS, Instance, random_layered
 from memsaving_gradients.planners import Limits
 from memsaving_gradients.validity import problem_of

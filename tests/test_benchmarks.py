@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,32 @@ def test_unknown_networks_and_cases(capsys: pytest.CaptureFixture[str]) -> None:
     assert "matches no case" in capsys.readouterr().err
     assert main(["--only", "tanh*", "--list"]) == 0
     assert capsys.readouterr().out.split() == ["tanh_chain-100", "tanh_chain-6"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("peers", ["--planner", "nope"], "nope"),
+        ("peers", ["--pairs", "-1"], "-1 is less than 0"),
+        ("peers", ["--parts", "memory,x"], "'x' is none of memory, exact, time"),
+        ("gpu", ["--device", "cpu", "--pairs", "-2"], "-2 is less than 0"),
+        ("first_step", ["--only", "nosuch*"], "'nosuch*' matches none of"),
+        ("first_step", ["--pairs", "0"], "0 is less than 1"),
+        ("first_step", ["--ways", "nope"], "'nope' is none of gradients, patched, budget"),
+        ("first_step", ["--json", "nowhere/x.json"], "nowhere is no folder"),
+        ("compatibility", ["--jobs", "0"], "0 is less than 1"),
+        ("papers", ["--page", "nowhere/x.md"], "nowhere is no folder"),
+    ],
+)
+def test_what_is_wrong_with_an_argument_is_said_before_anything_is_measured(
+    name: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = importlib.import_module(
+        f"benchmarks.{name}" + (".__main__" if name in ("peers", "papers") else "")
+    ).main
+    try:
+        code = main(arguments)
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert said in capsys.readouterr().err

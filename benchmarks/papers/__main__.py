@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.arguments import new_file
 from benchmarks.bars import chosen, measure_missing, options_for, write
 from benchmarks.papers import checkpointing, chen, meng, rotor, sohoni
 from benchmarks.papers.page import page, print_work
@@ -47,7 +48,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = options_for("papers", __doc__, RESULTS, "names of jobs, with * and ?")
     parser.add_argument("--again", action="store_true", help="make also what has results")
     parser.add_argument("--list", action="store_true", help="print the names of jobs, and stop")
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="PATH", help="of the docs")
+    parser.add_argument("--page", type=new_file, default=PAGE, metavar="PATH", help="of the docs")
     return parser.parse_args(arguments)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import platformdirs
 from rich.console import Console
 
+from benchmarks.arguments import count, new_file, some_of
 from benchmarks.bars import chosen, options_for, print_figures, write
 from benchmarks.peers import page, variants
 from benchmarks.peers.cells import idle, judge
@@ -28,6 +29,7 @@ from benchmarks.peers.networks import NETWORKS, peers_of
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.errors import GraphToolsError
 from graph_tools.measure import in_fresh_process
+from memsaving_gradients.planners import PLANNERS
 
 RESULTS = Path(__file__).parents[1] / "results" / "peers.json"
 PAGE = Path(__file__).parents[2] / "docs" / "side-by-side.md"
@@ -232,16 +234,18 @@ class Bench:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = options_for("peers", __doc__, RESULTS, "names of networks")
     parser.add_argument("--again", action="store_true", help="measure what has results, too")
-    parser.add_argument("--pairs", type=int, default=15, help="rounds of steps for times; 0: none")
+    parser.add_argument(
+        "--pairs", type=count, default=15, help="rounds of steps for times; 0: none"
+    )
     parser.add_argument(
         "--parts",
-        type=lambda text: text.split(","),
+        type=some_of(PARTS),
         default=list(PARTS),
         metavar="PARTS",
         help="of memory, exact, time; the later ones need the earlier ones' results",
     )
-    parser.add_argument("--planner", default="auto", help="who plans ours")
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="PATH", help="of the tables")
+    parser.add_argument("--planner", choices=list(PLANNERS), default="auto", help="who plans ours")
+    parser.add_argument("--page", type=new_file, default=PAGE, metavar="PATH", help="of the tables")
     return parser.parse_args(arguments)
 
 
