@@ -16,6 +16,7 @@ from graph_tools.edit import Rewiring
 from memsaving_gradients.updates import Updates
 from tests.greedy import greedy
 from tests.test_whole_step import OPTIMIZERS
+from tests.versions import needs_keras
 
 WIDTH, LAYERS, ROWS = 48, 10, 96
 
@@ -189,7 +190,15 @@ def trained(name: str, callback: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Keras 3.3 holds more in an update of RMSprop, and the weights are small.
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(name for name in OPTIMIZERS if name not in ("Lamb", "Muon")),
+        *(pytest.param(name, marks=needs_keras(f"optimizers.{name}")) for name in ("Lamb", "Muon")),
+    ],
+)
 def test_the_same_weights_and_slots(name: str) -> None:
     saving = ms.keras.MemorySavingGradients(budget=0.7, planner=greedy, batch_size=ROWS)
     for ours, plain in zip(trained(name, saving), trained(name, None), strict=True):
