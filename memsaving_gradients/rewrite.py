@@ -221,16 +221,18 @@ class _Writer:
 
     def _behind(self, gate: Gate, tensor: tf.Tensor) -> tf.Tensor:
         """What stands for ``tensor`` behind ``gate``; ``x * 1`` is made again there if x is held, for grappler makes one of both."""
-        if (held := gate.held.get(tensor.ref())) is not None:
-            return held
-        op = tensor.op
-        if (k := unchanged_input(op)) is None or (
-            source := self._behind(gate, op.inputs[k])
-        ) is op.inputs[k]:
-            return tensor
-        inputs = [source if i == k else other for i, other in enumerate(op.inputs)]
-        again = gate.held[tensor.ref()] = edit.clone(op, inputs).outputs[0]
-        return again
+        again: list[tuple[tf.Tensor, int]] = []
+        source = tensor
+        while source.ref() not in gate.held:
+            if (k := unchanged_input(source.op)) is None:
+                return tensor
+            again.append((source, k))
+            source = source.op.inputs[k]
+        held = gate.held[source.ref()]
+        for made, k in reversed(again):
+            inputs = [held if i == k else other for i, other in enumerate(made.op.inputs)]
+            held = gate.held[made.ref()] = edit.clone(made.op, inputs).outputs[0]
+        return held
 
     def store(self) -> None:
         """Store what the schedule stores; the forward pass must not run ahead of that, or all of it would be there at once."""
