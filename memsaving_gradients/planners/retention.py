@@ -14,8 +14,8 @@ All schedules of Chen et al. 2016 and every other plan that recomputes a value a
 intervals of Moccasin (Bartan et al. 2023, arXiv 2304.14463) are. An event stands for one op, or for a stretch of ops of which only the
 bytes matter (:mod:`memsaving_gradients.planners.coarse` makes them); values that nobody decides on are counted in those.
 
-`run` plays a set of decisions through, in time linear in the steps and their inputs: about a microsecond for each. It is plain
-Python on lists: steps depend on each other, and lists are faster than arrays for that.
+`run` plays a set of decisions through (:mod:`~memsaving_gradients.planners.playing`), in time linear in the steps and their inputs. The
+forward pass is played once for a problem. Whoever plays many decisions that differ little does so by :mod:`~memsaving_gradients.planners.replay`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,19 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from memsaving_gradients.planners.playing import (
+    DROPPED,
+    EARLY,
+    KEPT,
+    LATE,
+    STRICT,
+    Appointments,
+    Execution,
+    State,
+    is_gone,
+    play,
+)
+
 __all__ = [
     "DROPPED",
     "EARLY",
@@ -36,16 +49,13 @@ __all__ = [
     "Execution",
     "Problem",
     "Run",
+    "begin",
     "decide",
+    "outcome",
     "run",
 ]
 
-#: Decisions on a gap; ``EARLY + 2 * event`` and ``LATE + 2 * event`` stand for one that names an event.
-KEPT, DROPPED, STRICT, EARLY, LATE = 0, 1, 2, 3, 4
-
 IntArray = npt.NDArray[np.int64]
-#: A recipe that is run again, behind the event before which it is.
-Execution = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +117,43 @@ class Problem:
         ]
 
     @cached_property
+    def sizes(self) -> IntArray:
+        """``size``, as an array."""
+        return np.array(self.size, np.int64)
+
+    @cached_property
+    def touching(self) -> list[list[int]]:
+        """For each value, the recipes that read or make it."""
+        touching: list[list[int]] = [[] for _ in self.size]
+        for recipe, (read, made) in enumerate(zip(self.inputs, self.outputs, strict=True)):
+            for value in {*read, *made}:
+                touching[value].append(recipe)
+        return touching
+
+    @cached_property
+    def opening(self) -> Opening:
+        """How all decisions begin that respect the border."""
+        state = State.first(self)
+        kept = [KEPT] * self.first_gap[-1]
+        play(self, kept, Appointments(kept, ()), state, self.border)
+        across = [
+            gap
+            for gap, (value, begin, end) in enumerate(self.gaps)
+            if begin < self.border <= end and self.recipe[value] >= 0
+        ]
+        before = [gap for gap, (_, _, end) in enumerate(self.gaps) if end < self.border]
+        return Opening(state, tuple(before), tuple(across))
+
+    def respects(self, gap: int, what: int) -> bool:
+        """Whether with such a decision on a gap nothing is made again before the border, and all that is dropped there is gone at it."""
+        value, begin, end = self.gaps[gap]
+        if what == KEPT or (what < EARLY and end >= self.border):
+            return True
+        event = (what - EARLY) // 2
+        late = what % 2 == 0 and begin <= event and self.recipe[value] >= 0
+        return end >= self.border and (event >= self.border or (late and begin < self.border))
+
+    @cached_property
     def owner(self) -> list[int]:
         """For each gap, its value."""
         return [value for value, _, _ in self.gaps]
@@ -157,21 +204,23 @@ class Run:
         return self.excess(budget), self.extra_seconds
 
 
-def _leaves_at_once(what: int) -> bool:
-    """Whether a value that is dropped in a gap is so from its beginning, and not late."""
-    return what < LATE or what % 2 == 1
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """What all decisions that respect the border have in common: nothing is made again before it.
 
+    Attributes
+    ----------
+    state
+        In front of the border, with everything there.
+    before
+        The gaps that end before the border: they are kept.
+    across
+        Those that lead across it, of values that can be made again: from there on these are dropped or not.
+    """
 
-def _appointments(
-    problem: Problem, decisions: Sequence[int]
-) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """The gaps in which a value is made again before each event, and those in which it is dropped behind each event."""
-    returns: dict[int, list[int]] = {}
-    leaves: dict[int, list[int]] = {}
-    for gap, what in enumerate(decisions):
-        if what >= EARLY:
-            (returns if what % 2 else leaves).setdefault((what - EARLY) // 2, []).append(gap)
-    return returns, leaves
+    state: State
+    before: tuple[int, ...]
+    across: tuple[int, ...]
 
 
 def run(problem: Problem, decisions: Sequence[int]) -> Run:
@@ -193,89 +242,45 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
     >>> run(chain, plain).peak, run(chain, plain).extra_seconds
     (3, 1.0)
     """
-    recipe, inputs, outputs = problem.recipe, problem.inputs, problem.outputs
-    seconds, scratch = problem.seconds, problem.scratch
-    during, between, size_of = problem.during, problem.between, problem.size
-    gap_of = problem.first_gap[:-1].copy()
-    there = bytearray(len(problem.size))
-    at = [0] * len(problem.size)
-    born: list[int] = []
-    last: list[int] = []
-    value_of: list[int] = []
-    made_in: list[int] = []
-    beside: list[int] = []
-    event_of: list[int] = []
-    recipes: list[tuple[int, int]] = []
-    returns, leaves = _appointments(problem, decisions)
-    extra = 0.0
-    step = 0
-    for event, (read, made) in enumerate(zip(problem.reads, problem.writes, strict=True)):
-        again: list[int] = []
-        early = [problem.owner[gap] for gap in returns.get(event, ())]
-        for wanted in (*early, *read) if early else read:
-            if there[wanted]:
-                continue
-            stack = [wanted]
-            while stack:
-                value = stack[-1]
-                if there[value]:
-                    stack.pop()
-                    continue
-                number = recipe[value]
-                missing = [v for v in inputs[number] if not there[v]]
-                if missing:
-                    stack += missing
-                    continue
-                stack.pop()
-                for v in inputs[number]:
-                    last[at[v]] = step
-                # What is there already is made once more in passing.
-                twice = 0
-                for v in outputs[number]:
-                    if there[v]:
-                        twice += size_of[v]
-                    else:
-                        at[v] = len(born)
-                        born.append(step)
-                        last.append(step)
-                        value_of.append(v)
-                        made_in.append(gap_of[v])
-                        there[v] = 1
-                        again.append(v)
-                extra += seconds[number]
-                recipes.append((event, number))
-                beside.append(between[event] + scratch[number] + twice)
-                event_of.append(event)
-                step += 1
-        for v in read:
-            last[at[v]] = step
-            gap_of[v] += 1
-        for v in made:
-            at[v] = len(born)
-            born.append(step)
-            last.append(step)
-            value_of.append(v)
-            made_in.append(gap_of[v])
-            there[v] = 1
-        for v in again:
-            if decisions[gap_of[v]] == STRICT:
-                there[v] = 0
-        for v in (*read, *made):
-            what = decisions[gap_of[v]]
-            if what and recipe[v] >= 0 and _leaves_at_once(what):
-                there[v] = 0
-        for gap in leaves.get(event, ()):
-            there[problem.owner[gap]] = 0
-        beside.append(during[event])
-        event_of.append(event)
-        step += 1
-    size = np.array([size_of[v] for v in value_of], np.int64)
-    delta = np.zeros(step + 1, np.int64)
-    np.add.at(delta, born, size)
-    np.add.at(delta, np.array(last, np.int64) + 1, -size)
-    alive = np.cumsum(delta[:step]) + np.array(beside, np.int64)
-    peak = int(alive.max(initial=0))
-    return Run(alive, peak, extra, event_of, recipes, born, last, value_of, made_in)
+    appointments = Appointments(decisions, range(len(decisions)))
+    state = begin(problem, decisions, appointments)
+    play(problem, decisions, appointments, state, len(problem.reads))
+    return outcome(problem, state)
+
+
+def begin(problem: Problem, decisions: Sequence[int], appointments: Appointments) -> State:
+    """Where `play` may begin: at the border, if the decisions respect it, else at the first event."""
+    opening, border = problem.opening, problem.border
+    respected = not any(map(decisions.__getitem__, opening.before)) and all(
+        problem.respects(gap, decisions[gap]) for gap in appointments.gaps
+    )
+    if opening.state.again or not respected:
+        return State.first(problem)
+    state = opening.state.copy()
+    for gap in opening.across:
+        if is_gone(decisions[gap], border):
+            state.there[problem.owner[gap]] = 0
+    return state
+
+
+def outcome(problem: Problem, state: State) -> Run:
+    """What comes of decisions that were played to the end."""
+    size = problem.sizes[np.array(state.value, np.int64)]
+    delta = np.zeros(len(state.beside) + 1, np.int64)
+    np.add.at(delta, np.array(state.born, np.int64), size)
+    np.subtract.at(delta[1:], np.array(state.last, np.int64), size)
+    alive = np.cumsum(delta[:-1]) + np.array(state.beside, np.int64)
+    return Run(
+        alive,
+        int(alive.max(initial=0)),
+        state.extra_seconds,
+        state.event,
+        state.again,
+        state.born,
+        state.last,
+        state.value,
+        state.gap,
+    )
 
 
 def decide(problem: Problem, executions: Iterable[Execution]) -> list[int]:
