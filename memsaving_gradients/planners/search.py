@@ -8,7 +8,8 @@ dropped at once. Then improve: take decisions back in one stretch of the step, d
 time (large neighborhood search, Shaw 1998). Deterministic: the same numbers every time.
 
 No guarantee but that a result whose peak is within the budget is one; on the public instances of up to 100 ops it comes to the
-optimum in seconds. What it costs is a number of runs (:func:`memsaving_gradients.planners.retention.run`), which is given.
+optimum in seconds. What it costs is a number of runs (:func:`memsaving_gradients.planners.retention.run`), which is given; most of them
+are played from where they differ from one before (:mod:`memsaving_gradients.planners.replay`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
+from memsaving_gradients.planners.replay import Base, Change, changed
 from memsaving_gradients.planners.retention import (
     DROPPED,
     EARLY,
@@ -27,7 +29,6 @@ from memsaving_gradients.planners.retention import (
     STRICT,
     Problem,
     Run,
-    run,
 )
 
 __all__ = ["Search"]
@@ -54,8 +55,6 @@ WORSE, ASTRAY = 0.03, 60
 PATIENCE = 1500
 #: A stretch is planned anew in at most this many runs.
 MOST_RUNS = 400
-
-Change = list[tuple[int, int]]
 
 
 class Search:
@@ -97,12 +96,15 @@ class Search:
         # What `_missing` found, as long as decisions stay as they are.
         self._known: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
-    def play(self, decisions: list[int]) -> Run:
-        """`run`, counted."""
+    def _play(self, base: Base, change: Change) -> Run:
+        """A run, counted."""
+        self._count()
+        return base.play(change)
+
+    def _count(self) -> None:
         self.runs += 1
         if self._tick is not None:
             self._tick()
-        return run(self.problem, decisions)
 
     def descend(
         self,
@@ -142,22 +144,24 @@ class Search:
         tuple
             The decisions and what comes of them; above the budget if nothing helped.
         """
-        decisions = decisions.copy()
-        now = self.play(decisions)
+        self._count()
+        base = Base(self.problem, decisions.copy())
+        decisions, now = base.decisions, base.run
         end = self.runs + most
         while bold and now.peak > FAR * self.budget and self.runs < end:
             changes, _ = self._changes(now, decisions, fixed, int(np.argmax(now.bytes_alive)))
-            many = _changed(decisions, *changes[: 1 + len(changes) // bold])
-            trial = self.play(many)
-            if trial.excess(self.budget, power) >= now.excess(self.budget, power):
+            many = changed(decisions, *changes[: 1 + len(changes) // bold])
+            self._count()
+            bolder = Base(self.problem, many)
+            if bolder.run.excess(self.budget, power) >= now.excess(self.budget, power):
                 break
-            decisions, now = many, trial
+            base, decisions, now = bolder, many, bolder.run
         excess = now.excess(self.budget, power)
         while excess and self.runs < end and now.extra_seconds < limit:
             best: tuple[float, Change, Run, float] | None = None
             for batch in self._batches(now, decisions, fixed, others):
                 for change in batch:
-                    trial = self.play(_changed(decisions, change))
+                    trial = self._play(base, change)
                     left = trial.excess(self.budget, power)
                     if left >= excess:
                         continue
@@ -172,7 +176,8 @@ class Search:
             if best is None:
                 break
             _, change, now, excess = best
-            decisions = _changed(decisions, change)
+            base = Base(self.problem, changed(decisions, change), now)
+            decisions = base.decisions
         return decisions, now
 
     def improve(
@@ -199,7 +204,7 @@ class Search:
             change = [(gap, self._any(gap) if shaken else KEPT) for gap in chosen]
             bearable = worth[0], worth[1] * (1 + WORSE * self._random.random())
             trial, result = self.descend(
-                _changed(now, change),
+                changed(now, change),
                 min(MOST_RUNS, end - self.runs),
                 fixed=frozenset(chosen) if self._random.random() < 0.4 else (),
                 limit=float("inf") if worth[0] else bearable[1],
@@ -229,12 +234,14 @@ class Search:
         left = [gap for gap in gaps if decisions[gap] and self._end[gap] < self._events]
         left.sort(key=lambda gap: (-self._seconds_a_byte(gap), gap))
         at, many = 0, max(1, len(left) // 4)
+        base = None
         while at < len(left):
             batch = left[at : at + many]
-            trial = _changed(decisions, [(gap, KEPT) for gap in batch])
-            result = self.play(trial)
+            change = [(gap, KEPT) for gap in batch]
+            base = base or Base(self.problem, decisions, found)
+            result = self._play(base, change)
             if result.peak <= self.budget and result.extra_seconds <= found.extra_seconds:
-                decisions, found = trial, result
+                decisions, found, base = changed(decisions, change), result, None
                 at += len(batch)
                 many *= 2
             elif len(batch) == 1 or many <= len(left) // MOST_BATCHES:
@@ -409,11 +416,3 @@ class Search:
                     seen.add(v)
                     stack.append(v)
         return cost
-
-
-def _changed(decisions: list[int], *changes: Change) -> list[int]:
-    changed = decisions.copy()
-    for change in changes:
-        for gap, what in change:
-            changed[gap] = what
-    return changed
