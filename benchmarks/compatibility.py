@@ -5,9 +5,9 @@ at small sizes. For each: the gradients of a step with the default plan, and wit
 the step; the measured peak of plain training, of the default plan, and within 45 and 40 % of what plain training takes, or within the least
 budget that is named where no plan fits.
 
-Each figure has a process of its own, and a plan for a budget a minute to be searched for. Results are written after each row, and what is there is not measured again: ``--again`` measures those
-whose code was another. A row takes one to five minutes. ``docs/compatibility.md`` is made of the results at the end, and by ``--only ''`` at
-once. Needs the extra ``models``.
+Each figure has a process of its own, and a plan for a budget a minute to be searched for. Results are written after each row, and what is
+there is not measured again: ``--again`` measures those whose code was another. A row takes one to five minutes. ``docs/compatibility.md`` is made
+of the results at the end, and by ``--only ''`` at once. Needs the extra ``models``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import foreign
-from benchmarks.arguments import at_least_one, new_file
+from benchmarks.arguments import at_least_one, count, new_file
 from benchmarks.arguments import shares as parse_shares
-from benchmarks.bars import write
+from benchmarks.bars import options_for, write
 from benchmarks.budgets import planned
 from benchmarks.compatibility_page import failures, page, print_results
 from benchmarks.runner import ENVIRONMENT
@@ -251,8 +251,7 @@ def _known(path: Path) -> dict[str, Any]:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks.compatibility", description=__doc__)
-    parser.add_argument("--only", default="*", metavar="GLOB", help="names of rows, with * and ?")
+    parser = options_for("compatibility", __doc__, RESULTS, "names of rows, with * and ?")
     parser.add_argument("--list", action="store_true", help="print the names of rows, and stop")
     parser.add_argument(
         "--again", action="store_true", help="also rows that were measured with other code"
@@ -266,10 +265,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=at_least_one, default=1, metavar="N", help="rows at a time")
     parser.add_argument(
-        "--pairs", type=int, default=0, metavar="N", help="of steps for times; 0: no times"
-    )
-    parser.add_argument(
-        "--json", type=new_file, default=RESULTS, metavar="PATH", help="results file"
+        "--pairs", type=count, default=0, metavar="N", help="of steps for times; 0: no times"
     )
     parser.add_argument(
         "--page", type=new_file, default=PAGE, metavar="PATH", help="what is written"

@@ -137,7 +137,7 @@ class Bench:
                     self._peer(peer)["at_time"] = key
                 self._write()
         # Of those that save nothing the fastest, whose time ours was asked for.
-        fastest = [min(peers, key=lambda peer: self._ratio(peer)) for peers in groups]
+        fastest = [min(peers, key=self._ratio) for peers in groups]
         self._timed("time", "at_time", [[peer] for peer in fastest])
 
     def _groups(self) -> list[list[str]]:
