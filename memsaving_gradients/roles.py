@@ -19,7 +19,7 @@ from graph_tools import _tf, optypes, profiling
 from graph_tools.capture import OpGraph, capture
 from graph_tools.devices import Home
 from graph_tools.folding import takes_constant
-from memsaving_gradients.sums import chainable
+from memsaving_gradients.sums import chainable, may_become_variables
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["CapturedStep", "capture_step"]
@@ -75,8 +75,9 @@ def capture_step(
     sizes = ops.value_bytes(batch)
     fuses = _fuses(ops, takes)
     sums: dict[int, tuple[int, ...]] = {}
+    all_sums = may_chain and short_sums and may_become_variables(ops, border, batch, results)
     if may_chain:
-        sums = chainable(ops, border, sizes, set(results), short=short_sums)
+        sums = chainable(ops, border, sizes, set(results), short=short_sums, small=all_sums)
     if profile:
         costs = profiling.measured(ops, batch, progress=progress)
     else:
@@ -98,6 +99,7 @@ def capture_step(
         ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),
         targets=tuple(results) if hold_gradients else (),
         sums=sums,
+        all_sums=all_sums,
         waits={i: waits for i, waits in enumerate(ops.controls) if waits},
         workspace=np.where(ops.here, costs.workspace, 0),
     )

@@ -9,8 +9,10 @@ that such a sum is left alone.
 
 Grappler, where its arithmetic rewriting is on, sorts what `AddN` reads by name. Short sums follow it. Long ones do not: sorted, the
 tenth addend comes before the second, and nearly all of them would have to wait. So their last bits differ from those of plain training,
-where it is on. And nobody can follow its memory optimizer: it adds into a variable, in the order in which addends happen to come, where
-the graph is large (on a CPU, more than 205 MB by its own estimate) and an addend is alive when most is.
+where it is on. And nobody can follow its memory optimizer: where the graph takes more than 0.8 of a device's memory by its own
+estimate (on a CPU, of 256 MiB), it makes a variable of each sum that has an addend alive when most is, zeroes it, and adds in the order in
+which addends happen to come. Plain training has most alive before such sums begin; a plan that recomputes has it among them. So in a
+graph that may be as large, every sum of three or more becomes a chain.
 
 The chain is built along with the schedule. So an addend can wait until the one before it has been added: the executor, free
 to choose, makes all of them first if nothing else is due, and adds them up last.
@@ -25,24 +27,52 @@ import tensorflow as tf
 from graph_tools import _tf
 from graph_tools.capture import OpGraph
 from graph_tools.folding import input_name
+from graph_tools.sizes import tensor_bytes
 from memsaving_gradients.lifetimes import SUMMED_AT_ONCE, summed_first
 from memsaving_gradients.training_graph import LONG_SUM, IntArray, TrainingGraph
 
-__all__ = ["Sums", "chainable"]
+__all__ = ["Sums", "chainable", "may_become_variables"]
 
 #: Addends of shorter sums have at least this share of the bytes that the forward pass writes.
 LARGE_SHARE = 1 / 256
 #: Other readers of an addend are looked for among so many ops that the sum needs.
 MOST_LOOKED_AT = 1000
+#: Of a device's memory, the share from which on grappler's memory optimizer makes variables of sums (``SchedulingPass``, TensorFlow 2.21).
+CROWDED = 0.8
+#: What TensorFlow takes a CPU's memory for, bytes, however much there is.
+CPU_MEMORY = 256 << 20
+
+
+def may_become_variables(
+    ops: OpGraph, first_backward: int, batch: int, results: Collection[int]
+) -> bool:
+    """Whether grappler's memory optimizer may make variables of sums: by what backward ops read of forward ones, and results.
+
+    Bytes are counted as grappler does, for each value its own; what is read of variables is among them. On other devices than a
+    CPU it always may: nobody tells here what memory they have.
+    """
+    if tf.config.list_logical_devices("GPU"):
+        return True
+    counted = {value for values in ops.inputs[first_backward:] for value in values}
+    counted = {value for value in counted if ops.producer[value] < first_backward}
+    counted.update(results)
+    found = sum(tensor_bytes(ops.tensor(value)).at(batch) for value in counted)
+    return found > CROWDED * CPU_MEMORY
 
 
 def chainable(
-    ops: OpGraph, first_backward: int, sizes: IntArray, results: Collection[int], *, short: bool
+    ops: OpGraph,
+    first_backward: int,
+    sizes: IntArray,
+    results: Collection[int],
+    *,
+    short: bool,
+    small: bool = False,
 ) -> dict[int, tuple[int, ...]]:
     """Backward sums that a chain of additions may stand for, and the order of their addends.
 
     ``sizes``: bytes of each value's own buffer. ``results``: values that outlive the step. ``short``: whether sums of few, but
-    large addends are among them.
+    large addends are among them, and with ``small`` those of small ones.
     """
     readers: list[list[int]] = [[] for _ in ops.producer]
     for op, values in enumerate(ops.inputs):
@@ -75,7 +105,7 @@ def chainable(
         if len(addends) >= LONG_SUM:
             if all(len(readers[value]) == 1 for value in addends):
                 found[position] = addends
-        elif short and sizes[addends[0]] >= large:
+        elif short and (small or sizes[addends[0]] >= large):
             if by_name:
                 addends = tuple(sorted(addends, key=lambda value: input_name(ops.tensor(value))))
             if any(is_free(value, position) for value in addends[:2]):

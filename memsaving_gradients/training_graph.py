@@ -70,6 +70,8 @@ class TrainingGraph:
         Values that outlive the step: gradients that are held until all are made.
     sums
         For ops that add many or large addends and may add them one by one as they come, the addends, in that order.
+    all_sums
+        Whether all of these must: those that stay one op may get another order when the graph runs.
     waits
         For ops that wait for others without reading them, which ones.
     workspace
@@ -94,6 +96,7 @@ class TrainingGraph:
     ends: tuple[int, ...] = ()
     targets: tuple[int, ...] = ()
     sums: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    all_sums: bool = False
     waits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     workspace: IntArray | None = None
     storable: Mapping[int, tuple[Stored, ...]] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,9 @@ from memsaving_gradients.schedule import ordered, plain, simulate
 from memsaving_gradients.training_graph import LONG_SUM
 from tests.random_graphs import rich
 from tests.schedules import forgetful
-from tests.support import normalized_network
+from tests.support import normalized_network, session_config
+
+v1 = tf.compat.v1
 
 
 @given(rich(sums=True), st.integers(0, 2**32), st.floats(0.5, 2))
@@ -52,3 +55,31 @@ def chains(budget: float) -> int:
 def test_fewer_chains_within_more_memory() -> None:
     # There are six sums of three addends.
     assert chains(0.9) < chains(0.4) <= 6
+
+
+def variables_of_sums(**options) -> int:
+    """How many sums grappler makes variables of in a session; a weight of 208 MiB is read until the gradients are there."""
+    with tf.Graph().as_default() as graph:
+        large = v1.get_variable("large", [6656, 8192], use_resource=True)
+        x, y = normalized_network(16)
+        y += tf.reduce_sum(tf.linalg.matvec(large, tf.reshape(x[:128], [8192])))
+        found = ms.gradients(y, x, budget=0.8, **options)
+        fed = [op.outputs[0] for op in graph.get_operations() if op.type == "Placeholder"]
+        metadata = v1.RunMetadata()
+        with v1.Session(config=session_config()) as session:
+            session.run(v1.variables_initializer([large]))
+            session.run(
+                [found, y],
+                {one: np.ones(one.shape, np.float32) for one in fed},
+                options=v1.RunOptions(output_partition_graphs=True),
+                run_metadata=metadata,
+            )
+    (optimized,) = metadata.partition_graphs
+    return sum(node.op == "TemporaryVariable" for node in optimized.node)
+
+
+def test_grappler_makes_variables_of_no_sums_of_large_graphs() -> None:
+    """It would add in the order in which addends come."""
+    assert variables_of_sums() == 0
+    # What it would do, and does where it is asked for.
+    assert variables_of_sums(accumulate=False) > 0

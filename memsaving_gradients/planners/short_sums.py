@@ -5,7 +5,8 @@ expression and 6 in two. Planners chain all large sums, for most bytes are saved
 room for is left as it was: in a U-Net at 80 % of its memory that is 5 % of a step.
 
 Two simulations. A sum is left alone if, with all short sums left alone, there is room for one addend more at every step
-from its first addend to itself: grappler may turn it into a variable that is added to.
+from its first addend to itself: grappler may turn it into a variable that is added to. In graphs that grappler holds for large it would
+add in another order then (`memsaving_gradients.sums`), so that none is left alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def left_alone(graph: TrainingGraph, proposal: Proposal, budget: int | None) -> 
     """``proposal`` with fewer chains; its peak grows to ``budget`` at most, or not at all if there is none or it is larger."""
     chained = proposal.schedule.chained
     short = sorted(op for op in chained if len(graph.sums[op]) < LONG_SUM)
-    if not short:
+    if not short or graph.all_sums:
         return proposal
     limit = max(budget or 0, proposal.peak)
     fewest = replace(proposal.schedule, chained=chained.difference(short))
