@@ -19,7 +19,8 @@ COLUMNS = {
     "parameters": "trainable numbers, in millions",
     "inputs": "shapes of one batch, labels not shown",
     "gradients": "*equal*: with the default plan and with that of the next columns all gradients, the loss and all variables after the step have the bits that "
-    "TensorFlow's own step gives them, under op determinism with grappler's arithmetic rewriting off; *within*: they differ, but under default settings by no more "
+    "TensorFlow's own step gives them, under op determinism with grappler's arithmetic rewriting off (and, for TensorFlow's own step alone, its memory optimizer, "
+    "which lets sums of large graphs be added in whatever order addends come); *within*: they differ, but under default settings by no more "
     "than 1e-6 of the largest gradient or twice the spread of five plain runs",
     "plain": "measured transient peak of plain training, 10⁶ bytes: the worst of five steps after two, in a fresh process, by TensorFlow's allocator",
     "default": "measured peak with the default plan, as a share of *plain*",

@@ -1,7 +1,8 @@
 """Whether a step with our gradients computes what TensorFlow's own does, state included; runs in a fresh process.
 
 Op determinism is on and grappler's arithmetic rewriting off: every gradient must then have the same bits, and so must the loss and all
-state after the step (moving averages, seeds). Before each step all variables are set back, and each step is a function of its own,
+state after the step (moving averages, seeds). TensorFlow's own step runs without grappler's memory optimizer, which lets sums of large graphs be added in whatever
+order their addends come; ours runs with it. Before each step all variables are set back, and each step is a function of its own,
 traced from the same seed, so that whatever draws random numbers draws the same ones. Gradients are returned, not consumed: what is compared is what they are, not
 what they take.
 """
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 from benchmarks.models import build
 from benchmarks.models.base import Array, Model
+from graph_tools._tf_config import function_config
 
 __all__ = ["compare", "spread"]
 
@@ -53,7 +55,11 @@ def compare(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> li
     tf.config.experimental.enable_op_determinism()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     steps = _Steps(build(model, **options))
-    plain = steps.run(tf.gradients)
+    ordered = tf.compat.v1.ConfigProto()
+    rewriting = ordered.graph_options.rewrite_options
+    rewriting.memory_optimization = type(rewriting).NO_MEM_OPT
+    with function_config(ordered):
+        plain = steps.run(tf.gradients)
     return [steps.compared(steps.run(_saving(settings)), plain) for settings in ours]
 
 
