@@ -156,6 +156,33 @@ class TrainingGraph:
         return [tuple(v for v in read if chosen[v]) for read in self.reads]
 
     @cached_property
+    def merged(self) -> dict[int, int]:
+        """Values that the runtime may merge away, and what reads them: ops that fuse make them, and one forward op alone reads them."""
+        count = np.zeros(len(self.storage), np.int64)
+        reader = np.zeros(len(self.storage), np.int64)
+        for op, values in enumerate(self.reads):
+            for value in values:
+                count[value] += 1
+                reader[value] = op
+        return {
+            value: int(reader[value])
+            for op in np.flatnonzero(self.fuses[: self.first_backward]).tolist()
+            for value in self.writes[op]
+            if count[value] == 1 and reader[value] < self.first_backward
+        }
+
+    def end_of_kernel(self, storage: int) -> int:
+        """What to keep in the stead of a storage that the runtime merges away: the last of the ops that become one kernel makes it.
+
+        To keep what stands between them gives that a second reader, so that the originals run unfused, with other last bits than in
+        plain training.
+        """
+        value = storage
+        while value in self.merged and len(made := self.writes[self.merged[value]]) == 1:
+            value = made[0]
+        return int(self.storage[value])
+
+    @cached_property
     def live(self) -> list[bool]:
         """For each op, whether it depends on something computed in the step; waiting for another is waiting for nothing."""
         storage, source, producer = (

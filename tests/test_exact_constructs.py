@@ -379,6 +379,39 @@ def test_silu_is_one_kernel_in_copies_too(exact, mode):
         assert a.numpy().tobytes() == b.numpy().tobytes()
 
 
+@pytest.mark.parametrize("asked", ["memory", "speed", ["matmul_2", "BiasAdd_6"]])
+def test_what_becomes_one_kernel_is_not_parted(exact, asked):
+    """With side losses, what a product makes is a tempting place to cut at: the original would not be fused any more."""
+    draw = np.random.default_rng(6)
+    x = tf.constant(draw.normal(size=(32, 128)), tf.float32)
+    weights = [tf.constant(draw.normal(size=(128, 128)) / 11, tf.float32) for _ in range(12)]
+    biases = [tf.constant(draw.normal(size=128) / 10, tf.float32) for _ in range(12)]
+    plans = []
+
+    def program(gradients):
+        @tf.function(autograph=False)
+        def step(x, weights, biases):
+            h, losses = x, []
+            for k in range(6):
+                h = tf.tanh(tf.nn.bias_add(h @ weights[2 * k], biases[2 * k]))
+                losses.append(1e-3 * tf.reduce_mean(tf.square(h)))
+                h = tf.nn.gelu(tf.nn.bias_add(h @ weights[2 * k + 1], biases[2 * k + 1]))
+            return gradients(tf.add_n([tf.reduce_mean(h**2), *losses]), [*weights, *biases])
+
+        found = step(x, weights, biases)
+        plans.append(ms.plans(step))
+        return found
+
+    ours = program(lambda y, xs: ms.gradients(y, xs, checkpoints=asked))
+    for a, b in zip(program(tf.gradients), ours, strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+    ((plan,), _) = plans
+    assert plan.clones
+    if isinstance(asked, list):
+        kept = {one.tensor: one.reason for one in plan.decisions if one.fate == "keep"}
+        assert "matmul_2" in kept["Tanh_1:0"]
+
+
 def test_what_keeps_a_clone_apart_is_out_of_the_callers_scopes():
     with tf.Graph().as_default() as graph:
         h = x = v1.placeholder(tf.float32, [64, 32])

@@ -50,7 +50,7 @@ class Segments:
     Attributes
     ----------
     parts
-        Storages that frontiers are made of.
+        Storages that frontiers are made of; none that the runtime may merge away, for no cut is there.
     born, last, size
         For each part: the position that makes it, the last position whose recomputation reads it, its bytes.
     small
@@ -161,7 +161,11 @@ def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segmen
                 parts_of[root] = _parts(graph, op, root, read, parts_of)
     pinned = _pinned(graph, unmade, readers, residual, needed)
     pinned |= {s for s in keep if s in parts_of and s not in small}
-    listed = [s for s, own in parts_of.items() if own == (s,) and s in last and s not in pinned]
+    listed = [
+        s
+        for s, own in parts_of.items()
+        if own == (s,) and s in last and s not in pinned and graph.end_of_kernel(s) == s
+    ]
     parts = np.array(listed, np.int64)
     free = [
         s
@@ -287,18 +291,10 @@ def _sum_by_position(
 
 
 def _cuttable(graph: TrainingGraph) -> npt.NDArray[np.bool_]:
-    count = np.zeros(len(graph.storage), np.int64)
-    reader = np.zeros(len(graph.storage), np.int64)
-    for op, values in enumerate(graph.reads):
-        for value in values:
-            count[value] += 1
-            reader[value] = op
     delta = np.zeros(graph.first_backward + 1, np.int64)
-    for op in np.flatnonzero(graph.fuses[: graph.first_backward]).tolist():
-        for value in graph.writes[op]:
-            if count[value] == 1 and reader[value] < graph.first_backward:
-                delta[op] += 1
-                delta[reader[value]] -= 1
+    for value, reader in graph.merged.items():
+        delta[graph.producer[value]] += 1
+        delta[reader] -= 1
     return np.cumsum(delta[:-1]) == 0
 
 
