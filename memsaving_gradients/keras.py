@@ -196,22 +196,13 @@ class MemorySavingGradients(keras.callbacks.Callback):
         return tuple(self._watch.plans)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Make a training function that will be traced with memory-saving gradients."""
-        model = self.model
-        if model.run_eagerly or tf.config.functions_run_eagerly():
+        """Check that there will be graphs."""
+        if self.model.run_eagerly or tf.config.functions_run_eagerly():
             raise EagerExecutionError(
                 "run_eagerly=True: there is no graph to rewire in eager execution; compile the model with "
                 "run_eagerly=False (and leave tf.config.run_functions_eagerly off), or train without "
                 "MemorySavingGradients"
             )
-        # Keras makes a new function after each compile. While it is the same, ours need not be traced again either.
-        if self._plain is None or self._plain is not model.train_function:
-            _build_optimizer(model)
-            options, watch = self._options(model), registry.Watch()
-            with model.distribute_strategy.scope():
-                self._skipped = Skipped(model.optimizer)
-            self._saving = self._function(model, options, watch)
-            self._plain, self._watch = model.train_function, watch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin to count steps that an optimizer skips."""
@@ -224,9 +215,20 @@ class MemorySavingGradients(keras.callbacks.Callback):
             logs.update(self._skipped.report())
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Put the memory-saving function in the model's place, for one call."""
-        self._check = None
-        self.model.train_function = self._saving
+        """Put the memory-saving function in the model's place, for one call; it is made in front of the first step.
+
+        By then all callbacks have begun: they may have let other variables be trained.
+        """
+        self._check, model = None, self.model
+        # Keras makes a new function after each compile. While it is the same, ours need not be traced again either.
+        if self._plain is None or self._plain is not model.train_function:
+            _build_optimizer(model, slots_are_asked=self._device is not None)
+            options, watch = self._options(model), registry.Watch()
+            with model.distribute_strategy.scope():
+                self._skipped = Skipped(model.optimizer)
+            self._saving = self._function(model, options, watch)
+            self._plain, self._watch = model.train_function, watch
+        model.train_function = self._saving
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Say so if the step had no gradients that could be rewired, or no use for a checkpoint."""
@@ -313,21 +315,33 @@ def _trained_by(model: Any, train_step: Callable[[Any], Any]) -> Iterator[None]:
             model.train_step = own
 
 
-def _build_optimizer(model: Any) -> None:
-    """Make the optimizer's variables now: made while the step is traced, they have it traced, and planned, twice."""
-    if model.built and not model.optimizer.built:
+def _build_optimizer(model: Any, *, slots_are_asked: bool) -> None:
+    """Make the optimizer's variables now: made while the step is traced, they have it traced, and planned, twice.
+
+    Not where the step may train others than the model's: layers that get theirs when they are called, or, unless the bytes of
+    slots are asked for, a ``train_step`` of the user's own.
+    """
+    own_step = type(model).train_step is not keras.Model.train_step or "train_step" in vars(model)
+    variables = model.trainable_variables
+    unsure = not variables or not _is_whole(model) or (own_step and not slots_are_asked)
+    if not unsure and not model.optimizer.built:
         with model.distribute_strategy.scope():
-            model.optimizer.build(model.trainable_variables)
+            model.optimizer.build(variables)
+
+
+def _is_whole(model: Any) -> bool:
+    """Whether the model and all of its layers have their variables."""
+    return all(layer.built for layer in model._flatten_layers())
 
 
 def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMemory:
     """The device with the variables of ``model`` and its optimizer on it, and ``buffers`` for gradients."""
-    if not model.built:
+    if not _is_whole(model):
         raise ArgumentError(
             "device_memory",
             device.value,
-            "the variables of a model that was not built are not known; call model.build(input_shape) before fit, or give "
-            "budget=",
+            "the variables of a model that was not built, or of a layer in it, are not known; call the model on a batch before fit, or "
+            "give budget=",
         )
     device = replace(
         device,
