@@ -50,6 +50,14 @@ def make_step():
 def untraceable():
     return lambda x: 1 / 0, (tf.TensorSpec([4]),)
 
+def no_gradients():
+    return lambda x: x + 1, (tf.TensorSpec([4]),)
+
+def frozen():
+    model = classes()
+    model.trainable = False
+    return model
+
 def nothing():
     pass
 
@@ -290,6 +298,16 @@ def test_a_saved_model_of_classes_of_its_own_says_how_they_are_known(
         ("nets:exits", "fails when it is called: SystemExit: 3"),
         ("nets:takes", "cannot be called without arguments (missing a required argument: 'batch')"),
         ("nets:untraceable", "cannot be traced: ZeroDivisionError: division by zero"),
+        (
+            "nets:no_gradients",
+            "TARGET='nets:no_gradients': asks for no gradients that could be rewired",
+        ),
+        (
+            "nets:frozen",
+            "TARGET='nets:frozen': has nothing that can be trained; set trainable=True",
+        ),
+        ("lambda.keras", "TARGET='lambda.keras': has code in it (a lambda)"),
+        ("nets:make_step --html /dev/full", "--html='/dev/full': cannot be written: "),
         ("nets:Own", "is a model whose inputs are not known; begin it with keras.Input"),
         ("nets:positions", "the input 'tokens' has the shape (None, None); say with --length"),
         ("nets:fixed --batch 8", "--batch=8: the model was built for batches of 4"),
@@ -318,6 +336,8 @@ def test_a_saved_model_of_classes_of_its_own_says_how_they_are_known(
 )
 def test_bad_input_is_said_in_a_line(folder: Path, capsys: Any, words: str, problem: str) -> None:
     (folder / "damaged.keras").write_text("no model")
+    if words == "lambda.keras":
+        keras.Sequential([keras.Input([4]), keras.layers.Lambda(lambda x: 2 * x)]).save(words)
     status, out, said = run(capsys, *words.split())
     assert status == 2 and not out
     assert said.startswith(f"{arguments.PROGRAM}: error: ") and problem in said

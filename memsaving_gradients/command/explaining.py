@@ -107,6 +107,11 @@ def _check(options: argparse.Namespace) -> None:
 def _explained(target: Target, options: argparse.Namespace) -> Explanation:
     try:
         return explain(target.step, *target.args, **target.options)
+    except ArgumentError as error:
+        if error.argument != "fn":
+            raise
+        # The command line knows what is explained by another name.
+        raise ArgumentError("TARGET", options.target, error.problem) from error
     except MemorySavingError:
         raise
     except Exception as error:
@@ -149,9 +154,20 @@ def _write(results: _Results, options: argparse.Namespace) -> None:
     if options.html is not None:
         from memsaving_gradients.reports import page
 
-        page.save(options.html, results.explanation, *results.plans, title=options.target)
+        with _writing("--html", options.html):
+            page.save(options.html, results.explanation, *results.plans, title=options.target)
     if options.plot is not None:
-        (results.plans[-1] if results.plans else results.explanation).plot(options.plot)
+        with _writing("--plot", options.plot):
+            (results.plans[-1] if results.plans else results.explanation).plot(options.plot)
+
+
+@contextlib.contextmanager
+def _writing(option: str, file: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror or error}; name another file"
+        raise ArgumentError(option, file, problem) from error
 
 
 def _as_text(results: _Results, options: argparse.Namespace) -> str:

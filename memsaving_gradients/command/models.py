@@ -43,6 +43,12 @@ def ready(model: Any, options: argparse.Namespace) -> Target:
         raise ArgumentError(
             "TARGET", options.target, "is compiled without an optimizer; give --optimizer"
         )
+    if not model.trainable_variables and all(layer.built for layer in model._flatten_layers()):
+        raise ArgumentError(
+            "TARGET",
+            options.target,
+            "has nothing that can be trained; set trainable=True on it, or on its layers",
+        )
     y = _labels(model, y_pred)
     looked = {"hold_gradients": holds_gradients(model.optimizer)}
     return Target(model, (x, y), looked, tuple(assumed))

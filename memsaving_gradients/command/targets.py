@@ -150,14 +150,23 @@ def _loaded(path: str) -> Any:
     try:
         return keras.models.load_model(path)
     except Exception as error:
-        missing = re.search(r"Could not locate (?:class|function) '([^']+)'", str(error))
-        problem = (
+        raise ArgumentError("TARGET", path, _why_not_loaded(str(error), error)) from error
+
+
+def _why_not_loaded(text: str, error: Exception) -> str:
+    """What is wrong with a saved model, and the way out."""
+    missing = re.search(r"Could not locate (?:class|function) '([^']+)'", text)
+    if missing:
+        return (
             f"needs {missing[1]!r}, which is no part of Keras: name the module that registers it "
             "(keras.saving.register_keras_serializable) with --import module"
-            if missing
-            else f"cannot be loaded: {cause(error)}"
         )
-        raise ArgumentError("TARGET", path, problem) from error
+    if "safe_mode" in text:
+        return (
+            "has code in it (a lambda), which Keras runs only for those who trust the file: if you do, write a function that returns "
+            "keras.models.load_model(path, safe_mode=False), and give module:function"
+        )
+    return f"cannot be loaded: {cause(error)}"
 
 
 def _imported(argument: str, value: str, module: str) -> Any:
