@@ -22,6 +22,7 @@ __all__ = [
     "FORWARDING",
     "FUSED",
     "FUSED_WITH_READER",
+    "FUSED_WITH_SIBLING",
     "MAY_VIEW",
     "MERGED_AT_RUN_TIME",
     "MERGES_AT_RUN_TIME",
@@ -119,6 +120,10 @@ FUSED_WITH_READER = frozenset(
 )
 #: … and all ops of such a group, its end included. It is not made if one of them has a control edge.
 FUSED = FUSED_WITH_READER | frozenset("Relu Relu6 Elu LeakyRelu Gelu Mish Swish Mul".split())
+
+#: Ops that it fuses with another reader of what they read: ``x * sigmoid(x)``. Up to TensorFlow 2.16 at least, x may have no control edge
+#: either (``SubGraphMatcher`` in ``pattern_utils.h``).
+FUSED_WITH_SIBLING = frozenset({"Sigmoid", "Softplus"})
 
 #: Grappler moves a constant that one of these adds (or multiplies) past another of the same family that it alone reads:
 #: ``c + (x + y)`` becomes ``x + (c + y)``, where y is the second input unless the first is constant.

@@ -38,8 +38,12 @@ class Gate(Protocol):
         reader: str = "",
         *,
         copied: bool = False,
+        matched: bool = False,
     ) -> None:
-        """Hold back one of ``inputs`` until the gate opens, none that is ``constant``; ``reader``, ``copied``: see `gated`."""
+        """Hold back one of ``inputs`` until the gate opens, none that is ``constant``; ``reader``, ``copied``: see `gated`.
+
+        ``matched``: what stands for it must have no control edges, or its readers are not fused.
+        """
 
 
 def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int | None:
@@ -97,12 +101,14 @@ class ControlGate:
         reader: str = "",
         *,
         copied: bool = False,
+        matched: bool = False,
     ) -> None:
         """See `Gate.hold`."""
         index = widest_input(inputs, constant) or 0
         key = inputs[index].ref()
         if key not in self.held:
-            self.held[key] = gated(inputs[index], [self.opens], name, reader, copied=copied)
+            held = gated(inputs[index], [self.opens], name, reader, copied=copied)
+            self.held[key] = gated(held, [], name) if matched else held
 
 
 @dataclass(eq=False)
@@ -138,8 +144,9 @@ class DataGate:
         reader: str = "",
         *,
         copied: bool = False,
+        matched: bool = False,
     ) -> None:
-        """See `Gate.hold`; XLA compiles for one device."""
+        """See `Gate.hold`; XLA compiles for one device, and knows no control edges."""
         index = widest_input(inputs, constant)
         if self.shut is None or index is None or not opaque.can_pass(inputs[index]):
             return

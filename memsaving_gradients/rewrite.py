@@ -200,6 +200,7 @@ class _Writer:
                     self.ops.constants(entry.op),
                     op.device,
                     copied=self.ops.reads_from_elsewhere(entry.op),
+                    matched=op.type in optypes.FUSED_WITH_SIBLING,
                 )
         # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused, by that.
         inputs = [self._behind(gate, tensor) for tensor in inputs]
