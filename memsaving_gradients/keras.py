@@ -23,7 +23,7 @@ from memsaving_gradients.attention.layers import Attention as Attention
 from memsaving_gradients.attention.layers import MultiHeadAttention as MultiHeadAttention
 from memsaving_gradients.device import RESERVE, DeviceMemory
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
-from memsaving_gradients.keras_models import bytes_of, holds_gradients
+from memsaving_gradients.keras_models import bytes_of, holds_gradients, is_whole
 from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.microbatches.train_step import train_step_of
 from memsaving_gradients.options import Options
@@ -323,20 +323,15 @@ def _build_optimizer(model: Any, *, slots_are_asked: bool) -> None:
     """
     own_step = type(model).train_step is not keras.Model.train_step or "train_step" in vars(model)
     variables = model.trainable_variables
-    unsure = not variables or not _is_whole(model) or (own_step and not slots_are_asked)
+    unsure = not variables or not is_whole(model) or (own_step and not slots_are_asked)
     if not unsure and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(variables)
 
 
-def _is_whole(model: Any) -> bool:
-    """Whether the model and all of its layers have their variables."""
-    return all(layer.built for layer in model._flatten_layers())
-
-
 def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMemory:
     """The device with the variables of ``model`` and its optimizer on it, and ``buffers`` for gradients."""
-    if not _is_whole(model):
+    if not is_whole(model):
         raise ArgumentError(
             "device_memory",
             device.value,

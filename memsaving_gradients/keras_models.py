@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-__all__ = ["bytes_of", "holds_gradients", "normalizes_batches"]
+__all__ = ["bytes_of", "holds_gradients", "is_whole", "normalizes_batches"]
 
 
 def bytes_of(variables: Iterable[Any]) -> int:
@@ -33,6 +33,11 @@ def holds_gradients(optimizer: Any) -> bool:
             return True
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return False
+
+
+def is_whole(model: Any) -> bool:
+    """Whether ``model`` and all of its layers have their variables; Keras takes some models for built whose layers are not."""
+    return all(layer.built for layer in model._flatten_layers())
 
 
 def normalizes_batches(model: Any) -> bool:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from memsaving_gradients.command.targets import Target, cause
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.keras_models import holds_gradients
+from memsaving_gradients.keras_models import holds_gradients, is_whole
 
 __all__ = ["ready"]
 
@@ -43,7 +43,7 @@ def ready(model: Any, options: argparse.Namespace) -> Target:
         raise ArgumentError(
             "TARGET", options.target, "is compiled without an optimizer; give --optimizer"
         )
-    if not model.trainable_variables and all(layer.built for layer in model._flatten_layers()):
+    if not model.trainable_variables and is_whole(model):
         raise ArgumentError(
             "TARGET",
             options.target,
