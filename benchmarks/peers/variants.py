@@ -251,7 +251,7 @@ def grappler(make: Make, mode: str) -> tuple[Model, Gradients]:
 
 
 def grappler_config(mode: str) -> Any:
-    """What switches it on."""
+    """Grappler with a mode of its memory optimizer, or with none (``"NO_MEM_OPT"``)."""
     from tensorflow.core.protobuf import rewriter_config_pb2
 
     config = tf.compat.v1.ConfigProto()
