@@ -379,7 +379,7 @@ def _storages(step: CapturedStep, tensors: Iterable[tf.Tensor], why: str) -> dic
     for tensor in tensors:
         if tensor.op.name in step.source.position:
             storage = step.graph.end_of_kernel(int(step.graph.storage[step.source.value(tensor)]))
-            # A mark is a tensor of its own, by a name of its own, in the buffer of the one that is marked.
+            # A mark is a tensor of its own, by a name of its own, in the buffer of the one that is marked; and others stand for ends of kernels.
             itself = step.source.tensor(storage) is tensor
             found[storage] = why if itself else f"{why} {tensor.op.name.rpartition('/')[2]!r}"
     return found

@@ -150,11 +150,12 @@ def _loaded(path: str) -> Any:
     try:
         return keras.models.load_model(path)
     except Exception as error:
-        raise ArgumentError("TARGET", path, _why_not_loaded(str(error), error)) from error
+        raise ArgumentError("TARGET", path, _why_not_loaded(error)) from error
 
 
-def _why_not_loaded(text: str, error: Exception) -> str:
+def _why_not_loaded(error: Exception) -> str:
     """What is wrong with a saved model, and the way out."""
+    text = str(error)
     missing = re.search(r"Could not locate (?:class|function) '([^']+)'", text)
     if missing:
         return (
