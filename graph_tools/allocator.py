@@ -7,23 +7,24 @@ neighbors of one region are merged. Its statistics count chunks: a measured peak
 to a fifth. This is a model of that bookkeeping (TensorFlow 2.16 to 2.21, ``bfc_allocator.cc``), in O(log n) a buffer.
 
 One order of events, step after step, fills the same holes again and again: `allocated_peak`. Threads change the order of small
-things from step to step, and what lies in a hole that a large buffer has left sends that elsewhere: `irregular_peak`. (The
+things from step to step, and what lies in a hole that a large buffer has left sends that elsewhere: `irregular_peaks`. (The
 allocation events of six real steps, played one after the other through this model, give the measured peak; those of
-one step, six times, up to a tenth less.)
+one step, six times, up to a tenth less.) And what is in the arena since before the first step, and was there for a while, decides which holes there are:
+of the same step of InceptionV3, within 33 or 37 MB, in one process or another. So steps are played in several arenas.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from graph_tools.liveness import timeline
 
-__all__ = ["Buffers", "allocated_peak", "irregular_peak"]
+__all__ = ["Buffers", "Peaks", "allocated_peak", "irregular_peaks"]
 
 #: For each buffer, the first and the last op during which it exists, and the bytes asked for.
 Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -36,6 +37,21 @@ _MOST_WASTE = 128 << 20
 _FIRST_REGION = 1 << 20
 #: Buffers below this share of all that is alive at the peak come and go irregularly, up to so many ops late.
 _SMALL, _LATE = 1 / 256, 8
+
+
+class Peaks(NamedTuple):
+    """Most bytes in chunks while steps come in several orders.
+
+    Attributes
+    ----------
+    average
+        In the worst order, if chunks are larger than what is asked for by as much as they are on average.
+    worst
+        In the worst step.
+    """
+
+    average: int
+    worst: int
 
 
 def allocated_peak(
@@ -69,20 +85,21 @@ def allocated_peak(
     >>> allocated_peak(np.array([0]), np.array([1]), np.array([5 << 20])) >> 20
     8
     """
-    arena = _Arena(before)
+    arena = next(_arenas(before, 1))
     for _ in range(steps):
         peak = arena.step(born, dies, size, np.arange(len(born)))
     return peak
 
 
-def irregular_peak(
+def irregular_peaks(
     orders: Sequence[Buffers],
     *,
     before: Sequence[int] = (),
     steps: int = 10,
+    arenas: int = 1,
     replaces: Sequence[npt.NDArray[np.int64]] = (),
-) -> int:
-    """Most bytes in chunks in the worst of several orders, if small buffers come and go irregularly, on average.
+) -> Peaks:
+    """Most bytes in chunks in several orders, if small buffers come and go irregularly.
 
     Parameters
     ----------
@@ -91,7 +108,9 @@ def irregular_peak(
     before
         As in `allocated_peak`.
     steps
-        How many steps. By how much chunks are larger than what is asked for is the mean of all but the first two, if there are more.
+        How many steps. All but the first two count, if there are more.
+    arenas
+        In how many arenas they are played, which differ in how what is there before came there.
     replaces
         For each of the orders, for each buffer, the place in ``before`` of the buffer that it takes the place of when its time is over
         (the updated value of a variable); -1: of none. Nothing: none does.
@@ -107,37 +126,57 @@ def irregular_peak(
 
     >>> import numpy as np
     >>> buffers = np.array([0, 1, 2]), np.array([1, 2, 3]), np.array([1 << 20] * 3)
-    >>> irregular_peak([buffers]) == allocated_peak(*buffers) == 2 << 20
+    >>> irregular_peaks([buffers]) == (2 << 20, 2 << 20)
     True
     """
     random = np.random.default_rng(0)
-    arena = _Arena(before)
     peaks = [
         int(timeline(*order, int(order[1].max(initial=0)) + 1).max(initial=0)) for order in orders
     ]
+    first = 2 if steps > 2 else 0
     asked, chunks = [], []
-    for number in range(steps):
-        born, dies, size = orders[number % len(orders)]
-        into = replaces[number % len(orders)] if replaces else None
-        peak = peaks[number % len(orders)]
-        late = random.integers(0, _LATE + 1, len(dies)) * (size < peak * _SMALL)
-        asked.append(max(peak, 1))
-        chunks.append(arena.step(born, dies + late, size, random.random(len(born)), into))
-    counted = slice(2 if steps > 2 else 0, None)
-    return int(max(asked) * sum(chunks[counted]) / sum(asked[counted]))
+    for arena_number, arena in enumerate(_arenas(before, arenas)):
+        for number in range(steps):
+            # The steps that count begin with another order in each.
+            which = (number + arena_number * (steps - first)) % len(orders)
+            born, dies, size = orders[which]
+            late = random.integers(0, _LATE + 1, len(dies)) * (size < peaks[which] * _SMALL)
+            into = replaces[which] if replaces else None
+            used = arena.step(born, dies + late, size, random.random(len(born)), into)
+            if number >= first:
+                asked.append(max(peaks[which], 1))
+                chunks.append(used)
+    return Peaks(int(max(peaks) * sum(chunks) / sum(asked)), max(chunks))
+
+
+def _arenas(before: Sequence[int], many: int) -> Iterator[_Arena]:
+    """Arenas with what is there before the step: as it came; each made from something as large; and the same in other orders.
+
+    Initial values are tensors of their own, while variables are made of them.
+    """
+    for number in range(many if before else 1):
+        order = np.arange(len(before))
+        if number > 1:
+            np.random.default_rng(number).shuffle(order)
+        events: list[tuple[int, int]] = []
+        for k in order.tolist():
+            passes = [(len(before), before[k])] if number else []
+            events += [*passes, (-1 - k, before[k]), *((key, -1) for key, _ in passes)]
+        yield _Arena(events)
 
 
 class _Arena:
     """Chunks by address; free ones also in an ordered list of (size, address)."""
 
-    def __init__(self, before: Sequence[int]) -> None:
+    def __init__(self, before: Iterable[tuple[int, int]] = ()) -> None:
+        """``before``: what was allocated, and freed, before the first step; see `_play`. Keys that stay are negative: -1 less the place."""
         self.size_at: dict[int, int] = {}
         self.before: dict[int, int] = {}  # address of the left neighbor in the same region
         self.holes: list[tuple[int, int]] = []
         self.is_free: set[int] = set()
         self.address_of: dict[int, int] = {}
         self.next_region, self.end, self.used = _FIRST_REGION, 0, 0
-        self._play([(-1 - k, request) for k, request in enumerate(before)], {})
+        self._play(before, {})
 
     def step(
         self,

@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_tools.allocator import allocated_peak, irregular_peak
+from graph_tools.allocator import allocated_peak, irregular_peaks
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Improve, Interrupted, Limits, Planner, Proposal
@@ -43,6 +43,7 @@ __all__ = [
     "chunk_bytes",
     "plain_bytes",
     "safe_bytes",
+    "worst_bytes",
 ]
 
 #: Plans to ask for while one is sought that fits and uses the budget well, …
@@ -78,6 +79,12 @@ def safe_bytes(simulation: Simulation, gating: str) -> int:
     return int(chunk_bytes(simulation, gating) * (1 + simulation.margin))
 
 
+def worst_bytes(simulation: Simulation, gating: str) -> int:
+    """The same, but no less than the worst of the steps that were simulated took."""
+    safe = safe_bytes(simulation, gating)
+    return safe if gating == "data" else max(safe, simulation.allocated_worst)
+
+
 def _one_chunk(size: int) -> int:
     return allocated_peak(np.zeros(1, np.int64), np.ones(1, np.int64), np.array([size]))
 
@@ -106,7 +113,8 @@ class Meter:
         simulation = proposal.simulation
         if not self.persistent:
             return chunk_bytes(simulation, self.gating)
-        return irregular_peak([simulation.buffers], before=self.persistent, steps=STEPS)
+        peaks = irregular_peaks([simulation.buffers], before=self.persistent, steps=STEPS)
+        return peaks.average
 
     @cached_property
     def plain(self) -> Proposal:

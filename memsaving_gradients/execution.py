@@ -16,7 +16,7 @@ several times: with two threads of equal speed, with either thread slower than t
 fixed seeds). A thread that is stalled for long, because its core is given to somebody else, is not considered. The peak is the worst
 of these; that of the first play is what is to be expected (`simulate_execution` gives both). A large difference means that the
 order matters and nothing fixes it. Into which holes between chunks buffers fall is chance, too: chunks are counted as they are on average
-(:func:`graph_tools.allocator.irregular_peak`), and `CHANCE` is added to what is promised.
+(:func:`graph_tools.allocator.irregular_peaks`), and `CHANCE` is added to what is promised.
 
 Not covered: one inter-op thread alone, which runs all queued ops last; kernels' scratch space, which is small beside the peaks of
 the networks in the benchmarks, but was not listed for each of them.

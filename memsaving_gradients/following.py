@@ -2,7 +2,8 @@
 
 How the executor runs a step is known when the step is rewritten. Where that breaks the promise, the rewrite is taken back, and a plan
 is made for less; at last the plan of least memory. The same once more for the step as a whole, when the function is traced to its end
-(:mod:`~memsaving_gradients.whole_step`). An attempt costs a plan, a rewrite and the plays of the graph.
+(:mod:`~memsaving_gradients.whole_step`). Into which holes between chunks buffers fall is chance: a plan with which not each of the steps
+that were played keeps the budget, but they do on average, is followed where none is found that is better. An attempt costs a plan, a rewrite and the plays of the graph.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from graph_tools.errors import GraphError
 from memsaving_gradients import guard
-from memsaving_gradients.budgets import MANY_OPS, safe_bytes
+from memsaving_gradients.budgets import MANY_OPS, safe_bytes, worst_bytes
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.goal import too_small
 from memsaving_gradients.loops.choice import WAYS
@@ -30,6 +31,7 @@ from memsaving_gradients.planning import (
 from memsaving_gradients.progress import showing
 from memsaving_gradients.replicas import Shared
 from memsaving_gradients.rewrite import Rewrite, rewrite
+from memsaving_gradients.schedule import Simulation
 from memsaving_gradients.site import Site
 from memsaving_gradients.uncollected import uncollected
 
@@ -41,6 +43,8 @@ MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
 FEW_ATTEMPTS, FIRST_SHARE = 5, 0.92
 #: Plans for less that are tried to leave room for the rest of a step, before the one of least memory.
 WHOLE_ATTEMPTS = 3
+#: Plans that are tried after one that keeps the budget with some luck.
+LUCKY_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +71,8 @@ class Followed:
         return budget is None or need <= budget
 
 
-#: What a step needs that follows a plan, in bytes of a budget.
-Need = Callable[[Followed], int]
+#: What the executor makes of a step that follows a plan.
+Play = Callable[[Followed], Simulation]
 
 
 class Following:
@@ -268,6 +272,7 @@ class Following:
         self._share = FIRST_SHARE if self._large else 1.0
         self._below: int | None = None
         self._broke = 0
+        self._by_luck = False
 
     def _kept(self) -> Followed | None:
         """A plan with which the gradients keep the budget, of those for masks packed or unpacked as they are now."""
@@ -312,10 +317,19 @@ class Following:
             need = safe_bytes(site.play(step), site.gating)
             self.loops_alone.append((need, step.graph.total_seconds))
 
+    def worst(self, found: Followed, play: Play) -> int:
+        """The bytes of a budget that a step needs in the worst of the steps that were played, as long as there may be a plan that is better there.
+
+        In large graphs there are buffers enough to even chance out.
+        """
+        if self.mode != "budget" or self._large or self._by_luck:
+            return self._need(found, play)
+        return worst_bytes(play(found), self.site.gating)
+
     def lower(
-        self, found: Followed, need_of: Need, updates: Mapping[str, Sequence[tf.Operation]]
+        self, found: Followed, play: Play, updates: Mapping[str, Sequence[tf.Operation]]
     ) -> Followed:
-        """Follow a plan with which ``need_of`` keeps the budget, in the place of ``found``, with which it does not.
+        """Follow a plan with which what is played keeps the budget, in the place of ``found``, with which it does not.
 
         The first is ``found`` itself, with a place in the order for ``updates``: by name of a gradient's op, the ops that
         end what is done with the gradient. Where no plan keeps the budget, it is the last one as well.
@@ -328,13 +342,16 @@ class Following:
             self._updates = updates
             lower = self._again(found)
             if self._theirs is not None:
-                if not lower.keeps(need_of(lower)) and (plan := self._new_plan_of_others()):
+                if not lower.keeps(self._need(lower, play)) and (
+                    plan := self._new_plan_of_others()
+                ):
                     self._take_back(lower)
                     lower = self._as_others(plan)
-            elif not lower.keeps(need_of(lower)) and goal and sought and sought.search:
+            elif not lower.keeps(self.worst(lower, play)) and goal and sought and sought.search:
                 self._share = min(1.0, found.planned / goal.budget)
-                self._give_up(lower, need_of, 0)
-                lower = self._lower(need_of) or self._again(found)
+                lucky = found if lower.keeps(self._need(lower, play)) else None
+                self._give_up(lower, play, 0)
+                lower = self._lower(play, lucky) or self._again(found)
                 if self.shared is not None:
                     self.shared.plan = lower.outcome.plan
         assert lower.result is not None
@@ -350,44 +367,55 @@ class Following:
         """The graph made to follow a plan once more."""
         return replace(found, result=self._rewritten(found.outcome).result)
 
-    def _lower(self, need_of: Need) -> Followed | None:
+    def _lower(self, play: Play, lucky: Followed | None) -> Followed | None:
         try:
-            lower, ended = self._search(WHOLE_ATTEMPTS, need_of)
+            lower, ended = self._search(WHOLE_ATTEMPTS, play, lucky)
             if ended:
                 return lower
             lower = self._next(0.0)
         except BudgetError:
             # Interrupted: there will be no other plan.
             return None
-        if lower is not None and not lower.keeps(need_of(lower)):
+        if lower is not None and not lower.keeps(self._need(lower, play)):
             self._take_back(lower)
             return None
         return lower
 
-    def _search(self, attempts: int, need_of: Need) -> tuple[Followed | None, bool]:
-        """A plan that keeps the budget; and whether the search is over, with this one, with plain gradients or with nothing."""
+    def _search(
+        self, attempts: int, play: Play, lucky: Followed | None = None
+    ) -> tuple[Followed | None, bool]:
+        """A plan that keeps the budget; and whether the search is over, with this one, with plain gradients or with nothing.
+
+        ``lucky``: one that keeps it with some luck, which was taken back.
+        """
         attempt = 0
-        while attempt < attempts:
+        last = attempts if lucky is None else LUCKY_ATTEMPTS
+        while attempt < last:
             try:
                 found = self._next(self._share, self._below)
             except BudgetError as error:
+                if lucky is not None:
+                    break
                 if self.site.stopped == "interrupted":
                     # Plans that broke the budget as they ran are no smaller than it.
                     raise self._no_smaller(error) from None
                 return None, False
-            if found is None or found.result is None:
-                return found, True
-            if found.keeps(need_of(found)):
+            if found is None or found.result is None or found.keeps(self.worst(found, play)):
                 return found, True
             if self.mode == "saved":
                 self._take_back(found)
                 raise _no_longer_kept(found.outcome)
-            attempt += self._give_up(found, need_of, attempt)
-        return None, False
+            if lucky is None and found.keeps(self._need(found, play)):
+                lucky, last = found, min(attempts, attempt + 1 + LUCKY_ATTEMPTS)
+            attempt += self._give_up(found, play, attempt)
+        if lucky is None:
+            return None, False
+        self._by_luck = True
+        return self._again(lucky), True
 
-    def _give_up(self, found: Followed, need_of: Need, attempt: int) -> bool:
+    def _give_up(self, found: Followed, play: Play, attempt: int) -> bool:
         """Take a plan back, and ask for less from now on; if it is an improved one, only for no improved ones. Whether for less."""
-        need = need_of(found)
+        need = self.worst(found, play)
         self._take_back(found)
         sought = self.site.sought
         if sought and sought.search and sought.search.withdraw(found.outcome.proposal):
@@ -399,9 +427,13 @@ class Following:
         share = min(found.planned / need, self._share * MOST_SHARE)
         self._share = share * MOST_SHARE**attempt
         # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
-        by_chance = need_of is _alone and not self._large
+        by_chance = play is _alone and not self._large
         self._below = found.planned if by_chance else None
         return True
+
+    def _need(self, found: Followed, play: Play) -> int:
+        """The same on average, and with what is left to chance."""
+        return safe_bytes(play(found), self.site.gating)
 
     def _next(self, share: float, below: int | None = None) -> Followed | None:
         """Plan and rewrite."""
@@ -443,9 +475,11 @@ class Following:
         return too_small(goal, min(self._broke, goal.plain_need), self.site.stopped)
 
 
-def _alone(found: Followed) -> int:
-    """What the gradients need by themselves."""
-    return found.outcome.need
+def _alone(found: Followed) -> Simulation:
+    """What the gradients come to by themselves."""
+    simulation = found.outcome.plan.simulation
+    assert simulation is not None
+    return simulation
 
 
 def _no_longer_kept(outcome: Outcome) -> PlanError:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.allocator import Buffers, allocated_peak, irregular_peak
+from graph_tools.allocator import Buffers, Peaks, allocated_peak, irregular_peaks
 from graph_tools.liveness import timeline
 from memsaving_gradients.alive import Alive
 from memsaving_gradients.lifetimes import Lives, Runs, lifetimes, runs_lazily, runs_of
@@ -38,8 +38,10 @@ __all__ = [
 
 #: See `Schedule.lag`.
 LAG = 1 / 32
-#: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many buffers, within bounds.
-ALLOCATED, FEWEST_STEPS, MOST_STEPS = 50_000, 8, 10
+#: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many buffers, within bounds; …
+ALLOCATED, FEWEST_STEPS, MOST_STEPS = 50_000, 6, 8
+#: … each in so many arenas, if they have fewer buffers than this.
+ARENAS, FEW_BUFFERS = 3, 20_000
 
 
 class Step(NamedTuple):
@@ -138,11 +140,27 @@ class Simulation:
         A schedule is one order, step after step. A step that was played is several, and small things are irregular: what may be
         needed is more than this, by `margin`.
         """
+        return self._peaks.average
+
+    @property
+    def allocated_worst(self) -> int:
+        """The same in the worst of the steps that were simulated, by which not all plans can be judged: some have few holes, and one step with many."""
+        return self._peaks.worst
+
+    @cached_property
+    def _peaks(self) -> Peaks:
         if not (self.other_orders or self.persistent):
-            return allocated_peak(*self.buffers)
+            peak = allocated_peak(*self.buffers)
+            return Peaks(peak, peak)
         orders = (self.buffers, *self.other_orders)
-        steps = min(max(ALLOCATED // max(len(self.buffers[0]), 1), FEWEST_STEPS), MOST_STEPS)
-        return irregular_peak(orders, before=self.persistent, steps=steps, replaces=self.replaces)
+        many = len(self.buffers[0])
+        return irregular_peaks(
+            orders,
+            before=self.persistent,
+            steps=min(max(ALLOCATED // max(many, 1), FEWEST_STEPS), MOST_STEPS),
+            arenas=ARENAS if many < FEW_BUFFERS else 1,
+            replaces=self.replaces,
+        )
 
 
 def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:

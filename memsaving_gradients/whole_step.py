@@ -175,7 +175,7 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
     if site.data_gates:
         # XLA orders a step as it sees fit.
         return
-    need_of = _Needs(site)
+    play = _Played(site)
     try:
         ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
         grads = {tensor.op for tensor, _ in registry.earlier(graph)}
@@ -190,22 +190,22 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
             < budget * LITTLE
         ):
             return
-        need = need_of(followed)
-        if need > budget and updates.defer(site.home):
-            need_of.played.clear()
-            need = need_of(followed)
+        worst = following.worst(followed, play)
+        if worst > budget and updates.defer(site.home):
+            play.played.clear()
+            worst = following.worst(followed, play)
     except GraphError:
         # Something besides the gradients that cannot be captured, such as a loop of TF1.
         return
     plan, stopped = followed.outcome.plan, site.stopped
-    if need > budget and len(built) == 1:
-        followed = following.lower(followed, need_of, _ends(built[0], updates))
-        need = need_of(followed)
+    if worst > budget and len(built) == 1:
+        followed = following.lower(followed, play, _ends(built[0], updates))
         plan = followed.outcome.plan
-        if need <= budget:
-            plan = followed.outcome.as_it_runs(need_of.played[followed]).plan
-        if site.stopped != stopped:
-            warn_stopped(plan, site.stopped)
+    need = safe_bytes(play(followed), site.gating)
+    if followed is not built[-1].followed and need <= budget:
+        plan = followed.outcome.as_it_runs(play(followed)).plan
+    if site.stopped != stopped:
+        warn_stopped(plan, site.stopped)
     registry.amend(graph, built[-1].followed.outcome.plan, replace(plan, whole_step=need))
     if need > budget and not any(entry.said for entry in built):
         warn(
@@ -226,17 +226,17 @@ def _ends(built: _Built, updates: Updates) -> dict[str, list[tf.Operation]]:
     return {grad.op.name: ends[given.op] for grad, given in pairs if given.op in ends}
 
 
-class _Needs:
-    """The bytes of a budget that a whole step needs, by what its gradients follow; each is played once."""
+class _Played:
+    """What the executor makes of a whole step, by what its gradients follow; each is played once."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
         self.played: dict[Followed, Simulation] = {}
 
-    def __call__(self, followed: Followed) -> int:
+    def __call__(self, followed: Followed) -> Simulation:
         if followed not in self.played:
             self.played[followed] = self.site.play_traced()
-        return safe_bytes(self.played[followed], self.site.gating)
+        return self.played[followed]
 
 
 def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> bool:
