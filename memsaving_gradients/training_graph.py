@@ -16,16 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from memsaving_gradients.needs import after_needs
+from memsaving_gradients.postponing import postponable
 from memsaving_gradients.stored import Stored
 
-__all__ = ["LONG_SUM", "IntArray", "TrainingGraph"]
+__all__ = ["IntArray", "TrainingGraph"]
 
-#: A sum of so many addends is a long one. (`AddN` adds up to nine in one expression.)
-LONG_SUM = 10
 #: A residual of at least this share of all is huge.
 HUGE_SHARE = 1 / 12
-#: An op that makes this many times the bytes that it reads is better run late.
-EXPANSION = 16
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -213,23 +210,8 @@ class TrainingGraph:
 
     @cached_property
     def postponable(self) -> frozenset[int]:
-        """Backward ops that make much of almost nothing: gradients of penalties on weights, broadcast scalars.
-
-        They could run long before their result is needed, and hold memory from then on.
-        """
-        storage, size, source = self.storage.tolist(), self.size.tolist(), self.source.tolist()
-        producer = self.producer.tolist()
-        # What a long sum adds comes one by one.
-        long = (addends for addends in self.sums.values() if len(addends) >= LONG_SUM)
-        added = {producer[v] for addends in long for v in addends}
-        found: set[int] = set()
-        for op in range(self.first_backward, self.length):
-            made = sum(size[v] for v in self.writes[op])
-            read = {storage[v] for v in self.reads[op]}
-            needs = sum(size[s] for s in read if not source[s] and producer[s] not in found)
-            if needs * EXPANSION <= made and op not in added:
-                found.add(op)
-        return frozenset(found)
+        """Backward ops that could run long before their result is needed, and would hold memory from then on."""
+        return postponable(self)
 
     @cached_property
     def wanted(self) -> list[int]:

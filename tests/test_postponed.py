@@ -1,11 +1,13 @@
-"""Backward ops that make much of almost nothing run late, unless the graph says when they run."""
+"""Backward ops that would hold memory long before their result is needed run late, unless the graph says when they run."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from graph_tools import capture
+from memsaving_gradients.training_graph import TrainingGraph
 from tests.support import Inputs, Net, assert_same_gradients, in_session, numbers
 
 LAYERS = 10
@@ -37,7 +39,28 @@ def normalized(p):
     return Net(tf.reduce_sum(h))
 
 
-@pytest.mark.parametrize("build", [decayed, scaled, normalized])
+def watched(p):
+    """A loss on every hidden value, whose gradient is there when backward begins."""
+    h, losses = p["x"], []
+    for i in range(LAYERS):
+        narrow = tf.nn.gelu(tf.matmul(h, p.weight(f"a{i}", 64, 64)), approximate=False)
+        h = h + tf.matmul(narrow, p.weight(f"b{i}", 64, 64))
+        losses.append(tf.reduce_mean(tf.square(h)))
+    return Net(tf.reduce_sum(h) + 1e-3 * tf.add_n(losses))
+
+
+def watched_through_views(p):
+    """The same, on another view of the hidden values, and on what is made of them by cheap ops."""
+    h, losses = p["x"], []
+    for i in range(LAYERS):
+        h = h + tf.tanh(tf.matmul(h, p.weight(f"a{i}", 64, 64)))
+        seen = tf.reshape(h, [-1, 8, 8])
+        losses.append(tf.reduce_mean(tf.abs(seen) + tf.square(seen)))
+    return Net(tf.reduce_sum(h) + 1e-3 * tf.add_n(losses))
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("build", [decayed, scaled, normalized, watched, watched_through_views])
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_gradients_are_the_same(build):
     inputs = Inputs({"x": numbers("x", 32, 64)})
@@ -54,6 +77,47 @@ def test_gradients_of_penalties_are_made_one_by_one(build):
     assert plan.peak_plain > LAYERS * BYTES / 2
     # Two threads make one or two ahead of their turn.
     assert plan.peak < plan.peak_plain / 2
+
+
+@pytest.mark.parametrize("build", [watched, watched_through_views])
+def test_gradients_of_losses_on_hidden_values_are_made_one_by_one(build):
+    def program(p, gradients):
+        net = build(p)
+        return gradients(net.ys, list(p.weights.values()))
+
+    plan = in_session(program, Inputs({"x": numbers("x", 512, 64)}), "memory").plans[-1]
+    assert plan.peak < 0.4 * plan.peak_plain
+
+
+def test_what_is_read_by_nobody_else_is_not_held_longer():
+    """Where an early op alone reads much, to run it late would hold that instead of its result."""
+
+    def first_late(*others_at):
+        # Backward ops from 2 on: the first reads the forward value 0, and the last one needs what it makes.
+        between = [(0,) if op in others_at else (1,) for op in range(3, 39)]
+        reads = [(), (0,), (0,), *between, (2,)]
+        count = len(reads)
+        graph = TrainingGraph(
+            first_backward=2,
+            reads=reads,
+            writes=[(op,) for op in range(count)],
+            producer=np.arange(count),
+            storage=np.arange(count),
+            size=np.full(count, 1 << 20),
+            source=np.zeros(count, bool),
+            clonable=np.ones(count, bool),
+            joins=np.zeros(count, bool),
+            forwards=np.zeros(count, bool),
+            fuses=np.zeros(count, bool),
+            seconds=np.ones(count),
+            expensive=np.zeros(count, bool),
+        )
+        return 2 in graph.postponable
+
+    assert first_late(38)
+    assert first_late(22)
+    assert not first_late(10)
+    assert not first_late()
 
 
 def test_the_graph_has_no_cycle():

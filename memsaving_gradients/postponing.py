@@ -1,0 +1,103 @@
+"""Backward ops that could run long before their result is needed, and would hold memory from then on.
+
+TensorFlow's gradients come in the order in which they become known, and those that need nothing of the backward pass are known at
+once. There are two kinds:
+
+- ops that make much of almost nothing: gradients of penalties on weights, broadcast scalars;
+- ops whose result waits for something far away, and that read forward values alone: the gradient of a loss on a hidden value (a penalty on
+  activities, a distillation) is there at the beginning, and is added to what comes from the main loss when backward arrives at the
+  layer. If something else reads the same forward values about then, nothing is held longer for it, and where these are lost they
+  are made again for all that read them. What such an op alone needs is postponed with it.
+
+Linear in the edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memsaving_gradients.training_graph import TrainingGraph
+
+__all__ = ["LONG_SUM", "postponable"]
+
+#: A sum of so many addends is a long one. (`AddN` adds up to nine in one expression.)
+LONG_SUM = 10
+#: An op that makes this many times the bytes that it reads is better run late.
+EXPANSION = 16
+#: What is read first after this share of the backward ops waits for something far away, …
+FAR = 1 / 16
+#: … and what else reads the same about then comes after at least this share of the ops between.
+ABOUT_THEN = 1 / 2
+
+
+def postponable(graph: TrainingGraph) -> frozenset[int]:
+    """Backward ops that are better run when their result is needed."""
+    # What a long sum adds comes one by one.
+    long = (addends for addends in graph.sums.values() if len(addends) >= LONG_SUM)
+    producer = graph.producer.tolist()
+    added = {producer[v] for addends in long for v in addends}
+    found = _expanding(graph, added)
+    return frozenset(found | _waiting(graph, added, found))
+
+
+def _expanding(graph: TrainingGraph, added: Collection[int]) -> set[int]:
+    """Ops that make much of almost nothing."""
+    storage, size = graph.storage.tolist(), graph.size.tolist()
+    source, producer = graph.source.tolist(), graph.producer.tolist()
+    found: set[int] = set()
+    for op in range(graph.first_backward, graph.length):
+        made = sum(size[v] for v in graph.writes[op])
+        read = {storage[v] for v in graph.reads[op]}
+        needs = sum(size[s] for s in read if not source[s] and producer[s] not in found)
+        if needs * EXPANSION <= made and op not in added:
+            found.add(op)
+    return found
+
+
+def _waiting(graph: TrainingGraph, added: Collection[int], expanding: Collection[int]) -> set[int]:
+    """Ops whose result waits for something far away, and those that only these need, if what they read is there until then anyway."""
+    storage, size = graph.storage.tolist(), graph.size.tolist()
+    source, producer = graph.source.tolist(), graph.producer.tolist()
+    readers = _readers(graph)
+    last = {storage[v]: op for op in range(graph.length) for v in graph.reads[op]}
+    found: set[int] = set()
+    for end, ops in _groups(graph, readers).items():
+        way = readers[end][0] - end
+        turn = end + way * ABOUT_THEN
+        made = sum(size[s] for s in {storage[v] for v in graph.writes[end]})
+        inside = ops | set(expanding)
+        read = {storage[v] for op in ops for v in graph.reads[op]}
+        longer = (s for s in read if not source[s] and producer[s] not in inside and last[s] < turn)
+        # A stretch longer than the one it would be put behind is no less in the way there.
+        fits = len(ops) <= way and ops.isdisjoint(added)
+        if made and fits and sum(size[s] for s in longer) * EXPANSION <= made:
+            found |= ops
+    return found
+
+
+def _groups(graph: TrainingGraph, readers: Sequence[Sequence[int]]) -> dict[int, set[int]]:
+    """For each backward op whose result waits for something far away, it and the backward ops that only it needs."""
+    far = (graph.length - graph.first_backward) * FAR
+    group: dict[int, int] = {}
+    found: dict[int, set[int]] = {}
+    for op in range(graph.length - 1, graph.first_backward - 1, -1):
+        ends = {group.get(reader, -1) for reader in readers[op]}
+        end = ends.pop() if len(ends) == 1 else -1
+        if end < 0 and readers[op] and readers[op][0] - op >= far:
+            end = op
+        if end >= 0:
+            group[op] = end
+            found.setdefault(end, set()).add(op)
+    return found
+
+
+def _readers(graph: TrainingGraph) -> list[list[int]]:
+    """For each op, the ops that read what it makes, the first one first."""
+    producer = graph.producer.tolist()
+    found: list[list[int]] = [[] for _ in range(graph.length)]
+    for op in range(graph.length):
+        for value in graph.reads[op]:
+            found[producer[value]].append(op)
+    return found
