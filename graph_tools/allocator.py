@@ -160,8 +160,11 @@ def _arenas(before: Sequence[int], many: int) -> Iterator[_Arena]:
             np.random.default_rng(number).shuffle(order)
         events: list[tuple[int, int]] = []
         for k in order.tolist():
-            passes = [(len(before), before[k])] if number else []
-            events += [*passes, (-1 - k, before[k]), *((key, -1) for key, _ in passes)]
+            variable, initial = (-1 - k, before[k]), len(before)
+            if number:
+                events += [(initial, before[k]), variable, (initial, -1)]
+            else:
+                events.append(variable)
         yield _Arena(events)
 
 

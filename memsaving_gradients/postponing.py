@@ -5,7 +5,7 @@ once. There are two kinds:
 
 - ops that make much of almost nothing: gradients of penalties on weights, broadcast scalars;
 - ops whose result waits for something far away, and that read forward values alone: the gradient of a loss on a hidden value (a penalty on
-  activities, a distillation) is there at the beginning, and is added to what comes from the main loss when backward arrives at the
+  activities, an exit) is there at the beginning, and is added to what comes from the main loss when backward arrives at the
   layer. If something else reads the same forward values about then, nothing is held longer for it, and where these are lost they
   are made again for all that read them. What such an op alone needs is postponed with it.
 
@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from memsaving_gradients.training_graph import TrainingGraph
 
-__all__ = ["LONG_SUM", "postponable"]
+__all__ = ["postponable"]
 
-#: A sum of so many addends is a long one. (`AddN` adds up to nine in one expression.)
-LONG_SUM = 10
 #: An op that makes this many times the bytes that it reads is better run late.
 EXPANSION = 16
 #: What is read first after this share of the backward ops waits for something far away, …
@@ -32,12 +30,8 @@ FAR = 1 / 16
 ABOUT_THEN = 1 / 2
 
 
-def postponable(graph: TrainingGraph) -> frozenset[int]:
-    """Backward ops that are better run when their result is needed."""
-    # What a long sum adds comes one by one.
-    long = (addends for addends in graph.sums.values() if len(addends) >= LONG_SUM)
-    producer = graph.producer.tolist()
-    added = {producer[v] for addends in long for v in addends}
+def postponable(graph: TrainingGraph, added: Collection[int]) -> frozenset[int]:
+    """Backward ops that are better run when their result is needed; those in ``added`` are not, whatever they read."""
     found = _expanding(graph, added)
     return frozenset(found | _waiting(graph, added, found))
 
@@ -61,18 +55,19 @@ def _waiting(graph: TrainingGraph, added: Collection[int], expanding: Collection
     storage, size = graph.storage.tolist(), graph.size.tolist()
     source, producer = graph.source.tolist(), graph.producer.tolist()
     readers = _readers(graph)
-    last = {storage[v]: op for op in range(graph.length) for v in graph.reads[op]}
+    backward = range(graph.first_backward, graph.length)
+    last = {storage[v]: op for op in backward for v in graph.reads[op]}
     found: set[int] = set()
     for end, ops in _groups(graph, readers).items():
         way = readers[end][0] - end
         turn = end + way * ABOUT_THEN
         made = sum(size[s] for s in {storage[v] for v in graph.writes[end]})
-        inside = ops | set(expanding)
         read = {storage[v] for op in ops for v in graph.reads[op]}
-        longer = (s for s in read if not source[s] and producer[s] not in inside and last[s] < turn)
+        longer = (s for s in read if not source[s] and last[s] < turn)
+        held = (s for s in longer if producer[s] not in ops and producer[s] not in expanding)
         # A stretch longer than the one it would be put behind is no less in the way there.
         fits = len(ops) <= way and ops.isdisjoint(added)
-        if made and fits and sum(size[s] for s in longer) * EXPANSION <= made:
+        if made and fits and sum(size[s] for s in held) * EXPANSION <= made:
             found |= ops
     return found
 
@@ -94,10 +89,10 @@ def _groups(graph: TrainingGraph, readers: Sequence[Sequence[int]]) -> dict[int,
 
 
 def _readers(graph: TrainingGraph) -> list[list[int]]:
-    """For each op, the ops that read what it makes, the first one first."""
+    """For each op, the backward ops that read what it makes, the first one first."""
     producer = graph.producer.tolist()
     found: list[list[int]] = [[] for _ in range(graph.length)]
-    for op in range(graph.length):
+    for op in range(graph.first_backward, graph.length):
         for value in graph.reads[op]:
             found[producer[value]].append(op)
     return found

@@ -144,7 +144,7 @@ class Simulation:
 
     @property
     def allocated_worst(self) -> int:
-        """The same in the worst of the steps that were simulated, by which not all plans can be judged: some have few holes, and one step with many."""
+        """The peak in chunks in the worst of the steps that were simulated."""
         return self._peaks.worst
 
     @cached_property

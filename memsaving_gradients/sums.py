@@ -29,8 +29,7 @@ from graph_tools.capture import OpGraph
 from graph_tools.folding import input_name
 from graph_tools.sizes import tensor_bytes
 from memsaving_gradients.lifetimes import SUMMED_AT_ONCE, summed_first
-from memsaving_gradients.postponing import LONG_SUM
-from memsaving_gradients.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.training_graph import LONG_SUM, IntArray, TrainingGraph
 
 __all__ = ["Sums", "chainable", "may_become_variables"]
 

@@ -19,8 +19,10 @@ from memsaving_gradients.needs import after_needs
 from memsaving_gradients.postponing import postponable
 from memsaving_gradients.stored import Stored
 
-__all__ = ["IntArray", "TrainingGraph"]
+__all__ = ["LONG_SUM", "IntArray", "TrainingGraph"]
 
+#: A sum of so many addends is a long one. (`AddN` adds up to nine in one expression.)
+LONG_SUM = 10
 #: A residual of at least this share of all is huge.
 HUGE_SHARE = 1 / 12
 
@@ -211,7 +213,10 @@ class TrainingGraph:
     @cached_property
     def postponable(self) -> frozenset[int]:
         """Backward ops that could run long before their result is needed, and would hold memory from then on."""
-        return postponable(self)
+        producer = self.producer.tolist()
+        # What a long sum adds comes one by one.
+        long = (addends for addends in self.sums.values() if len(addends) >= LONG_SUM)
+        return postponable(self, {producer[v] for addends in long for v in addends})
 
     @cached_property
     def wanted(self) -> list[int]:

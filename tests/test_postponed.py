@@ -67,13 +67,19 @@ def test_gradients_are_the_same(build):
     assert_same_gradients(build, inputs, modes=("memory", "speed", None))
 
 
-@pytest.mark.parametrize("build", [decayed, scaled])
-def test_gradients_of_penalties_are_made_one_by_one(build):
+def by_memory(build, rows):
+    """The default plan for so many rows of data."""
+
     def program(p, gradients):
         net = build(p)
         return gradients(net.ys, list(p.weights.values()))
 
-    plan = in_session(program, Inputs({"x": numbers("x", 8, 64)}), "memory").plans[-1]
+    return in_session(program, Inputs({"x": numbers("x", rows, 64)}), "memory").plans[-1]
+
+
+@pytest.mark.parametrize("build", [decayed, scaled])
+def test_gradients_of_penalties_are_made_one_by_one(build):
+    plan = by_memory(build, 8)
     assert plan.peak_plain > LAYERS * BYTES / 2
     # Two threads make one or two ahead of their turn.
     assert plan.peak < plan.peak_plain / 2
@@ -81,11 +87,7 @@ def test_gradients_of_penalties_are_made_one_by_one(build):
 
 @pytest.mark.parametrize("build", [watched, watched_through_views])
 def test_gradients_of_losses_on_hidden_values_are_made_one_by_one(build):
-    def program(p, gradients):
-        net = build(p)
-        return gradients(net.ys, list(p.weights.values()))
-
-    plan = in_session(program, Inputs({"x": numbers("x", 512, 64)}), "memory").plans[-1]
+    plan = by_memory(build, 512)
     assert plan.peak < 0.4 * plan.peak_plain
 
 
