@@ -80,6 +80,14 @@ def create_op(op: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Op
     return copy
 
 
+def are_equal(op: tf.Operation, other: tf.Operation) -> bool:
+    """Whether grappler may make one of two ops that read the same: it compares all attributes, and leaves `protect`-ed ops alone."""
+    if op.device != other.device:
+        return False
+    attributes, theirs = op.node_def.attr, other.node_def.attr
+    return _PROTECTED not in attributes and dict(attributes) == dict(theirs)
+
+
 def create_held(
     tensor: tf.Tensor, name: str, controls: Iterable[tf.Operation], device: str
 ) -> tf.Tensor:

@@ -99,7 +99,7 @@ def pushed_down(ops: OpGraph) -> list[tuple[int, ...]]:
 def _first(op: tf.Operation) -> int:
     """Which of two inputs is the first one when those of commutative ops are sorted."""
     x, y = op.inputs
-    return int(bool(op.op_def.is_commutative) and input_name(y) < input_name(x))
+    return int(optypes.is_commutative(op) and input_name(y) < input_name(x))
 
 
 def _is_smaller(ops: OpGraph, parent: int, operand: int, child: int) -> bool:

@@ -38,6 +38,7 @@ __all__ = [
     "fold_together",
     "is_clonable",
     "is_collective",
+    "is_commutative",
     "is_random",
     "is_split",
     "is_stateful",
@@ -154,6 +155,7 @@ COLLECTIVES = frozenset(
 SIZED_BY_INPUTS = FORWARDING | frozenset("Sum Mean Prod Max Min All Any".split())
 
 _stateful_types: dict[str, bool] = {}
+_commutative_types: dict[str, bool] = {}
 _collective_types: dict[str, bool] = {}
 
 # Of these the result depends on more than the inputs' values, whatever their definition says, or the inputs
@@ -178,6 +180,14 @@ def is_stateful(op: tf.Operation) -> bool:
     if known is None:
         # Reading an op definition parses a proto; it is a property of the type alone.
         known = _stateful_types[op.type] = bool(op.op_def.is_stateful)
+    return known
+
+
+def is_commutative(op: tf.Operation) -> bool:
+    """Whether ``op`` gives the same whatever the order of its inputs, by its op definition."""
+    known = _commutative_types.get(op.type)
+    if known is None:
+        known = _commutative_types[op.type] = bool(op.op_def.is_commutative)
     return known
 
 

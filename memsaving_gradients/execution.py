@@ -8,8 +8,8 @@ running at the same time is alive at the same time.
 
 This is a model of that (``executor.cc``, ``propagator_state.h``, Eigen's thread pool; TensorFlow 2.16 to 2.21), driven by the
 estimated time of each op. It is played on the graph as it will run: after the rewrite, with clones, gates and holds, with
-constants where grappler moves them (:mod:`graph_tools.folding`), and with views where kernels make views
-(:mod:`graph_tools.views`).
+constants where grappler moves them (:mod:`graph_tools.folding`), with one op where it makes one of equal ones
+(:mod:`graph_tools.equal_ops`), and with views where kernels make views (:mod:`graph_tools.views`).
 
 **The allowance for chance.** Which of two threads is faster is chance, and estimated times are rough. So a step is played
 several times: with two threads of equal speed, with either thread slower than the other, and with times of single ops drawn anew (from
@@ -35,6 +35,7 @@ import numpy as np
 
 from graph_tools import costs, optypes
 from graph_tools.capture import OpGraph
+from graph_tools.equal_ops import equal_ops
 from graph_tools.folding import pushed_down
 from graph_tools.liveness import timeline
 from graph_tools.views import viewed_input
@@ -143,21 +144,24 @@ def simulate_execution(
 
 
 def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
-    reads = _split(ops, pushed_down(ops))
-    storage, source = _storages(ops), ops.source.tolist()
+    same = equal_ops(ops)
+    one = _as_one(ops, same)
+    reads = [[one.get(v, v) for v in values] for values in _split(ops, pushed_down(ops))]
+    storage, source = [one.get(root, root) for root in _storages(ops)], ops.source.tolist()
     producer = ops.producer.tolist()
     bounds = [*ops.first_value.tolist(), len(producer)]
-    writes = [range(bounds[i], bounds[i + 1]) for i in range(len(ops.ops))]
+    writes = [range(bounds[i], bounds[i + (i not in same)]) for i in range(len(ops.ops))]
     before: list[list[int]] = []
     there: list[bool] = []
     for i, op in enumerate(ops.ops):
-        if optypes.reads_known_shapes(op):
-            reads[i] = ()
-        waits = dict.fromkeys((*(producer[v] for v in reads[i]), *ops.controls[i]))
+        if i in same or optypes.reads_known_shapes(op):
+            reads[i] = []
+        controls = () if i in same else (same.get(other, other) for other in ops.controls[i])
+        waits = dict.fromkeys((*(producer[v] for v in reads[i]), *controls))
         before.append([other for other in waits if not there[other]])
         there.append(not before[i] and all(source[storage[v]] for v in writes[i]))
         if op.type in optypes.SHAPE_READERS:
-            reads[i] = ()
+            reads[i] = []
     after: list[list[int]] = [[] for _ in before]
     for i, waits_for in enumerate(before):
         for other in waits_for:
@@ -168,6 +172,8 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
     ]
     persistent = persistent_bytes(ops, batch)
     sizes = ops.value_bytes(batch).tolist()
+    runs = ops.here.copy()
+    runs[list(same)] = False
     return _Work(
         before=before,
         after=after,
@@ -181,11 +187,21 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         # What runs elsewhere asks for no thread here.
         cheap=[op.type in CHEAP or not here for op, here in zip(ops.ops, ops.here, strict=True)],
         forwards=[op.type in optypes.FORWARDING for op in ops.ops],
-        workspace=np.where(ops.here, costs.op_workspace(ops, batch), 0).tolist(),
+        workspace=np.where(runs, costs.op_workspace(ops, batch), 0).tolist(),
         held=held,
         variables=updated_variables(ops, reads, storage, persistent),
         persistent=persistent,
     )
+
+
+def _as_one(ops: OpGraph, same: Mapping[int, int]) -> dict[int, int]:
+    """For each result of an op that equals another, the result of that."""
+    first = ops.first_value.tolist()
+    return {
+        first[i] + k: first[other] + k
+        for i, other in same.items()
+        for k in range(len(ops.ops[i].outputs))
+    }
 
 
 def _split(ops: OpGraph, reads: Sequence[Sequence[int]]) -> list[Sequence[int]]:
