@@ -6,15 +6,15 @@ once. There are two kinds:
 - ops that make much of almost nothing: gradients of penalties on weights, broadcast scalars;
 - ops whose result waits for something far away, and that read forward values alone: the gradient of a loss on a hidden value (a penalty on
   activities, an exit) is there at the beginning, and is added to what comes from the main loss when backward arrives at the
-  layer. If something else reads the same forward values about then, nothing is held longer for it, and where these are lost they
-  are made again for all that read them. What such an op alone needs is postponed with it.
+  layer. If something else reads the same forward values about then, or what these are made of in a few ops, nothing is held longer
+  for it, and where they are lost they are made again for all that read them. What such an op alone needs is postponed with it.
 
 Linear in the edges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ EXPANSION = 16
 FAR = 1 / 16
 #: … and what else reads the same about then comes after at least this share of the ops between.
 ABOUT_THEN = 1 / 2
+#: What is made again from what is read about then is made so many ops in a row behind that, at most.
+NEAR = 4
 
 
 def postponable(graph: TrainingGraph, added: Collection[int]) -> frozenset[int]:
@@ -53,7 +55,7 @@ def _expanding(graph: TrainingGraph, added: Collection[int]) -> set[int]:
 def _waiting(graph: TrainingGraph, added: Collection[int], expanding: Collection[int]) -> set[int]:
     """Ops whose result waits for something far away, and those that only these need, if what they read is there until then anyway."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
-    source, producer = graph.source.tolist(), graph.producer.tolist()
+    producer = graph.producer.tolist()
     readers = _readers(graph)
     backward = range(graph.first_backward, graph.length)
     last = {storage[v]: op for op in backward for v in graph.reads[op]}
@@ -63,13 +65,25 @@ def _waiting(graph: TrainingGraph, added: Collection[int], expanding: Collection
         turn = end + way * ABOUT_THEN
         made = sum(size[s] for s in {storage[v] for v in graph.writes[end]})
         read = {storage[v] for op in ops for v in graph.reads[op]}
-        longer = (s for s in read if not source[s] and last[s] < turn)
+        longer = (s for s in read if not _is_near(graph, s, last, turn))
         held = (s for s in longer if producer[s] not in ops and producer[s] not in expanding)
         # A stretch longer than the one it would be put behind is no less in the way there.
         fits = len(ops) <= way and ops.isdisjoint(added)
         if made and fits and sum(size[s] for s in held) * EXPANSION <= made:
             found |= ops
     return found
+
+
+def _is_near(graph: TrainingGraph, root: int, last: Mapping[int, int], turn: float) -> bool:
+    """Whether a storage is a source, or is read by a backward op behind ``turn``, or is made of such ones in a few ops."""
+    need = {root}
+    for _ in range(NEAR + 1):
+        need = {s for s in need if not graph.source[s] and last.get(s, -1) < turn}
+        makers = {int(graph.producer[s]) for s in need}
+        if any(op >= graph.first_backward or not graph.clonable[op] for op in makers):
+            return False
+        need = {int(graph.storage[v]) for op in makers for v in graph.reads[op]}
+    return not need
 
 
 def _groups(graph: TrainingGraph, readers: Sequence[Sequence[int]]) -> dict[int, set[int]]:

@@ -19,6 +19,7 @@ from graph_tools import _tf, optypes, profiling
 from graph_tools.capture import OpGraph, capture
 from graph_tools.devices import Home
 from graph_tools.folding import takes_constant
+from memsaving_gradients.early_reductions import early_reductions
 from memsaving_gradients.sums import chainable, may_become_variables
 from memsaving_gradients.training_graph import TrainingGraph
 
@@ -61,10 +62,10 @@ def capture_step(
     there are.
     """
     ops = capture(grads, besides=ys, late=first_backward, beside=beside, home=home)
-    early = (
-        i for i, op in enumerate(ops.ops) if _tf.creation_index(op) < first_backward or op in beside
-    )
-    border = max(early, default=-1) + 1
+    border = _border(ops, first_backward, beside)
+    if early := early_reductions(ops, border, ops.value_bytes(batch)):
+        beside = {*beside, *(ops.ops[i] for i in early)}
+        ops = capture(grads, besides=ys, late=first_backward, beside=beside, home=home)
     reads = [
         () if op.type in optypes.SHAPE_READERS else ops.inputs[i] for i, op in enumerate(ops.ops)
     ]
@@ -104,6 +105,14 @@ def capture_step(
         workspace=np.where(ops.here, costs.workspace, 0),
     )
     return CapturedStep(graph, ops, takes)
+
+
+def _border(ops: OpGraph, first_backward: int, beside: Collection[tf.Operation]) -> int:
+    """The number of forward ops."""
+    early = (
+        i for i, op in enumerate(ops.ops) if _tf.creation_index(op) < first_backward or op in beside
+    )
+    return max(early, default=-1) + 1
 
 
 def _fuses(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

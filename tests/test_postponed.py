@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from graph_tools import capture
+from memsaving_gradients.early_reductions import early_reductions
 from memsaving_gradients.training_graph import TrainingGraph
 from tests.support import Inputs, Net, assert_same_gradients, in_session, numbers
 
@@ -59,8 +62,28 @@ def watched_through_views(p):
     return Net(tf.reduce_sum(h) + 1e-3 * tf.add_n(losses))
 
 
+def watched_from_behind(p, which):
+    """Losses on hidden values that are written behind the network, on one of three in each layer."""
+    h, watched = p["x"], []
+    for i in range(2 * LAYERS):
+        product = tf.matmul(h, p.weight(f"a{i}", 64, 64))
+        shifted = tf.nn.bias_add(product, p.weight(f"b{i}", 64))
+        h = tf.nn.relu(shifted)
+        watched.append({"product": product, "shifted": shifted, "h": h}[which])
+    losses = sum(tf.reduce_mean(tf.square(seen)) for seen in watched)
+    return Net(tf.reduce_sum(h) + 1e-3 * losses)
+
+
+FROM_BEHIND = [
+    pytest.param(functools.partial(watched_from_behind, which=which), id=which)
+    for which in ("product", "shifted", "h")
+]
+
+
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("build", [decayed, scaled, normalized, watched, watched_through_views])
+@pytest.mark.parametrize(
+    "build", [decayed, scaled, normalized, watched, watched_through_views, *FROM_BEHIND]
+)
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_gradients_are_the_same(build):
     inputs = Inputs({"x": numbers("x", 32, 64)})
@@ -85,7 +108,7 @@ def test_gradients_of_penalties_are_made_one_by_one(build):
     assert plan.peak < plan.peak_plain / 2
 
 
-@pytest.mark.parametrize("build", [watched, watched_through_views])
+@pytest.mark.parametrize("build", [watched, watched_through_views, *FROM_BEHIND])
 def test_gradients_of_losses_on_hidden_values_are_made_one_by_one(build):
     plan = by_memory(build, 512)
     assert plan.peak < 0.4 * plan.peak_plain
@@ -107,7 +130,7 @@ def test_what_is_read_by_nobody_else_is_not_held_longer():
             storage=np.arange(count),
             size=np.full(count, 1 << 20),
             source=np.zeros(count, bool),
-            clonable=np.ones(count, bool),
+            clonable=np.arange(count) > 0,
             joins=np.zeros(count, bool),
             forwards=np.zeros(count, bool),
             fuses=np.zeros(count, bool),
@@ -120,6 +143,29 @@ def test_what_is_read_by_nobody_else_is_not_held_longer():
     assert first_late(22)
     assert not first_late(10)
     assert not first_late()
+
+
+def test_forward_reductions_written_behind_the_network_stand_behind_what_they_read():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [1024, 64])
+        first = tf.tanh(x)
+        h = first
+        for _ in range(40):
+            h = tf.tanh(h)
+        square = tf.square(first)
+        penalty = tf.reduce_sum(square)
+        used_later = tf.reduce_sum(tf.square(x))
+        wide = tf.reduce_sum(tf.square(first), axis=1)
+        ops = capture([tf.reduce_sum(h) + penalty + used_later + tf.reduce_sum(wide)])
+    sizes = ops.value_bytes(1)
+    early = {ops.ops[i] for i in early_reductions(ops, len(ops.ops), sizes)}
+    assert {square.op, penalty.op, wide.op} <= early
+    # What the graph is given is there all the time, and the end of the network is no reduction of something early.
+    assert early.isdisjoint({used_later.op, h.op, first.op})
+    with graph.as_default():
+        again = capture([penalty + tf.reduce_sum(h)], late=0, beside=early)
+    order = [op for op in again.ops if op.type in ("Tanh", "Square")]
+    assert order.index(square.op) == 1
 
 
 def test_the_graph_has_no_cycle():

@@ -1,0 +1,81 @@
+"""Forward ops that make little of much, and run as soon as they can, though they were built long after.
+
+A penalty on each hidden value, a distillation or perceptual loss is often written behind the network: ``sum(penalty(h) for h in hidden)``.
+In the order of the graph each hidden value is then needed until the end of the forward pass, and no cut behind it is narrow. The
+executor does not wait: it reduces a value as soon as that is there. So such ops stand right behind what they read.
+
+Linear in the edges, for groups are small.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_tools.capture import OpGraph
+
+__all__ = ["early_reductions"]
+
+#: What makes this many times less than it reads is a reduction, …
+SHRINKING = 16
+#: … together with the ops before it that only it needs, which are not more than these.
+MOST_OPS = 32
+#: There has to be at least this share of the forward ops between what is read and the reduction.
+FAR = 1 / 16
+
+
+def early_reductions(ops: OpGraph, border: int, sizes: npt.NDArray[np.int64]) -> list[int]:
+    """Ops before ``border`` that are better thought of as run right behind what they read, for it is needed for nothing else later.
+
+    ``sizes``: bytes of each value.
+    """
+    readers = _readers(ops, border)
+    storage, source, producer = ops.storage.tolist(), ops.source.tolist(), ops.producer.tolist()
+    size = sizes.tolist()
+    far = FAR * border
+    groups: list[tuple[set[int], int, list[int]]] = []
+    for end in range(border):
+        made = sum(size[storage[v]] for v in _results(ops, end))
+        if made * SHRINKING > max((size[storage[v]] for v in ops.inputs[end]), default=0):
+            continue
+        group = _only_for(ops, readers, end)
+        if group is None:
+            continue
+        read = {storage[v] for i in group for v in ops.inputs[i] if producer[v] not in group}
+        read = {s for s in read if not source[s]}
+        first = min(i for i in group if ops.inputs[i] or i == end)
+        if first - max((producer[s] for s in read), default=border) >= far:
+            groups.append((group, first, [s for s in read if size[s] > made * SHRINKING]))
+    in_groups = {i for group, *_ in groups for i in group}
+    last = {storage[v]: i for i in range(border) if i not in in_groups for v in ops.inputs[i]}
+    # Several losses on one value are none's hindrance to another.
+    needless = (g for g, first, read in groups if any(last.get(s, 0) <= first - far for s in read))
+    return sorted(set().union(*needless))
+
+
+def _results(ops: OpGraph, op: int) -> range:
+    first = int(ops.first_value[op])
+    return range(first, first + len(ops.ops[op].outputs))
+
+
+def _readers(ops: OpGraph, border: int) -> list[list[int]]:
+    """For each op, the forward ops that read it, those as well that may be pruned."""
+    found: list[list[int]] = [[] for _ in ops.ops]
+    for i in range(border):
+        for value in ops.inputs[i]:
+            found[int(ops.producer[value])].append(i)
+    return found
+
+
+def _only_for(ops: OpGraph, readers: list[list[int]], end: int) -> set[int] | None:
+    """``end``, and the forward ops before it that no other forward op reads; ``None``: they are many."""
+    group, stack = {end}, [end]
+    while stack:
+        for value in ops.inputs[stack.pop()]:
+            maker = int(ops.producer[value])
+            if maker not in group and group.issuperset(readers[maker]):
+                group.add(maker)
+                stack.append(maker)
+        if len(group) > MOST_OPS:
+            return None
+    return group
