@@ -342,11 +342,10 @@ class Following:
             self._updates = updates
             lower = self._again(found)
             if self._theirs is not None:
-                if not lower.keeps(self._need(lower, play)) and (
-                    plan := self._new_plan_of_others()
-                ):
+                if not lower.keeps(self._need(lower, play)):
                     self._take_back(lower)
-                    lower = self._as_others(plan)
+                    plan = self._new_plan_of_others()
+                    lower = self._as_others(plan) if plan else self._lower_than_others(found, play)
             elif not lower.keeps(self.worst(lower, play)) and goal and sought and sought.search:
                 self._share = min(1.0, found.planned / goal.budget)
                 lucky = found if lower.keeps(self._need(lower, play)) else None
@@ -357,6 +356,15 @@ class Following:
         assert lower.result is not None
         guard.remember(self.site.graph, lower.result.rewiring)
         return lower
+
+    def _lower_than_others(self, found: Followed, play: Play) -> Followed:
+        """A plan of its own, where what the other replicas follow breaks the budget here alone; ``found`` once more if there is none."""
+        theirs, self._theirs = self._theirs, None
+        lower = self._lower(play, None)
+        if lower is not None:
+            return lower
+        self._theirs = theirs
+        return self._again(found)
 
     def _new_plan_of_others(self) -> Plan | None:
         """The plan that other replicas follow by now in the place of the one that is followed here."""
