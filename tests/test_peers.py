@@ -188,6 +188,35 @@ def test_cells_are_judged(ours: dict[str, Any], missed: list[str]) -> None:
     assert ("✗" in text.split("## a network")[1]) == bool(missed)
 
 
+@pytest.mark.parametrize(
+    ("by_memory", "by_time", "shown"),
+    [
+        ((40, 1.1), (45, 1.2), "✓ 0.0 MB (1.100 against 1.200 ± 0.000) †"),
+        ((40, 1.3), (45, 1.2), "✓ 0.0 MB (1.200 against 1.200 ± 0.000)"),
+        ((48, 1.1), (45, 1.2), "✓ 0.0 MB (1.200 against 1.200 ± 0.000)"),
+        ((48, 1.1), (30, 1.3), "✓ 0.0 MB (1.100 against 1.200 ± 0.000) †"),
+        ((48, 1.4), (30, 1.3), "✗ 0.0 MB (1.300 against 1.200 ± 0.000)"),
+        ((50, 1.4), (60, 1.1), "✗ 0.0 MB (1.100 against 1.200 ± 0.000)"),
+    ],
+)
+def test_our_memory_at_its_time_is_the_least_that_was_measured_to_be_as_fast(
+    by_memory: tuple[int, float], by_time: tuple[int, float], shown: str
+) -> None:
+    found = case(peak=by_memory[0], times=times(by_memory[1]))
+    peer = found["peers"]["peer"]
+    peer["at_time"] = "max_slowdown=1.2"
+    peer["times"]["time"] = times(1.2)["memory"]
+    found["ours"]["max_slowdown=1.2"] = {
+        "peak": by_time[0],
+        "times": {"time": times(by_time[1])["memory"]},
+    }
+    figures = cells.judge({"net": found})
+    judged = [figure for figure in figures if "memory at its time" in figure.what]
+    judged += [figure for figure in figures if "time of that" in figure.what]
+    assert all(figure.passed for figure in judged) == shown.startswith("✓")
+    assert f" | {shown} |" in page.text({"net": found}, figures)
+
+
 def test_failures_of_peers_stand_in_their_cells() -> None:
     found = case(peak=50)
     found["peers"]["peer"] = {"failed": "ValueError: a | b"}

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.bars import Figure
 
-__all__ = ["IDLE", "differences", "exact", "idle", "judge", "nearest", "noise", "verdict"]
+__all__ = [
+    "IDLE",
+    "Beside",
+    "at_its_time",
+    "differences",
+    "exact",
+    "idle",
+    "judge",
+    "nearest",
+    "verdict",
+]
 
 #: More memory, and more time, than this is worse; less is none.
 MEMORY, TIME = 1.02, 1.03
@@ -27,6 +37,43 @@ def idle(peak: float, plain: float) -> bool:
 def noise(time: Mapping[str, float]) -> float:
     """How much longer a time may be and mean nothing: 3 %, or twice what plain is off from plain."""
     return max(TIME, 1 + 2 * abs(time["control"] - 1))
+
+
+class Beside(NamedTuple):
+    """A peer's results and ours, timed beside each other in the process that is called ``run``, or not at all."""
+
+    peer: Mapping[str, Any]
+    ours: Mapping[str, Any]
+    run: str
+
+    @property
+    def times(self) -> tuple[Mapping[str, float], Mapping[str, float]] | None:
+        """Ours, and the peer's."""
+        mine, theirs = (found.get("times", {}).get(self.run) for found in (self.ours, self.peer))
+        return (mine, theirs) if mine and theirs else None
+
+    @property
+    def as_fast(self) -> bool:
+        """Whether ours takes no more time than the peer, or nobody has looked."""
+        if self.times is None:
+            return True
+        mine, theirs = self.times
+        return mine["ratio"] <= theirs["ratio"] * max(noise(mine), noise(theirs))
+
+
+def at_its_time(case: Mapping[str, Any], peer: Mapping[str, Any]) -> Beside | None:
+    """What takes least memory of ours that was measured to be as fast as the peer, whether its time was asked for or its memory; else the fastest."""
+    if "at_time" not in peer:  # not measured yet
+        return None
+    asked = (
+        (peer.get(which), run) for which, run in (("at_time", "time"), ("at_memory", "memory"))
+    )
+    tried = [Beside(peer, case["ours"].get(key, {}), run) for key, run in asked]
+    tried = [one for one in tried if "peak" in one.ours]
+    fast = [one for one in tried if one.as_fast]
+    if fast or not tried:
+        return min(fast, key=lambda one: one.ours["peak"], default=None)
+    return min(tried, key=lambda one: one.ours["times"][one.run]["ratio"])
 
 
 def differences(plain: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,12 +153,12 @@ def _of(name: str, case: Mapping[str, Any]) -> Iterator[Figure]:
             else:
                 used = same_memory["peak"] / found["peak"]
                 yield Figure(f"{where}: memory / its memory, asked for that", used, MEMORY)
-                yield from _time(f"{where}: time at its memory / its time", found, same_memory)
-        same_time = case["ours"].get(found.get("at_time"))
-        if same_time is not None and "peak" in same_time:
-            used = same_time["peak"] / found["peak"]
+                beside = Beside(found, same_memory, "memory")
+                yield from _time(f"{where}: time at its memory / its time", beside)
+        if (same_time := at_its_time(case, found)) is not None:
+            used = same_time.ours["peak"] / found["peak"]
             yield Figure(f"{where}: memory at its time / its memory", used, MEMORY)
-            yield from _time(f"{where}: time, asked for that / its time", found, same_time)
+            yield from _time(f"{where}: time of that / its time", same_time)
         if ours_lines is not None:
             lines = case["lines"][peer]
             yield Figure(f"{where}: our lines", ours_lines, lines)
@@ -120,9 +167,8 @@ def _of(name: str, case: Mapping[str, Any]) -> Iterator[Figure]:
             yield Figure(f"{name}, ours, {settings}: not exact", not exact(found["exact"]), 0)
 
 
-def _time(what: str, peer: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[Figure]:
+def _time(what: str, beside: Beside) -> Iterator[Figure]:
     """Compared in one process, if both were timed there."""
-    for run, time in ours.get("times", {}).items():
-        theirs = peer.get("times", {}).get(run)
-        if theirs is not None:
-            yield Figure(what, time["ratio"] / theirs["ratio"], max(noise(time), noise(theirs)))
+    if (times := beside.times) is not None:
+        mine, theirs = times
+        yield Figure(what, mine["ratio"] / theirs["ratio"], max(noise(mine), noise(theirs)))
