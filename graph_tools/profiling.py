@@ -7,10 +7,13 @@ time is over, and kernels too small to matter, keep their static estimate, scale
 theirs. So do ops that cannot be run alone: stateful ones, those that read resources, functions, and those with
 unknown shapes beside the batch.
 
+Other processes slow kernels down for seconds at a time, by a factor of two at worst, so those that take most of a step are measured
+again after all others have been, twice, and the least time counts.
+
 To each kernel comes what the executor takes to start an op in a step (`costs.START_SECONDS`): copies of one op in a row
 start faster than that.
 
-Cost: a quarter of a second for each kernel at most, typically 5 to 50 ms; 25 µs an op to tell kernels apart.
+Cost: a quarter of a second for each kernel and look at most, typically 5 to 50 ms; 25 µs an op to tell kernels apart.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ __all__ = ["Costs", "estimated", "measured"]
 LIMIT = 30.0
 #: Kernels that together take less than this share of a step, as estimated, are not measured.
 NEGLIGIBLE = 0.002
+#: A kernel that takes at least this share of a step, as estimated, is measured so many times.
+WEIGHTY, ROUNDS = 0.01, 3
 #: A kernel with more bytes of inputs is not run.
 LARGEST = 1 << 30
 
@@ -106,7 +111,7 @@ def measured(
     static = costs.op_seconds(graph, batch)
     found, keys = _kernels(graph, batch, static)
     cache = CostCache(describe(device))
-    _measure(_worthwhile(found, keys, static), cache, device, progress, limit)
+    _measure(_worthwhile(found, keys, static, cache), cache, device, progress, limit)
     seconds, workspace = static.copy(), costs.op_workspace(graph, batch)
     known = np.zeros(len(graph.ops), np.bool_)
     for i, key in enumerate(keys):
@@ -133,41 +138,47 @@ def _scale(
 
 
 def _measure(
-    wanted: dict[str, Kernel],
+    wanted: list[tuple[str, Kernel]],
     cache: CostCache,
     device: str,
     progress: Progress | None,
     limit: float,
 ) -> None:
-    missing = {key: kernel for key, kernel in wanted.items() if key not in cache.entries}
-    if not missing:
+    if not wanted:
         return
     end = time.perf_counter() + limit
     try:
-        for done, (key, kernel) in enumerate(missing.items()):
+        for done, (key, kernel) in enumerate(wanted):
             if progress is not None:
-                progress(done, len(missing))
+                progress(done, len(wanted))
             if time.perf_counter() > end:
                 break
-            cache.entries[key] = kernels.measure(kernel, device)
+            before, found = cache.entries.get(key), kernels.measure(kernel, device)
+            cache.entries[key] = min(filter(None, (before, found)), default=None)
         if progress is not None:
-            progress(len(missing), len(missing))
+            progress(len(wanted), len(wanted))
     finally:
         cache.write()
 
 
 def _worthwhile(
-    found: dict[str, Kernel], keys: list[str | None], static: npt.NDArray[np.float64]
-) -> dict[str, Kernel]:
-    """Kernels to measure, those in which a step spends most time first."""
+    found: dict[str, Kernel],
+    keys: list[str | None],
+    static: npt.NDArray[np.float64],
+    cache: CostCache,
+) -> list[tuple[str, Kernel]]:
+    """Kernels to measure, one after the other: those in which a step spends most time first, and these again when all others are done."""
     shares = dict.fromkeys(found, 0.0)
     for key, seconds in zip(keys, static.tolist(), strict=True):
         if key is not None:
             shares[key] += seconds
     order = sorted(found, key=lambda key: -shares[key])
     rest = np.cumsum([shares[key] for key in reversed(order)])[::-1]
-    least = NEGLIGIBLE * float(static.sum())
-    return {key: found[key] for key, left in zip(order, rest, strict=True) if left > least}
+    total = float(static.sum())
+    enough = [key for key, left in zip(order, rest, strict=True) if left > NEGLIGIBLE * total]
+    missing = [key for key in enough if key not in cache.entries]
+    weighty = [key for key in missing if shares[key] >= WEIGHTY * total]
+    return [(key, found[key]) for key in [*missing, *weighty * (ROUNDS - 1)]]
 
 
 def _kernels(
