@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -30,6 +30,7 @@ from graph_tools import _tf, _tf_autodiff
 from graph_tools.devices import Home
 from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
+from graph_tools.sizes import tensor_bytes
 from graph_tools.warn import warn
 from memsaving_gradients import guard, registry, replicas
 from memsaving_gradients.attention.needs import plain_as_well
@@ -211,9 +212,31 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         warn(
             f"gradients keep their budget of {exact_bytes(budget)}, but with what the rest of "
             f"the step does, such as the optimizer, it may take {need:,} ({format_bytes(need)}), and no plan with which it "
-            "takes less than the budget was found; if that is too much, take a smaller batch.",
+            f"takes less than the budget was found; {_way_out(graph, grads, following.site, budget)}.",
             BudgetWarning,
         )
+
+
+def _way_out(graph: tf.Graph, grads: Collection[tf.Operation], site: Site, budget: int) -> str:
+    """What can be done about a step that takes more than its budget."""
+    smaller = "if that is too much, take a smaller batch"
+    if site.holds_gradients:
+        return smaller
+    given = [tensor for tensor in _tf_autodiff.outputs_of(graph) if _behind(tensor) in grads]
+    held = sum(tensor_bytes(tensor).at(site.options.batch) for tensor in given)
+    if held < budget * LITTLE:
+        return smaller
+    return (
+        f"{len(given)} gradients that the function returns ({format_bytes(int(held))}) are all there at its end: ask with hold_gradients=True, "
+        f"so that plans, and the least budget that an error names, count them, or consume them in the function; {smaller}"
+    )
+
+
+def _behind(tensor: tf.Tensor) -> tf.Operation:
+    """The op that made what a function returns, which TensorFlow hands through identities."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor.op
 
 
 def _ends(built: _Built, updates: Updates) -> dict[str, list[tf.Operation]]:

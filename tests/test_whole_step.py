@@ -70,6 +70,36 @@ def test_what_an_optimizer_takes_more_than_any_plan_leaves_is_said() -> None:
     assert plan.whole_step > caught.value.least >= plan.allocated
 
 
+def returning_all(**settings: Any) -> None:
+    """A step whose gradients take more than its activations, and are all returned."""
+    weights = [tf.Variable(tf.zeros([WIDTH, WIDTH])) for _ in range(12)]
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            for weight in weights:
+                x = tf.tanh(x @ weight)
+            loss = tf.reduce_sum(x)
+        return [loss, *tape.gradient(loss, weights)]
+
+    with ms.patched(planner=greedy, **settings):
+        step.get_concrete_function(tf.zeros([32, WIDTH]))
+
+
+def test_gradients_that_a_function_returns_are_said_to_be_held() -> None:
+    with pytest.raises(ms.errors.BudgetError) as caught:
+        returning_all(budget=0.01)
+    with pytest.warns(BudgetWarning, match=r"12 gradients that the function returns .* hold_gradi"):
+        returning_all(budget=caught.value.least)
+    with pytest.raises(ms.errors.BudgetError) as held:
+        returning_all(budget=caught.value.least, hold_gradients=True)
+    assert held.value.least > 12 * WIDTH * WIDTH * 4 > caught.value.least
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        warnings.simplefilter("ignore", ms.errors.PlanNote)
+        returning_all(budget=held.value.least, hold_gradients=True)
+
+
 @pytest.mark.parametrize("budget", [0.6, "16 MB"])
 def test_an_optimizer_that_waits_for_its_gradients_is_worth_no_word(budget: float | str) -> None:
     with warnings.catch_warnings():
