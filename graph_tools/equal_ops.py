@@ -5,10 +5,13 @@ the first of the ops that have one type, device and attributes, read the same an
 (``common_subgraph_elimination.cc``, TensorFlow 2.16 to 2.21), so that their results are held once. Ops that are equal behind equal ops are
 found as well, since they are looked at in topological order. What commutative ops read has no order.
 
-O(edges); attributes are compared only where the rest is equal.
+O(edges); attributes, and constants by their values, are compared only where the rest is equal.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from graph_tools import _tf, optypes
 from graph_tools.capture import OpGraph
@@ -30,22 +33,62 @@ def equal_ops(ops: OpGraph) -> dict[int, int]:
     {'Relu_1': 'Relu', 'Tanh_1': 'Tanh'}
     """
     found: dict[int, int] = {}
-    alike: dict[tuple[object, ...], list[int]] = {}
+    alike: dict[tuple[object, ...], list[tuple[int, list[int]]]] = {}
+    constants = _Constants(ops)
     producer, start = ops.producer.tolist(), ops.first_value.tolist()
     for i, op in enumerate(ops.ops):
         if not (ops.clonable[i] and ops.here[i]):
             continue
-        reads = tuple(
+        reads = [
             v - start[producer[v]] + start[found[producer[v]]] if producer[v] in found else v
             for v in ops.inputs[i]
-        )
+        ]
         if optypes.is_commutative(op):
-            reads = tuple(sorted(reads))
+            reads.sort(key=constants.kind)
+        kinds = tuple(map(constants.kind, reads))
+        if all(constants.is_one(v) for v in reads):
+            # It is a constant itself when the graph runs.
+            kinds = tuple((0, v) for v in reads)
         waits = frozenset(found.get(other, other) for other in ops.controls[i])
-        others = alike.setdefault((op.type, reads, waits), [])
-        twin = next((j for j in others if _tf.are_equal(op, ops.ops[j])), None)
-        if twin is None:
-            others.append(i)
+        others = alike.setdefault((op.type, kinds, waits), [])
+        for twin, theirs in others:
+            if constants.are_equal(reads, theirs) and _tf.are_equal(op, ops.ops[twin]):
+                found[i] = twin
+                break
         else:
-            found[i] = twin
+            others.append((i, reads))
     return found
+
+
+class _Constants:
+    """Results of constants, of which those of one dtype and shape are compared when it matters."""
+
+    def __init__(self, ops: OpGraph) -> None:
+        self.ops = ops
+        self.producer = ops.producer.tolist()
+        self.found: dict[int, tuple[Any, ...]] = {}
+        self.equal: dict[int, int] = {}
+
+    def is_one(self, value: int) -> bool:
+        return self.ops.ops[self.producer[value]].type == "Const"
+
+    def kind(self, value: int) -> tuple[Any, ...]:
+        """The value itself, but of a constant dtype and shape."""
+        if not self.is_one(value):
+            return (0, value)
+        if value not in self.found:
+            tensor = self.ops.tensor(value)
+            self.found[value] = (1, tensor.dtype.as_datatype_enum, *tensor.shape.as_list())
+        return self.found[value]
+
+    def are_equal(self, values: Sequence[int], others: Sequence[int]) -> bool:
+        """Of two rows of values whose kinds are equal."""
+        for value, other in zip(values, others, strict=True):
+            mine, theirs = (self.equal.get(v, v) for v in (value, other))
+            if mine == theirs:
+                continue
+            first, second = (self.ops.ops[self.producer[v]] for v in (mine, theirs))
+            if not _tf.are_equal(first, second):
+                return False
+            self.equal[mine] = theirs
+        return True

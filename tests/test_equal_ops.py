@@ -25,13 +25,15 @@ def fed() -> tf.Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5), st.integers(0, 5)), max_size=20)
+    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5), st.integers(-3, 5)), max_size=20)
 )
 def test_as_many_ops_are_left_as_grappler_leaves(network):
     with tf.Graph().as_default() as graph, v1.Session(graph=graph) as session:
         made = [fed(), fed()]
         for kind, i, j in network:
-            reads = [made[i % len(made)], made[j % len(made)]]
+            # Constants of two values.
+            second = made[j % len(made)] if j >= 0 else tf.constant(j % 2 + 0.5, shape=[4, 4])
+            reads = [made[i % len(made)], second]
             made.append(kind(*reads[: 1 if kind in (tf.sin, tf.cos) else 2]))
         result = tf.raw_ops.Pack(values=made)
         ops = capture([result])
@@ -63,6 +65,15 @@ def test_ops_that_differ_in_anything_stay(graph):
         placed = tf.cos(x)
     mine = [waiting, tf.cos(x), placed, transposed, tf.matmul(x, x), tf.tanh(x), protected, *drawn]
     assert not equal_ops(capture(mine))
+
+
+def test_constants_are_equal_by_what_they_hold(graph):
+    x = fed()
+    padded = [tf.pad(x, [[1, 0], [0, k // 2]]) for k in range(4)]
+    filled = [tf.fill([2, 2], 1.0), tf.fill([2, 2], 1.0)]
+    ops = capture([*padded, *filled])
+    # What reads nothing but constants is folded, and takes no place anyway.
+    assert [ops.ops[i] for i in equal_ops(ops)] == [padded[1].op, padded[3].op]
 
 
 def test_equal_results_are_held_once(graph):
