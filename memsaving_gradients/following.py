@@ -107,7 +107,7 @@ class Following:
             If there is none; the graph is left as it was.
         """
         try:
-            with uncollected(), showing(self.site.options.progress) as self.site.progress:
+            with showing(self.site.options.progress) as self.site.progress:
                 return self._as_others_if_it_fits() or self._by_itself()
         except BaseException:
             self.site.abandon()

@@ -24,6 +24,7 @@ from memsaving_gradients.loops.choice import inner_rule
 from memsaving_gradients.loops.pairs import replaying
 from memsaving_gradients.options import Options
 from memsaving_gradients.selection import marks_between, resolve
+from memsaving_gradients.uncollected import uncollected
 
 __all__ = ["inner_way", "is_paused", "paused", "saving"]
 
@@ -46,6 +47,7 @@ def is_paused() -> bool:
 
 
 @tf.autograph.experimental.do_not_convert
+@uncollected()
 def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options) -> Any:
     """Run ``differentiate`` in the current graph and rewire what it built.
 
