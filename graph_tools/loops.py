@@ -40,9 +40,6 @@ _FOLDED: dict[str, Callable[..., Any]] = {
     "FloorDiv": np.floor_divide,
     "Squeeze": np.squeeze,
 }
-_CALLS = frozenset(
-    "While StatelessWhile If StatelessIf Case StatelessCase PartitionedCall StatefulPartitionedCall".split()
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +232,7 @@ class Loop:
         if op.type in optypes.READS:
             root = self._arguments.get(behind_identities(op.inputs[0]).ref())
             return root is not None and root not in self._written
-        if op.type in _CALLS:
+        if op.type in optypes.FUNCTIONAL:
             handles = (
                 self._arguments.get(behind_identities(t).ref())
                 for t in op.inputs
@@ -249,7 +246,7 @@ class Loop:
         """Whether the condition may be asked more than once."""
         return all(
             op.type in ("Placeholder", *optypes.READS)
-            or (is_pure(op) if op.type in _CALLS else not optypes.is_stateful(op))
+            or (is_pure(op) if op.type in optypes.FUNCTIONAL else not optypes.is_stateful(op))
             for op in self.condition.get_operations()
         )
 
@@ -258,7 +255,7 @@ def _changed_by(op: tf.Operation) -> Iterator[int]:
     """The inputs of ``op`` that are handles of what it may change."""
     if op.type in optypes.READS or not optypes.is_stateful(op):
         return
-    reads = _tf_loops.read_only_inputs(op) if op.type in _CALLS else frozenset()
+    reads = _tf_loops.read_only_inputs(op) if op.type in optypes.FUNCTIONAL else frozenset()
     for k, tensor in enumerate(op.inputs):
         if tensor.dtype == tf.resource and k not in reads:
             yield k
@@ -282,7 +279,8 @@ def in_order(ops: Collection[tf.Operation]) -> list[tf.Operation]:
 def is_pure(op: tf.Operation) -> bool:
     """Whether all that a loop, a branch or a call does is computing and reading variables."""
     return not any(
-        kind not in optypes.READS | _CHECKS | _CALLS and _tf_loops.is_stateful_type(kind)
+        kind not in optypes.READS | _CHECKS | optypes.FUNCTIONAL
+        and _tf_loops.is_stateful_type(kind)
         for kind in _types_in(op)
     )
 
@@ -290,14 +288,14 @@ def is_pure(op: tf.Operation) -> bool:
 def _types_in(op: tf.Operation) -> Iterator[str]:
     """The types of an op and of those in functions that it runs, in whatever depth."""
     yield op.type
-    if op.type not in _CALLS:
+    if op.type not in optypes.FUNCTIONAL:
         return
     nodes = [node for _, nodes in _tf_loops.functions_in(op) for node in nodes]
     seen: set[str] = set()
     while nodes:
         node = nodes.pop()
         yield node.op
-        if node.op in _CALLS:
+        if node.op in optypes.FUNCTIONAL:
             for name, inner in _tf_loops.functions_of(op.graph, node):
                 if name not in seen:
                     seen.add(name)

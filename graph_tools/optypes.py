@@ -20,6 +20,7 @@ __all__ = [
     "EXPENSIVE",
     "FOLDED_TOGETHER",
     "FORWARDING",
+    "FUNCTIONAL",
     "FUSED",
     "FUSED_WITH_READER",
     "FUSED_WITH_SIBLING",
@@ -67,6 +68,11 @@ READS = frozenset({"ReadVariableOp"})
 
 #: Those that call Python, which may change any variable.
 PYTHON = frozenset("PyFunc EagerPyFunc".split())
+
+#: Ops that run functions of the graph.
+FUNCTIONAL = frozenset(
+    "While StatelessWhile If StatelessIf Case StatelessCase PartitionedCall StatefulPartitionedCall".split()
+)
 
 #: Variables that are updated in place, under whoever reads them (TF1 without ``use_resource``).
 REFERENCE_VARIABLES = frozenset({"VariableV2", "Variable", "TemporaryVariable"})

@@ -2,7 +2,8 @@
 
 A penalty on each hidden value, a distillation or perceptual loss is often written behind the network: ``sum(penalty(h) for h in hidden)``.
 In the order of the graph each hidden value is then needed until the end of the forward pass, and no cut behind it is narrow. The
-executor does not wait: it reduces a value as soon as that is there. So such ops stand right behind what they read.
+executor does not wait: it reduces a value as soon as that is there. So such ops stand right behind what they read. Branches, loops and calls do
+not: they hand out for their gradients what they have read, and hold it.
 
 Linear in the edges, for groups are small.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from graph_tools import optypes
 from graph_tools.capture import OpGraph
 
 __all__ = ["early_reductions"]
@@ -20,6 +22,8 @@ __all__ = ["early_reductions"]
 SHRINKING = 16
 #: … together with the ops before it that only it needs, which are not more than these.
 MOST_OPS = 32
+#: What hands out for its gradient what it has read.
+HOLDING = optypes.FUNCTIONAL | optypes.PYTHON
 #: There has to be at least this share of the forward ops between what is read and the reduction.
 FAR = 1 / 16
 
@@ -39,7 +43,7 @@ def early_reductions(ops: OpGraph, border: int, sizes: npt.NDArray[np.int64]) ->
         if made * SHRINKING > max((size[storage[v]] for v in ops.inputs[end]), default=0):
             continue
         group = _only_for(ops, readers, end)
-        if group is None:
+        if group is None or any(ops.ops[i].type in HOLDING for i in group):
             continue
         read = {storage[v] for i in group for v in ops.inputs[i] if producer[v] not in group}
         read = {s for s in read if not source[s]}

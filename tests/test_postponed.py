@@ -156,12 +156,15 @@ def test_forward_reductions_written_behind_the_network_stand_behind_what_they_re
         penalty = tf.reduce_sum(square)
         used_later = tf.reduce_sum(tf.square(x))
         wide = tf.reduce_sum(tf.square(first), axis=1)
-        ops = capture([tf.reduce_sum(h) + penalty + used_later + tf.reduce_sum(wide)])
+        # What branches have read is held until their gradients.
+        second = tf.sin(x)
+        branch = tf.cond(x[0, 0] > 0.0, lambda: tf.reduce_sum(second), lambda: 0.0)
+        ops = capture([tf.reduce_sum(h) + penalty + used_later + tf.reduce_sum(wide) + branch])
     sizes = ops.value_bytes(1)
     early = {ops.ops[i] for i in early_reductions(ops, len(ops.ops), sizes)}
     assert {square.op, penalty.op, wide.op} <= early
     # What the graph is given is there all the time, and the end of the network is no reduction of something early.
-    assert early.isdisjoint({used_later.op, h.op, first.op})
+    assert early.isdisjoint({used_later.op, h.op, first.op, branch.op, branch.op.inputs[0].op})
     with graph.as_default():
         again = capture([penalty + tf.reduce_sum(h)], late=0, beside=early)
     order = [op for op in again.ops if op.type in ("Tanh", "Square")]
