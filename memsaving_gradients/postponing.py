@@ -26,6 +26,8 @@ __all__ = ["postponable"]
 EXPANSION = 16
 #: What is read first after this share of the backward ops waits for something far away, …
 FAR = 1 / 16
+#: … and so many ops at least, …
+FEWEST = 2
 #: … and what else reads the same about then comes after at least this share of the ops between.
 ABOUT_THEN = 1 / 2
 #: What is made again from what is read about then is made so many ops in a row behind that, at most.
@@ -88,7 +90,7 @@ def _is_near(graph: TrainingGraph, root: int, last: Mapping[int, int], turn: flo
 
 def _groups(graph: TrainingGraph, readers: Sequence[Sequence[int]]) -> dict[int, set[int]]:
     """For each backward op whose result waits for something far away, it and the backward ops that only it needs."""
-    far = (graph.length - graph.first_backward) * FAR
+    far = max((graph.length - graph.first_backward) * FAR, FEWEST)
     group: dict[int, int] = {}
     found: dict[int, set[int]] = {}
     for op in range(graph.length - 1, graph.first_backward - 1, -1):
