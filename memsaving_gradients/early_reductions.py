@@ -10,8 +10,11 @@ Linear in the edges, for groups are small.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from graph_tools import optypes
 from graph_tools.capture import OpGraph
@@ -28,15 +31,22 @@ HOLDING = optypes.FUNCTIONAL | optypes.PYTHON
 FAR = 1 / 16
 
 
-def early_reductions(ops: OpGraph, border: int, sizes: npt.NDArray[np.int64]) -> list[int]:
+def early_reductions(
+    ops: OpGraph,
+    border: int,
+    sizes: npt.NDArray[np.int64],
+    beside: Collection[tf.Operation] = (),
+) -> list[int]:
     """Ops before ``border`` that are better thought of as run right behind what they read, for it is needed for nothing else later.
 
-    ``sizes``: bytes of each value.
+    ``sizes``: bytes of each value. ``beside``: ops that stand right behind what they read already, and put nothing farther away.
     """
     readers = _readers(ops, border)
     storage, source, producer = ops.storage.tolist(), ops.source.tolist(), ops.producer.tolist()
     size = sizes.tolist()
-    far = FAR * border
+    # Places count from 1; 0 is before all.
+    place = np.cumsum([op not in beside for op in ops.ops[:border]]).tolist()
+    far = FAR * max(place, default=0)
     groups: list[tuple[set[int], int, list[int]]] = []
     for end in range(border):
         made = sum(size[storage[v]] for v in _results(ops, end))
@@ -47,11 +57,12 @@ def early_reductions(ops: OpGraph, border: int, sizes: npt.NDArray[np.int64]) ->
             continue
         read = {storage[v] for i in group for v in ops.inputs[i] if producer[v] not in group}
         read = {s for s in read if not source[s]}
-        first = min(i for i in group if ops.inputs[i] or i == end)
-        if first - max((producer[s] for s in read), default=border) >= far:
+        first = place[min(i for i in group if ops.inputs[i] or i == end)]
+        if read and first - max(place[producer[s]] for s in read) >= far:
             groups.append((group, first, [s for s in read if size[s] > made * SHRINKING]))
     in_groups = {i for group, *_ in groups for i in group}
-    last = {storage[v]: i for i in range(border) if i not in in_groups for v in ops.inputs[i]}
+    others = (i for i in range(border) if i not in in_groups)
+    last = {storage[v]: place[i] for i in others for v in ops.inputs[i]}
     # Several losses on one value are none's hindrance to another.
     needless = (g for g, first, read in groups if any(last.get(s, 0) <= first - far for s in read))
     return sorted(set().union(*needless))

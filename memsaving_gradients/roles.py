@@ -63,7 +63,7 @@ def capture_step(
     """
     ops = capture(grads, besides=ys, late=first_backward, beside=beside, home=home)
     border = _border(ops, first_backward, beside)
-    if early := early_reductions(ops, border, ops.value_bytes(batch)):
+    if early := early_reductions(ops, border, ops.value_bytes(batch), beside):
         beside = {*beside, *(ops.ops[i] for i in early)}
         ops = capture(grads, besides=ys, late=first_backward, beside=beside, home=home)
     reads = [

@@ -171,6 +171,24 @@ def test_forward_reductions_written_behind_the_network_stand_behind_what_they_re
     assert order.index(square.op) == 1
 
 
+def test_what_stands_beside_puts_the_end_of_a_network_no_farther_away():
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [1024, 64])
+        h = x
+        for _ in range(40):
+            h = tf.tanh(h)
+        loss = tf.reduce_sum(h)
+        packed = [h]
+        for _ in range(20):
+            packed.append(tf.sign(packed[-1]))
+    beside = [tensor.op for tensor in packed[1:]]
+    ops = capture([loss, packed[-1]], late=0, beside=beside)
+    sizes = ops.value_bytes(1)
+    assert ops.position[loss.op.name] > ops.position[beside[-1].name]
+    assert loss.op in {ops.ops[i] for i in early_reductions(ops, len(ops.ops), sizes)}
+    assert not early_reductions(ops, len(ops.ops), sizes, beside)
+
+
 def test_the_graph_has_no_cycle():
     import memsaving_gradients as ms
 
