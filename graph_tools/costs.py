@@ -158,11 +158,7 @@ _PASSES: dict[str, float] = {
     **dict.fromkeys("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3".split(), 2),
     **dict.fromkeys("MaxPool MaxPool3D AvgPool AvgPool3D MaxPoolGrad MaxPool3DGrad".split(), 1.5),
     **dict.fromkeys("TopKV2 Unique UniqueV2 CTCLoss CTCLossV2 Dilation2D".split(), 20),
-    **dict.fromkeys(
-        """While StatelessWhile If StatelessIf Case StatelessCase PartitionedCall StatefulPartitionedCall
-        XlaCallModule""".split(),
-        20,
-    ),
+    **dict.fromkeys((*optypes.FUNCTIONAL, "XlaCallModule"), 20),
 }
 
 # They write, or say something of shapes, and read no buffer.

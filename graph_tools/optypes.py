@@ -109,9 +109,8 @@ EXPENSIVE = frozenset(
     BlockLSTMV2 GRUBlockCell Cholesky MatrixInverse MatrixSolve MatrixTriangularSolve MatrixDeterminant
     LogMatrixDeterminant SelfAdjointEigV2 Svd Qr Eig FFT FFT2D FFT3D RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D
     MaxPool MaxPoolV2 MaxPool3D AvgPool AvgPool3D FractionalMaxPool FractionalAvgPool MaxPoolWithArgmax
-    While StatelessWhile If StatelessIf Case StatelessCase PartitionedCall StatefulPartitionedCall
     XlaCallModule TopKV2 Unique UniqueV2 CTCLoss CTCLossV2""".split()
-)
+).union(FUNCTIONAL)
 
 #: oneDNN's layout pass makes a filter gradient and the BiasAddGrad that reads the same gradient one kernel, without
 #: regard to control edges (TensorFlow 2.21). An op that waits for the BiasAddGrad and feeds the filter gradient then

@@ -30,6 +30,7 @@ from graph_tools import _tf, _tf_autodiff
 from graph_tools.devices import Home
 from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
+from graph_tools.loops import behind_identities
 from graph_tools.sizes import tensor_bytes
 from graph_tools.warn import warn
 from memsaving_gradients import guard, registry, replicas
@@ -222,7 +223,10 @@ def _way_out(graph: tf.Graph, grads: Collection[tf.Operation], site: Site, budge
     smaller = "if that is too much, take a smaller batch"
     if site.holds_gradients:
         return smaller
-    given = [tensor for tensor in _tf_autodiff.outputs_of(graph) if _behind(tensor) in grads]
+    # TensorFlow hands what a function returns through identities.
+    given = [
+        tensor for tensor in _tf_autodiff.outputs_of(graph) if behind_identities(tensor).op in grads
+    ]
     held = sum(tensor_bytes(tensor).at(site.options.batch) for tensor in given)
     if held < budget * LITTLE:
         return smaller
@@ -230,13 +234,6 @@ def _way_out(graph: tf.Graph, grads: Collection[tf.Operation], site: Site, budge
         f"{len(given)} gradients that the function returns ({format_bytes(int(held))}) are all there at its end: ask with hold_gradients=True, "
         f"so that plans, and the least budget that an error names, count them, or consume them in the function; {smaller}"
     )
-
-
-def _behind(tensor: tf.Tensor) -> tf.Operation:
-    """The op that made what a function returns, which TensorFlow hands through identities."""
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor.op
 
 
 def _ends(built: _Built, updates: Updates) -> dict[str, list[tf.Operation]]:
