@@ -88,6 +88,11 @@ def are_equal(op: tf.Operation, other: tf.Operation) -> bool:
     return _PROTECTED not in attributes and dict(attributes) == dict(theirs)
 
 
+def is_function(graph: tf.Graph) -> bool:
+    """Whether ``graph`` is the body of a function: its arguments have shapes, which what a session is fed with has not for grappler (2.16 to 2.21)."""
+    return isinstance(graph, tf.__internal__.FuncGraph)
+
+
 def create_held(
     tensor: tf.Tensor, name: str, controls: Iterable[tf.Operation], device: str
 ) -> tf.Tensor:

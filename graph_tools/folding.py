@@ -1,23 +1,34 @@
-"""What grappler's constant folding moves past what: constants travel down a tree of additions or multiplications.
+"""What grappler moves past what: constants travel in trees of additions or multiplications.
 
 ``c * (x * y)`` becomes ``x * (c * y)`` where the product in parentheses has no other reader (``ConstantPushDown`` in
 TensorFlow's ``constant_folding.cc``, 2.16 to 2.21), so that constants meet and are folded. Which of two factors is x is a matter
-of names: before that, grappler sorts what commutative ops read (`input_name`, ``canonicalizer.cc``). Three consequences matter to
+of names: before that, grappler sorts what commutative ops read (`input_name`, ``canonicalizer.cc``). In functions, where it knows which sizes are
+equal, it then puts each tree of products together anew, the smallest factors first (``MinimizeBroadcasts`` in ``arithmetic_optimizer.cc``): this
+becomes ``(c * x) * y``. Three consequences matter to
 whoever edits a graph: an op put between two ops of such a tree changes the last bits of the result; so may an op of another name in
-the place of a factor; and ``c * y`` is an op of its own, ready as soon as y is, which may be long before x.
+the place of a factor; and ``c * x`` is an op of its own, ready as soon as x is, which may be long before y.
+
+Not covered: trees of products of which some are broadcast.
 """
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import optypes
+from graph_tools import _tf, optypes
 from graph_tools.capture import OpGraph
 from graph_tools.sizes import tensor_bytes
 
-__all__ = ["input_name", "pushed_down", "takes_constant"]
+__all__ = ["Folded", "folded", "input_name", "takes_constant"]
+
+#: Examples in a batch whose size is unknown, where only the order of sizes matters.
+MANY = 1 << 20
 
 
 def input_name(tensor: tf.Tensor) -> str:
@@ -52,8 +63,26 @@ def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
     return takes
 
 
-def pushed_down(ops: OpGraph) -> list[tuple[int, ...]]:
-    """What each op reads when constants have moved down: ``c * (x * y)`` reads x and ``c * y``, which reads y alone.
+@dataclass(frozen=True)
+class Folded:
+    """What ops read when constants have moved.
+
+    Attributes
+    ----------
+    reads
+        The values that each op reads, but for constants that have moved.
+    gone
+        Ops that read constants alone by then, and become constants themselves; they go on to wait for what they waited for.
+    """
+
+    reads: list[tuple[int, ...]]
+    gone: frozenset[int]
+
+
+def folded(ops: OpGraph) -> Folded:
+    """What each op reads when constants have moved: ``c * (x * y)`` reads x and ``c * y``, which reads y alone.
+
+    In functions ``c * x`` and y, where x and y are equally large.
 
     Examples
     --------
@@ -64,45 +93,159 @@ def pushed_down(ops: OpGraph) -> list[tuple[int, ...]]:
     ...     product = tf.sin(x) * tf.sin(y)
     ...     graph = capture([0.5 * product])
     >>> inner = graph.position[product.op.name]
-    >>> [graph.ops[graph.producer[v]].name for v in pushed_down(graph)[inner]]
+    >>> [graph.ops[graph.producer[v]].name for v in folded(graph).reads[inner]]
     ['Sin_1']
     """
-    found = list(ops.inputs)
-    # Of ops that hold a constant: the position of their other operand.
-    operand: dict[int, int] = {}
-    for i in range(len(ops.ops) - 1, -1, -1):
-        kind = ops.ops[i].type
-        if len(ops.inputs[i]) != 2 or not any(kind in family for family in optypes.FOLDED_TOGETHER):
-            continue
-        fixed = ops.constants(i)
-        if i not in operand and any(fixed):
-            operand[i] = fixed.index(False) if not all(fixed) else 0
-        if i not in operand:
-            continue
-        value = ops.inputs[i][operand[i]]
-        child = int(ops.producer[value])
+    trees = _Trees(ops)
+    trees.push_down()
+    if ops.ops and _tf.is_function(ops.ops[0].graph):
+        trees.regroup()
+        trees.push_down()
+    reads = list(ops.inputs)
+    for i in trees.changed:
+        operands = () if i in trees.gone else trees.operands[i]
+        reads[i] = tuple(v for v in operands if not ops.constant[v])
+    return Folded(reads, frozenset(trees.gone))
+
+
+class _Trees:
+    """Sums and products of two operands each, as they are put together anew.
+
+    Attributes
+    ----------
+    operands
+        For each of these ops the two values that it combines, in order.
+    changed
+        Those whose operands are not what they were.
+    gone
+        Those that combine constants.
+    """
+
+    def __init__(self, ops: OpGraph) -> None:
+        self.ops = ops
+        self.producer = ops.producer.tolist()
+        self.operands = {
+            i: ops.inputs[i]
+            for i, op in enumerate(ops.ops)
+            if len(ops.inputs[i]) == 2
+            and any(op.type in family for family in optypes.FOLDED_TOGETHER)
+        }
+        self.changed: set[int] = set()
+        self.gone: set[int] = set()
+        self.readers = {i: ops.readers[i] for i in self.operands}
+        self.controlling = {other for controls in ops.controls for other in controls}
+
+    def is_constant(self, value: int) -> bool:
+        return bool(self.ops.constant[value]) or self.producer[value] in self.gone
+
+    def push_down(self) -> None:
+        """Let the constant of each op change places with the first operand of the op that this combines it with.
+
+        What commutative ops combine is sorted by name before.
+        """
+        for i, operands in self.operands.items():
+            if optypes.is_commutative(self.ops.ops[i]):
+                first, second = sorted(operands, key=lambda v: input_name(self.ops.tensor(v)))
+                self.operands[i] = (first, second)
+        todo = list(self.operands)
+        while todo:
+            moved = {op for i in todo for op in self._pushed(i)}
+            todo = sorted(moved)
+
+    def _pushed(self, i: int) -> tuple[int, ...]:
+        """Let the constant of an op, if it has one, go down by one op: both ops, or none."""
+        operands = self.operands[i]
+        if not any(map(self.is_constant, operands)):
+            return ()
+        value, constant = sorted(operands, key=self.is_constant)
+        child = self.producer[value]
         if (
-            ops.readers[child] != [i]
-            or len(ops.inputs[child]) != 2
-            or any(ops.constants(child))
-            or not optypes.fold_together(kind, ops.ops[child].type)
-            or not _is_smaller(ops, i, operand[i], child)
+            child not in self.operands
+            or self.readers[child] != [i]
+            or child in self.controlling
+            or not optypes.fold_together(self.ops.ops[i].type, self.ops.ops[child].type)
         ):
-            continue
-        first = _first(ops.ops[child])
-        operand[child] = 1 - first
-        found[child] = (ops.inputs[child][1 - first],)
-        found[i] = (*found[i], ops.inputs[child][first])
-    return found
+            return ()
+        first, second = sorted(self.operands[child], key=self.is_constant)
+        if self.is_constant(first):
+            return ()
+        if not self.is_constant(second) and self._bytes(constant) > self._bytes(first):
+            return ()
+        self._combine(i, first, value)
+        self._combine(child, constant, second)
+        return i, child
 
+    def regroup(self) -> None:
+        """Put products of constants and of factors of one shape together anew: the smallest first."""
+        taken: set[int] = set()
+        for root in reversed(self.operands):
+            if root in taken or not self._is_product(root):
+                continue
+            members, leaves = self._tree(root, taken)
+            taken |= {root, *members}
+            shape = self.ops.tensor(int(self.ops.first_value[root])).shape
+            others = [v for v in leaves if not self.is_constant(v)]
+            if (
+                not members
+                or len(others) == len(leaves)
+                or shape.rank is None
+                or any(self.ops.tensor(v).shape.as_list() != shape.as_list() for v in others)
+            ):
+                continue
+            self._build(root, members, leaves)
 
-def _first(op: tf.Operation) -> int:
-    """Which of two inputs is the first one when those of commutative ops are sorted."""
-    x, y = op.inputs
-    return int(optypes.is_commutative(op) and input_name(y) < input_name(x))
+    def _tree(self, root: int, taken: Collection[int]) -> tuple[list[int], list[int]]:
+        """Products that only ``root`` or another of them reads, and the values that they combine, both from the left to the right."""
+        members: list[int] = []
+        leaves: list[int] = []
+        stack = [(root, v) for v in reversed(self.operands[root])]
+        while stack:
+            reader, value = stack.pop()
+            op = self.producer[value]
+            if (
+                self._is_product(op)
+                and op not in taken
+                and self.readers[op] == [reader]
+                and op not in self.controlling
+                and not self.ops.controls[op]
+                and self.ops.ops[op].device == self.ops.ops[root].device
+            ):
+                members.append(op)
+                stack += [(op, v) for v in reversed(self.operands[op])]
+            else:
+                leaves.append(value)
+        return members, leaves
 
+    def _build(self, root: int, members: list[int], leaves: list[int]) -> None:
+        """Combine ``leaves`` two by two: constants first, then as they come; an odd one last of all."""
+        sizes = {value: self._bytes(value) for value in leaves}
+        left = deque(sorted(leaves, key=sizes.__getitem__))
+        last = left.pop() if len(left) % 2 else None
+        while len(left) > 1:
+            op = members.pop() if members else root
+            self._combine(op, left.popleft(), left.popleft())
+            made = int(self.ops.first_value[op])
+            # What was just made counts for no more than a scalar.
+            sizes[made] = 1
+            rises = len(left) > 1 and sizes[left[0]] < sizes[left[1]]
+            (left.appendleft if rises else left.append)(made)
+        if last is not None:
+            self._combine(root, left.popleft(), last)
 
-def _is_smaller(ops: OpGraph, parent: int, operand: int, child: int) -> bool:
-    """Whether the constant of ``parent`` is no larger than what it would change places with; unknown if it was pushed."""
-    constant, op = ops.ops[parent].inputs[1 - operand], ops.ops[child]
-    return sum(tensor_bytes(constant)) <= sum(tensor_bytes(op.inputs[_first(op)]))
+    def _combine(self, op: int, one: int, other: int) -> None:
+        self.operands[op] = (one, other)
+        self.changed.add(op)
+        for read in (self.producer[one], self.producer[other]):
+            if len(self.readers.get(read, ())) == 1:
+                self.readers[read] = [op]
+        if self.is_constant(one) and self.is_constant(other):
+            self.gone.add(op)
+
+    def _is_product(self, op: int) -> bool:
+        return op in self.operands and op not in self.gone and self.ops.ops[op].type == "Mul"
+
+    def _bytes(self, value: int) -> float:
+        """The size of a value, a batch taken for a large one; a constant that was made of others is no larger than these."""
+        if (op := self.producer[value]) in self.gone:
+            return max(map(self._bytes, self.operands[op]))
+        return tensor_bytes(self.ops.tensor(value)).at(MANY)

@@ -36,7 +36,7 @@ import numpy as np
 from graph_tools import costs, optypes
 from graph_tools.capture import OpGraph
 from graph_tools.equal_ops import equal_ops
-from graph_tools.folding import pushed_down
+from graph_tools.folding import folded
 from graph_tools.liveness import timeline
 from graph_tools.views import viewed_input
 from memsaving_gradients.schedule import Simulation
@@ -146,22 +146,26 @@ def simulate_execution(
 def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
     same = equal_ops(ops)
     one = _as_one(ops, same)
-    reads = [[one.get(v, v) for v in values] for values in _split(ops, pushed_down(ops))]
+    moved = folded(ops)
+    absent = moved.gone | same.keys()
+    reads = [[one.get(v, v) for v in values] for values in _split(ops, moved.reads)]
     storage, source = [one.get(root, root) for root in _storages(ops)], ops.source.tolist()
     producer = ops.producer.tolist()
     bounds = [*ops.first_value.tolist(), len(producer)]
-    writes = [range(bounds[i], bounds[i + (i not in same)]) for i in range(len(ops.ops))]
-    before: list[list[int]] = []
+    writes = [range(bounds[i], bounds[i + (i not in absent)]) for i in range(len(ops.ops))]
+    waits: list[dict[int, None]] = []
     there: list[bool] = []
     for i, op in enumerate(ops.ops):
-        if i in same or optypes.reads_known_shapes(op):
+        if i in absent or optypes.reads_known_shapes(op):
             reads[i] = []
         controls = () if i in same else (same.get(other, other) for other in ops.controls[i])
-        waits = dict.fromkeys((*(producer[v] for v in reads[i]), *controls))
-        before.append([other for other in waits if not there[other]])
-        there.append(not before[i] and all(source[storage[v]] for v in writes[i]))
+        waits.append(dict.fromkeys((*(producer[v] for v in reads[i]), *controls)))
+        # A product that was put together anew may stand before what it reads.
+        ready = all(other < i and there[other] for other in waits[i])
+        there.append(ready and all(source[storage[v]] for v in writes[i]))
         if op.type in optypes.SHAPE_READERS:
             reads[i] = []
+    before = [[other for other in found if not there[other]] for found in waits]
     after: list[list[int]] = [[] for _ in before]
     for i, waits_for in enumerate(before):
         for other in waits_for:
@@ -173,7 +177,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
     persistent = persistent_bytes(ops, batch)
     sizes = ops.value_bytes(batch).tolist()
     runs = ops.here.copy()
-    runs[list(same)] = False
+    runs[list(absent)] = False
     return _Work(
         before=before,
         after=after,

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools import capture
-from graph_tools.folding import pushed_down
+from graph_tools.folding import folded
 from graph_tools.measure import in_fresh_process
 from graph_tools.views import viewed_input
 from memsaving_gradients import execution, following
@@ -100,7 +100,7 @@ def test_a_pushed_constant_lets_a_product_run_early():
         inner = x * (y * z)
         graph = capture([inner * 0.5])
         plain = capture([tf.sin(x * y)])
-    reads = pushed_down(graph)
+    reads = folded(graph).reads
 
     def made_by(op: str) -> set[str]:
         return {graph.ops[graph.producer[v]].name for v in reads[graph.position[op]]}
@@ -108,7 +108,7 @@ def test_a_pushed_constant_lets_a_product_run_early():
     assert made_by("mul") == {"Sin_2"}
     assert made_by("mul_1") == {"Sin_1", "mul"}
     assert made_by("mul_2") >= {"Sin", "mul_1"}
-    assert pushed_down(plain) == list(plain.inputs)
+    assert folded(plain).reads == list(plain.inputs)
 
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
@@ -127,7 +127,7 @@ def test_names_decide_which_factor_a_constant_joins(names):
                 options=tf.compat.v1.RunOptions(output_partition_graphs=True),
                 run_metadata=metadata,
             )
-    (read,) = pushed_down(ops)[ops.position["product"]]
+    (read,) = folded(ops).reads[ops.position["product"]]
     assert ops.ops[ops.producer[read]].name == "b"
     nodes = {node.name: node for part in metadata.partition_graphs for node in part.node}
     assert {name for name in nodes["product"].input if name in ("a", "b")} == {"b"}
@@ -138,7 +138,7 @@ def test_what_is_read_twice_keeps_its_constant_out():
         x, y = tf.sin(fed(8, 8)), tf.cos(fed(8, 8))
         product = x * y
         graph = capture([product * 0.5, tf.exp(product)])
-    assert pushed_down(graph) == list(graph.inputs)
+    assert folded(graph).reads == list(graph.inputs)
 
 
 def test_views_by_shape():
