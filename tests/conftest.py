@@ -8,6 +8,8 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The allocator that reports peaks; read once, when TensorFlow is imported.
 os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
+# TensorFlow switches it on for new CPUs only. Eigen's convolutions take scratch space, as much as there is cache, that is in no graph.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 from collections.abc import Iterator
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from memsaving_gradients.errors import ArgumentError, NothingSavedWarning
 from tests.attention_cases import assert_close
+from tests.processor import needs_bfloat16
 from tests.support import check_error, numbers
 from tests.versions import KERAS, needs_argument, takes
 
@@ -132,7 +133,9 @@ def test_heads_with_masks_that_layers_hand_on(causal):
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("mixed_bfloat16", marks=needs_bfloat16), "mixed_float16"]
+)
 @pytest.mark.parametrize("name", ["MultiHeadAttention", "Attention", "AdditiveAttention"])
 def test_mixed_precision(name, policy):
     heads = name == "MultiHeadAttention"

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from benchmarks.models import small
+from tests.processor import needs_bfloat16
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -28,6 +29,7 @@ def test_long_text():
     assert "OOM" in done.stdout and "memsaving" in done.stdout
 
 
+@needs_bfloat16
 def test_low_memory() -> None:
     """All techniques together take a small part of the memory, and train."""
     options = ["digits", "--runs", "float32,all", "--epochs", "1", "--steps", "3"]

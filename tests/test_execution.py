@@ -14,6 +14,7 @@ from graph_tools.views import viewed_input
 from memsaving_gradients import execution, following
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.planners import auto
+from tests.processor import needs_bfloat16
 from tests.support import normalized_network
 
 UNIT = 4 * 2**14
@@ -256,7 +257,7 @@ def run_normalizations(dtype: str) -> dict[str, int]:
     return {"simulated": simulated[0], "measured": measured}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
 def test_what_a_normalization_reserves_for_its_gradient_is_counted(dtype):
     bytes_ = in_fresh_process(
         "tests.test_execution:run_normalizations", {"dtype": dtype}, timeout=120
