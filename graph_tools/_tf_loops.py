@@ -13,7 +13,9 @@ from tensorflow.python.framework import auto_control_deps_utils, func_graph, op_
 from tensorflow.python.ops import control_flow_util_v2, handle_data_util
 
 __all__ = [
+    "BRANCHES",
     "LOOPS",
+    "bodies",
     "body_of",
     "condition_of",
     "copy_op",
@@ -30,6 +32,16 @@ __all__ = [
 
 #: The types of ops that a ``tf.while_loop`` becomes.
 LOOPS = ("While", "StatelessWhile")
+#: Those that a ``tf.cond``, a ``tf.case`` or a ``tf.switch_case`` becomes.
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+
+# The attributes of ops that run functions, other than conditions: those with the functions.
+_BODIES = {
+    **dict.fromkeys(LOOPS, ("body",)),
+    **dict.fromkeys(BRANCHES[:2], ("then_branch", "else_branch")),
+    **dict.fromkeys(BRANCHES[2:], ("branches",)),
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
+}
 
 _LoopGradient = Callable[..., Sequence[Any]]
 
@@ -65,6 +77,14 @@ def function_graph(op: tf.Operation, attribute: str) -> Any:
     """
     function = _function(op.graph, function_name(op, attribute))
     return getattr(function, "graph", None)
+
+
+def bodies(op: tf.Operation) -> list[Any]:
+    """The graphs of the functions that ``op`` runs, of a loop that of its body; ``None`` for each that is not known (see `function_graph`)."""
+    attributes = (op.node_def.attr[name] for name in _BODIES[op.type])
+    named = (value.list.func or [value.func] for value in attributes)
+    found = (_function(op.graph, function.name) for functions in named for function in functions)
+    return [getattr(function, "graph", None) for function in found]
 
 
 def function_name(op: tf.Operation, attribute: str) -> str:

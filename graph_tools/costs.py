@@ -161,6 +161,9 @@ _PASSES: dict[str, float] = {
     **dict.fromkeys((*optypes.FUNCTIONAL, "XlaCallModule"), 20),
 }
 
+# Ops that take the time of what is inside.
+_LOOKED_INTO = frozenset(_tf_loops.LOOPS + _tf_loops.BRANCHES)
+
 # They write, or say something of shapes, and read no buffer.
 _READ_NOTHING = optypes.SHAPE_READERS | {"Fill", "BroadcastGradientArgs"}
 
@@ -236,7 +239,7 @@ def _einsum(op: tf.Operation, batch: int) -> float:
 
 
 def op_workspace(graph: OpGraph, batch: int) -> npt.NDArray[np.int64]:
-    """Bytes that every op of ``graph`` takes beside its outputs while it runs, as far as its type says: loops and calls do."""
+    """Bytes that every op of ``graph`` takes beside its outputs while it runs, as far as its type says: loops, branches and calls do."""
     found = np.zeros(len(graph.ops), np.int64)
     for i, op in enumerate(graph.ops):
         if op.type in HAS_INSIDE and (within := inside(op, batch)) is not None:
@@ -268,7 +271,7 @@ def op_seconds(graph: OpGraph, batch: int, speeds: Speeds | None = None) -> npt.
         no_work = all(source[v] or storage[v] != v for v in outputs)
         if no_work or kind in optypes.VIEWS or kind in optypes.SOURCES:
             continue
-        if kind in _tf_loops.LOOPS and (within := inside(op, batch)) is not None:
+        if kind in _LOOKED_INTO and (within := inside(op, batch)) is not None:
             seconds[i] = speeds.start + within.seconds
             continue
         moved = sum(read[v] for v in outputs)

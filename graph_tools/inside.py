@@ -1,9 +1,8 @@
-"""What a loop takes inside: its time, the bytes alive while a step runs, and the bytes of the tensor lists that it gives.
+"""What a loop, a branch or a call takes inside: its time, and the bytes alive while it runs.
 
-To the graph around it a loop is one op, whose lists are variants of no size that is known. But its body is a graph, too: a step takes
-the time of its ops and the bytes that are alive between them, and what a step appends to a list, or writes to one, the loop does as
-often as it runs. Loops in bodies are looked into in the same way, and so are called functions. How often a loop runs is known from its condition
-(`graph_tools.loops.trip_count`), was noted on it (`note_steps`), or is taken to be `UNKNOWN_STEPS`.
+To the graph around it a loop is one op. But its body is a graph, too: a step takes the time of its ops and the bytes that are alive
+between them. Branches, of which the dearest counts, and called functions are looked into in the same way, and so are loops in bodies. How often a
+loop runs is known from its condition (`graph_tools.loops.trip_count`), was noted on it (`note_steps`), or is taken to be `UNKNOWN_STEPS`.
 
 Functions that XLA compiles, as Keras has it for grouped convolutions on a CPU, are taken to hold what their ops do, one by one, but for the
 gradients of depthwise filters: on a CPU, XLA makes each as that of a filter between all channels, and holds that twice (measured with
@@ -14,14 +13,14 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from graph_tools import _tf, _tf_loops, optypes
-from graph_tools.sizes import Bytes, tensor_bytes
+from graph_tools.sizes import tensor_bytes
 
 if TYPE_CHECKING:
     from graph_tools.capture import OpGraph
@@ -31,7 +30,6 @@ __all__ = [
     "UNKNOWN_STEPS",
     "Inside",
     "inside",
-    "list_bytes",
     "note_steps",
     "noted_steps",
     "steps_of",
@@ -40,15 +38,8 @@ __all__ = [
 #: Stands in for the number of steps of a loop where nothing is known of it.
 UNKNOWN_STEPS = 256
 _STEPS = "_graph_tools_steps"
-#: Ops that add an element to a list, and which of their inputs that is.
-_ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
-#: What these give is the buffer of a variable, or a constant, however often it is in a list.
-_SHARED = optypes.READS | optypes.SHAPE_READERS | {"Const", "Fill"}
-
-# Ops that call a function, their attribute ``f``.
-_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 #: Ops that `inside` looks into.
-HAS_INSIDE = _CALLS | frozenset(_tf_loops.LOOPS)
+HAS_INSIDE = optypes.FUNCTIONAL
 
 _known: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, bool], tuple[float, int]]] = (
     weakref.WeakKeyDictionary()
@@ -57,7 +48,7 @@ _known: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, bool], tuple[fl
 
 @dataclass(frozen=True)
 class Inside:
-    """Time of all steps of a loop (seconds), and bytes that are alive in a step, beside what goes in and out of the loop; of a call likewise."""
+    """Time of all steps of a loop (seconds), and bytes that are alive in a step, beside what goes in and out of the loop; of branches and calls likewise."""
 
     seconds: float
     workspace: int
@@ -84,20 +75,24 @@ def steps_of(op: tf.Operation) -> int:
 
 
 def inside(op: tf.Operation, batch: int) -> Inside | None:
-    """What the loop, or the call, ``op`` takes inside at a batch of ``batch`` examples; ``None`` if its body is not known."""
-    called = op.type in _CALLS
-    body = _tf_loops.function_graph(op, "f" if called else "body")
-    if body is None:
+    """What the loop, the branch or the call ``op`` takes inside at a batch of ``batch`` examples; ``None`` if its body is not known."""
+    loops = op.type in _tf_loops.LOOPS
+    bodies = _tf_loops.bodies(op)
+    if None in bodies:
         return None
-    found = _known.setdefault(body, {})
     # The attribute is how TensorFlow asks for a function to be compiled (2.16 to 2.21).
-    compiled = called and op.node_def.attr["_XlaMustCompile"].b
+    compiled = not loops and "_XlaMustCompile" in op.node_def.attr
+    compiled = compiled and op.node_def.attr["_XlaMustCompile"].b
     expands = compiled and not tf.config.list_logical_devices("GPU")
-    key = batch, len(body.get_operations()), expands
-    if key not in found:
-        found[key] = _step(body, batch, called=called, expands=expands)
-    seconds, workspace = found[key]
-    steps = 1 if called else steps_of(op)
+    takes = []
+    for body in bodies:
+        found = _known.setdefault(body, {})
+        key = batch, len(body.get_operations()), expands
+        if key not in found:
+            found[key] = _step(body, batch, called=not loops, expands=expands)
+        takes.append(found[key])
+    seconds, workspace = map(max, zip(*takes, strict=True))
+    steps = steps_of(op) if loops else 1
     return Inside(seconds * steps, workspace if steps else 0)
 
 
@@ -179,62 +174,3 @@ def _taken_over(
                 free.remove(sizes[value])
                 taken += sizes[value]
     return taken
-
-
-def list_bytes(tensor: tf.Tensor) -> Bytes:
-    """Bytes of the elements of a tensor list that its op adds to it; nothing for what is no list.
-
-    Examples
-    --------
-    >>> import tensorflow as tf
-    >>> with tf.Graph().as_default():
-    ...     x = tf.compat.v1.placeholder(tf.float32, [12, 4])
-    ...     y = tf.scan(lambda s, e: s + e, x)
-    >>> [list_bytes(t).fixed for op in y.graph.get_operations() for t in op.outputs if list_bytes(t).fixed]
-    [192, 192]
-    """
-    op = tensor.op
-    if op.type == "TensorListFromTensor":
-        return tensor_bytes(op.inputs[0])
-    if op.type in _CALLS:
-        # The lists of loops that are called are results of the call, where the gradient's call reads them.
-        called = _tf_loops.function_graph(op, "f")
-        if called is None:
-            return Bytes(0, 0)
-        inner = called.outputs[tensor.value_index]
-        while inner.op.type == "Identity":
-            inner = inner.op.inputs[0]
-        return list_bytes(inner)
-    if op.type not in _tf_loops.LOOPS:
-        return Bytes(0, 0)
-    body = _tf_loops.function_graph(op, "body")
-    if body is None:
-        return Bytes(0, 0)
-    number = tensor.value_index
-    size = _growth(body.outputs[number], body.inputs[number])
-    return Bytes(*(steps_of(op) * part for part in size))
-
-
-def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> Bytes:
-    """Bytes that a step adds to the list that comes in as ``argument`` and goes out as ``tensor``."""
-    sizes: list[Bytes] = []
-    while tensor is not argument:
-        op = tensor.op
-        if op.type in _ITEMS:
-            item = op.inputs[_ITEMS[op.type]]
-            sizes.append(Bytes(0, 0) if item.op.type in _SHARED else tensor_bytes(item))
-        elif op.type in _tf_loops.LOOPS:
-            sizes.append(list_bytes(tensor))
-            tensor = op.inputs[tensor.value_index]
-            continue
-        elif op.type not in ("Identity", "TensorListPopBack"):
-            break
-        tensor = op.inputs[0]
-    return _sum(sizes)
-
-
-def _sum(sizes: Iterable[Bytes]) -> Bytes:
-    fixed = rate = 0
-    for size in sizes:
-        fixed, rate = fixed + size.fixed, rate + size.per_example
-    return Bytes(fixed, rate)

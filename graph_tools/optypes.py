@@ -90,7 +90,7 @@ UPDATES_IN_PLACE = frozenset(
 
 #: Ops that give an input's shape, or a part of it.
 SHAPES = frozenset("Shape ShapeN Size Rank".split())
-#: Ops that read an input's shape and not its buffer.
+#: Ops that read an input's shape and not its buffer (see `reads_shapes`).
 SHAPE_READERS = SHAPES | {"ZerosLike", "OnesLike"}
 
 #: Ops that give an element of a tensor list, which lives in the list's buffers.
@@ -173,10 +173,14 @@ def fold_together(one: str, other: str) -> bool:
     return any(one in family and other in family for family in FOLDED_TOGETHER)
 
 
+def reads_shapes(op: tf.Operation) -> bool:
+    """Whether ``op`` reads shapes, and no buffer. (Zeros like a list of tensors are as many as it has.)"""
+    return op.type in SHAPE_READERS and all(t.dtype != tf.variant for t in op.inputs)
+
+
 def reads_known_shapes(op: tf.Operation) -> bool:
     """Whether ``op`` needs nothing but shapes that are known already, so that it becomes a constant."""
-    inputs = op.inputs if op.type in SHAPE_READERS else ()
-    return bool(inputs) and all(t.shape.is_fully_defined() for t in inputs)
+    return reads_shapes(op) and all(t.shape.is_fully_defined() for t in op.inputs)
 
 
 def is_stateful(op: tf.Operation) -> bool:

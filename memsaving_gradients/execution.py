@@ -163,7 +163,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         # A product that was put together anew may stand before what it reads.
         ready = all(other < i and there[other] for other in waits[i])
         there.append(ready and all(source[storage[v]] for v in writes[i]))
-        if op.type in optypes.SHAPE_READERS:
+        if optypes.reads_shapes(op):
             reads[i] = []
     before = [[other for other in found if not there[other]] for found in waits]
     after: list[list[int]] = [[] for _ in before]

@@ -16,10 +16,10 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from graph_tools import _tf, opaque, optypes
+from graph_tools import _tf, _tf_loops, opaque, optypes
 from graph_tools.sizes import tensor_bytes
 
-__all__ = ["ControlGate", "DataGate", "Gate", "gated", "widest_input"]
+__all__ = ["ControlGate", "DataGate", "Gate", "fixed_inputs", "gated", "widest_input"]
 
 
 class Gate(Protocol):
@@ -53,6 +53,23 @@ def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int |
     """
     fits = [k for k, t in enumerate(inputs) if not constant[k] and t.dtype == t.dtype.base_dtype]
     return max(fits, key=lambda k: (_rank(inputs[k]), -k), default=None)
+
+
+def fixed_inputs(op: tf.Operation, constant: Sequence[bool]) -> Sequence[bool]:
+    """Which inputs of ``op`` are not to be held back: constants, and those that would not hold all of it back.
+
+    The executor knows no branches and no loops, only the ops in them. Those of a branch run when its predicate is known, and those of a
+    loop's first step when its condition is, each as soon as what itself reads is there.
+    """
+    if op.type in _tf_loops.BRANCHES:
+        decides = [k == 0 for k in range(len(op.inputs))]
+    elif op.type in _tf_loops.LOOPS:
+        condition = _tf_loops.function_graph(op, "cond")
+        decides = [bool(t.consumers()) for t in condition.inputs] if condition else []
+    else:
+        return constant
+    fixed = [held or not does for held, does in zip(constant, decides, strict=False)]
+    return constant if all(fixed) else fixed
 
 
 def _rank(tensor: tf.Tensor) -> tuple[bool, bool, int]:

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from graph_tools import optypes
 from graph_tools.edit import Rewiring
-from memsaving_gradients.gates import gated, widest_input
+from memsaving_gradients.gates import fixed_inputs, gated, widest_input
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Simulation, Step
@@ -218,7 +218,7 @@ class Holds:
                 self.ops.constants(position), self.ops.inputs[position], strict=True
             )
         ]
-        index = widest_input(op.inputs, fixed)
+        index = widest_input(op.inputs, fixed_inputs(op, fixed))
         if index is None:
             return False
         self.rewiring.point(op, index, self._gated(position, index, triggers))

@@ -39,7 +39,7 @@ from graph_tools import _tf, edit, optypes
 from graph_tools.elsewhere import stays_elsewhere
 from graph_tools.views import unchanged_input
 from memsaving_gradients.barriers import Barriers
-from memsaving_gradients.gates import ControlGate, DataGate, Gate, gated
+from memsaving_gradients.gates import ControlGate, DataGate, Gate, fixed_inputs, gated
 from memsaving_gradients.holds import Holds
 from memsaving_gradients.loads import Loads
 from memsaving_gradients.merging import Merging
@@ -197,7 +197,7 @@ class _Writer:
                 gate.hold(
                     op.name,
                     [self._unfolded(tensor) for tensor in inputs],
-                    self.ops.constants(entry.op),
+                    fixed_inputs(op, self.ops.constants(entry.op)),
                     op.device,
                     copied=self.ops.reads_from_elsewhere(entry.op),
                     matched=op.type in optypes.FUSED_WITH_SIBLING,

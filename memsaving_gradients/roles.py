@@ -66,9 +66,7 @@ def capture_step(
     if early := early_reductions(ops, border, ops.value_bytes(batch), beside):
         beside = {*beside, *(ops.ops[i] for i in early)}
         ops = capture(grads, besides=ys, late=first_backward, beside=beside, home=home)
-    reads = [
-        () if op.type in optypes.SHAPE_READERS else ops.inputs[i] for i, op in enumerate(ops.ops)
-    ]
+    reads = [() if optypes.reads_shapes(op) else ops.inputs[i] for i, op in enumerate(ops.ops)]
     bounds = [*ops.first_value.tolist(), len(ops.producer)]
     results = [ops.value(t) for t in grads]
     takes = takes_constant(ops)

@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from graph_tools import _tf_loops
 from graph_tools.allocations import allocation_events
-from graph_tools.inside import inside, list_bytes
+from graph_tools.inside import inside
 from graph_tools.loops import trip_count
 from graph_tools.measure import in_fresh_process
+from graph_tools.variants import variant_bytes
 
 STEPS, SIZE = 20, 64
 
@@ -30,7 +31,7 @@ def test_lists_of_called_loops_have_bytes() -> None:
         tf.gradients(_looping(x), x)
     calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
     lists = [
-        [list_bytes(out).fixed for out in op.outputs if out.dtype == tf.variant] for op in calls
+        [variant_bytes(out).fixed for out in op.outputs if out.dtype == tf.variant] for op in calls
     ]
     # What the gradients of the sine and of the hyperbolic tangent read, of each step; the backward call gives none.
     assert sorted(lists) == [[], [4 * STEPS * SIZE] * 2]

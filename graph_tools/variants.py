@@ -1,0 +1,123 @@
+"""Bytes behind a variant: of the elements of a tensor list, or of the value that a branch hands to its gradient.
+
+A variant's shape says nothing. What a loop's step appends to a list, or writes to one, the loop does as often as it runs; what a
+branch keeps for its gradient it wraps in an optional, of which those of all other branches are empty, so that the largest counts.
+Zeros like a list are as many as it has, each in a buffer of its own, and adding two lists adds their elements.
+
+Only what an op makes itself is counted: an element that is a variable's buffer, a constant, or an argument of a branch has its
+bytes elsewhere. O(ops between a body's outputs and its arguments) for a variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from graph_tools import _tf_loops, optypes
+from graph_tools.inside import steps_of
+from graph_tools.sizes import Bytes, tensor_bytes
+
+__all__ = ["variant_bytes"]
+
+#: Ops that add an element to a list, and which of their inputs that is.
+_ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+#: What these give is the buffer of a variable, or a constant, however often it is in a list.
+_SHARED = optypes.READS | optypes.SHAPE_READERS | {"Const", "Fill"}
+#: Ops that make a list with elements of its own, as many and as large as those of their first input.
+_LIKE_FIRST = frozenset("ZerosLike AddN".split())
+_NONE = Bytes(0, 0)
+
+
+def variant_bytes(tensor: tf.Tensor) -> Bytes:
+    """Bytes of the tensors behind a variant that its op adds to it; nothing for what is no variant.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> with tf.Graph().as_default():
+    ...     x = tf.compat.v1.placeholder(tf.float32, [12, 4])
+    ...     y = tf.scan(lambda s, e: s + e, x)
+    >>> found = [variant_bytes(t).fixed for op in y.graph.get_operations() for t in op.outputs]
+    >>> [size for size in found if size]
+    [192, 192]
+    """
+    return _sum(_parts(tensor))
+
+
+def _parts(tensor: tf.Tensor, *, every: bool = False) -> Iterator[Bytes]:
+    """What adds up to the bytes behind ``tensor``: those that its op adds, or with ``every`` those of all elements."""
+    while tensor.dtype == tf.variant:
+        op = tensor.op
+        if op.type == "TensorListFromTensor":
+            yield tensor_bytes(op.inputs[0])
+        elif op.type == "OptionalFromValue":
+            yield from map(_held, op.inputs)
+        elif op.type in _ITEMS:
+            # One that stands by itself takes up the tensor that it adds, which is counted already.
+            if every:
+                yield tensor_bytes(op.inputs[_ITEMS[op.type]])
+        elif op.type in _tf_loops.LOOPS:
+            (body,) = _tf_loops.bodies(op)
+            if body is None:
+                return
+            number = tensor.value_index
+            size, replaced = _growth(body.outputs[number], body.inputs[number])
+            steps = steps_of(op)
+            yield Bytes(*(steps * part for part in size))
+            every |= replaced
+        elif op.type in optypes.FUNCTIONAL:
+            # The lists of loops that are called are results of the call, where the gradient's call reads them.
+            results = [body.outputs[tensor.value_index] for body in _tf_loops.bodies(op) if body]
+            yield max(map(variant_bytes, map(_viewed, results)), default=_NONE)
+            return
+        elif op.type in _LIKE_FIRST:
+            every = True
+        elif op.type not in optypes.VIEWS:
+            return
+        if not every or not op.inputs:
+            return
+        loops = op.type in _tf_loops.LOOPS
+        tensor = op.inputs[tensor.value_index if loops else 0]
+
+
+def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
+    """Bytes that a step adds to the list that comes in as ``argument`` and goes out as ``tensor``, and whether it puts new elements in the others' place."""
+    sizes: list[Bytes] = []
+    while tensor is not argument:
+        op = tensor.op
+        if op.type in _ITEMS:
+            item = op.inputs[_ITEMS[op.type]]
+            sizes.append(_NONE if item.op.type in _SHARED else tensor_bytes(item))
+        elif op.type in _tf_loops.LOOPS:
+            sizes.append(variant_bytes(tensor))
+            tensor = op.inputs[tensor.value_index]
+            continue
+        elif op.type in _LIKE_FIRST:
+            return _NONE, True
+        elif op.type not in ("Identity", "TensorListPopBack"):
+            break
+        tensor = op.inputs[0]
+    return _sum(sizes), False
+
+
+def _held(component: tf.Tensor) -> Bytes:
+    """Bytes of what a branch puts into an optional, if the branch has made it."""
+    component = _viewed(component)
+    if component.op.type in optypes.SOURCES:
+        return _NONE
+    return variant_bytes(component) if component.dtype == tf.variant else tensor_bytes(component)
+
+
+def _viewed(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor whose buffer ``tensor`` looks at."""
+    while tensor.op.type in optypes.VIEWS:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _sum(sizes: Iterator[Bytes] | list[Bytes]) -> Bytes:
+    fixed = rate = 0
+    for size in sizes:
+        fixed, rate = fixed + size.fixed, rate + size.per_example
+    return Bytes(fixed, rate)
