@@ -118,7 +118,7 @@ class _Trees:
     changed
         Those whose operands are not what they were.
     gone
-        Those that combine constants.
+        Those that combine constants, each with the bytes of the largest of these: what it gives is taken to be no larger.
     """
 
     def __init__(self, ops: OpGraph) -> None:
@@ -131,7 +131,7 @@ class _Trees:
             and any(op.type in family for family in optypes.FOLDED_TOGETHER)
         }
         self.changed: set[int] = set()
-        self.gone: set[int] = set()
+        self.gone: dict[int, float] = {}
         self.readers = {i: ops.readers[i] for i in self.operands}
         self.controlling = {other for controls in ops.controls for other in controls}
 
@@ -239,13 +239,12 @@ class _Trees:
             if len(self.readers.get(read, ())) == 1:
                 self.readers[read] = [op]
         if self.is_constant(one) and self.is_constant(other):
-            self.gone.add(op)
+            self.gone[op] = max(self._bytes(one), self._bytes(other))
 
     def _is_product(self, op: int) -> bool:
         return op in self.operands and op not in self.gone and self.ops.ops[op].type == "Mul"
 
     def _bytes(self, value: int) -> float:
-        """The size of a value, a batch taken for a large one; a constant that was made of others is no larger than these."""
-        if (op := self.producer[value]) in self.gone:
-            return max(map(self._bytes, self.operands[op]))
-        return tensor_bytes(self.ops.tensor(value)).at(MANY)
+        """The size of a value, a batch taken for a large one."""
+        made = self.gone.get(self.producer[value])
+        return tensor_bytes(self.ops.tensor(value)).at(MANY) if made is None else made

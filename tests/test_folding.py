@@ -74,3 +74,17 @@ def test_products_read_what_grappler_lets_them_read(tree, known):
             makers = {int(ops.producer[v]) for v in moved.reads[i] if not ops.constant[v]}
             read = {ops.ops[maker].name for maker in makers - moved.gone}
             assert read == {name for name in node.input if nodes[name].op != "Const"}
+
+
+def test_thousands_of_constants_become_one():
+    """They go down to one factor, one by one, and the next is as large as those before it."""
+
+    @tf.function(input_signature=[tf.TensorSpec([4, 8])], autograph=False)
+    def function(x):
+        y = tf.sin(x) * tf.cos(x)
+        for _ in range(3_000):
+            y *= tf.constant([0.5] * 8)
+        return y
+
+    moved = folded(capture(list(function.get_concrete_function().graph.outputs)))
+    assert len(moved.gone) == 2_999
