@@ -75,16 +75,14 @@ def function_graph(op: tf.Operation, attribute: str) -> Any:
 
     (It is not the one of `body_of` where the function was replaced. Functions of a graph are not public, 2.16 to 2.21.)
     """
-    function = _function(op.graph, function_name(op, attribute))
-    return getattr(function, "graph", None)
+    return _graph(op.graph, function_name(op, attribute))
 
 
 def bodies(op: tf.Operation) -> list[Any]:
     """The graphs of the functions that ``op`` runs, of a loop that of its body; ``None`` for each that is not known (see `function_graph`)."""
-    attributes = (op.node_def.attr[name] for name in _BODIES[op.type])
-    named = (value.list.func or [value.func] for value in attributes)
-    found = (_function(op.graph, function.name) for functions in named for function in functions)
-    return [getattr(function, "graph", None) for function in found]
+    values = (op.get_attr(attribute) for attribute in _BODIES[op.type])
+    functions = (f for value in values for f in (value if isinstance(value, list) else [value]))
+    return [_graph(op.graph, function.name) for function in functions]
 
 
 def function_name(op: tf.Operation, attribute: str) -> str:
@@ -107,6 +105,10 @@ def functions_of(graph: tf.Graph, node: Any) -> Iterator[tuple[str, Sequence[Any
             function = _function(graph, func.name)
             if function is not None:
                 yield func.name, function.cached_definition.node_def
+
+
+def _graph(graph: Any, name: str) -> Any:
+    return getattr(_function(graph, name), "graph", None)
 
 
 def _function(graph: Any, name: str) -> Any:

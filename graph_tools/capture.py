@@ -26,7 +26,7 @@ from graph_tools.devices import Home
 from graph_tools.elsewhere import is_elsewhere
 from graph_tools.errors import GraphError
 from graph_tools.sizes import Bytes, is_guess, tensor_bytes
-from graph_tools.variants import variant_bytes
+from graph_tools.variants import buffer_bytes
 from graph_tools.views import viewed_input
 
 if TYPE_CHECKING:
@@ -360,7 +360,7 @@ def _describe(
                 rate.append(0)
                 source.append(source[root])
                 continue
-            size = variant_bytes(out) if out.dtype == tf.variant else tensor_bytes(out)
+            size = buffer_bytes(out)
             if kind in optypes.ELEMENTS or is_elsewhere(op):
                 size = Bytes(0, 0)
             if kind in optypes.SIZED_BY_INPUTS and is_guess(out):

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from graph_tools import _tf_loops, optypes
 from graph_tools.capture import OpGraph
-from graph_tools.inside import HAS_INSIDE, inside
+from graph_tools.inside import inside
 from graph_tools.sizes import tensor_bytes
 
 __all__ = [
@@ -242,7 +242,7 @@ def op_workspace(graph: OpGraph, batch: int) -> npt.NDArray[np.int64]:
     """Bytes that every op of ``graph`` takes beside its outputs while it runs, as far as its type says: loops, branches and calls do."""
     found = np.zeros(len(graph.ops), np.int64)
     for i, op in enumerate(graph.ops):
-        if op.type in HAS_INSIDE and (within := inside(op, batch)) is not None:
+        if op.type in optypes.FUNCTIONAL and (within := inside(op, batch)) is not None:
             found[i] = within.workspace
     return found
 

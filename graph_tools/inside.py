@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from graph_tools.capture import OpGraph
 
 __all__ = [
-    "HAS_INSIDE",
     "UNKNOWN_STEPS",
     "Inside",
     "inside",
@@ -38,8 +37,6 @@ __all__ = [
 #: Stands in for the number of steps of a loop where nothing is known of it.
 UNKNOWN_STEPS = 256
 _STEPS = "_graph_tools_steps"
-#: Ops that `inside` looks into.
-HAS_INSIDE = optypes.FUNCTIONAL
 
 _known: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, bool], tuple[float, int]]] = (
     weakref.WeakKeyDictionary()
@@ -75,14 +72,13 @@ def steps_of(op: tf.Operation) -> int:
 
 
 def inside(op: tf.Operation, batch: int) -> Inside | None:
-    """What the loop, the branch or the call ``op`` takes inside at a batch of ``batch`` examples; ``None`` if its body is not known."""
+    """What ``op``, of `optypes.FUNCTIONAL`, takes inside at a batch of ``batch`` examples; ``None`` if its body is not known."""
     loops = op.type in _tf_loops.LOOPS
     bodies = _tf_loops.bodies(op)
     if None in bodies:
         return None
     # The attribute is how TensorFlow asks for a function to be compiled (2.16 to 2.21).
-    compiled = not loops and "_XlaMustCompile" in op.node_def.attr
-    compiled = compiled and op.node_def.attr["_XlaMustCompile"].b
+    compiled = not loops and op.node_def.attr["_XlaMustCompile"].b
     expands = compiled and not tf.config.list_logical_devices("GPU")
     takes = []
     for body in bodies:
@@ -128,7 +124,7 @@ def _step(body: Any, batch: int, *, called: bool, expands: bool = False) -> tupl
         made = [v for v in range(bounds[i], bounds[i + 1]) if storage[v] == v]
         taken = _taken_over(op, made, dying, sizes)
         alive += sum(sizes[v] for v in made) - taken
-        within = inside(op, batch) if op.type in HAS_INSIDE else None
+        within = inside(op, batch) if op.type in optypes.FUNCTIONAL else None
         workspace = 0 if within is None else within.workspace
         if expands and op.type == "Conv2DBackpropFilter":
             workspace = _expanded(op)

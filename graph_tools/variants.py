@@ -10,7 +10,7 @@ bytes elsewhere. O(ops between a body's outputs and its arguments) for a variant
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
@@ -18,7 +18,7 @@ from graph_tools import _tf_loops, optypes
 from graph_tools.inside import steps_of
 from graph_tools.sizes import Bytes, tensor_bytes
 
-__all__ = ["variant_bytes"]
+__all__ = ["buffer_bytes", "variant_bytes"]
 
 #: Ops that add an element to a list, and which of their inputs that is.
 _ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
@@ -45,19 +45,23 @@ def variant_bytes(tensor: tf.Tensor) -> Bytes:
     return _sum(_parts(tensor))
 
 
-def _parts(tensor: tf.Tensor, *, every: bool = False) -> Iterator[Bytes]:
-    """What adds up to the bytes behind ``tensor``: those that its op adds, or with ``every`` those of all elements."""
+def buffer_bytes(tensor: tf.Tensor) -> Bytes:
+    """Bytes of the buffer of ``tensor``, or those behind it if it is a variant."""
+    return variant_bytes(tensor) if tensor.dtype == tf.variant else tensor_bytes(tensor)
+
+
+def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
+    """What adds up to the bytes behind ``tensor`` that its op adds: those of all elements of a list, where it makes all of them anew."""
+    every = False
     while tensor.dtype == tf.variant:
-        op = tensor.op
+        op, number = tensor.op, 0
         if op.type == "TensorListFromTensor":
             yield tensor_bytes(op.inputs[0])
-        elif op.type == "OptionalFromValue":
+            return
+        if op.type == "OptionalFromValue":
             yield from map(_held, op.inputs)
-        elif op.type in _ITEMS:
-            # One that stands by itself takes up the tensor that it adds, which is counted already.
-            if every:
-                yield tensor_bytes(op.inputs[_ITEMS[op.type]])
-        elif op.type in _tf_loops.LOOPS:
+            return
+        if op.type in _tf_loops.LOOPS:
             (body,) = _tf_loops.bodies(op)
             if body is None:
                 return
@@ -73,12 +77,14 @@ def _parts(tensor: tf.Tensor, *, every: bool = False) -> Iterator[Bytes]:
             return
         elif op.type in _LIKE_FIRST:
             every = True
+        elif every and op.type in _ITEMS:
+            # One that stands by itself takes up the tensor that it adds, which is counted already.
+            yield tensor_bytes(op.inputs[_ITEMS[op.type]])
         elif op.type not in optypes.VIEWS:
             return
-        if not every or not op.inputs:
+        if not every:
             return
-        loops = op.type in _tf_loops.LOOPS
-        tensor = op.inputs[tensor.value_index if loops else 0]
+        tensor = op.inputs[number]
 
 
 def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
@@ -104,9 +110,7 @@ def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
 def _held(component: tf.Tensor) -> Bytes:
     """Bytes of what a branch puts into an optional, if the branch has made it."""
     component = _viewed(component)
-    if component.op.type in optypes.SOURCES:
-        return _NONE
-    return variant_bytes(component) if component.dtype == tf.variant else tensor_bytes(component)
+    return _NONE if component.op.type in optypes.SOURCES else buffer_bytes(component)
 
 
 def _viewed(tensor: tf.Tensor) -> tf.Tensor:
@@ -116,7 +120,7 @@ def _viewed(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _sum(sizes: Iterator[Bytes] | list[Bytes]) -> Bytes:
+def _sum(sizes: Iterable[Bytes]) -> Bytes:
     fixed = rate = 0
     for size in sizes:
         fixed, rate = fixed + size.fixed, rate + size.per_example

@@ -65,10 +65,12 @@ def fixed_inputs(op: tf.Operation, constant: Sequence[bool]) -> Sequence[bool]:
         decides = [k == 0 for k in range(len(op.inputs))]
     elif op.type in _tf_loops.LOOPS:
         condition = _tf_loops.function_graph(op, "cond")
-        decides = [bool(t.consumers()) for t in condition.inputs] if condition else []
+        if condition is None:
+            return constant
+        decides = [bool(t.consumers()) for t in condition.inputs]
     else:
         return constant
-    fixed = [held or not does for held, does in zip(constant, decides, strict=False)]
+    fixed = [held or not does for held, does in zip(constant, decides, strict=True)]
     return constant if all(fixed) else fixed
 
 

@@ -16,8 +16,7 @@ import tensorflow as tf
 from graph_tools import _tf_autodiff, optypes
 from graph_tools.errors import GraphError
 from graph_tools.loops import Loop, trip_count
-from graph_tools.sizes import tensor_bytes
-from graph_tools.variants import variant_bytes
+from graph_tools.variants import buffer_bytes
 from memsaving_gradients.loops import pairs
 from memsaving_gradients.loops.division import Division, Replayed, leaf_for, states_for
 from memsaving_gradients.loops.gradient import Gradient
@@ -84,8 +83,7 @@ def division_for(
 def _bytes(tensors: Iterable[tf.Tensor], batch: int, xla: bool) -> int:
     # What is read of a variable is the variable's own buffer, but for XLA.
     own = (t for t in tensors if xla or t.op.type not in optypes.READS)
-    sizes = (variant_bytes(t) if t.dtype == tf.variant else tensor_bytes(t) for t in own)
-    return sum(size.at(batch) for size in sizes)
+    return sum(buffer_bytes(t).at(batch) for t in own)
 
 
 @dataclass(eq=False)
