@@ -18,17 +18,21 @@ NEWEST := .venv-compat/newest
 # Setuptools warns of every editable installation.
 INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 
+# Each worker takes tests in the order of files, so that what the tests of a file share is made once.
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist worksteal
+
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Material for MkDocs tells of MkDocs 2 in a box of text, which is not this site's matter.
 export NO_MKDOCS_2_WARNING ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-compat bench bench-peers bench-gpu bench-papers bench-models docs lint format clean
+.PHONY: help venv demo test test-slow test-compat coverage bench bench-peers bench-gpu bench-papers bench-models docs lint format clean
 
 help:
 	@echo "make demo       train a 200-layer network on digits, plain and saving memory (4 minutes)"
-	@echo "make test       lint, types, the fast tests, doctests, notebooks, documentation (40 minutes)"
-	@echo "make test-slow  the tests that take minutes each"
+	@echo "make test       lint, types, the fast tests, doctests, notebooks, documentation (12 minutes)"
+	@echo "make test-slow  what the fast tests leave out: long tests, all cases, all examples (hours)"
+	@echo "make coverage   the lines of the library that the fast tests run"
 	@echo "make test-compat  the core suite with the oldest TensorFlow and Keras, and with the newest"
 	@echo "make bench      measure every claim: python -m benchmarks"
 	@echo "make bench-models  train networks of other libraries within budgets (hours; goes on where it was stopped)"
@@ -75,10 +79,13 @@ format: $(TEST)
 	$(BIN)/ruff format .
 
 test: lint
-	$(BIN)/pytest -m "not slow" -n $(WORKERS) --durations=15
+	$(PYTEST) -m "not slow"
 
 test-slow: $(TEST)
-	$(BIN)/pytest -m slow -n $(WORKERS) --durations=15
+	$(PYTEST) --thorough -m "slow or sampled or hypothesis"
+
+coverage: $(TEST)
+	$(PYTEST) -m "not slow" --cov --cov-report=term
 
 $(OLDEST)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13) and "TensorFlow 2.16 needs Python 3.10 to 3.12; name one: make test-compat PYTHON=python3.12")'

@@ -65,7 +65,7 @@ def _tried(environment: Path, files: list[str], workers: str) -> tuple[str, bool
     if not versions:
         return f"{environment.name}: failed: TensorFlow or Keras cannot be imported", False
     print(f"\n{environment.name}: {versions}", flush=True)
-    command = [python, "-m", "pytest", "-m", "not slow", "-n", workers, "-q", "-rs"]
+    command = [python, "-m", "pytest", "-m", "not slow", "-n", workers, "--dist", "worksteal", "-q"]
     run = subprocess.Popen([*command, *files], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     last = ""
     assert run.stdout is not None

@@ -1,8 +1,9 @@
-"""TensorFlow's environment for the tests, and the fixture under which gradients must be bit-identical."""
+"""TensorFlow's environment for the tests, how many cases they try, and the fixture under which gradients must be bit-identical."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -17,7 +18,40 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from tests import sampling
 from tests.support import arithmetic_rewriting
+
+pytest_plugins = ["tests.interruption", "tests.slowest"]
+
+#: A thousand layers and two thousand steps take a minute.
+SLOW_NOTEBOOKS = {"deep.ipynb"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--thorough", action="store_true", help="try all cases and examples, not a sample of them"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    sampling.thorough = config.getoption("thorough")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in SLOW_NOTEBOOKS:
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    # What is imported stays. Looking through it again and again took a tenth of the time of tests.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    sampling.running = item
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from tests.sampling import sample
 
 v1 = tf.compat.v1
 
@@ -266,16 +267,25 @@ def assert_same(
     kinds: Sequence[str] = ("session", "function"),
     steps: int = 1,
 ) -> dict[tuple[str, Any], Outcome]:
-    """A program gives the same bits with ``ms.gradients`` as with ``tf.gradients``."""
+    """A program gives the same bits with ``ms.gradients`` as with ``tf.gradients``.
+
+    In the fast suite, each mode is tried in one of the kinds, and each kind with one of the modes (`sampling.sample`).
+    """
+    return _compared(program, inputs, sample([*kinds], [*modes]), steps)
+
+
+def _compared(
+    program: Program, inputs: Inputs, cases: Sequence[tuple[str, Any]], steps: int = 1
+) -> dict[tuple[str, Any], Outcome]:
     runners = {"session": in_session, "function": in_function}
-    outcomes = {}
-    for kind in kinds:
-        plain = runners[kind](program, inputs, steps=steps)
-        outcomes[kind, "plain"] = plain
-        for mode in modes:
-            ours = runners[kind](program, inputs, mode, steps=steps)
-            assert_identical(ours.results, plain.results, f"{kind}, checkpoints={mode!r}")
-            outcomes[kind, mode] = ours
+    outcomes: dict[tuple[str, Any], Outcome] = {}
+    for kind, mode in cases:
+        if (kind, "plain") not in outcomes:
+            outcomes[kind, "plain"] = runners[kind](program, inputs, steps=steps)
+        ours = runners[kind](program, inputs, mode, steps=steps)
+        expected = outcomes[kind, "plain"].results
+        assert_identical(ours.results, expected, f"{kind}, checkpoints={mode!r}")
+        outcomes[kind, mode] = ours
     return outcomes
 
 
@@ -301,6 +311,7 @@ def assert_same_gradients(
 ) -> dict[tuple[str, Any], Outcome]:
     """Gradients of what ``build`` makes are TensorFlow's own, in a session, in a function and from tapes.
 
+    In the fast suite, each mode is tried in one of the kinds, and each kind with one of the modes (`sampling.sample`).
     ``recomputed``: modes in which every gradient computation must recompute something.
     """
     marks = 0
@@ -311,7 +322,8 @@ def assert_same_gradients(
         marks = len(p.marks)
         return [[n.ys, gradients(n.ys, _xs(n, p), **n.options)] for n in nets]
 
-    outcomes = assert_same(program, inputs, modes=modes, kinds=[k for k in kinds if k != "tape"])
+    cases = sample([*kinds], [*modes])
+    outcomes = _compared(program, inputs, [case for case in cases if case[0] != "tape"])
 
     def taped(p: Inputs, _: Any) -> Any:
         with tf.GradientTape(persistent=True) as tape:
@@ -322,11 +334,12 @@ def assert_same_gradients(
                 v1.add_to_collection("checkpoints", tensor)
         return [[n.ys, tape.gradient(n.ys, _xs(n, p), **_for_tape(n.options))] for n in nets]
 
-    if "tape" in kinds:
+    taken = [mode for kind, mode in cases if kind == "tape"]
+    if taken:
         inputs.marked = False
         plain = in_function(taped, inputs)
         marks = len(inputs.marks)
-        for mode in modes:
+        for mode in taken:
             inputs.marked = mode == "collection"
             with ms.patched(checkpoints=names(mode, marks)):
                 ours = in_function(taped, inputs)

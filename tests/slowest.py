@@ -1,0 +1,63 @@
+"""A pytest plugin: the tests that took longest, and those that are too long for the fast suite.
+
+A fast test takes at most five seconds on a quiet machine. Seconds on the clock say nothing about a test on a busy machine, and
+processor seconds nothing about one that waits for a process of its own; a test is too long if it is by both. Nothing fails.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+
+import pytest
+
+__all__ = ["pytest_runtest_protocol", "pytest_terminal_summary"]
+
+SHOWN = 20
+#: Seconds.
+MOST = 5.0
+
+
+def _seconds() -> tuple[float, float]:
+    """The clock, and the time of all processors that this process and its ended children took."""
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return time.perf_counter(), sum(used.ru_utime + used.ru_stime for used in both)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    # What reports carry from workers to the process that prints.
+    item.user_properties.append(("began", _seconds()))
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    report = yield
+    if call.when == "teardown":
+        began = dict(report.user_properties)["began"]
+        took = tuple(now - then for now, then in zip(_seconds(), began, strict=True))
+        report.user_properties.append(("took", took))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    took = {
+        report.nodeid: dict(report.user_properties)["took"]
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "teardown"
+    }
+    slowest = sorted(took, key=lambda name: -took[name][0])
+    terminalreporter.section(f"slowest {SHOWN} tests: seconds, and of processors")
+    for name in slowest[:SHOWN]:
+        clock, processors = took[name]
+        terminalreporter.write_line(f"{clock:7.1f} {processors:7.1f}  {name}")
+    terminalreporter.write_line(f"{sum(clock for clock, _ in took.values()):7.1f}  all")
+    long = [name for name in slowest if min(took[name]) > MOST]
+    if long and "not slow" in terminalreporter.config.getoption("markexpr"):
+        terminalreporter.write_line(
+            f"{len(long)} of them are no fast tests, with more than {MOST:g} seconds: "
+            "make them smaller, share what they build, or mark them slow"
+        )
