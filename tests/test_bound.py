@@ -18,6 +18,7 @@ from memsaving_gradients.schedule import plain, recompute_lazily, simulate
 from tests.graphs import GRAPHS, Maker, chain
 from tests.oracle import least_seconds
 from tests.random_graphs import rich, rigid, small
+from tests.sampling import examples
 from tests.schedules import forgetful, halving
 
 #: Sums of times differ in their last bits.
@@ -41,8 +42,11 @@ def check_against_the_optimum(seed: int) -> tuple[int, int, float, float]:
     return met, tight, bounds, optima
 
 
-def test_never_above_the_optimum():
-    found = [check_against_the_optimum(seed) for seed in range(150)]
+@pytest.mark.parametrize(
+    "seeds", [range(20), pytest.param(range(150), marks=pytest.mark.slow)], ids=str
+)
+def test_never_above_the_optimum(seeds):
+    found = [check_against_the_optimum(seed) for seed in seeds]
     met, tight, bounds, optima = (sum(column) for column in zip(*found, strict=True))
     print(f"{met} budgets, {tight} tight, bounds {bounds / optima:.3f} of the optima")
     assert tight >= met * TIGHT
@@ -71,8 +75,15 @@ def check_several_moments(seed: int) -> int:
     return many
 
 
-def test_moments_together_are_never_above_the_optimum():
-    assert sum(map(check_several_moments, range(300))) >= 5
+#: Seeds below 300 with budgets for which several moments are looked at together, and some without.
+MANY_MOMENTS = (*range(20), 48, 168, 202, 227, 240, 265)
+
+
+@pytest.mark.parametrize(
+    "seeds", [MANY_MOMENTS, pytest.param(range(300), marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_moments_together_are_never_above_the_optimum(seeds):
+    assert sum(map(check_several_moments, seeds)) >= 5
 
 
 @pytest.mark.slow
@@ -92,7 +103,7 @@ def test_moments_together_say_more_than_each():
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 def test_a_larger_budget_has_no_larger_bound(seed):
     graph = small(seed, 12)
     peak = simulate(graph, plain(graph)).peak
@@ -103,7 +114,7 @@ def test_a_larger_budget_has_no_larger_bound(seed):
 
 
 @given(rich(sums=True), st.integers(0, 2**32), st.booleans(), st.booleans())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_no_schedule_beats_the_bound(graph, seed, accumulate, lazily):
     """Views, several outputs, writes in place, sums, scratch space: any schedule's own peak as the budget."""
     chained = graph.sums if accumulate else ()

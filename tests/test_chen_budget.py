@@ -23,6 +23,7 @@ from memsaving_gradients.schedule import (
 )
 from memsaving_gradients.training_graph import TrainingGraph
 from tests.graphs import GRAPHS, Maker, chain, two_states
+from tests.sampling import examples
 
 
 def valid(graph: TrainingGraph, schedule: Schedule) -> None:
@@ -152,7 +153,7 @@ def test_recursion_with_several_cuts_at_a_time(k):
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(0, 60), st.data())
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 def test_division_is_the_papers_loop(sizes, b, data):
     fit = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
     held = [sum(sizes[: i + 1]) for i in range(len(sizes))]
@@ -173,7 +174,7 @@ def test_division_is_the_papers_loop(sizes, b, data):
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=12), st.sampled_from(["inputs", "output"]))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 def test_counts_of_chains_mean_what_algorithm_2_says(levels, residual):
     graph = chain([1] * len(levels), residual=residual)
     counts = dict(enumerate(levels, 1))
@@ -185,7 +186,7 @@ def test_counts_of_chains_mean_what_algorithm_2_says(levels, residual):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 def test_counts_of_networks_mean_what_algorithm_2_says(data):
     graph = data.draw(networks())
     counts = {v: data.draw(st.integers(0, 3)) for v in range(1, graph.first_backward)}
@@ -264,7 +265,7 @@ def networks(draw: st.DrawFn) -> TrainingGraph:
 
 
 @given(networks(), st.floats(0, 1.1), st.floats(0, 1.1))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 def test_budgets_are_kept_and_more_is_never_slower(graph, one, other):
     # In the order of plans: gradients of penalties come when they are due, which may take more than plain training.
     most = simulate(graph, ordered(graph, graph.sums)).peak

@@ -18,6 +18,7 @@ from memsaving_gradients.validity import problem_of
 from tests.checker import check_schedule
 from tests.graphs import GRAPHS, Maker, chain
 from tests.random_graphs import rich, rigid
+from tests.sampling import examples
 
 #: Simulated bytes over coarse ones: in-place writes and sums that a plan moves apart. The worst met in 4000 graphs is 1.091.
 MOST_LOW = 1.15
@@ -61,7 +62,7 @@ def whole(graph, chained) -> Schedule:
 
 
 @given(rich(sums=True), SEEDS, st.booleans())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_any_decisions_give_a_valid_schedule(graph, seed, accumulate):
     keep = kept_of(graph, seed)
     coarse = coarsen(graph, keep, accumulate=accumulate)
@@ -75,7 +76,7 @@ def test_any_decisions_give_a_valid_schedule(graph, seed, accumulate):
 
 
 @given(rich(sums=True), SEEDS, st.booleans())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_plain_decisions_give_the_plain_step(graph, seed, accumulate):
     coarse = coarsen(graph, kept_of(graph, seed), accumulate=accumulate)
     plain = coarse.problem.plain()
@@ -88,7 +89,7 @@ def test_plain_decisions_give_the_plain_step(graph, seed, accumulate):
 
 
 @given(rich(sums=True), SEEDS)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_recipes_take_the_time_of_their_clones(graph, seed):
     assume(all(len(made) == 1 for made in graph.writes[: graph.first_backward]))
     coarse = coarsen(graph)
@@ -99,7 +100,7 @@ def test_recipes_take_the_time_of_their_clones(graph, seed):
 
 
 @given(rich(sums=True), SEEDS)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_no_schedule_takes_more_time_than_was_counted(graph, seed):
     coarse = coarsen(graph, kept_of(graph, seed))
     decisions = draw_decisions(coarse, seed)
@@ -108,7 +109,7 @@ def test_no_schedule_takes_more_time_than_was_counted(graph, seed):
 
 
 @given(rich(), SEEDS)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_without_writes_in_place_no_byte_is_missing(graph, seed):
     """But for storages too small to be decided on, which live longer than in plain training."""
     graph = rigid(graph)
@@ -120,7 +121,7 @@ def test_without_writes_in_place_no_byte_is_missing(graph, seed):
 
 
 @given(rich(sums=True), SEEDS)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 def test_events_are_the_ops_in_order(graph, seed):
     coarse = coarsen(graph, kept_of(graph, seed))
     problem = coarse.problem
@@ -154,7 +155,7 @@ def test_known_graphs(name, seed):
 
 
 @given(rich(sums=True), SEEDS)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_executions_tell_the_decisions_that_they_come_of(graph, seed):
     problem = coarsen(graph).problem
     # A value is dropped once in a gap, from its beginning on.
@@ -170,7 +171,7 @@ def test_executions_tell_the_decisions_that_they_come_of(graph, seed):
 
 
 @given(rich(sums=True), SEEDS)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_any_executions_give_decisions_that_respect_the_border(graph, seed):
     coarse = coarsen(graph)
     draw = random.Random(seed)

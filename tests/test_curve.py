@@ -14,6 +14,7 @@ from tests.checker import check_schedule
 from tests.graphs import GRAPHS
 from tests.oracle import least_seconds
 from tests.random_graphs import rich, small
+from tests.sampling import examples
 
 NEAR = 1e-9
 
@@ -33,7 +34,7 @@ def plans(graph, budgets):
     return dict(found)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(rich(most=10, sums=True))
 def test_every_plan_is_valid_and_no_budget_is_slower_than_a_smaller_one(graph):
     peak = simulate(graph, plain(graph)).peak

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from graph_tools import _tf, capture
 from graph_tools.equal_ops import equal_ops
-from graph_tools.measure import in_fresh_process, measure_peak
+from graph_tools.measure import measure_peak
 from memsaving_gradients.execution import simulate_execution
+from tests.fresh import fresh
+from tests.sampling import examples
 
 v1 = tf.compat.v1
 UNIT = 4 * 2**14
@@ -23,7 +25,7 @@ def fed() -> tf.Tensor:
     return v1.placeholder(tf.float32, [4, 4])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5), st.integers(-3, 5)), max_size=20)
 )
@@ -102,5 +104,5 @@ def branches() -> list[int]:
 
 
 def test_the_runtime_agrees():
-    simulated, measured = in_fresh_process("tests.test_equal_ops:branches", timeout=120)
+    simulated, measured = fresh("tests.test_equal_ops:branches")
     assert abs(simulated - measured) <= 0.1 * measured

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -29,9 +29,11 @@ from memsaving_gradients.planners.retention import run
 from memsaving_gradients.schedule import plain, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 from tests.checker import check_proposal
+from tests.fresh import fresh
 from tests.graphs import chain
 from tests.oracle import least_seconds
 from tests.random_graphs import rich, small
+from tests.sampling import examples
 
 NEAR = 1e-6
 
@@ -60,13 +62,17 @@ def check_against_exhaustive_search(seed: int) -> int:
     return many
 
 
-def test_against_exhaustive_search():
-    assert sum(map(check_against_exhaustive_search, range(200))) >= 80
-
-
-@pytest.mark.slow
-def test_against_exhaustive_search_on_thousands():
-    assert sum(map(check_against_exhaustive_search, range(1000, 3000))) >= 800
+@pytest.mark.parametrize(
+    ("seeds", "least"),
+    [
+        (range(50), 20),
+        pytest.param(range(200), 80, marks=pytest.mark.slow),
+        pytest.param(range(1000, 3000), 800, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_against_exhaustive_search(seeds, least):
+    assert sum(map(check_against_exhaustive_search, seeds)) >= least
 
 
 def test_no_plan_fits_less_than_the_least():
@@ -78,15 +84,16 @@ def test_no_plan_fits_less_than_the_least():
         assert not proposal.optimal
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(rich(most=8, sums=True), st.floats(0.3, 1.0))
 def test_any_graph_gets_a_valid_plan_and_a_bound_below_it(graph, share):
     planned(graph, int(share * simulate(graph, plain(graph)).peak))
 
 
-def test_a_value_is_made_again_as_often_as_it_pays():
+@pytest.mark.parametrize("length", [7, pytest.param(9, marks=pytest.mark.slow)])
+def test_a_value_is_made_again_as_often_as_it_pays(length):
     # Within the least memory of a chain its first layers run again and again.
-    graph = chain([1] * 9)
+    graph = chain([1] * length)
     least = next(b for b in range(1, 30) if least_seconds(graph, b) < math.inf)
     proposal = planned(graph, least)
     again = [step.op for step in proposal.schedule.steps if step.copy]
@@ -144,7 +151,9 @@ def test_a_plan_far_from_the_bound_is_improved(monkeypatch):
     assert auto.improved(graph, limits, dear) is None
 
 
-def test_effort_gives_the_same_plan_every_time():
+@pytest.mark.parametrize("effort", [0.2, pytest.param(exact.EFFORT, marks=pytest.mark.slow)])
+def test_effort_gives_the_same_plan_every_time(effort, monkeypatch):
+    monkeypatch.setattr(exact, "EFFORT", effort)
     graph = unet_vgg().graph()
     budget = int(0.6 * unet_vgg().peak)
     first, second = (planned(graph, budget) for _ in range(2))
@@ -152,11 +161,19 @@ def test_effort_gives_the_same_plan_every_time():
     assert first.lower_bound == second.lower_bound
 
 
-def test_seconds_are_kept():
+def test_seconds_are_kept(monkeypatch):
+    solve, asked = intervals.solve, []
+
+    def noted(*problem, **how):
+        asked.append((how["effort"], how["seconds"]))
+        return solve(*problem, **how)
+
+    monkeypatch.setattr(intervals, "solve", noted)
     instance = unet_vgg()
-    begin = time.monotonic()
     proposal = planned(instance.graph(), int(0.45 * instance.peak), seconds=2.0)
-    assert time.monotonic() - begin < 10
+    # Nothing but time ends this search.
+    assert asked
+    assert all(effort is None and 0 < seconds <= 2 for effort, seconds in asked)
     assert proposal.peak <= 0.45 * instance.peak
 
 
@@ -208,16 +225,14 @@ def test_without_a_solver_the_way_to_one_is_named(monkeypatch):
         exact.plan(chain([1, 2, 3]), Limits(budget=3))
 
 
+def ended_with_python() -> tuple[bool, bool]:
+    """Whether the solver's process runs after a plan, and whether it has ended after what Python does when it ends."""
+    exact.plan(small(26), Limits(budget=20))
+    process = intervals._Solver.running().process
+    runs = process.poll() is None
+    atexit._run_exitfuncs()
+    return runs, process.poll() is not None
+
+
 def test_the_process_ends_with_the_one_that_asks():
-    program = (
-        "from memsaving_gradients.planners import Limits, exact, intervals\n"
-        "from tests.random_graphs import small\n"
-        "exact.plan(small(26), Limits(budget=20))\n"
-        "print(intervals._Solver.running().process.pid)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    pid = int(done.stdout.split()[-1])
-    ended = subprocess.run(["ps", "-p", str(pid)], capture_output=True, check=False)
-    assert ended.returncode != 0
+    assert fresh("tests.test_exact_planner:ended_with_python") == (True, True)

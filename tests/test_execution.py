@@ -9,11 +9,11 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from graph_tools import capture
 from graph_tools.folding import folded
-from graph_tools.measure import in_fresh_process
 from graph_tools.views import viewed_input
 from memsaving_gradients import execution, following
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.planners import auto
+from tests.fresh import fresh
 from tests.processor import needs_bfloat16
 from tests.support import normalized_network
 
@@ -182,7 +182,7 @@ def run_views() -> list[bool]:
 
 
 def test_the_runtime_agrees_on_slices():
-    own = in_fresh_process("tests.test_execution:run_views", timeout=120)
+    own = fresh("tests.test_execution:run_views")
     assert own == [False, False, True]
 
 
@@ -210,7 +210,8 @@ def test_a_plan_tells_what_the_rewritten_graph_will_take():
     assert plan.peak == plan.timeline.max()
 
 
-def test_where_buffers_are_large_a_step_runs_as_planned(monkeypatch):
+@pytest.mark.parametrize("planner", ["chain", pytest.param("auto", marks=pytest.mark.slow)])
+def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
     """A buffer is a quarter of the peak; what could run early, and hold one more, waits for its turn all the same."""
     peaks = []
     rewritten = following.Following._rewritten
@@ -227,7 +228,7 @@ def test_where_buffers_are_large_a_step_runs_as_planned(monkeypatch):
     monkeypatch.setattr(auto, "improved", None)
     with tf.Graph().as_default():
         x, y = normalized_network()
-        ms.gradients(y, x, budget=0.4)
+        ms.gradients(y, x, budget=0.4, planner=planner)
     assert peaks
     assert all(played <= 1.02 * planned for planned, played in peaks)
 
@@ -259,7 +260,5 @@ def run_normalizations(dtype: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
 def test_what_a_normalization_reserves_for_its_gradient_is_counted(dtype):
-    bytes_ = in_fresh_process(
-        "tests.test_execution:run_normalizations", {"dtype": dtype}, timeout=120
-    )
+    bytes_ = fresh("tests.test_execution:run_normalizations", {"dtype": dtype})
     assert bytes_["simulated"] == pytest.approx(bytes_["measured"], rel=0.02)

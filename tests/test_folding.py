@@ -13,6 +13,7 @@ from tensorflow.python.eager import context
 
 from graph_tools import capture
 from graph_tools.folding import folded
+from tests.sampling import examples
 
 #: A factor by the letter that its name begins with, a constant, or a product of two.
 TREES = st.recursive(
@@ -44,7 +45,7 @@ def without_constants_alone(tree: Any) -> Any:
     return tuple(map(without_constants_alone, tree))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     TREES.filter(lambda tree: isinstance(tree, tuple) and not constants_alone(tree)), st.booleans()
 )

@@ -14,6 +14,10 @@ from memsaving_gradients import following
 from memsaving_gradients.budgets import safe_bytes, worst_bytes
 
 LAYERS = 24
+#: The default planner searches so long that it is for the slow suite.
+planners = pytest.mark.parametrize(
+    "planner", ["chain", pytest.param("auto", marks=pytest.mark.slow)]
+)
 
 
 def planned(budget: float, **options: Any) -> ms.Plan:
@@ -36,29 +40,32 @@ def need(plan: ms.Plan) -> int:
     return safe_bytes(plan.simulation, plan.gating)
 
 
-def test_a_plan_that_keeps_the_budget_without_luck_comes_first(monkeypatch):
+@planners
+def test_a_plan_that_keeps_the_budget_without_luck_comes_first(planner, monkeypatch):
     unlucky(monkeypatch, 1.0)
-    first = planned(0.5)
+    first = planned(0.5, planner=planner)
     unlucky(monkeypatch, 1.1)
-    second = planned(0.5)
+    second = planned(0.5, planner=planner)
     assert need(first) <= first.budget < need(first) * 1.1
     assert need(second) * 1.1 <= second.budget == first.budget
 
 
-def test_where_there_is_none_the_first_that_keeps_it_on_average_is_followed(monkeypatch):
+@planners
+def test_where_there_is_none_the_first_that_keeps_it_on_average_is_followed(planner, monkeypatch):
     unlucky(monkeypatch, 1.0)
-    first = planned(0.3)
+    first = planned(0.3, planner=planner)
     unlucky(monkeypatch, 1.1)
-    assert planned(0.3).schedule != first.schedule
+    assert planned(0.3, planner=planner).schedule != first.schedule
     monkeypatch.setattr(following, "LUCKY_ATTEMPTS", 0)
-    assert planned(0.3).schedule == first.schedule
+    assert planned(0.3, planner=planner).schedule == first.schedule
 
 
-def test_the_least_budget_that_an_error_names_can_be_kept_with_luck(monkeypatch):
+@planners
+def test_the_least_budget_that_an_error_names_can_be_kept_with_luck(planner, monkeypatch):
     unlucky(monkeypatch, 1.5)
     with pytest.raises(ms.errors.BudgetError) as refused:
-        planned(0.01)
-    assert need(planned(refused.value.least)) <= refused.value.least
+        planned(0.01, planner=planner)
+    assert need(planned(refused.value.least, planner=planner)) <= refused.value.least
 
 
 def test_the_worst_step_is_of_all_arenas():
@@ -73,8 +80,9 @@ def test_the_worst_step_is_of_all_arenas():
     assert all_three.worst > all_three.average >= 5 << 20
 
 
-def test_a_step_needs_at_least_what_it_does_on_average():
-    simulation = planned(0.5).simulation
+@planners
+def test_a_step_needs_at_least_what_it_does_on_average(planner):
+    simulation = planned(0.5, planner=planner).simulation
     assert simulation is not None
     assert worst_bytes(simulation, "control") >= safe_bytes(simulation, "control")
     assert worst_bytes(simulation, "data") == safe_bytes(simulation, "data")

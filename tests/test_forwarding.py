@@ -9,7 +9,7 @@ import pytest
 
 from graph_tools import optypes
 from graph_tools.allocations import allocation_events
-from graph_tools.measure import in_fresh_process
+from tests.fresh import fresh
 
 #: Bytes of a tensor that an op may write into.
 LARGE = 8 * 16 * 32 * 4
@@ -75,7 +75,7 @@ def asked_for() -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def asked() -> dict[str, int]:
-    return in_fresh_process("tests.test_forwarding:asked_for", timeout=300)
+    return fresh("tests.test_forwarding:asked_for")
 
 
 @pytest.mark.parametrize("kind", sorted(optypes.FORWARDING))
@@ -121,7 +121,5 @@ def transposed(arithmetic: bool) -> dict[str, list[bool]]:
     ("arithmetic", "views"), [(True, [True, False, False]), (False, [False] * 3)]
 )
 def test_products_read_matrices_the_other_way_round_themselves(arithmetic, views):
-    found = in_fresh_process(
-        "tests.test_forwarding:transposed", {"arithmetic": arithmetic}, timeout=300
-    )
+    found = fresh("tests.test_forwarding:transposed", {"arithmetic": arithmetic})
     assert found["said"] == found["seen"] == views

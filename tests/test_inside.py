@@ -9,8 +9,8 @@ from graph_tools import _tf_loops
 from graph_tools.allocations import allocation_events
 from graph_tools.inside import inside
 from graph_tools.loops import trip_count
-from graph_tools.measure import in_fresh_process
 from graph_tools.variants import variant_bytes
+from tests.fresh import fresh
 
 STEPS, SIZE = 20, 64
 
@@ -85,7 +85,7 @@ def grouped(channels: int, groups: int, multiplier: int) -> dict[str, int]:
 )
 def test_xla_makes_gradients_of_depthwise_filters_whole(groups, multiplier, whole):
     what = {"channels": 128, "groups": groups, "multiplier": multiplier}
-    found = in_fresh_process("tests.test_inside:grouped", what, timeout=300)
+    found = fresh("tests.test_inside:grouped", what)
     twice = 2 * 4 * 7 * 7 * 128**2
     assert (found["seen"] >= twice) == (found["said"] >= twice) == whole
     if whole:

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from graph_tools import opaque
+from tests.sampling import covering
 
 v1 = tf.compat.v1
 
@@ -33,8 +34,11 @@ _TRIGGERS = {
 }
 
 
-@pytest.mark.parametrize("trigger", _TRIGGERS)
-@pytest.mark.parametrize("dtype", _DTYPES, ids=lambda d: d.name)
+def _name(value):
+    return value.name if isinstance(value, tf.DType) else str(value)
+
+
+@pytest.mark.parametrize(("dtype", "trigger"), covering(_DTYPES, [*_TRIGGERS]), ids=_name)
 def test_no_bit_changes(dtype, trigger):
     values = tf.cast(
         tf.constant([0, 1, 1, 0, 1]) if dtype == tf.bool else tf.constant([0, 1, 5, 100, 7]), dtype
@@ -50,8 +54,9 @@ def test_no_bit_changes(dtype, trigger):
     assert out.numpy().tobytes() == values.numpy().tobytes()
 
 
-@pytest.mark.parametrize("dtype", _DTYPES, ids=lambda d: d.name)
-@pytest.mark.parametrize("shape", [[], [1], [2, 3], [0, 3]])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), covering(_DTYPES, [[], [1], [2, 3], [0, 3]]), ids=_name
+)
 def test_anything_is_a_trigger(dtype, shape):
     @tf.function
     def never(t):
@@ -117,7 +122,7 @@ def test_strings_and_resources_do_not_pass():
         assert not opaque.can_pass(v1.placeholder(tf.variant, []))
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.int32, tf.bool], ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", [tf.float32, tf.int32, tf.bool], ids=_name)
 def test_a_gated_copy_survives_xla(dtype):
     def costly(v):
         return tf.atan2(tf.cast(v, tf.float32) + 1.5, 2.5)

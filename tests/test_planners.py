@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from functools import cache
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tests.graphs import (
     u_shape,
     with_draws,
 )
+from tests.sampling import covering
 
 PLANNERS = {"memory": least_memory.plan, "speed": cheap_ops.plan, "named": named.plan}
 
@@ -50,11 +52,19 @@ def optimum(graph: TrainingGraph) -> tuple[int, set[int]]:
 
 
 def random_chain(seed: int) -> tuple[TrainingGraph, int]:
+    """A chain, and its largest tensor."""
     draw = random.Random(seed)
     n = draw.randint(1, 9)
     sizes = [draw.choice([1, 1, 2, 3, 8, 20]) for _ in range(n)]
     residual = draw.choice(["inputs", "output", "both"])
     return chain(sizes, residual=residual, forwards=draw.random() < 0.5), max(sizes)
+
+
+@cache
+def against_optimum(seed: int) -> tuple[int, int, int]:
+    """The least peak that is found of a random chain, the least there is, and the largest tensor."""
+    graph, largest = random_chain(seed)
+    return least_memory.plan(graph).peak, optimum(graph)[0], largest
 
 
 # Chains --------------------------------------------------------------------------------------------------------
@@ -70,15 +80,15 @@ def test_least_memory_is_within_a_unit_of_the_optimum_of_unit_chains(n, residual
 
 @pytest.mark.parametrize("seed", range(60))
 def test_least_memory_is_within_a_tensor_of_the_optimum_of_unequal_chains(seed):
-    graph, largest = random_chain(seed)
-    assert least_memory.plan(graph).peak <= optimum(graph)[0] + largest
+    found, best, largest = against_optimum(seed)
+    assert found <= best + largest
 
 
 def test_least_memory_mostly_meets_the_optimum_of_unequal_chains():
     ratios = []
     for seed in range(60):
-        graph, _ = random_chain(seed)
-        ratios.append(least_memory.plan(graph).peak / optimum(graph)[0])
+        found, best, _ = against_optimum(seed)
+        ratios.append(found / best)
     assert np.mean(ratios) <= 1.03, sorted(ratios)[-10:]
     assert max(ratios) <= 1.25, sorted(ratios)[-10:]
 
@@ -175,7 +185,11 @@ def test_least_memory_is_never_worse_than_plain_on_random_networks(seed):
     assert proposal.peak <= cheap_ops.plan(graph).peak * 1.1 + graph.size.max()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    # That of 5 has the most choices.
+    "seed",
+    [pytest.param(seed, marks=[pytest.mark.slow] if seed == 5 else []) for seed in range(12)],
+)
 def test_least_memory_is_near_the_optimum_of_small_random_networks(seed):
     graph = random_network(seed, 9)
     best, kept = optimum(graph)
@@ -322,18 +336,21 @@ def test_no_op_holds_more_than_the_whole():
 
 
 def _seconds(planner, graph: TrainingGraph) -> float:
+    """Of the processor: the least of three calls, as other processes may run beside this one."""
     best = float("inf")
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()
         planner(graph)
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, time.process_time() - begin)
     return best
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
-@pytest.mark.parametrize("make", [lambda n: chain([UNIT] * n), lambda n: residual_chain(n // 2)])
+MAKERS = {"chain": lambda n: chain([UNIT] * n), "residual chain": lambda n: residual_chain(n // 2)}
+
+
+@pytest.mark.parametrize(("planner", "make"), covering([*PLANNERS], [*MAKERS]))
 def test_time_grows_about_linearly(planner, make):
-    short, long = make(500), make(5000)
+    short, long = MAKERS[make](300), MAKERS[make](3000)
     short.residuals, long.residuals  # noqa: B018 - not timed
     assert _seconds(PLANNERS[planner], long) <= 25 * _seconds(PLANNERS[planner], short)
 

@@ -14,6 +14,7 @@ from memsaving_gradients.schedule import plain, simulate
 from tests.checker import check_schedule
 from tests.graphs import GRAPHS, chain, residual_chain
 from tests.random_graphs import rich
+from tests.sampling import examples
 
 
 @cache
@@ -106,7 +107,7 @@ def test_graphs_made_by_hand(name):
 
 
 @given(rich(sums=True), st.floats(0.2, 1))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 def test_any_graph(graph, share):
     most = simulate(graph, plain(graph)).peak
     proposal = recursive.plan(graph, Limits(budget=int(share * most)))

@@ -24,6 +24,7 @@ from memsaving_gradients.planners.retention import (
     Run,
     run,
 )
+from tests.sampling import examples
 from tests.test_retention import chain, decided
 from tests.test_retention import problem as small_problem
 
@@ -117,7 +118,7 @@ def drawn(given: Problem, seed: int, wild: float) -> tuple[list[int], list[Chang
 @pytest.mark.parametrize("make", [anywhere, step])
 @pytest.mark.parametrize(("wild", "apart"), [(0.0, APART), (0.2, APART), (0.2, 1), (0.8, 3)])
 @given(first=seeds, second=seeds)
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=examples(500), deadline=None, derandomize=True)
 def test_a_change_is_played_as_from_the_first_event(
     make: Callable[[int], Problem], wild: float, apart: int, first: int, second: int
 ) -> None:
@@ -134,7 +135,7 @@ def test_a_change_is_played_as_from_the_first_event(
 @pytest.mark.parametrize("make", [anywhere, step])
 @pytest.mark.parametrize("wild", [0.0, 0.2])
 @given(first=seeds, second=seeds)
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=examples(500), deadline=None, derandomize=True)
 def test_a_run_does_not_ask_for_the_border(
     make: Callable[[int], Problem], wild: float, first: int, second: int
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, LATE, STRICT, Problem, run
+from tests.sampling import examples
 
 
 def problem(seed: int) -> Problem:
@@ -147,7 +148,7 @@ class Interpreter:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
-@settings(max_examples=1500, deadline=None, derandomize=True)
+@settings(max_examples=examples(1500), deadline=None, derandomize=True)
 def test_against_the_interpreter(seed, other):
     given = problem(seed)
     decisions = decide(given, other)
@@ -165,7 +166,7 @@ def test_against_the_interpreter(seed, other):
 
 
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_nothing_is_written_to_decisions(seed, other):
     given = problem(seed)
     decisions = decide(given, other)
@@ -178,7 +179,7 @@ def test_nothing_is_written_to_decisions(seed, other):
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_plain_decisions_make_nothing_again(seed):
     given = problem(seed)
     found = run(given, given.plain())
@@ -190,7 +191,7 @@ def test_plain_decisions_make_nothing_again(seed):
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 def test_gaps_lie_side_by_side(seed):
     given = problem(seed)
     for value in range(len(given.size)):

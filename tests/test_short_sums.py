@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedule import ordered, plain, simulate
 from memsaving_gradients.training_graph import LONG_SUM
 from tests.random_graphs import rich
+from tests.sampling import examples
 from tests.schedules import forgetful
 from tests.support import normalized_network, session_config
 
@@ -21,7 +23,7 @@ v1 = tf.compat.v1
 
 
 @given(rich(sums=True), st.integers(0, 2**32), st.floats(0.5, 2))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_a_budget_is_kept_and_nothing_else_changes(graph, seed, share) -> None:
     proposal = proposed(graph, Limits(), forgetful(graph, seed, chained=True))
     for budget in (int(share * proposal.peak), None):
@@ -36,7 +38,7 @@ def test_a_budget_is_kept_and_nothing_else_changes(graph, seed, share) -> None:
 
 
 @given(rich(sums=True))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 def test_with_room_for_all_none_is_a_chain(graph) -> None:
     proposal = proposed(graph, Limits(), ordered(graph, graph.sums))
     short = {op for op in graph.sums if len(graph.sums[op]) < LONG_SUM}
@@ -44,17 +46,18 @@ def test_with_room_for_all_none_is_a_chain(graph) -> None:
     assert not left_alone(graph, proposal, room).schedule.chained & short
 
 
-def chains(budget: float) -> int:
+def chains(budget: float, planner: str) -> int:
     """How many sums of a normalized network become chains within a budget."""
     with tf.Graph().as_default() as graph:
         x, y = normalized_network()
-        ms.gradients(y, x, budget=budget)
+        ms.gradients(y, x, budget=budget, planner=planner)
     return len(ms.plans(graph)[-1].schedule.chained)
 
 
-def test_fewer_chains_within_more_memory() -> None:
+@pytest.mark.parametrize("planner", ["chain", pytest.param("auto", marks=pytest.mark.slow)])
+def test_fewer_chains_within_more_memory(planner) -> None:
     # There are six sums of three addends.
-    assert chains(0.9) < chains(0.4) <= 6
+    assert chains(0.9, planner) < chains(0.4, planner) <= 6
 
 
 def variables_of_sums(**options) -> int:
@@ -81,5 +84,7 @@ def variables_of_sums(**options) -> int:
 def test_grappler_makes_variables_of_no_sums_of_large_graphs() -> None:
     """It would add in the order in which addends come."""
     assert variables_of_sums() == 0
-    # What it would do, and does where it is asked for.
+
+
+def test_grappler_makes_variables_of_sums_that_are_left_to_it() -> None:
     assert variables_of_sums(accumulate=False) > 0

@@ -15,6 +15,7 @@ from memsaving_gradients.stored import Stored
 from tests.checker import check_schedule, naive_peak
 from tests.graphs import GRAPHS, Maker, chain
 from tests.random_graphs import rich
+from tests.sampling import examples
 from tests.schedules import forgetful, halving
 from tests.step_by_step import recompute_op_by_op, simulate_step_by_step
 
@@ -45,7 +46,7 @@ _probability = st.sampled_from([0.0, 0.1, 0.5, 0.9])
 
 
 @given(graphs(), st.integers(0, 2**32), _probability, _probability, st.booleans())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_simulation_agrees_with_the_naive_reader(graph, seed, forget, older, scratch):
     if scratch:
         workspace = np.random.default_rng(seed).integers(0, 9, graph.length)
@@ -118,7 +119,7 @@ def test_halving_takes_the_logarithm():
 
 
 @given(rich(sums=True), st.data())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_arrays_say_what_steps_do(graph, data):
     """Every figure of every buffer, to the last bit, whatever is recomputed, summed up as it comes, encoded or moved."""
     residuals = sorted(graph.residuals)
@@ -139,7 +140,7 @@ def test_arrays_say_what_steps_do(graph, data):
 
 
 @given(graphs(), st.integers(0, 2**32), _probability, _probability)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 def test_arrays_say_what_steps_do_with_several_copies(graph, seed, forget, older):
     _same(graph, forgetful(graph, seed, forget=forget, older=older))
 

@@ -124,7 +124,7 @@ def test_the_key_ends_the_default_planner_with_what_it_has(monkeypatch: pytest.M
 
 def test_the_least_memory_claims_no_time_that_is_not_known() -> None:
     with tf.Graph().as_default() as graph:
-        x, y = tower()
+        x, y = tower(8)
         with pytest.raises(errors.BudgetError) as caught:
             ms.gradients(y, x, budget=1)
         ms.gradients(y, x, budget=caught.value.least)
@@ -134,7 +134,8 @@ def test_the_least_memory_claims_no_time_that_is_not_known() -> None:
         assert "inf" not in str(plan)
 
 
-def test_fractions_that_are_named_work_where_orders_differ() -> None:
+@pytest.mark.parametrize("planner", ["chain", pytest.param("auto", marks=pytest.mark.slow)])
+def test_fractions_that_are_named_work_where_orders_differ(planner: str) -> None:
     def build() -> tuple[tf.Tensor, tf.Tensor]:
         # Branches of unlike lengths: what runs beside what is chance.
         x = tf.compat.v1.placeholder(tf.float32, [64, 1024])
@@ -149,8 +150,8 @@ def test_fractions_that_are_named_work_where_orders_differ() -> None:
     with tf.Graph().as_default() as graph:
         x, y = build()
         with pytest.raises(errors.BudgetError) as caught:
-            ms.gradients(y, x, budget=0.01)
-        ms.gradients(y, x, budget=caught.value.fraction)
+            ms.gradients(y, x, budget=0.01, planner=planner)
+        ms.gradients(y, x, budget=caught.value.fraction, planner=planner)
     plan = ms.plans(graph)[-1]
     assert plan.budget is not None
     assert plan.allocated <= plan.budget

@@ -18,6 +18,7 @@ from memsaving_gradients.validity import problem_of
 from tests.checker import check_schedule
 from tests.graphs import chain, residual_chain
 from tests.random_graphs import rich
+from tests.sampling import examples
 
 
 def storable(graph, share: float = 0.5, seconds: float = 0.1):
@@ -31,7 +32,7 @@ def storable(graph, share: float = 0.5, seconds: float = 0.1):
     return dataclasses.replace(graph, storable=ways)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(rich(sums=True), st.sampled_from([0.0, 0.25, 0.5]), st.data())
 def test_any_schedule_with_anything_stored_is_valid(graph, share, data):
     graph = storable(graph, share)
@@ -64,7 +65,7 @@ def test_any_schedule_with_anything_stored_is_valid(graph, share, data):
             assert copy or graph.storage[value] not in gone
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(rich(most=8), st.floats(0.3, 1.0), st.sampled_from([0.0, 0.5]))
 def test_never_slower_than_either(graph, part, share):
     graph = storable(graph, share)
@@ -78,7 +79,7 @@ def test_never_slower_than_either(graph, part, share):
             assert both.extra_seconds <= alone.extra_seconds * (1 + 1e-9) + 1e-12
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(rich(most=8), st.floats(0.3, 1.0))
 def test_nothing_is_recomputed_from_what_has_lost_digits(graph, part):
     graph = storable(graph, 0.5)

@@ -18,6 +18,7 @@ from memsaving_gradients.schedule import Schedule, Step, simulate
 from memsaving_gradients.sums import Sums
 from memsaving_gradients.training_graph import TrainingGraph
 from tests.random_graphs import rich
+from tests.sampling import covering, examples
 from tests.schedules import forgetful
 from tests.support import arithmetic_rewriting, session_config
 
@@ -25,9 +26,12 @@ v1 = tf.compat.v1
 WIDTH = 64
 
 
-@pytest.mark.parametrize("many", [*range(3, 20), 33, 64])
+@pytest.mark.parametrize(
+    ("many", "kind"),
+    # The first numbers, which other kinds than the first are tried with, are those of several groups.
+    covering([64, 33, *reversed(range(3, 20))], ["float32", "float64", "float16", "bfloat16"]),
+)
 @pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.usefixtures("exact")
 def test_bits_are_those_of_the_kernel(many: int, in_order: bool, kind: str) -> None:
     dtype = tf.as_dtype(kind)
@@ -197,7 +201,7 @@ def test_an_addend_of_two_sums_is_added_to_both() -> None:
 
 
 @given(rich(sums=True), st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_a_chain_is_simulated_as_its_additions(graph, seed) -> None:
     schedule = forgetful(graph, seed, chained=True)
     longer, steps = with_additions(graph, schedule)
