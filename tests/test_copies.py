@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from graph_tools.measure import in_fresh_process, measure_peak
+from graph_tools.measure import measure_peak
 from memsaving_gradients import following
 from memsaving_gradients.budgets import Found
 from memsaving_gradients.describe import describe
@@ -20,7 +20,9 @@ from memsaving_gradients.planners.proposal import Proposal
 from memsaving_gradients.planning import Outcome
 from memsaving_gradients.schedule import Schedule, Step, simulate
 from tests.checker import check_schedule
+from tests.fresh import fresh
 from tests.random_programs import KINDS, Program, Weights, build, inputs, programs
+from tests.sampling import examples
 from tests.schedules import forgetful, halving
 from tests.support import assert_identical, numbers
 
@@ -29,9 +31,14 @@ v1 = tf.compat.v1
 pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 
 _fast = settings(
-    max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=examples(25),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
-_thousand = settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+_thousand = settings(
+    max_examples=examples(1000), deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 class Scheduled:
@@ -133,7 +140,7 @@ def test_random_programs(exact, program, seed, forget):
 
 
 @given(programs(most=14), st.integers(0, 2**32), st.sampled_from([0.3, 0.7]))
-@settings(_fast, max_examples=10)
+@settings(_fast, max_examples=examples(10))
 def test_random_programs_behind_data_gates(exact, program, seed, forget):
     _check(program, seed, forget, xla=True)
 
@@ -305,14 +312,14 @@ def _measure(length: int, size: int) -> dict[str, float]:
 
 
 def test_branches_of_one_run_run_one_after_the_other():
-    found = in_fresh_process("tests.test_copies:_branches", {"how_many": 12, "size": 2**16})
+    found = fresh("tests.test_copies:_branches", {"how_many": 12, "size": 2**16})
     # Side by side: 3.7.
     assert found["ours"] <= found["simulated"] + 0.5
 
 
 def test_memory_follows_a_recursive_schedule():
     arguments = {"length": 64, "size": 2**18}
-    found = in_fresh_process("tests.test_copies:_measure", arguments)
+    found = fresh("tests.test_copies:_measure", arguments)
     assert found["same"]
     assert found["most"] >= 4
     assert found["plain"] >= 60

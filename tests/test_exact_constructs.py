@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from tests.sampling import covering, one_of, slow
 from tests.support import (
     SHORT,
     Inputs,
@@ -24,6 +25,7 @@ from tests.support import (
 
 pytestmark = [
     pytest.mark.usefixtures("exact"),
+    pytest.mark.sampled,
     pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning"),
 ]
 
@@ -102,7 +104,7 @@ BETWEEN = {
 @pytest.mark.parametrize("name", BETWEEN)
 def test_in_the_middle_of_a_chain(name):
     kinds = ("session", "function", "tape") if "recompute" not in name else ("function", "tape")
-    assert_same_gradients(sandwich(BETWEEN[name]), data(), modes=SHORT, kinds=kinds)
+    assert_same_gradients(sandwich(BETWEEN[name]), data(), modes=one_of(SHORT), kinds=one_of(kinds))
 
 
 def test_stateful_dropout_draws_the_same_masks_for_three_steps():
@@ -146,7 +148,8 @@ def test_checkpoint_at_an_output_that_is_not_the_first():
         kinds=("session", "function"),
         recomputed=("list",),
     )
-    assert any(":1" in name for plan in found["session", "list"].plans for name in plan.checkpoints)
+    plans = [plan for case, outcome in found.items() if case[1] == "list" for plan in outcome.plans]
+    assert any(":1" in name for plan in plans for name in plan.checkpoints)
 
 
 ARGUMENTS = {
@@ -179,12 +182,9 @@ def test_argument(name):
         return ARGUMENTS[name](p, *tall(p))
 
     taped = "stop" not in name or name == "stop_gradient op"
-    assert_same_gradients(
-        build,
-        data(other=numbers("other", 3)),
-        modes=SHORT,
-        kinds=("session", "function", "tape") if taped else ("session", "function"),
-    )
+    kinds = ("session", "function", "tape") if taped else ("session", "function")
+    inputs = data(other=numbers("other", 3))
+    assert_same_gradients(build, inputs, modes=one_of(SHORT), kinds=one_of(kinds))
 
 
 def test_unconnected_gradients_are_none():
@@ -257,8 +257,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("use_resource", [False, True])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("use_resource", "optimizer"), covering([False, True], [*OPTIMIZERS]))
 def test_v1_minimize(optimizer, use_resource):
     def train(mode):
         with tf.Graph().as_default() as graph:
@@ -280,7 +279,7 @@ def test_v1_minimize(optimizer, use_resource):
         return [values, weights], ms.plans(graph)
 
     plain, _ = train("plain")
-    for mode in ("memory", None):
+    for mode in one_of(("memory", None)):
         ours, plans = train(mode)
         assert plans and plans[-1].clones
         assert_identical(ours, plain, f"{optimizer}, {mode!r}")
@@ -328,18 +327,21 @@ def test_what_reads_a_value_and_leads_to_no_gradient_may_be_used_or_not(exact, u
         assert a.numpy().tobytes() == b.numpy().tobytes()
 
 
-@pytest.mark.parametrize("returned", [False, True])
-@pytest.mark.parametrize("mode", ["memory", "speed", None])
+#: With how many of them follow each other.
+BODIES = {
+    "square": (lambda h: tf.square(h / 3.0), 1),
+    "gelu": (lambda h: h + tf.nn.gelu(h + 0.7), 2),
+    "root": (lambda h: h + tf.sqrt(tf.abs(h - 0.3) + 1.0), 3),
+}
+
+
 @pytest.mark.parametrize(
-    ("body", "depth"),
-    [
-        (lambda h: tf.square(h / 3.0), 1),
-        (lambda h: h + tf.nn.gelu(h + 0.7), 2),
-        (lambda h: h + tf.sqrt(tf.abs(h - 0.3) + 1.0), 3),
-    ],
+    ("name", "mode", "returned"),
+    covering([*BODIES], ["memory", "speed", None], [False, True], pairs=False),
 )
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
-def test_a_loss_that_is_not_asked_for_is_pruned(exact, body, depth, mode, returned):
+def test_a_loss_that_is_not_asked_for_is_pruned(exact, name, mode, returned):
+    body, depth = BODIES[name]
     x = tf.constant(np.random.default_rng(0).normal(size=(64, 32)), tf.float32)
 
     def program(gradients):
@@ -379,7 +381,7 @@ def test_silu_is_one_kernel_in_copies_too(exact, mode):
         assert a.numpy().tobytes() == b.numpy().tobytes()
 
 
-@pytest.mark.parametrize("asked", ["memory", "speed", ["matmul_2", "BiasAdd_6"]])
+@pytest.mark.parametrize("asked", [["matmul_2", "BiasAdd_6"], "memory", *slow("speed")])
 def test_what_becomes_one_kernel_is_not_parted(exact, asked):
     """With side losses, what a product makes is a tempting place to cut at: the original would not be fused any more."""
     draw = np.random.default_rng(6)

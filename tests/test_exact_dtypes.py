@@ -10,6 +10,7 @@ from tests.support import Inputs, Net, assert_same_gradients, numbers
 KINDS = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("exact")
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")

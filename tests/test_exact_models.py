@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import MODES, Inputs, Net, assert_same_gradients, numbers
+from tests.sampling import one_of, slow
+from tests.support import KINDS, MODES, Inputs, Net, assert_same_gradients, numbers
 
 pytestmark = [
     pytest.mark.usefixtures("exact"),
+    pytest.mark.sampled,
     pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning"),
 ]
 
@@ -143,7 +145,7 @@ def dense3(p, h, name, width):
     return tf.tensordot(h, w, 1) + p.weight(f"{name}_b", width)
 
 
-def transformer(p, *, mask=False, tied=False, dropout=False, decay=False, aside=False):
+def transformer(p, *, blocks=3, mask=False, tied=False, dropout=False, decay=False, aside=False):
     table = p.weight("table", VOCABULARY, WIDTH)
     h = tf.gather(table, p["ids"]) + p.weight("positions", LENGTH, WIDTH)
     bias = None
@@ -151,7 +153,7 @@ def transformer(p, *, mask=False, tied=False, dropout=False, decay=False, aside=
         seen = tf.linalg.band_part(tf.ones([LENGTH, LENGTH]), -1, 0)
         real = tf.cast(tf.not_equal(p["ids"], 0), tf.float32)[:, None, None, :]
         bias = -1e9 * (1.0 - seen * real)
-    for i in range(3):
+    for i in range(blocks):
         a = attention(p, norm(p, h, f"n{i}a"), f"l{i}", bias)
         h = h + (tf.nn.dropout(a, 0.2, seed=10 + i) if dropout else a)
         f = dense3(p, tf.nn.gelu(dense3(p, norm(p, h, f"n{i}b"), f"m{i}a", 32)), f"m{i}b", WIDTH)
@@ -182,7 +184,7 @@ def tokens():
     }
 
 
-def lstm(p, steps=24):
+def lstm(p, steps=16):
     h = c = tf.zeros([BATCH, 16])
     w, b = p.weight("w", 24, 64), p.weight("b", 64)
     for t in range(steps):
@@ -233,19 +235,22 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", ["chain", "bare_chain", "residual", "densenet", "unet", *slow("inception", "vgg")]
+)
 def test_network(name):
     build, data, recomputed = NETWORKS[name]
     full = name in ("chain", "residual")
     assert_same_gradients(
         build,
         Inputs(data()),
-        modes=MODES if full else SHORT,
+        modes=one_of(MODES if full else SHORT),
+        kinds=one_of(KINDS),
         recomputed=set(recomputed) & set(SHORT),
     )
 
 
-@pytest.mark.parametrize("activation", [tf.tanh, tf.sigmoid, tf.nn.elu])
+@pytest.mark.parametrize("activation", [tf.tanh, *slow(tf.sigmoid, tf.nn.elu)])
 def test_remapping_treats_a_clone_as_it_treats_its_original(activation):
     # Grappler makes one op with other bits of MatMul, Add and activation: of all in the plain graph, not of all here.
     def build(p):
@@ -257,14 +262,14 @@ def test_remapping_treats_a_clone_as_it_treats_its_original(activation):
     assert_same_gradients(build, Inputs(rows()), modes=("memory",), kinds=("session",))
 
 
-@pytest.mark.parametrize("name", ["residual", "unet", "densenet"])
+@pytest.mark.parametrize("name", ["residual", *slow("unet", "densenet")])
 def test_network_with_an_unknown_batch_dimension(name):
     build, data, _ = NETWORKS[name]
     assert_same_gradients(
         build,
         Inputs(data(), dynamic=True),
-        modes=("memory", "list"),
-        kinds=("session", "function"),
+        modes=one_of(("memory", "list")),
+        kinds=one_of(("session", "function")),
         recomputed=("list",),
     )
 
@@ -279,22 +284,22 @@ TRANSFORMERS = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize("name", ["everything", *slow("plain", "mask", "tied", "dropout", "decay")])
 def test_transformer(name):
     flags = TRANSFORMERS[name]
-    full = name == "everything"
+    kinds = {"plain": ["session"], "everything": one_of(("session", "tape"))}
     assert_same_gradients(
         lambda p: transformer(p, **flags),
         Inputs(tokens()),
-        modes=("memory", "speed", "list", None) if name == "plain" else ("memory", "list"),
-        kinds=("session", "tape") if full else ("session",) if name == "plain" else ("function",),
+        modes=one_of(("memory", "speed", "list", None) if name == "plain" else ("memory", "list")),
+        kinds=kinds.get(name, ["function"]),
         recomputed=("memory", "list"),
     )
 
 
 def test_transformer_with_an_unknown_batch_dimension():
     assert_same_gradients(
-        lambda p: transformer(p, mask=True, dropout=True),
+        lambda p: transformer(p, blocks=2, mask=True, dropout=True),
         Inputs(tokens(), dynamic=True),
         modes=("memory",),
         kinds=("session",),
@@ -303,21 +308,25 @@ def test_transformer_with_an_unknown_batch_dimension():
 
 
 def test_unrolled_lstm():
-    inputs = Inputs({"sequence": numbers("sequence", BATCH, 24, 8)})
+    inputs = Inputs({"sequence": numbers("sequence", BATCH, 16, 8)})
     assert_same_gradients(
         lstm,
         inputs,
-        modes=("memory", "speed", "list"),
+        modes=one_of(("memory", "speed", "list")),
         kinds=("session",),
         recomputed=("memory", "list"),
     )
     assert_same_gradients(
-        lambda p: lstm(p, 12), inputs, modes=("memory", None), recomputed=("memory",)
+        lambda p: lstm(p, 12),
+        inputs,
+        modes=one_of(("memory", None)),
+        kinds=one_of(KINDS),
+        recomputed=("memory",),
     )
 
 
-@pytest.mark.parametrize("use_resource", [True, False])
-@pytest.mark.parametrize("addends", [3, 8, 9, 10, 11, 15, 16, 17, 18, 19, 21, 25, 26])
+@pytest.mark.parametrize("use_resource", [True, *slow(False)])
+@pytest.mark.parametrize("addends", [3, 9, 10, 17, 26, *slow(8, 11, 15, 16, 18, 19, 21, 25)])
 def test_sum_of_a_shared_weight_becomes_a_chain_with_the_same_bits(addends, use_resource):
     def build(p):
         h, w = p["x"], p.weight("w", 32, 32)
@@ -344,5 +353,6 @@ def test_sum_of_a_shared_weight_becomes_a_chain_with_the_same_bits(addends, use_
 def test_gan_with_two_losses_and_two_gradient_calls():
     data = {"z": numbers("z", BATCH, 8), "real": numbers("real", BATCH, 16)}
     # A list would have to fit both calls: marks that do not lie between xs and ys are left out by "collection" alone.
-    modes = ("auto", "memory", "speed", "collection", None)
-    assert_same_gradients(gan, Inputs(data), modes=modes, recomputed=("collection",))
+    modes = ["collection", *one_of(("auto", "memory", "speed", None))]
+    kinds = one_of(KINDS)
+    assert_same_gradients(gan, Inputs(data), modes=modes, kinds=kinds, recomputed=("collection",))

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from tests.sampling import slow
 from tests.support import (
     SHORT,
     Inputs,
@@ -19,6 +20,7 @@ from tests.support import (
 
 pytestmark = [
     pytest.mark.usefixtures("exact"),
+    pytest.mark.sampled,
     pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning"),
 ]
 
@@ -79,7 +81,7 @@ def taped_both_ways(program, inputs, mode="memory", **kwargs):
     return ours
 
 
-@pytest.mark.parametrize("mode", ["memory", "speed", None])
+@pytest.mark.parametrize("mode", ["memory", *slow("speed", None)])
 def test_nested_tapes(mode):
     def program(p):
         with tf.GradientTape() as outer:
@@ -94,7 +96,7 @@ def test_nested_tapes(mode):
     taped_both_ways(program, data(), mode)
 
 
-@pytest.mark.parametrize("mode", ["memory", None])
+@pytest.mark.parametrize("mode", [None, *slow("memory")])
 def test_nested_tapes_with_respect_to_what_was_recomputed(mode):
     def program(p):
         with tf.GradientTape() as outer:
@@ -109,7 +111,7 @@ def test_nested_tapes_with_respect_to_what_was_recomputed(mode):
     taped_both_ways(program, data(), mode)
 
 
-@pytest.mark.parametrize("mode", ["memory", None])
+@pytest.mark.parametrize("mode", ["memory", *slow(None)])
 def test_a_shared_weight_under_nested_tapes(mode):
     def program(p):
         w = p.weight("w", 32, 32)

@@ -10,10 +10,12 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from tests.sampling import one_of
 from tests.support import Inputs, Net, assert_identical, in_function, in_session, numbers
 
 pytestmark = [
     pytest.mark.usefixtures("exact"),
+    pytest.mark.sampled,
     pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning"),
 ]
 
@@ -222,7 +224,7 @@ LOOPS = {
 ALONE = {"one step", "no step"}
 
 
-def assert_replayed_same(build, inputs, kind, ways=WAYS, replayed=True):
+def assert_replayed_same(build, inputs, kinds, replayed=True):
     """Gradients with loops replayed are TensorFlow's own, to the last bit."""
 
     def program(gradients, p, _):
@@ -230,34 +232,32 @@ def assert_replayed_same(build, inputs, kind, ways=WAYS, replayed=True):
         xs = p.all if net.xs is None else net.xs
         return [net.ys, gradients(net.ys, xs, **net.options)]
 
-    run = RUNNERS[kind]
-    plain = run(functools.partial(program, tf.gradients), inputs)
-    for way in ways:
-        ours = functools.partial(ms.gradients, checkpoints="memory", loops=way)
-        found = run(functools.partial(program, ours), inputs)
-        assert_identical(found.results, plain.results, f"{kind}, loops={way!r}")
-        if replayed:
-            assert found.plans, f"{kind}, loops={way!r}: nothing saved"
-            assert found.plans[-1].replayed, f"{kind}, loops={way!r}: nothing replayed"
+    for kind in one_of(kinds):
+        run = RUNNERS[kind]
+        plain = run(functools.partial(program, tf.gradients), inputs)
+        for way in one_of(WAYS):
+            ours = functools.partial(ms.gradients, checkpoints="memory", loops=way)
+            found = run(functools.partial(program, ours), inputs)
+            assert_identical(found.results, plain.results, f"{kind}, loops={way!r}")
+            if replayed:
+                assert found.plans, f"{kind}, loops={way!r}: nothing saved"
+                assert found.plans[-1].replayed, f"{kind}, loops={way!r}: nothing replayed"
 
 
-@pytest.mark.parametrize("kind", RUNNERS)
 @pytest.mark.parametrize("name", LOOPS)
-def test_gradients_of_replayed_loops_are_those_of_tensorflow(name, kind):
-    if (name, kind) == ("growing", "session"):
-        # TensorFlow itself fails there: outside of functions it takes the first step's shape for all.
-        kind = "function"
+def test_gradients_of_replayed_loops_are_those_of_tensorflow(name):
+    # TensorFlow itself fails in sessions: outside of functions it takes the first step's shape for all.
+    kinds = ["function"] if name == "growing" else RUNNERS
     inputs = data(xs=numbers("xs", 30, 4, 8))
     inside = name in ALONE or name.startswith("in a")
-    assert_replayed_same(LOOPS[name], inputs, kind, replayed=not inside)
+    assert_replayed_same(LOOPS[name], inputs, kinds, replayed=not inside)
 
 
-@pytest.mark.parametrize("kind", RUNNERS)
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 16, 31])
-def test_number_of_steps_known_at_run_time(steps, kind):
+def test_number_of_steps_known_at_run_time(steps):
     inputs = data(steps=np.array(steps, np.int32))
     inputs.shape = lambda name: list(inputs.arrays[name].shape)
-    assert_replayed_same(bounded_at_run_time, inputs, kind)
+    assert_replayed_same(bounded_at_run_time, inputs, RUNNERS)
 
 
 def test_random_numbers_are_drawn_once():
@@ -267,7 +267,7 @@ def test_random_numbers_are_drawn_once():
         return [net.ys, gradients(net.ys, p.all)]
 
     plain = in_function(functools.partial(program, tf.gradients), data(), steps=2)
-    for way in WAYS:
+    for way in one_of(WAYS):
         ours = functools.partial(ms.gradients, checkpoints="memory", loops=way)
         found = in_function(functools.partial(program, ours), data(), steps=2)
         assert_identical(found.results, plain.results, way)

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from memsaving_gradients.loops import pairs
+from tests.sampling import one_of
 from tests.support import assert_identical, numbers
 
-pytestmark = pytest.mark.usefixtures("exact")
+pytestmark = [pytest.mark.usefixtures("exact"), pytest.mark.sampled]
 
 STEPS = 24
 X, W = numbers("x", 4, 8), numbers("w", 8, 8, scale=0.3)
@@ -39,7 +40,7 @@ def loops_of(function):
 def assert_same(program, replayed=1):
     """``program(gradients, x, w)`` gives the same bits with our gradients, and so many loops are replayed at the end."""
     plain, _ = results(functools.partial(program, tf.gradients))
-    for way in ("segments", "treeverse"):
+    for way in one_of(("segments", "treeverse")):
         found, function = results(
             functools.partial(program, functools.partial(ms.gradients, loops=way))
         )

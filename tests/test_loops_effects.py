@@ -12,12 +12,15 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from tests.sampling import covering, one_of, slow
 from tests.support import assert_identical, numbers, session_config
 
-pytestmark = pytest.mark.usefixtures("exact")
+pytestmark = [pytest.mark.usefixtures("exact"), pytest.mark.sampled]
 
 v1 = tf.compat.v1
 WAYS = ("segments", "treeverse")
+#: Of tests that are the same with both.
+EITHER = [WAYS[0], *slow(WAYS[1])]
 STEPS = 24
 X, W, OTHER = numbers("x", 4, 8), numbers("w", 8, 8, scale=0.3), numbers("v", 8, 8, scale=0.5)
 
@@ -49,7 +52,7 @@ def replayed(plans):
 def assert_same(program, calls=1, kept=False):
     """The same bits with loops replayed; ``kept``: the loop is none that can be."""
     plain, _ = ran(program, tf.gradients, calls)
-    for way in WAYS:
+    for way in one_of(WAYS):
         found, plans = ran(program, functools.partial(ms.gradients, loops=way), calls)
         assert_identical(found, plain, way)
         assert replayed(plans) is not kept
@@ -73,15 +76,15 @@ def of_sum(effect, **options):
 
 def happened(start, calls=2, **options):
     """What effects leave behind, plain and with each way: ``start()`` gives an effect, and a function that tells."""
-    found = {}
-    for way in ("plain", *WAYS):
+    found, ways = {}, one_of(WAYS)
+    for way in ("plain", *ways):
         gradients = tf.gradients if way == "plain" else functools.partial(ms.gradients, loops=way)
         effect, tell = start()
         values, plans = ran(of_sum(effect, **options), gradients, calls)
         if way != "plain":
             assert replayed(plans), way
         found[way] = values, tell()
-    for way in WAYS:
+    for way in ways:
         assert_identical(found[way][0], found["plain"][0], way)
         assert found[way][1] == found["plain"][1], way
     return found["plain"][1]
@@ -191,7 +194,8 @@ def test_a_check_that_fails_ends_the_step_as_it_did():
         with tf.control_dependencies([tf.debugging.assert_less(i, 13, message="thirteen")]):
             return tf.py_function(lambda i: seen.append(int(i)) or np.int32(0), [i], tf.int32).op
 
-    for gradients in (tf.gradients, *(functools.partial(ms.gradients, loops=w) for w in WAYS)):
+    ours = (functools.partial(ms.gradients, loops=way) for way in one_of(WAYS))
+    for gradients in (tf.gradients, *ours):
         seen.clear()
         with pytest.raises(tf.errors.InvalidArgumentError, match="thirteen"):
             ran(of_sum(effect), gradients)
@@ -244,7 +248,7 @@ def test_drawn_numbers_inside_of_what_must_run_once(where):
         return step
 
     plain, _ = ran(program, tf.gradients)
-    for way in WAYS:
+    for way in one_of(WAYS):
         # Its intermediate results come in lists and optionals, which cannot be kept: the loop stays as it is.
         found, _ = ran(program, functools.partial(ms.gradients, loops=way))
         assert_identical(found, plain, way)
@@ -297,7 +301,7 @@ def test_a_condition_with_effects_keeps_the_loop(kind):
         return [values, int(counter), asked]
 
     plain = outcome(tf.gradients)
-    for way in WAYS:
+    for way in one_of(WAYS):
         assert_identical(outcome(functools.partial(ms.gradients, loops=way)), plain, way)
 
 
@@ -357,16 +361,16 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", ["assigned", "added to", *slow("one row")])
 def test_a_variable_assigned_before_gradients_are_asked_for(change):
     assert_same(asked(lambda v: v, CHANGES[change]))
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", ["one row", *slow("assigned", "added to")])
 def test_a_variable_assigned_between_a_tape_and_its_gradients(change):
     program = taped(lambda v: v, CHANGES[change])
     plain, _ = ran(program, tf.gradients)
-    for way in WAYS:
+    for way in one_of(WAYS):
         with ms.patched(loops=way):
             found, _ = ran(program, tf.gradients)
         assert_identical(found, plain, way)
@@ -405,7 +409,7 @@ def test_a_loop_in_a_function_reads_a_variable_that_its_caller_assigns(how):
         return step
 
     plain, _ = ran(program, tf.gradients)
-    for way in WAYS:
+    for way in one_of(WAYS):
         if how == "tape":
             with ms.patched(loops=way):
                 found, _ = ran(program, tf.gradients)
@@ -498,7 +502,7 @@ def test_a_variable_that_the_body_reads_and_assigns():
         return step
 
     plain, _ = ran(program, tf.gradients, 2)
-    for way in WAYS:
+    for way in one_of(WAYS):
         found, _ = ran(program, functools.partial(ms.gradients, loops=way), 2)
         assert_identical(found, plain, way)
 
@@ -562,8 +566,7 @@ def trained(optimizer, patched, calls=5):
     return [losses, weight.numpy(), scale.numpy()], ms.plans(step)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize(("name", "way"), covering(["SGD", "Adam"], WAYS))
 def test_five_steps_with_an_optimizer(name, way):
     optimizer = functools.partial(getattr(keras.optimizers, name), 0.1)
     plain, _ = trained(optimizer, contextlib.nullcontext())
@@ -610,8 +613,7 @@ def in_graph(build, gradients, calls=5, **options):
 
 
 @pytest.mark.usefixtures("control_flow_v2")
-@pytest.mark.parametrize("use_resource", [True, False])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("use_resource", "way"), covering([True, False], WAYS))
 def test_gradient_descent_in_a_session(way, use_resource):
     def build(_, x, w):
         loss = tf.reduce_sum(tf.square(looped(x, w)))
@@ -627,7 +629,7 @@ def test_gradient_descent_in_a_session(way, use_resource):
 
 
 @pytest.mark.usefixtures("control_flow_v2")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EITHER)
 def test_an_assignment_that_waits_for_the_loop_but_not_for_its_gradients(way):
     """In sessions nothing runs in the order of the program by itself."""
 
@@ -652,7 +654,7 @@ def test_an_assignment_that_waits_for_the_loop_but_not_for_its_gradients(way):
 
 
 @pytest.mark.usefixtures("control_flow_v2")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EITHER)
 def test_an_assignment_that_waits_for_the_loop_before_its_gradients(way):
     def build(gradients, x, w):
         h = looped(x, w)
@@ -669,7 +671,7 @@ def test_an_assignment_that_waits_for_the_loop_before_its_gradients(way):
     assert_identical(found, plain, way)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EITHER)
 def test_loops_of_tf1_stay_what_they_are(way):
     was_on = v1.control_flow_v2_enabled()
     v1.disable_control_flow_v2()
@@ -695,7 +697,7 @@ def test_swapped_memory():
     assert_same(of_sum(lambda i, h: None, swap_memory=True))
 
 
-@pytest.mark.parametrize("parallel", [1, 2, 64])
+@pytest.mark.parametrize("parallel", [64, *slow(1, 2)])
 def test_parallel_iterations(parallel):
     assert_same(of_sum(lambda i, h: None, parallel_iterations=parallel))
 
@@ -749,7 +751,7 @@ def test_a_state_of_unknown_rank():
         return step
 
     plain, _ = ran(program, tf.gradients)
-    for way in WAYS:
+    for way in one_of(WAYS):
         # How many bytes it takes is not known, and a loop is replayed only where that saves some.
         found, _ = ran(program, functools.partial(ms.gradients, loops=way))
         assert_identical(found, plain, way)
@@ -876,7 +878,7 @@ def test_a_distribution_strategy():
         return [found, weight.numpy()], ms.plans(step)
 
     plain, _ = outcome(contextlib.nullcontext())
-    for way in WAYS:
+    for way in one_of(WAYS):
         found, plans = outcome(ms.patched(loops=way))
         assert_identical(found, plain, way)
         assert replayed(plans)
@@ -904,7 +906,7 @@ def test_a_loop_as_autograph_writes_it():
         return found, ms.plans(step)
 
     plain, _ = outcome(contextlib.nullcontext())
-    for way in WAYS:
+    for way in one_of(WAYS):
         found, plans = outcome(ms.patched(loops=way))
         assert_identical(found, plain, way)
         assert replayed(plans)

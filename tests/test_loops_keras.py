@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from memsaving_gradients.loops import pairs
+from tests.sampling import covering, one_of, slow
 from tests.support import assert_identical, numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
@@ -116,34 +117,42 @@ def around(cell, **options):
 
 #: By name: what makes the layer.
 LAYERS = {
+    "RNN of StackedRNNCells": lambda: around(stacked()),
+    "RNN of a cell of layers": lambda: around(Deep(), return_sequences=True),
+    "RNN of a cell with two states": lambda: around(Residual(), return_sequences=True),
+    "backwards": lambda: layer("LSTM", go_backwards=True, return_sequences=True),
+    "GRU that resets before": lambda: layer("GRU", reset_after=False),
+    "penalties": lambda: layer("LSTM", kernel_regularizer="l2", recurrent_constraint="unit_norm"),
+}
+#: What other tests take.
+ELSEWHERE = {
+    **{kind: lambda kind=kind: layer(kind) for kind in ("LSTM", "GRU", "SimpleRNN")},
+    "Bidirectional": lambda: keras.layers.Bidirectional(layer("LSTM", return_sequences=True)),
+}
+#: Of which there are the likes above, or in models below.
+OTHER_LAYERS = {
     **{
         f"RNN of {kind}Cell": lambda kind=kind: around(cells(kind))
         for kind in ("LSTM", "GRU", "SimpleRNN")
     },
     "RNN of a list of cells": lambda: around([cells("LSTM"), cells("LSTM")], return_sequences=True),
-    "RNN of StackedRNNCells": lambda: around(stacked()),
-    "RNN of a cell of layers": lambda: around(Deep(), return_sequences=True),
-    "RNN of a cell with two states": lambda: around(Residual(), return_sequences=True),
-    **{kind: lambda kind=kind: layer(kind) for kind in ("LSTM", "GRU", "SimpleRNN")},
     "sequences": lambda: layer("LSTM", return_sequences=True),
     "state": lambda: layer("LSTM", return_state=True),
     "sequences and state": lambda: layer("GRU", return_sequences=True, return_state=True),
-    "backwards": lambda: layer("LSTM", go_backwards=True, return_sequences=True),
-    "GRU that resets before": lambda: layer("GRU", reset_after=False),
-    "Bidirectional": lambda: keras.layers.Bidirectional(layer("LSTM", return_sequences=True)),
     "Bidirectional, summed": lambda: keras.layers.Bidirectional(layer("GRU"), merge_mode="sum"),
     "relu, no bias": lambda: layer("SimpleRNN", activation="relu", use_bias=False),
-    "penalties": lambda: layer("LSTM", kernel_regularizer="l2", recurrent_constraint="unit_norm"),
 }
 DRAWING = {
+    "both": lambda: layer("LSTM", dropout=0.2, recurrent_dropout=0.3, seed=3),
+    "a Dropout layer in the cell": lambda: around(Noisy(UNITS, True), return_sequences=True),
+    "keras.random in the cell": lambda: around(Noisy(UNITS, False), return_sequences=True),
+}
+OTHER_DRAWING = {
     "dropout": lambda: layer("LSTM", dropout=0.3, seed=3),
     "recurrent_dropout": lambda: layer("GRU", recurrent_dropout=0.3, seed=3),
-    "both": lambda: layer("LSTM", dropout=0.2, recurrent_dropout=0.3, seed=3),
     "both in a list of cells": lambda: around(
         [keras.layers.LSTMCell(UNITS, dropout=0.2, recurrent_dropout=0.3, seed=k) for k in range(2)]
     ),
-    "a Dropout layer in the cell": lambda: around(Noisy(UNITS, True), return_sequences=True),
-    "keras.random in the cell": lambda: around(Noisy(UNITS, False), return_sequences=True),
 }
 
 
@@ -198,26 +207,29 @@ def assert_same(make, loops=1, ways=("segments",), **options):
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [*LAYERS, *slow(*ELSEWHERE, *OTHER_LAYERS)])
 def test_layers(name):
-    assert_same(LAYERS[name], loops=2 if "Bidirectional" in name else 1)
+    assert_same(
+        (LAYERS | ELSEWHERE | OTHER_LAYERS)[name], loops=2 if "Bidirectional" in name else 1
+    )
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("name", ["LSTM", "RNN of a cell with two states", "Bidirectional"])
+@pytest.mark.parametrize("name", ["LSTM", *slow("RNN of a cell with two states", "Bidirectional")])
 def test_layers_in_several_levels(name):
-    assert_same(LAYERS[name], loops=2 if "Bidirectional" in name else 1, ways=["treeverse"])
+    loops = 2 if "Bidirectional" in name else 1
+    assert_same((LAYERS | ELSEWHERE)[name], loops=loops, ways=["treeverse"])
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("name", [*DRAWING, *slow(*OTHER_DRAWING)])
 def test_masks_are_drawn_once(name):
     # The states of the generators are compared, too, and two calls draw different masks.
-    assert_same(DRAWING[name], calls=2)
+    assert_same((DRAWING | OTHER_DRAWING)[name], calls=2)
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("dimensions", [1, 2])
+@pytest.mark.parametrize("dimensions", [1, *slow(2)])
 def test_convolutional_layers(dimensions):
     shape = (2, 24, 6, 3) if dimensions == 1 else (2, 24, 5, 5, 3)
     convolution = getattr(keras.layers, f"ConvLSTM{dimensions}D")
@@ -225,6 +237,7 @@ def test_convolutional_layers(dimensions):
     assert_same(make, inputs=numbers("images", *shape))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exact")
 def test_convolutional_layer_with_dropout():
     make = functools.partial(keras.layers.ConvLSTM1D, 4, 3, dropout=0.2, recurrent_dropout=0.2)
@@ -232,7 +245,7 @@ def test_convolutional_layer_with_dropout():
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("kind", ["GRU", *slow("LSTM")])
 def test_given_initial_states(kind):
     count = 2 if kind == "LSTM" else 1
     states = [tf.constant(numbers(f"state {i}", BATCH, UNITS)) for i in range(count)]
@@ -252,11 +265,12 @@ def test_the_state_of_one_layer_begins_the_next_one():
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
+@pytest.mark.parametrize("kind", ["LSTM", *slow("GRU", "SimpleRNN")])
 def test_states_carried_over(kind):
     assert_same(functools.partial(layer, kind, stateful=True), calls=3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exact")
 def test_two_layers_on_top_of_one_another():
     def make():
@@ -282,6 +296,7 @@ def test_one_layer_used_twice():
     assert_same(make, loops=2, inputs=numbers("wide", BATCH, STEPS, UNITS))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exact")
 def test_a_layer_applied_at_each_step():
     def make():
@@ -292,6 +307,7 @@ def test_a_layer_applied_at_each_step():
     assert_same(make)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exact")
 def test_an_encoder_and_a_decoder_with_attention():
     def make():
@@ -304,6 +320,7 @@ def test_an_encoder_and_a_decoder_with_attention():
 
 
 @pytest.mark.usefixtures("exact")
+@pytest.mark.sampled
 def test_time_first():
     """`keras.backend.rnn`, as layers call it, but with the steps in front."""
     w = tf.Variable(numbers("w", UNITS, UNITS, scale=0.3))
@@ -327,7 +344,7 @@ def test_time_first():
             return [t.numpy() for t in step(x)], ms.plans(step)
 
     plain, _ = found(contextlib.nullcontext())
-    for way in WAYS:
+    for way in one_of(WAYS):
         ours, plans = found(ms.patched(loops=way))
         assert_identical(ours, plain, way)
         assert plans[-1].replayed
@@ -345,8 +362,7 @@ def padded(length=STEPS):
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
-@pytest.mark.parametrize("zeros", [False, True], ids=["last output", "zeros"])
+@pytest.mark.parametrize(("kind", "zeros"), covering(["LSTM", "GRU", "SimpleRNN"], [False, True]))
 def test_masked_sequences(kind, zeros):
     def make():
         x = keras.Input((STEPS, FEATURES))
@@ -358,7 +374,8 @@ def test_masked_sequences(kind, zeros):
 
 
 @pytest.mark.usefixtures("exact")
-def test_embedded_tokens_with_a_mask():
+@pytest.mark.parametrize("more", [False, *slow(True)])
+def test_embedded_tokens_with_a_mask(more):
     tokens = np.random.default_rng(0).integers(1, 20, (BATCH, STEPS)).astype(np.int32)
     tokens[1, 9:] = tokens[2, 2:] = 0
 
@@ -366,11 +383,12 @@ def test_embedded_tokens_with_a_mask():
         x = keras.Input((STEPS,), dtype="int32")
         h = keras.layers.Embedding(20, FEATURES, mask_zero=True)(x)
         h = keras.layers.Bidirectional(layer("LSTM", return_sequences=True))(h)
-        return keras.Model(x, layer("GRU")(h))
+        return keras.Model(x, layer("GRU")(h) if more else h)
 
-    assert_same(make, loops=3, inputs=tokens)
+    assert_same(make, loops=2 + more, inputs=tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exact")
 def test_a_mask_that_is_given_and_dropout():
     mask = tf.sequence_mask([STEPS, 11, 2, 1], STEPS)
@@ -385,11 +403,11 @@ def test_a_mask_that_is_given_and_dropout():
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("LSTM", "batch"),
-        ("LSTM", "steps"),
         ("LSTM", "both"),
-        ("Bidirectional", "batch"),
-        ("masked", "batch"),
+        pytest.param("masked", "batch", marks=pytest.mark.slow),
+        pytest.param("LSTM", "batch", marks=pytest.mark.slow),
+        pytest.param("LSTM", "steps", marks=pytest.mark.slow),
+        pytest.param("Bidirectional", "batch", marks=pytest.mark.slow),
     ],
 )
 def test_unknown_sizes(name, shape):
@@ -398,7 +416,7 @@ def test_unknown_sizes(name, shape):
 
     def make():
         if name == "Bidirectional":
-            return LAYERS[name]()
+            return ELSEWHERE[name]()
         if name == "masked":
             x = keras.Input((STEPS, FEATURES))
             return keras.Model(x, layer("LSTM")(keras.layers.Masking()(x)))
@@ -409,6 +427,7 @@ def test_unknown_sizes(name, shape):
 
 
 @pytest.mark.usefixtures("exact")
+@pytest.mark.sampled
 def test_one_function_for_sequences_of_several_lengths():
     def found(patched):
         keras.utils.set_random_seed(1)
@@ -426,7 +445,7 @@ def test_one_function_for_sequences_of_several_lengths():
             return [as_arrays(step(SEQUENCES[:, :n])) for n in lengths], ms.plans(step)
 
     plain, _ = found(contextlib.nullcontext())
-    for way in WAYS:
+    for way in one_of(WAYS):
         ours, plans = found(ms.patched(loops=way))
         assert_identical(ours, plain, way)
         assert plans[-1].replayed
@@ -437,9 +456,9 @@ def test_one_function_for_sequences_of_several_lengths():
     ("kind", "policy"),
     [
         ("LSTM", "mixed_bfloat16"),
-        ("GRU", "mixed_bfloat16"),
-        ("LSTM", "mixed_float16"),
         ("GRU", "float64"),
+        pytest.param("GRU", "mixed_bfloat16", marks=pytest.mark.slow),
+        pytest.param("LSTM", "mixed_float16", marks=pytest.mark.slow),
     ],
 )
 def test_dtypes(kind, policy):
@@ -449,11 +468,13 @@ def test_dtypes(kind, policy):
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("steps", [1, *slow(2, 3)])
 def test_sequences_too_short_to_gain_anything(steps):
     inputs = SEQUENCES[:, :steps]
-    plain, _, _ = gradients_of(LAYERS["LSTM"], inputs=inputs)
-    found, _, _ = gradients_of(LAYERS["LSTM"], inputs=inputs, patched=ms.patched(loops="segments"))
+    plain, _, _ = gradients_of(ELSEWHERE["LSTM"], inputs=inputs)
+    found, _, _ = gradients_of(
+        ELSEWHERE["LSTM"], inputs=inputs, patched=ms.patched(loops="segments")
+    )
     assert_identical(found, plain, f"{steps} steps")
 
 
@@ -469,9 +490,9 @@ def test_an_unrolled_layer_is_planned_as_a_graph():
 
 @pytest.mark.usefixtures("exact")
 def test_kept_loops():
-    plain, _, _ = gradients_of(LAYERS["LSTM"])
+    plain, _, _ = gradients_of(ELSEWHERE["LSTM"])
     patched = ms.patched(checkpoints="memory", loops="keep")
-    found, plans, function = gradients_of(LAYERS["LSTM"], patched=patched)
+    found, plans, function = gradients_of(ELSEWHERE["LSTM"], patched=patched)
     assert_identical(found, plain, "kept")
     assert not any(plan.replayed for plan in plans)
     assert not replays(function)
@@ -558,11 +579,11 @@ def state(made):
 @pytest.mark.parametrize(
     ("options", "asked"),
     [
-        ({}, {"loops": "segments"}),
-        ({}, {"loops": "treeverse"}),
+        pytest.param({}, {"loops": "segments"}, marks=pytest.mark.slow),
+        pytest.param({}, {"loops": "treeverse"}, marks=pytest.mark.slow),
         ({}, {"checkpoints": "memory"}),
-        ({"layers": 2, "dropout": 0.2}, {"loops": "segments"}),
-        ({"recurrent_dropout": 0.1}, {"loops": "segments"}),
+        pytest.param({"layers": 2, "dropout": 0.2}, {"loops": "segments"}, marks=pytest.mark.slow),
+        pytest.param({"recurrent_dropout": 0.1}, {"loops": "segments"}, marks=pytest.mark.slow),
     ],
     ids=["segments", "treeverse", "auto", "two with dropout", "recurrent_dropout"],
 )
@@ -577,7 +598,7 @@ def test_fit(options, asked):
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [1, *slow(2)])
 def test_fit_with_a_budget(layers):
     options = {"layers": layers, "units": 12, "optimizer": keras.optimizers.SGD}
     plain, ours = model(**options), model(**options)
@@ -592,7 +613,7 @@ def test_fit_with_a_budget(layers):
 
 @pytest.mark.usefixtures("exact")
 def test_fit_is_plain_again_without_the_callback():
-    made, twin = model(), model()
+    made, twin = (model(optimizer=keras.optimizers.SGD) for _ in range(2))
     callback = ms.keras.MemorySavingGradients(loops="segments")
     fit(made, [callback])
     known = len(made.graphs)
@@ -609,7 +630,8 @@ def test_fit_is_plain_again_without_the_callback():
 
 
 @pytest.mark.usefixtures("exact")
-def test_three_hundred_steps():
+@pytest.mark.parametrize("steps", [29, *slow(300)])
+def test_many_steps(steps):
     def trained(patched):
         made = model(units=6)
         optimizer = made.optimizer
@@ -625,7 +647,7 @@ def test_three_hundred_steps():
 
         losses = []
         with patched:
-            for i in range(300):
+            for i in range(steps):
                 x = tf.constant(SEQUENCES * np.float32(0.5 + (i % 7) / 7))
                 losses.append(step(x, tf.constant(LABELS)).numpy())
         return [losses, state(made)], ms.plans(step)
@@ -633,5 +655,5 @@ def test_three_hundred_steps():
     plain, _ = trained(contextlib.nullcontext())
     found, plans = trained(ms.patched(loops="segments"))
     assert plans[-1].replayed
-    assert_identical(found, plain, "300 steps")
+    assert_identical(found, plain, f"{steps} steps")
     assert plain[0][-1] < plain[0][0]

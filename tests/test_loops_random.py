@@ -19,20 +19,21 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from memsaving_gradients.loops import choice
 from memsaving_gradients.loops.division import Division, leaf_for, states_for, steps_for
+from tests.sampling import examples, one_of, slow
 from tests.support import numbers
 
-pytestmark = pytest.mark.usefixtures("exact_arithmetic")
+pytestmark = [pytest.mark.usefixtures("exact_arithmetic"), pytest.mark.sampled]
 
 WAYS = ("segments", "treeverse")
 
 _fast = settings(
-    max_examples=10,
+    max_examples=examples(10),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 _many = settings(
-    max_examples=600,
+    max_examples=examples(600),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -368,7 +369,7 @@ def always_replayed(leaf):
 
 def check(loop):
     plain, _, graph = gradients(loop)
-    for way in WAYS:
+    for way in one_of(WAYS):
         with always_replayed(loop.leaf):
             found, plans, _ = gradients(loop, checkpoints="memory", loops=way)
         _compare(loop, found, plain, graph, way)
@@ -425,7 +426,9 @@ def test_each_condition(condition):
     assert plans[-1].replayed
 
 
-@pytest.mark.parametrize("kind", sorted(STATES))
+@pytest.mark.parametrize(
+    "kind", [*slow("half", "small", "scalar"), *sorted({*STATES} - {"half", "small", "scalar"})]
+)
 def test_each_kind_of_state(kind):
     plans = check(_alone("where", states=("float", kind, kind), updates=(0, 0, 1), leaf=4))
     assert plans[-1].replayed
@@ -451,14 +454,14 @@ def check_budget(loop, budget):
 
 
 @given(loops(most=4), st.sampled_from([0.3, 0.6, 0.9]))
-@settings(_fast, max_examples=5)
+@settings(_fast, max_examples=examples(5))
 def test_budgets_of_random_loops(loop, budget):
     check_budget(loop, budget)
 
 
 @pytest.mark.slow
 @given(loops(), st.sampled_from([0.1, 0.3, 0.45, 0.6, 0.75, 0.9]))
-@settings(_many, max_examples=200)
+@settings(_many, max_examples=examples(200))
 def test_budgets_of_many_random_loops(loop, budget):
     check_budget(loop, budget)
 
@@ -562,7 +565,7 @@ def test_a_known_number_of_steps(leaf, repeats):
 
 
 @given(st.integers(1, 400), st.integers(1, 4), st.integers(1, 30))
-@settings(_fast, max_examples=25)
+@settings(_fast, max_examples=examples(25))
 def test_random_divisions(steps, repeats, leaf):
     scheme = Scheme(Division(repeats, steps, leaf), steps, -1)
     assert max(scheme.runs) <= repeats and min(scheme.runs) >= 1
@@ -571,7 +574,7 @@ def test_random_divisions(steps, repeats, leaf):
 
 
 @given(st.integers(1, 300), st.integers(1, 3), st.booleans(), st.sampled_from([0.1, 0.5, 1, 2, 30]))
-@settings(_fast, max_examples=20)
+@settings(_fast, max_examples=examples(20))
 def test_a_number_of_steps_known_at_run_time(steps, repeats, bounded, ratio):
     scheme = Scheme(Division(repeats, None, 1, ratio), steps, steps if bounded else -1)
     assert max(scheme.runs) <= repeats and min(scheme.runs) >= 1
@@ -580,7 +583,7 @@ def test_a_number_of_steps_known_at_run_time(steps, repeats, bounded, ratio):
 
 
 @given(st.integers(1, 200), st.integers(0, 200), st.integers(1, 3))
-@settings(_fast, max_examples=15)
+@settings(_fast, max_examples=examples(15))
 def test_a_loop_that_ends_before_its_bound(steps, more, repeats):
     for division, bound in (
         (Division(repeats, steps + more, 3), -1),

@@ -12,7 +12,9 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.measure import in_fresh_process, measure_peak
+from graph_tools.measure import measure_peak
+from tests.fresh import fresh
+from tests.sampling import covering
 from tests.support import numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
@@ -90,11 +92,11 @@ LOOPS = {
     "maximum_iterations": bounded,
     "value-dependent": value_dependent,
     "scan": scanned,
-    "map_fn": mapped,
     "nested": nested,
     "branch": branching,
-    "stateless dropout": drawing,
     "two states": two_states,
+    "stateless dropout": drawing,
+    "map_fn": mapped,
 }
 
 
@@ -130,13 +132,14 @@ def replayed(step):
     return plan.replayed
 
 
-def several(cases, ways=("treeverse",)):
-    """All cases in segments; those in several levels take longer to compile."""
-    slow = [pytest.param(*case, way, marks=pytest.mark.slow) for case in cases for way in ways]
-    return [*((*case, "segments") for case in cases), *slow]
+def several(cases, fast=None):
+    """Some of the cases in segments, or all; those in several levels take longer to compile."""
+    both = [(*case, way) for way in WAYS for case in cases]
+    count = len(cases) if fast is None else fast
+    return both[:count] + [pytest.param(*case, marks=pytest.mark.slow) for case in both[count:]]
 
 
-@pytest.mark.parametrize(("name", "way"), several([(name,) for name in LOOPS]))
+@pytest.mark.parametrize(("name", "way"), several([(name,) for name in LOOPS], fast=5))
 def test_gradients(name, way):
     x, w = tf.constant(numbers("x", 4, WIDTH)), weight()
     plain = compiled(tf.gradients, LOOPS[name])
@@ -253,7 +256,7 @@ def taped(layer, patched):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sequences", "way"), several([("LSTM", False), ("LSTM", True), ("GRU", True)])
+    ("kind", "sequences", "way"), several([("LSTM", True), ("LSTM", False), ("GRU", True)], fast=1)
 )
 def test_recurrent_layers(kind, sequences, way):
     layer = recurrent(sequences, kind)
@@ -322,11 +325,10 @@ def probe(kind, xla):
     return {"plain": peak(contextlib.nullcontext())} | found
 
 
-@pytest.mark.parametrize("kind", ["while_loop", "LSTM"])
-@pytest.mark.parametrize("xla", [True, False], ids=["XLA", "no XLA"])
+@pytest.mark.parametrize(("xla", "kind"), covering([True, False], ["while_loop", "LSTM"]))
 def test_measured_memory(xla, kind):
     arguments = {"kind": kind, "xla": xla}
-    peaks = in_fresh_process("tests.test_loops_xla:probe", arguments, timeout=300)
+    peaks = fresh("tests.test_loops_xla:probe", arguments)
     for way in WAYS:
         share = peaks[way] / peaks["plain"]
         assert share <= (1 / 3 if xla else 1 / 2), f"{way}: {share:.2f}"

@@ -11,6 +11,7 @@ import memsaving_gradients as ms
 from memsaving_gradients.errors import NothingSavedWarning
 from memsaving_gradients.keras import MemorySavingGradients
 from memsaving_gradients.packing import _pack, _unpack
+from tests.sampling import slow
 from tests.support import Inputs, assert_identical, assert_same, in_session, numbers
 
 v1 = tf.compat.v1
@@ -44,7 +45,8 @@ def program(p, gradients):
     return [loss, gradients(loss, p.all)]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.sampled
+@pytest.mark.parametrize("dynamic", [True, *slow(False)])
 def test_gradients_are_the_same(dynamic):
     assert_same(program, data(dynamic=dynamic), modes=("memory", "speed", None), steps=3)
 
@@ -57,7 +59,7 @@ def test_masks_take_an_eighth():
     assert not any(d.op_type == "GreaterEqual" for d in plan.decisions)
 
 
-@pytest.mark.parametrize("width", [3, 17])
+@pytest.mark.parametrize("width", [17, *slow(3)])
 def test_odd_masks_are_left_alone(width):
     def odd(p, gradients):
         loss = dropping(p, width)

@@ -7,9 +7,13 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from tests.sampling import one_of, slow
 from tests.support import Inputs, asking, assert_identical, assert_same, in_function, numbers
 
-pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning"),
+    pytest.mark.sampled,
+]
 
 KEEP = asking(planner="keep")
 MODES = (KEEP, "memory", asking(max_slowdown=3.0))
@@ -24,17 +28,28 @@ def convolution(p, h, name, width, stride=1):
     return tf.nn.conv2d(h, p.weight(name, 3, 3, h.shape[-1], width), stride, "SAME")
 
 
-def pooled(p, pool, activate=tf.nn.relu):
+def pooled(p, pool, activate=tf.nn.relu, depth=4):
     h = p["x"]
-    for k, width in enumerate((8, 16, 32, 64)):
+    for k, width in enumerate((8, 16, 32, 64)[:depth]):
         h = activate(convolution(p, h, f"w{k}", width))
         h = pool(activate(convolution(p, h, f"v{k}", width)))
     return tf.reduce_sum(tf.square(h))
 
 
-def both(p, gradients, pool, activate=tf.nn.relu):
-    loss = pooled(p, pool, activate)
+def both(p, gradients, pool, activate=tf.nn.relu, depth=4):
+    loss = pooled(p, pool, activate, depth)
     return [loss, gradients(loss, p.all)]
+
+
+def plans_of(outcomes, mode):
+    """The last plan of each kind that was tried in a mode."""
+    return [outcome.plans[-1] for (_, tried), outcome in outcomes.items() if tried == mode]
+
+
+def same(program, inputs):
+    """What `assert_same` gives of the modes; in the fast suite of two, in one kind."""
+    modes, kinds = [KEEP, *one_of(MODES[1:])], one_of(("session", "function"))
+    return assert_same(program, inputs, modes=modes, kinds=kinds)
 
 
 def tiles(h):
@@ -46,20 +61,25 @@ def test_rectified_and_pooled(dynamic):
     def program(p, gradients):
         return both(p, gradients, tiles)
 
-    outcomes = assert_same(program, image(dynamic=dynamic), modes=MODES)
-    plan = outcomes["function", KEEP].plans[-1]
-    assert plan.packed and plan.allocated < 0.85 * plan.allocated_plain
+    outcomes = same(program, image(dynamic=dynamic))
+    for plan in plans_of(outcomes, KEEP):
+        assert plan.packed and plan.allocated < 0.85 * plan.allocated_plain
 
 
 @pytest.mark.parametrize(
     "activate",
-    [tf.nn.relu6, tf.nn.leaky_relu, tf.identity, lambda h: tf.nn.relu(h) + 0.0, tf.tanh],
+    [
+        tf.nn.relu6,
+        tf.nn.leaky_relu,
+        tf.tanh,
+        *slow(tf.identity, lambda h: tf.nn.relu(h) + 0.0),
+    ],
 )
 def test_other_activations(activate):
     def program(p, gradients):
         return both(p, gradients, tiles, activate)
 
-    assert_same(program, image(), modes=MODES)
+    same(program, image())
 
 
 @pytest.mark.parametrize(
@@ -79,10 +99,10 @@ def test_other_ways_to_pool(pool):
         loss = tf.reduce_sum(tf.square(tf.nn.relu(convolution(p, h, "v", 16))))
         return [loss, gradients(loss, p.all)]
 
-    assert_same(program, image(), modes=MODES)
+    same(program, image())
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("value", [0.0, 1.0, *slow(-1.0)])
 def test_ties(value):
     """Elements that are all the same: the gradient goes to the first one, or is zero."""
 
@@ -92,7 +112,7 @@ def test_ties(value):
         loss = tf.reduce_sum(tf.square(h) + h)
         return [loss, gradients(loss, p.all)]
 
-    assert_same(program, image(values=np.full((8, 32, 32, 8), value, np.float32)), modes=MODES)
+    same(program, image(values=np.full((8, 32, 32, 8), value, np.float32)))
 
 
 def test_not_a_number_and_infinity():
@@ -105,7 +125,7 @@ def test_not_a_number_and_infinity():
         loss = tf.reduce_sum(h)
         return [gradients(loss, p.all)]
 
-    assert_same(program, image(values=x), modes=MODES)
+    same(program, image(values=x))
 
 
 def test_pooled_and_read_by_others():
@@ -116,7 +136,7 @@ def test_pooled_and_read_by_others():
         loss = tf.reduce_sum(tf.square(tiles(h))) + tf.reduce_sum(tiles(tf.concat([h, -h], -1)))
         return [loss, gradients(loss, p.all)]
 
-    assert_same(program, image(), modes=MODES)
+    same(program, image())
 
 
 def test_read_in_full_by_somebody():
@@ -146,7 +166,7 @@ def test_the_filter_goes_first_where_that_lets_go_of_much():
 
     modes = [asking(max_slowdown=3.0, encode=encode) for encode in (None, "lossless")]
     outcomes = assert_same(program, image(side=64), modes=modes)
-    whole, packed = (outcomes["function", mode].plans[-1] for mode in modes)
+    whole, packed = (plans_of(outcomes, mode)[0] for mode in modes)
     assert packed.packed and packed.peak <= 0.95 * whole.peak
 
 
@@ -163,8 +183,8 @@ def test_rectified_and_dropped(dynamic):
         return [loss, gradients(loss, p.all)]
 
     inputs = Inputs({"x": numbers("x", 64, 256)}, dynamic=dynamic)
-    outcomes = assert_same(program, inputs, modes=MODES)
-    assert outcomes["function", KEEP].plans[-1].packed
+    outcomes = same(program, inputs)
+    assert all(plan.packed for plan in plans_of(outcomes, KEEP))
 
 
 def test_indices():
@@ -177,8 +197,8 @@ def test_indices():
         return [loss, gradients(loss, p.all)]
 
     inputs = Inputs({"x": numbers("x", 512, 64)})
-    outcomes = assert_same(program, inputs, modes=MODES)
-    assert outcomes["function", KEEP].plans[-1].packed
+    outcomes = same(program, inputs)
+    assert all(plan.packed for plan in plans_of(outcomes, KEEP))
 
 
 def test_pooled_with_places():
@@ -188,7 +208,7 @@ def test_pooled_with_places():
         loss = tf.reduce_sum(tf.square(h))
         return [loss, gradients(loss, p.all)]
 
-    assert_same(program, image(), modes=MODES)
+    same(program, image())
 
 
 def test_second_order():
@@ -197,21 +217,25 @@ def test_second_order():
         first = gradients(loss, p["x"])[0]
         return [first, gradients(tf.reduce_sum(tf.square(first)), p.all)]
 
-    assert_same(program, image(), modes=(KEEP, "memory"))
+    kinds = one_of(("session", "function"))
+    assert_same(program, image(), modes=one_of((KEEP, "memory")), kinds=kinds)
 
 
-def test_under_xla():
+@pytest.mark.parametrize(
+    ("mode", "depth"),
+    [(KEEP, 2), *(pytest.param(mode, 4, marks=pytest.mark.slow) for mode in MODES)],
+)
+def test_under_xla(mode, depth):
     def program(p, gradients):
-        return both(p, gradients, tiles)
+        return both(p, gradients, tiles, depth=depth)
 
     plain = in_function(program, image(), jit_compile=True)
-    for mode in MODES:
-        ours = in_function(program, image(), mode, jit_compile=True)
-        tf.nest.map_structure(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max()),
-            ours.results,
-            plain.results,
-        )
+    ours = in_function(program, image(), mode, jit_compile=True)
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max()),
+        ours.results,
+        plain.results,
+    )
 
 
 def test_nothing_is_encoded_where_that_is_asked_for():

@@ -32,17 +32,18 @@ from tests.random_programs import (
     inputs,
     programs,
 )
+from tests.sampling import examples
 
 pytestmark = pytest.mark.usefixtures("exact_arithmetic")
 
 _fast = settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 _thousand = settings(
-    max_examples=1000,
+    max_examples=examples(1000),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -211,7 +212,7 @@ def test_gradients_of_a_thousand_random_programs_are_bit_identical(program, choi
 
 
 @given(programs(most=14), _choices)
-@settings(_fast, max_examples=12)
+@settings(_fast, max_examples=examples(12))
 def test_data_gates_change_no_value(program, choice):
     """Data gates outside of XLA."""
     weights = _shared_weights()
