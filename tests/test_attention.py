@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_tools.measure import in_fresh_process, measure_peak
+from graph_tools.measure import measure_peak
 from memsaving_gradients.attention import (
     additive_attention,
     dot_product_attention,
@@ -24,6 +24,8 @@ from tests.attention_cases import (
     second_order,
     tensors,
 )
+from tests.fresh import fresh
+from tests.sampling import covering, examples
 from tests.support import check_error, numbers
 
 MASKS = {
@@ -73,14 +75,15 @@ def compiled(function, **options):
 # --- the same results and gradients
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize(("kind", "causal"), covering([*MASKS], [False, True]))
 def test_masks(kind, causal):
     same({"mask": mask_of(kind), "causal": causal})
 
 
-@pytest.mark.parametrize("kind", ["none", "pairs"])
-@pytest.mark.parametrize("shape", [(2, 3, 13, 11), (3, 1, 11), (13, 1), (1, 1)])
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    covering([(2, 3, 13, 11), (3, 1, 11), (13, 1), (1, 1)], ["none", "pairs"]),
+)
 def test_bias(shape, kind):
     same({"mask": mask_of(kind)}, [*inputs_of(), *tensors(shape)])
 
@@ -93,14 +96,19 @@ def test_eager_and_xla(how):
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [("none", tf.function), ("keys", eagerly), ("pairs", tf.function), ("keys", compiled)],
+    [
+        pytest.param("none", tf.function, marks=pytest.mark.slow),
+        ("keys", eagerly),
+        ("pairs", tf.function),
+        pytest.param("keys", compiled, marks=pytest.mark.slow),
+    ],
 )
 def test_second_order(kind, how):
     options = {"mask": mask_of(kind), "causal": kind != "keys"}
     same(options, [*inputs_of(), *tensors((3, 13, 11))], order=2, how=how)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     queries=st.integers(1, 9),
     keys=st.integers(1, 9),
@@ -154,7 +162,13 @@ def test_unknown_lengths_and_batch():
         assert_close(ours(*inputs, mask), [output, *tape.gradient(loss, inputs)])
 
 
-@pytest.mark.parametrize("how", [tf.function, compiled], ids=["graph", "xla"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(tf.function, id="graph"),
+        pytest.param(compiled, id="xla", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
 def test_other_dtypes(dtype, how):
     tolerance = {tf.float16: 5e-3, tf.bfloat16: 4e-2, tf.float64: 1e-12}[dtype]
@@ -246,8 +260,15 @@ def test_eager_calls_of_other_ranks():
         assert_close(dot_product_attention(x, x, x, block=2), dot_product(*[tf.constant(x)] * 3))
 
 
-@pytest.mark.parametrize("how", [eagerly, tf.function])
-@pytest.mark.parametrize("ours", [dot_product_attention, additive_attention])
+@pytest.mark.parametrize(
+    ("ours", "how"),
+    [
+        (additive_attention, tf.function),
+        pytest.param(additive_attention, eagerly, marks=pytest.mark.slow),
+        pytest.param(dot_product_attention, eagerly, marks=pytest.mark.slow),
+        pytest.param(dot_product_attention, tf.function, marks=pytest.mark.slow),
+    ],
+)
 def test_jacobians(ours, how):
     (x,) = tensors((2, 6, 4))
 
@@ -287,7 +308,13 @@ def kept_by(seed, rate, queries, keys, block):
 
 
 @pytest.mark.parametrize(
-    ("how", "order"), [(tf.function, 1), (tf.function, 2), (eagerly, 1), (compiled, 1)]
+    ("how", "order"),
+    [
+        pytest.param(tf.function, 1, marks=pytest.mark.slow),
+        (tf.function, 2),
+        pytest.param(eagerly, 1, marks=pytest.mark.slow),
+        pytest.param(compiled, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_dropout_drops_the_same_in_the_gradient(how, order):
     seed = tf.constant([3, 4], tf.int64)
@@ -320,10 +347,16 @@ def additive_inputs(dtype=tf.float32):
 
 
 @pytest.mark.parametrize(
-    ("block", "how"), [(None, tf.function), (4, eagerly), ((4, 3), tf.function), ((3, 4), compiled)]
+    ("cut", "order"),
+    [
+        *covering(
+            [(None, tf.function), (4, eagerly), ((4, 3), tf.function), ((3, 4), compiled)],
+            [first_order, second_order],
+        )
+    ],
 )
-@pytest.mark.parametrize("order", [first_order, second_order])
-def test_additive(block, order, how):
+def test_additive(cut, order):
+    block, how = cut
     inputs, mask = additive_inputs(), tf.constant(numbers("m", 2, 1, 7) > 0)
     ours = how(
         lambda *xs: order(lambda *ys: additive_attention(*ys, mask=mask, block=block), xs),
@@ -461,7 +494,7 @@ def _peak(kind, function):
 
 
 def test_memory():
-    found = in_fresh_process("tests.test_attention:peaks", {}, {"CUDA_VISIBLE_DEVICES": "-1"})
+    found = fresh("tests.test_attention:peaks")
     assert found["ours"] * 8 <= found["plain"]
     assert found["additive, ours"] * 6 <= found["additive"]
 

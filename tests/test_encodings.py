@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import memsaving_gradients as ms
 from memsaving_gradients.encodings import BLOCK, ENCODINGS
 from memsaving_gradients.errors import ArgumentError, PlanError, PlanNote, SelectionError
 from memsaving_gradients.keras import MemorySavingGradients
+from tests.sampling import covering, examples
 from tests.support import Inputs, asking, assert_identical, check_error, in_function, numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
@@ -34,7 +37,7 @@ def through(encoding, array):
     st.integers(1, 400),
     st.floats(0, 1e4, width=32),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_no_number_is_further_off_than_promised(name, numbers_, repeat, scale):
     encoding = ENCODINGS[name]
     array = np.array(numbers_ * repeat, np.float32)
@@ -98,8 +101,7 @@ def plain():
     return in_function(network, inputs())
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(("name", "dynamic"), covering([*ENCODINGS], [False, True]))
 def test_gradients_are_near(name, dynamic, plain):
     found = in_function(
         network, inputs(dynamic), asking(planner="keep", encode=name, batch_size=2048)
@@ -124,9 +126,18 @@ def test_a_budget_takes_no_more_than_it_needs(plain):
     assert distance(found, plain) < FAR["bfloat16"]
 
 
-def test_recomputing_and_encoding_together(plain):
-    alone = in_function(network, inputs(), asking(budget=0.4)).plans[-1]
-    found = in_function(network, inputs(), asking(budget=0.4, encode="bfloat16"))
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [
+        (3, {"budget": 0.6, "planner": "memory"}),
+        pytest.param(6, {"budget": 0.4}, marks=pytest.mark.slow),
+    ],
+)
+def test_recomputing_and_encoding_together(layers, options):
+    some = functools.partial(network, layers=layers)
+    plain = in_function(some, inputs())
+    alone = in_function(some, inputs(), asking(**options)).plans[-1]
+    found = in_function(some, inputs(), asking(**options, encode="bfloat16"))
     plan = found.plans[-1]
     # As planned, it is faster; what the executor adds to each plan is chance.
     assert plan.allocated <= plan.budget and plan.extra_time <= alone.extra_time + 0.1
@@ -172,7 +183,9 @@ def test_modes_encode_what_they_keep(mode, plain):
     assert distance(found, plain) < FAR["bfloat16"]
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(
+    "name", [n if n == "bfloat16" else pytest.param(n, marks=pytest.mark.slow) for n in ENCODINGS]
+)
 def test_under_xla(name):
     plain = in_function(network, inputs(), jit_compile=True)
     found = in_function(
@@ -218,7 +231,7 @@ def test_fit_and_its_loss_curve():
 
     def losses(callbacks):
         keras.utils.set_random_seed(3)
-        layers = [keras.layers.Dense(256, "gelu") for _ in range(6)]
+        layers = [keras.layers.Dense(128, "gelu") for _ in range(4)]
         model = keras.Sequential([keras.Input([16]), *layers, keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
         x = numbers("features", 512, 16)
@@ -268,10 +281,19 @@ def test_the_error_is_reported():
         ms.gradient_error(loss, [unread], x)
 
 
-def test_nothing_is_encoded_without_consent():
-    for options in ({}, {"encode": "lossless"}, {"encode": None}):
-        plan = in_function(network, inputs(), asking(budget=0.6, **options)).plans[-1]
-        assert not plan.stored
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encode": "lossless"},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"encode": None}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_nothing_is_encoded_without_consent(options):
+    few = functools.partial(network, layers=3)
+    plan = in_function(few, inputs(), asking(budget=0.6, **options)).plans[-1]
+    assert not plan.stored
 
 
 @pytest.mark.parametrize(

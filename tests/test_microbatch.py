@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from graph_tools.measure import in_fresh_process
 from memsaving_gradients.errors import ArgumentError, HigherOrderError, NothingSavedWarning
+from tests.fresh import fresh
+from tests.sampling import covering, examples
 
 ROWS, WIDTH = 24, 6
 
@@ -62,7 +63,7 @@ def close(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
 
 
 @given(rows=st.integers(1, 40), size=st.integers(1, 45), known=st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_any_size_of_any_batch_gives_the_gradients_of_the_batch(
     rows: int, size: int, known: bool
 ) -> None:
@@ -73,10 +74,12 @@ def test_any_size_of_any_batch_gives_the_gradients_of_the_batch(
     close(cut(*data(rows)), slopes(loss, ws)(*data(rows)))
 
 
-@pytest.mark.parametrize("how", ["tape", "gradients"])
-@pytest.mark.parametrize("options", [{}, {"checkpoints": "memory"}, {"budget": 0.8}])
-def test_gradients_of_a_loss(how: str, options: dict[str, Any]) -> None:
-    ws = weights(12)
+@pytest.mark.parametrize(
+    ("options", "how"),
+    covering([{}, {"checkpoints": "memory"}, {"budget": 0.8}], ["tape", "gradients"]),
+)
+def test_gradients_of_a_loss(options: dict[str, Any], how: str) -> None:
+    ws = weights(8)
     loss = network(ws)
     batch = data(240)
     step = slopes(ms.microbatch(loss, 60, **options), ws, how)
@@ -84,8 +87,7 @@ def test_gradients_of_a_loss(how: str, options: dict[str, Any]) -> None:
     assert len(ms.plans(step)) == bool(options)
 
 
-@pytest.mark.parametrize("rows", [24, 22, 5])
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(("rows", "known"), covering([24, 22, 5], [True, False]))
 def test_xla(rows: int, known: bool) -> None:
     ws = weights()
     loss = network(ws)
@@ -143,8 +145,7 @@ def test_the_loss_is_part_of_a_larger_one() -> None:
     close(cut(*data()), slopes(larger(loss), ws)(*data()))
 
 
-@pytest.mark.parametrize("how", ["tape", "gradients"])
-@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize(("how", "reduce"), covering(["tape", "gradients"], ["mean", "sum"]))
 def test_gradients_of_what_the_batch_was_computed_from(how: str, reduce: str) -> None:
     ws = weights()
     before = tf.Variable(tf.ones([WIDTH]))
@@ -418,7 +419,7 @@ def peaks() -> dict[str, int]:
     """Transient peaks of a wide step: plain, and in microbatches (in a process made for it)."""
     from graph_tools.measure import measure_peak
 
-    ws = [tf.Variable(tf.random.normal([64, 64]) / 8) for _ in range(24)]
+    ws = [tf.Variable(tf.random.normal([64, 64]) / 8) for _ in range(16)]
 
     def loss(x: tf.Tensor) -> tf.Tensor:
         for w in ws:
@@ -431,5 +432,5 @@ def peaks() -> dict[str, int]:
 
 
 def test_memory_falls_to_that_of_a_microbatch() -> None:
-    found = in_fresh_process("tests.test_microbatch:peaks", {})
+    found = fresh("tests.test_microbatch:peaks")
     assert found["ours"] <= 0.15 * found["plain"]

@@ -17,6 +17,7 @@ from memsaving_gradients.errors import (
     HigherOrderError,
     NothingSavedWarning,
 )
+from tests.sampling import covering
 
 pytestmark = pytest.mark.filterwarnings(
     f"ignore::{NothingSavedWarning.__module__}.NothingSavedWarning"
@@ -42,8 +43,7 @@ def equal(found: Any, wanted: Any, tolerance: float = 1e-6) -> None:
         np.testing.assert_allclose(a, b, tolerance, tolerance)
 
 
-@pytest.mark.parametrize("reads_again", [True, False])
-@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize(("reads_again", "reduce"), covering([True, False], ["mean", "sum"]))
 def test_tensors_that_a_loss_reads_from_outside(reads_again: bool, reduce: str) -> None:
     w = tf.Variable(2.0)
     x, _ = batch()
@@ -99,8 +99,9 @@ def test_what_else_a_tape_watches() -> None:
     equal(*both(step))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("buffer", ["float32", "stochastic"])
+@pytest.mark.parametrize(
+    ("dtype", "buffer"), covering(["bfloat16", "float16"], ["float32", "stochastic"])
+)
 def test_many_small_addends_of_16_bits_are_not_lost(dtype: str, buffer: str) -> None:
     w = tf.Variable(tf.ones([8], dtype))
     x = tf.ones([4096, 8], dtype)
@@ -252,7 +253,7 @@ def test_two_optimizers_whose_gradients_are_there_before_are_no_problem() -> Non
 # ---------------------------------------------------------------- Keras
 
 
-def sequences(loss: Any, masked: bool = True, outputs: int = 1) -> keras.Model:
+def sequences(loss: Any, masked: bool = True, outputs: int = 1, xla: bool = False) -> keras.Model:
     keras.utils.set_random_seed(0)
     inputs = keras.Input([6], dtype="int32")
     x = keras.layers.Embedding(11, 8, mask_zero=masked)(inputs)
@@ -261,7 +262,7 @@ def sequences(loss: Any, masked: bool = True, outputs: int = 1) -> keras.Model:
         for k in range(outputs)
     ]
     model = keras.Model(inputs, given if outputs > 1 else given[0])
-    model.compile(keras.optimizers.SGD(0.01), loss)
+    model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=xla)
     return model
 
 
@@ -283,14 +284,21 @@ def fitted(model: keras.Model, *callbacks: Any, weights: bool = False) -> list[A
 
 
 @pytest.mark.parametrize(
-    "reduction", ["sum_over_batch_size", "mean", "sum", "mean_with_sample_weight"]
+    ("reduction", "masked", "weights"),
+    [
+        *covering(
+            ["sum_over_batch_size", "mean", "sum", "mean_with_sample_weight"],
+            [True, False],
+            [True, False],
+            pairs=False,
+        )
+    ],
 )
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("weights", [True, False])
-def test_every_reduction_of_a_loss(reduction: str, masked: bool, weights: bool) -> None:
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_reduction_of_a_loss(reduction: str, masked: bool, weights: bool, xla: bool) -> None:
     def trained(*callbacks: Any) -> list[Any]:
         loss = keras.losses.MeanSquaredError(reduction=reduction)
-        return fitted(sequences(loss, masked), *callbacks, weights=weights)
+        return fitted(sequences(loss, masked, xla=xla), *callbacks, weights=weights)
 
     equal(trained(ms.keras.MemorySavingGradients(microbatch=2)), trained(), 2e-6)
 
@@ -314,4 +322,5 @@ def test_the_callback_says_what_sums_are_made_in() -> None:
     with pytest.raises(ArgumentError, match="give microbatch="):
         ms.keras.MemorySavingGradients(buffer="stochastic")
     saving = ms.keras.MemorySavingGradients(microbatch=2, buffer="stochastic")
-    equal(fitted(sequences("mse"), saving), fitted(sequences("mse")), 2e-6)
+    found = fitted(sequences("mse", xla=True), saving)
+    equal(found, fitted(sequences("mse")), 2e-6)

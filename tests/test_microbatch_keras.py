@@ -12,12 +12,15 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from memsaving_gradients.errors import ArgumentError, BatchStatisticsWarning, NothingSavedWarning
 
-ROWS, CLASSES = 104, 5
+CLASSES = 5
 
 # Networks this small have little to recompute.
 pytestmark = pytest.mark.filterwarnings(
     f"ignore::{NothingSavedWarning.__module__}.NothingSavedWarning"
 )
+
+#: Fits without XLA in the fast suite, with and without it otherwise.
+XLA = pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
 
 
 def callback(**options: Any) -> ms.keras.MemorySavingGradients:
@@ -28,7 +31,7 @@ def network(norm: Any = None, step: bool = False) -> keras.Model:
     keras.utils.set_random_seed(2)
     inputs = keras.Input([16])
     x = inputs
-    for _ in range(3):
+    for _ in range(2):
         x = keras.layers.Dense(24, activation="gelu")(x)
         x = x if norm is None else norm()(x)
     outputs = keras.layers.Dense(CLASSES, dtype="float32")(x)
@@ -46,13 +49,19 @@ class WithStep(keras.Model):
 
 
 def trained(
-    model: keras.Model, saving: Any, optimizer: Any = "sgd", rows: int = ROWS, **options: Any
+    model: keras.Model,
+    saving: Any,
+    optimizer: Any = "sgd",
+    xla: bool = False,
+    rows: int = 48,
+    **options: Any,
 ) -> tuple[Any, list[Any]]:
-    """The history and the weights after three epochs of batches of 24: the last one is smaller."""
+    """The history and the weights after three epochs of batches of 24."""
     model.compile(
         optimizer() if callable(optimizer) else optimizer,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=None if isinstance(model, WithStep) else ["accuracy"],
+        jit_compile=xla,
         **options,
     )
     draw = np.random.default_rng(0)
@@ -72,35 +81,43 @@ def same(ours: Any, plain: Any, tolerance: float = 2e-6) -> None:
 @pytest.mark.parametrize(
     "optimizer",
     [
-        "sgd",
+        pytest.param("sgd", marks=pytest.mark.slow),
         "adam",
         lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.05),
         lambda: keras.optimizers.Adam(gradient_accumulation_steps=2),
-        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+        pytest.param(
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_weights_and_metrics_are_those_of_whole_batches(optimizer: Any) -> None:
-    same(trained(network(), callback(), optimizer), trained(network(), None, optimizer))
+@XLA
+def test_weights_and_metrics_are_those_of_whole_batches(optimizer: Any, xla: bool) -> None:
+    # The last batch is smaller.
+    ours = trained(network(), callback(), optimizer, xla, rows=104)
+    same(ours, trained(network(), None, optimizer, xla, rows=104))
 
 
 # Keras 3.3 says so where batches are no multiple of the steps, with and without a callback.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
-@pytest.mark.parametrize("options", [{"jit_compile": True}, {"steps_per_execution": 2}])
+@pytest.mark.parametrize("options", [{"xla": True}, {"steps_per_execution": 2}])
 def test_ways_to_run(options: dict[str, Any]) -> None:
     same(trained(network(), callback(), **options), trained(network(), None, **options))
 
 
-def test_a_step_of_the_users() -> None:
-    ours = trained(network(step=True), callback())
-    plain = trained(network(step=True), None)
+@XLA
+def test_a_step_of_the_users(xla: bool) -> None:
+    ours = trained(network(step=True), callback(), xla=xla)
+    plain = trained(network(step=True), None, xla=xla)
     del ours[0]["largest"], plain[0]["largest"]
     same(ours, plain)
 
 
-def test_sample_weights() -> None:
+@XLA
+def test_sample_weights(xla: bool) -> None:
     def fitted(saving: Any) -> Any:
         model = network()
-        model.compile("sgd", "sparse_categorical_crossentropy")
+        model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=xla)
         draw = np.random.default_rng(0)
         x, weights = draw.standard_normal((48, 16)), draw.random(48)
         y = draw.integers(0, CLASSES, 48)
@@ -119,11 +136,14 @@ def test_training_without_the_callback_is_plain_again() -> None:
     assert model.train_step.__func__ is keras.Model.train_step
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_mixed_precision(policy: str) -> None:
+@XLA
+@pytest.mark.parametrize(
+    "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
+)
+def test_mixed_precision(policy: str, xla: bool) -> None:
     keras.config.set_dtype_policy(policy)
     try:
-        ours, plain = trained(network(), callback()), trained(network(), None)
+        ours, plain = (trained(network(), saving, xla=xla) for saving in (callback(), None))
     finally:
         keras.config.set_dtype_policy("float32")
     np.testing.assert_allclose(ours[0]["loss"], plain[0]["loss"], rtol=1e-3)
@@ -138,19 +158,22 @@ def test_batch_normalization_is_said() -> None:
         trained(network(keras.layers.BatchNormalization), callback(batch_norm="error"))
 
 
-def test_normalization_of_each_example_is_exact() -> None:
-    ours = trained(network(keras.layers.LayerNormalization), callback(batch_norm="error"))
-    same(ours, trained(network(keras.layers.LayerNormalization), None))
+@XLA
+def test_normalization_of_each_example_is_exact(xla: bool) -> None:
+    norm = keras.layers.LayerNormalization
+    ours = trained(network(norm), callback(batch_norm="error"), xla=xla)
+    same(ours, trained(network(norm), None, xla=xla))
 
 
-def test_moving_averages_move_as_far_as_in_one_batch() -> None:
+@XLA
+def test_moving_averages_move_as_far_as_in_one_batch(xla: bool) -> None:
     """Three microbatches of the same rows: the mean is the same in all, and so is what the average comes to."""
 
     def moved(saving: Any) -> np.ndarray:
         keras.utils.set_random_seed(2)
         norm = keras.layers.BatchNormalization(momentum=0.8)
         model = keras.Sequential([keras.Input([4]), norm, keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", jit_compile=xla)
         rows = np.tile(np.arange(32.0).reshape(8, 4), [3, 1])
         model.fit(
             rows, rows[:, :1], 24, shuffle=False, verbose=0, callbacks=[saving] if saving else []

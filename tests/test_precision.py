@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -19,6 +17,8 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from memsaving_gradients.errors import ArgumentError, OverflowWarning
 from memsaving_gradients.precision.rounding import number_of, rounded
+from tests.fresh import fresh
+from tests.sampling import covering, examples
 from tests.versions import needs_keras
 
 TYPES = (tf.bfloat16, tf.float16)
@@ -45,7 +45,7 @@ def neighbors(value: float, dtype: tf.DType) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(value=st.floats(-60000, 60000, width=32).filter(lambda x: abs(x) > 2.0**-110))
 def test_rounding_gives_a_neighbor_with_the_chance_of_its_distance(
     dtype: tf.DType, value: float
@@ -67,22 +67,26 @@ def test_what_is_not_finite_stays(dtype: tf.DType) -> None:
     np.testing.assert_array_equal(found, value)
 
 
-@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
-    "make",
+    ("make", "way"),
     [
-        lambda: keras.optimizers.SGD(1e-4),
-        lambda: keras.optimizers.SGD(1e-5, momentum=0.9, nesterov=True),
-        lambda: keras.optimizers.Adam(1e-4),
-        lambda: keras.optimizers.AdamW(1e-4, weight_decay=0.01),
-        lambda: keras.optimizers.RMSprop(1e-4),
-        lambda: keras.optimizers.Lion(1e-4),
-        lambda: keras.optimizers.Adafactor(1e-3),
+        *covering(
+            [
+                lambda: keras.optimizers.SGD(1e-4),
+                lambda: keras.optimizers.SGD(1e-5, momentum=0.9, nesterov=True),
+                lambda: keras.optimizers.Adam(1e-4),
+                lambda: keras.optimizers.AdamW(1e-4, weight_decay=0.01),
+                lambda: keras.optimizers.RMSprop(1e-4),
+                lambda: keras.optimizers.Lion(1e-4),
+                lambda: keras.optimizers.Adafactor(1e-3),
+            ],
+            [*itertools.product(["bfloat16", "float16"], ["stochastic", "kahan"])],
+        )
     ],
 )
-def test_many_small_updates_come_to_their_sum(make: Any, dtype: str, rounding: str) -> None:
+def test_many_small_updates_come_to_their_sum(make: Any, way: tuple[str, str]) -> None:
     """Each is below half of a step of the type; plainly, weights of 1 would never move."""
+    dtype, rounding = way
 
     def moved(optimizer: Any, dtype: str) -> np.ndarray:
         weights = keras.Variable(np.ones([64, 64]), dtype=dtype)
@@ -105,24 +109,25 @@ def test_many_small_updates_come_to_their_sum(make: Any, dtype: str, rounding: s
     np.testing.assert_allclose(found.mean(), wanted.mean(), rtol=0.05, atol=away)
 
 
-@pytest.mark.parametrize("graph", [True, False])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
-        lambda: keras.optimizers.Adam(0.1, amsgrad=True),
-        lambda: keras.optimizers.AdamW(0.1, clipnorm=0.5),
-        lambda: keras.optimizers.Adamax(0.1),
-        lambda: keras.optimizers.Nadam(0.1),
-        lambda: keras.optimizers.RMSprop(0.1, momentum=0.5),
-        lambda: keras.optimizers.Adagrad(0.1),
-        lambda: keras.optimizers.Adadelta(0.1),
-        lambda: keras.optimizers.Ftrl(0.1),
-        lambda: keras.optimizers.Lion(0.1),
-        lambda: keras.optimizers.Adafactor(0.1),
-        pytest.param(lambda: keras.optimizers.Lamb(0.1), marks=needs_keras("optimizers.Lamb")),
-    ],
-)
+#: Of each optimizer, options that make it do all it does.
+ALL_OF_IT = [
+    lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    lambda: keras.optimizers.Adam(0.1, amsgrad=True),
+    lambda: keras.optimizers.AdamW(0.1, clipnorm=0.5),
+    lambda: keras.optimizers.Adamax(0.1),
+    lambda: keras.optimizers.Nadam(0.1),
+    lambda: keras.optimizers.RMSprop(0.1, momentum=0.5),
+    lambda: keras.optimizers.Adagrad(0.1),
+    lambda: keras.optimizers.Adadelta(0.1),
+    lambda: keras.optimizers.Ftrl(0.1),
+    lambda: keras.optimizers.Lion(0.1),
+    lambda: keras.optimizers.Adafactor(0.1),
+    # Older versions of Keras have no other.
+    *([lambda: keras.optimizers.Lamb(0.1)] if hasattr(keras.optimizers, "Lamb") else []),
+]
+
+
+@pytest.mark.parametrize(("make", "graph"), covering(ALL_OF_IT, [True, False]))
 def test_large_variables_are_updated_some_rows_at_a_time(
     monkeypatch: pytest.MonkeyPatch, make: Any, graph: bool
 ) -> None:
@@ -208,8 +213,7 @@ def moved_by(optimizer: Any, dtype: str, scale: float, steps: int = 100) -> np.n
     return np.asarray(tf.cast(weights.value, tf.float32)) - start
 
 
-@pytest.mark.parametrize("scale", [1e-4, 1.0])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("name", "scale"), covering([*EVERY], [1e-4, 1.0]))
 def test_float16_goes_where_float32_goes(name: str, scale: float) -> None:
     """Second moments of small gradients are zero in float16: what is divided by their roots ran away."""
     wanted = moved_by(EVERY[name](), "float32", scale)
@@ -235,15 +239,37 @@ def test_small_gradients_in_float16_do_not_run_away(rounding: str) -> None:
     assert {v.dtype for v in optimizer.variables if v.shape == (1,)} == {"bfloat16"}
 
 
-@pytest.mark.parametrize("policy", ["bfloat16", "float16"], indirect=True)
-@pytest.mark.parametrize("name", EVERY)
-def test_every_optimizer_fits(name: str, policy: str) -> None:
+#: What is fitted in the fast suite: optimizers whose slots are of different kinds. All of them are stepped above.
+FITS = {
+    ("SGD", "bfloat16"),
+    ("Adam", "float16"),
+    ("Nadam", "bfloat16"),
+    ("Adafactor", "bfloat16"),
+    ("Muon", "bfloat16"),
+    ("ScheduleFreeAdamW", "bfloat16"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        pytest.param(
+            name,
+            policy,
+            marks=[] if (name, policy) in FITS else pytest.mark.slow,
+        )
+        for name, policy in itertools.product(EVERY, ["bfloat16", "float16"])
+    ],
+    indirect=["policy"],
+)
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_optimizer_fits(name: str, policy: str, xla: bool) -> None:
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input([8]), keras.layers.Dense(4)])
     optimizer = ms.keras.low_precision(EVERY[name]())
     if policy == "float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=256.0)
-    model.compile(optimizer, "mse")
+    model.compile(optimizer, "mse", jit_compile=xla)
     x = np.random.default_rng(0).standard_normal((32, 8))
     before = [np.asarray(v, np.float32) for v in model.trainable_variables]
     losses = model.fit(x, x[:, :4], 8, 4, verbose=0).history["loss"]
@@ -270,7 +296,7 @@ def test_training_in_16_bits_comes_as_far_as_in_32(policy: str) -> None:
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(32, activation="gelu") for _ in range(3)]
         model = keras.Sequential([keras.Input([16]), *layers, keras.layers.Dense(1)])
-        model.compile(optimizer, "mse")
+        model.compile(optimizer, "mse", jit_compile=False)
         x = np.random.default_rng(0).standard_normal((512, 16)).astype(np.float32)
         y = np.sin(x.sum(1, keepdims=True))
         saving = ms.keras.MemorySavingGradients()
@@ -304,13 +330,8 @@ def test_a_saved_model_is_loaded_by_a_new_process(tmp_path: Any) -> None:
     model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
     model.fit(np.ones([8, 4]), np.ones([8, 3]), verbose=0)
     model.save(tmp_path / "model.keras")
-    code = f"""
-import keras, memsaving_gradients.keras
-optimizer = keras.models.load_model({str(tmp_path / "model.keras")!r}).optimizer.inner_optimizer
-print(type(optimizer).__name__, optimizer.rounding, optimizer.iterations.numpy())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["LowPrecisionAdamW", "kahan", "1"], done.stderr
+    found = fresh("tests.loading:optimizer_in", path=tmp_path / "model.keras")
+    assert found == ("LowPrecisionAdamW", "kahan", 1)
 
 
 def test_a_class_with_the_name_of_one_of_keras_does_not_replace_it() -> None:
@@ -529,16 +550,17 @@ def test_skipped_steps_are_reported(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
-@pytest.mark.parametrize("overflows", [0, 3])
 @pytest.mark.parametrize(
-    ("accumulated", "together", "batches"), [(4, 1, 40), (None, 7, 40), (4, 7, 43), (None, 7, 0)]
+    ("steps", "overflows"),
+    covering([(4, 1, 40), (None, 7, 40), (4, 7, 43), (None, 7, 0)], [3, 0]),
 )
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_skipped_steps_are_counted_one_by_one(
-    policy: str, accumulated: int | None, together: int, batches: int, overflows: int
+    policy: str, steps: tuple[int | None, int, int], overflows: int
 ) -> None:
     """Steps of which some are one update, steps that are run together, and data of unknown length."""
+    accumulated, together, batches = steps
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     inner = keras.optimizers.SGD(1e-4, gradient_accumulation_steps=accumulated)
     model.compile(

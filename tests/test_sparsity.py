@@ -16,6 +16,7 @@ import memsaving_gradients as ms
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.sparsity.rewiring import rewired, shared_out
 from memsaving_gradients.sparsity.slots import slots_of
+from tests.sampling import covering, examples
 
 BAR = 0.40
 
@@ -77,10 +78,9 @@ def gradients(model: Any, x: Any, y: Any, how: Any = None) -> tuple[Any, Any]:
     return float(value), {w.path: g for w, g in zip(model.trainable_weights, grads, strict=True)}
 
 
-@pytest.mark.parametrize("kind", ["dense", "conv"])
-@pytest.mark.parametrize("sparsity", [0, 0.7, 0.99])
+@pytest.mark.parametrize(("sparsity", "kind"), covering([0.7, 0, 0.99], ["conv", "dense"]))
 def test_gradients_are_those_of_a_dense_network_with_the_same_zeros(
-    kind: str, sparsity: float
+    sparsity: float, kind: str
 ) -> None:
     plain = network(kind)
     sparse = ms.keras.sparsify(plain, sparsity)
@@ -119,9 +119,14 @@ def test_one_split_reads_the_values_and_its_gradient_is_one_concatenation() -> N
 
 
 @pytest.mark.parametrize(
-    "optimizer", [lambda: keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam]
+    ("optimizer", "kind"),
+    [
+        *covering(
+            [lambda: keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam],
+            ["dense", "conv"],
+        )
+    ],
 )
-@pytest.mark.parametrize("kind", ["dense", "conv"])
 def test_bytes_held_at_70_percent(optimizer: Any, kind: str) -> None:
     model = network(kind)
     wide = keras.models.clone_model(
@@ -314,7 +319,7 @@ def layers(draw: Any) -> tuple[list[Any], Any]:
 
 
 @given(layers(), st.floats(1e-3, 1), st.integers(0, 20), st.integers(0, 5))
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_rewiring(given: Any, threshold: float, wanted: int, seed: int) -> None:
     masks, values = given
     found = rewired(masks, values, threshold, wanted, np.random.default_rng(seed))
@@ -347,6 +352,7 @@ def test_a_rewiring(given: Any, threshold: float, wanted: int, seed: int) -> Non
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=6), st.data()
 )
+@settings(max_examples=examples(100), deadline=None)
 def test_shares(layers: list[tuple[int, int]], data: Any) -> None:
     weights, room = zip(*layers, strict=True)
     total = data.draw(st.integers(0, sum(room)))

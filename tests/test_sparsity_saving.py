@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,8 @@ from keras import layers
 
 import memsaving_gradients as ms
 from memsaving_gradients.errors import ArgumentError
+from tests.fresh import fresh
+from tests.sampling import covering
 from tests.test_sparsity_models import X, chain, compiled, dense, fitted, pair
 
 
@@ -25,8 +25,9 @@ def test_checkpoints_of_tensorflow_hold_places(tmp_path: Path) -> None:
     np.testing.assert_array_equal(one(X), other(X))
 
 
-@pytest.mark.parametrize("signature", [None, [tf.TensorSpec([None, 8])]])
-@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize(
+    ("signature", "trained"), covering([None, [tf.TensorSpec([None, 8])]], [True, False])
+)
 def test_export(signature: Any, trained: bool, tmp_path: Path) -> None:
     sparse, _ = pair()
     if trained:
@@ -72,13 +73,5 @@ def test_weights_of_another_sparsity_and_the_legacy_format(tmp_path: Path) -> No
 def test_loading_in_another_process(tmp_path: Path) -> None:
     sparse, _ = pair()
     sparse.save(tmp_path / "model.keras")
-    np.save(tmp_path / "x.npy", X)
-    code = (
-        "import keras, numpy as np, memsaving_gradients.keras\n"
-        "model = keras.models.load_model('model.keras')\n"
-        "np.save('y.npy', model.predict(np.load('x.npy'), verbose=0))"
-    )
-    root = str(Path(ms.__file__).parents[1])
-    code = f"import sys; sys.path.insert(0, {root!r})\n{code}"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), sparse(X), atol=1e-6)
+    found = fresh("tests.loading:predicted", path=tmp_path / "model.keras", x=X)
+    np.testing.assert_allclose(found, sparse(X), atol=1e-6)

@@ -1,0 +1,23 @@
+"""What fresh processes load that know nothing of how it was made: only Keras, and that this library has an optimizer and layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+import memsaving_gradients.keras  # noqa: F401
+
+__all__ = ["optimizer_in", "predicted"]
+
+
+def optimizer_in(path: Any) -> tuple[str, str, int]:
+    """The class, the rounding and the step of the inner optimizer of a saved model."""
+    optimizer = keras.models.load_model(path).optimizer.inner_optimizer
+    return type(optimizer).__name__, optimizer.rounding, int(optimizer.iterations.numpy())
+
+
+def predicted(path: Any, x: np.ndarray) -> np.ndarray:
+    """What a saved model predicts."""
+    return keras.models.load_model(path).predict(x, verbose=0)
