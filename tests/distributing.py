@@ -34,12 +34,12 @@ class Net:
     ``rows``: of a batch, for all replicas together.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, rows: int) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, rows: int, layers: int = LAYERS) -> None:
         self.strategy, self.rows = strategy, rows
         with strategy.scope():
             self.weights = [
                 tf.Variable(numbers(f"w{k}", WIDTH, WIDTH, scale=WIDTH**-0.5))
-                for k in range(LAYERS)
+                for k in range(layers)
             ]
             self.momenta = [tf.Variable(tf.zeros_like(w), trainable=False) for w in self.weights]
             self.average = tf.Variable(
@@ -167,13 +167,15 @@ def _plan(plan: ms.Plan) -> dict[str, Any]:
     }
 
 
-def loops(settings: list[dict[str, Any]], rows: int = 2048) -> dict[str, Any]:
+def loops(
+    settings: list[dict[str, Any]], rows: int = 2048, layers: int = LAYERS, epochs: int = 2
+) -> dict[str, Any]:
     """Custom loops: a full batch, then one of a single example, which leaves a replica with none."""
     strategy = mirrored()
     with arithmetic_rewriting(False):
-        net = Net(strategy, rows)
+        net = Net(strategy, rows, layers)
         data = examples(rows + 1)
-        plain = train(net, net.step(), data, epochs=2)
+        plain = train(net, net.step(), data, epochs)
         found = []
         for options in settings:
             function = options.pop("function", False)
@@ -181,11 +183,11 @@ def loops(settings: list[dict[str, Any]], rows: int = 2048) -> dict[str, Any]:
                 warnings.simplefilter("always")
                 if function:
                     step = net.step(lambda y, xs, o=options: ms.gradients(y, xs, **o))
-                    ours = train(net, step, data, epochs=2)
+                    ours = train(net, step, data, epochs)
                 else:
                     step = net.step()
                     with ms.patched(**options):
-                        ours = train(net, step, data, epochs=2)
+                        ours = train(net, step, data, epochs)
             found.append(
                 {
                     "equal": same(ours, plain),
@@ -203,7 +205,7 @@ def optimized(rows: int = 2048) -> dict[str, int]:
     """Tanh kernels on each device when grappler is done, plain and with everything recomputed that may be."""
     from tensorflow.python.eager import context
 
-    net = Net(mirrored(), rows)
+    net = Net(mirrored(), rows, layers=4)
     found = {}
     for name in ("plain", "saving"):
         step = net.step()
@@ -248,10 +250,10 @@ def peaks(rows: int = 8192) -> dict[str, Any]:
     return found
 
 
-def model(synchronized: bool = False) -> keras.Model:
+def model(synchronized: bool = False, blocks: int = 4) -> keras.Model:
     keras.utils.set_random_seed(1)
     h = start = keras.Input([16])
-    for k in range(4):
+    for k in range(blocks):
         h = keras.layers.Dense(64, activation="gelu", name=f"dense_{k}")(h)
         h = keras.layers.BatchNormalization(synchronized=synchronized, name=f"norm_{k}")(h)
         h = keras.layers.Dropout(0.2, name=f"drop_{k}")(h)
@@ -260,16 +262,25 @@ def model(synchronized: bool = False) -> keras.Model:
     return built
 
 
-def fits(settings: list[dict[str, Any]], rows: int = 1024) -> dict[str, Any]:
+def fits(
+    settings: list[dict[str, Any]], rows: int = 1024, blocks: int = 4, epochs: int = 2
+) -> dict[str, Any]:
     """Keras' fit, with a smaller last batch."""
     strategy = mirrored()
     x, y = numbers("x", rows * 2 - 100, 16), numbers("y", rows * 2 - 100, 1)
 
     def fit(callbacks: list[Any], synchronized: bool, **more: Any) -> list[np.ndarray]:
         with strategy.scope():
-            trained = model(synchronized)
+            trained = model(synchronized, blocks)
         found = trained.fit(
-            x, y, batch_size=rows, epochs=2, shuffle=False, verbose=0, callbacks=callbacks, **more
+            x,
+            y,
+            batch_size=rows,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+            **more,
         )
         return [np.array(found.history["loss"]), *trained.get_weights()]
 

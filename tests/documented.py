@@ -1,17 +1,15 @@
 """Examples of the documentation: finding them, and running those that stand alone.
 
 A block of Python that begins with an import stands alone, as the guide tells its readers. A block of text right behind it is what it prints.
-``python -m tests.documented FILE ...`` runs programs one after the other, as one reader would, and prints what each has printed as JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
+import os
 import re
 import runpy
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,7 +65,9 @@ def blocks(*pages: Path) -> Iterator[Block]:
             yield Block(page, line, found["kind"], found["text"], found["prints"])
 
 
-def _run(files: list[str]) -> list[str]:
+def run(files: list[Path]) -> list[str]:
+    """Run programs one after the other, as one reader would; what each has printed."""
+    os.chdir(ROOT)
     # Keras imports what it would warn of later.
     import keras  # noqa: F401
 
@@ -76,12 +76,8 @@ def _run(files: list[str]) -> list[str]:
         said = io.StringIO()
         with warnings.catch_warnings(), contextlib.redirect_stdout(said):
             warnings.simplefilter("error", UserWarning)
-            if "Warning" in Path(file).read_text(encoding="utf-8"):
+            if "Warning" in file.read_text(encoding="utf-8"):
                 warnings.simplefilter("default", UserWarning)
-            runpy.run_path(file, run_name="__main__")
+            runpy.run_path(str(file), run_name="__main__")
         printed.append(said.getvalue())
     return printed
-
-
-if __name__ == "__main__":
-    print(json.dumps(_run(sys.argv[1:])))

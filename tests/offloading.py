@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from benchmarks.cluster import HOST, host
+from benchmarks import cluster
+from benchmarks.cluster import HOST
 from benchmarks.models import build, small
 from graph_tools.measure import measure_peak
 from tests.support import arithmetic_rewriting, numbers
+
+
+@contextmanager
+def host() -> Iterator[int]:
+    """Connect to a host, as `benchmarks.cluster.host` does, whose process is forked and need not import TensorFlow; its id."""
+    ports = {job: f"localhost:{cluster._port()}" for job in ("accelerator", "host")}
+    reader, writer = os.pipe()
+    process = os.fork()
+    if not process:
+        os.dup2(writer, 1)
+        # The test waits until nobody holds the pipe of its answer.
+        os.closerange(3, 256)
+        try:
+            cluster._serve(*ports.values())
+        finally:
+            os._exit(1)
+    try:
+        os.close(writer)
+        with open(reader) as said:
+            assert said.readline() == "ready\n", "the process of the host did not start"
+        jobs = {job: [port] for job, port in ports.items()}
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(jobs), job_name="accelerator", task_index=0
+        )
+        yield process
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
 
 
 def gradients_of(network: Any, settings: dict[str, Any] | None) -> tuple[Any, Any]:
@@ -65,7 +98,7 @@ def _run(step: Any, batch: Any) -> list[Any]:
     return [t.numpy() for t in step(*batch)]
 
 
-def chain(layers: int = 24, rows: int = 4096, width: int = 256) -> Any:
+def chain(layers: int = 24, rows: int = 2048, width: int = 128) -> Any:
     """A function from settings to a step: sines and products, each of ``rows`` times ``width`` numbers."""
     x = tf.constant(numbers("x", rows, width))
     w = [tf.Variable(numbers(f"w{k}", width, width, scale=width**-0.5)) for k in range(layers)]
@@ -85,10 +118,10 @@ def chain(layers: int = 24, rows: int = 4096, width: int = 256) -> Any:
     return make
 
 
-def peaks() -> dict[str, Any]:
+def peaks(large: bool) -> dict[str, Any]:
     """Transient peaks of the accelerator: plain, nothing recomputed, everything offloaded; and as simulated."""
-    with host():
-        make = chain()
+    with cluster.host() if large else host():
+        make = chain(rows=4096, width=256) if large else chain()
         found = {}
         for name, settings in {
             "plain": None,
@@ -109,7 +142,7 @@ def killed() -> dict[str, Any]:
 
         def kill() -> None:
             time.sleep(0.3)
-            process.kill()
+            os.kill(process, signal.SIGKILL)
 
         threading.Thread(target=kill).start()
         start = time.perf_counter()

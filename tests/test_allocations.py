@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from graph_tools.allocations import alive_at_peak, allocation_events, requested_peak
-from graph_tools.measure import MeasurementError, in_fresh_process, measure_peak
+from graph_tools.measure import MeasurementError, measure_peak
+from tests.fresh import fresh
 
 MIB = 1 << 20
 
@@ -40,13 +41,11 @@ def three_squares() -> dict:
 
 @pytest.fixture(scope="module")
 def squares() -> dict:
-    return in_fresh_process("tests.test_allocations:three_squares", timeout=120)
+    return fresh("tests.test_allocations:three_squares")
 
 
 def test_every_op_asks_for_its_output_once(squares):
-    asked = [
-        event["op"] for event in squares["events"] if event["requested"] == MIB and event["kind"]
-    ]
+    asked = [event.op for event in squares["events"] if event.requested == MIB and event.kind]
     assert asked == ["first", "second", "third", "fourth"]
 
 
@@ -62,19 +61,19 @@ def test_the_first_moment_of_several_that_are_near(squares):
 
 def test_running_sums_are_those_of_the_events(squares):
     for kind, total in (("requested", "running"), ("chunk", "allocated")):
-        sums = list(itertools.accumulate(event[kind] for event in squares["events"]))
-        assert sums == [event[total] for event in squares["events"]]
+        sums = list(itertools.accumulate(getattr(event, kind) for event in squares["events"]))
+        assert sums == [getattr(event, total) for event in squares["events"]]
 
 
 def test_what_is_released_was_allocated_before(squares):
     alive: dict[int, int] = {}
     for event in squares["events"]:
-        if event["requested"] > 0:
-            assert event["buffer"] not in alive
-            assert event["chunk"] >= event["requested"]
-            alive[event["buffer"]] = event["requested"]
+        if event.requested > 0:
+            assert event.buffer not in alive
+            assert event.chunk >= event.requested
+            alive[event.buffer] = event.requested
         else:
-            assert alive.pop(event["buffer"]) == -event["requested"]
+            assert alive.pop(event.buffer) == -event.requested
 
 
 def test_chunks_are_those_that_the_allocator_counts(squares):
@@ -92,6 +91,6 @@ def silent() -> str:
 
 
 def test_a_device_that_notes_nothing_is_named():
-    message = in_fresh_process("tests.test_allocations:silent", timeout=120)
+    message = fresh("tests.test_allocations:silent")
     assert "/device:GPU:7" in message
     assert "TF_CPU_ALLOCATOR_USE_BFC" in message

@@ -28,6 +28,7 @@ from benchmarks.bars import Figure
 from benchmarks.models import SMALL
 from benchmarks.models.layered import Instance, fcn8, mobilenet, resnet50, unet_vgg, vgg
 from memsaving_gradients.schedule import plain, simulate
+from tests.sampling import examples
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def graph_of(draw: np.random.Generator, nodes: int) -> Instance:
     return Instance("random", tuple(reads), sizes, (1.0,) * nodes)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), deadline=None, derandomize=True)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))
 def test_peaks_are_what_counting_one_step_after_the_other_gives(seed: int, nodes: int) -> None:
     instance = graph_of(np.random.default_rng(seed), nodes)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from memsaving_gradients.command import arguments, explaining, models, targets
+from memsaving_gradients.command import arguments, explaining, models, starting, targets
+from tests.fresh import FreshProcessError, fresh
 from tests.test_reports_page import Page
 
 ROOT = Path(__file__).parents[1]
@@ -38,13 +37,21 @@ def compiled():
     model.compile("sgd", "sparse_categorical_crossentropy")
     return model
 
-def make_step():
-    weights = [tf.Variable(tf.eye(64)) for _ in range(8)]
+def make_step(layers=8):
+    weights = [tf.Variable(tf.eye(64)) for _ in range(layers)]
     def step(x):
         y = x
         for weight in weights:
             y = tf.tanh(y @ weight)
         return [tf.reduce_sum(grad) for grad in tf.gradients(y, weights)]
+    return step, (tf.TensorSpec([None, 64]),)
+
+def small_step():
+    step, _ = make_step(3)
+    return step, (tf.TensorSpec([None, 64]),)
+
+def least_step():
+    step, _ = make_step(2)
     return step, (tf.TensorSpec([None, 64]),)
 
 def untraceable():
@@ -111,13 +118,40 @@ def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
     env["PYTHONPATH"] = str(ROOT)
     run = [sys.executable, "-m", "memsaving_gradients", *words]
-    return subprocess.run(run, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(run, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
 
 
-# --- in a process of its own
+def forked(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The same in a process that need not import TensorFlow."""
+    out, err = folder / "out", folder / "err"
+    given = {"words": words, "folder": str(folder), "out": str(out), "err": str(err)}
+    try:
+        status = fresh("tests.test_command:begun", given)
+    except FreshProcessError as error:
+        status = int(str(error).rpartition("ended early, with exit code ")[2])
+    return subprocess.CompletedProcess(words, status, out.read_text(), err.read_text())
 
 
-def test_a_model_is_explained_planned_for_and_shown(folder: Path) -> None:
+def begun(words: list[str], folder: str, out: str, err: str) -> int:
+    """The command as Python begins it, with its output in files."""
+    for number, file in ((1, out), (2, err)):
+        os.dup2(os.open(file, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    sys.argv = ["-m", *words]
+    sys.orig_argv = [sys.executable, "-m", "memsaving_gradients", *words]
+    starting.if_command()
+    status = explaining.main(words)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+# --- in a process of its own, or forked
+
+
+@pytest.mark.parametrize("how", [pytest.param(command, marks=pytest.mark.slow), forked])
+def test_a_model_is_explained_planned_for_and_shown(folder: Path, how: Any) -> None:
     words = (
         "nets:classes",
         "--budget",
@@ -129,7 +163,7 @@ def test_a_model_is_explained_planned_for_and_shown(folder: Path) -> None:
         "--html",
         "page.html",
     )
-    done = command("explain", *words, folder=folder)
+    done = how("explain", *words, folder=folder)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == ("nets:classes; assumed: loss sparse_categorical_crossentropy (--loss)")
@@ -142,7 +176,7 @@ def test_a_model_is_explained_planned_for_and_shown(folder: Path) -> None:
 
 
 def test_json_is_all_there_is_on_standard_output(folder: Path) -> None:
-    done = command(
+    done = forked(
         "explain", "nets:make_step", "--json", "--budget", "60KiB", "--batch", "32", folder=folder
     )
     assert done.returncode == 0, done.stderr
@@ -172,25 +206,22 @@ def test_help_and_wrong_usage_wait_for_no_tensorflow(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are other ones there")
-def test_ctrl_c_ends_it_quietly(folder: Path) -> None:
-    (folder / "slow.py").write_text("import time\nopen('here', 'w').close()\ntime.sleep(60)\n")
-    run = [sys.executable, "-m", "memsaving_gradients", "explain", "slow:net"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(run, cwd=folder, env=env, stdout=-1, stderr=-1, text=True) as started:
-        while not (folder / "here").exists():
-            assert started.poll() is None
-            time.sleep(0.05)
-        started.send_signal(signal.SIGINT)
-        out, err = started.communicate(timeout=60)
-    assert (started.returncode, out, err) == (130, "", "")
+@pytest.mark.parametrize("how", [pytest.param(command, marks=pytest.mark.slow), forked])
+def test_ctrl_c_ends_it_quietly(folder: Path, how: Any) -> None:
+    (folder / "slow.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(600)\n"
+    )
+    done = how("explain", "slow:net", folder=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_an_error_is_one_line_and_debug_shows_more(folder: Path) -> None:
-    short = command("explain", "nets:fails", folder=folder)
+@pytest.mark.parametrize("how", [pytest.param(command, marks=pytest.mark.slow), forked])
+def test_an_error_is_one_line_and_debug_shows_more(folder: Path, how: Any) -> None:
+    short = how("explain", "nets:fails", folder=folder)
     said = "python -m memsaving_gradients: error: TARGET='nets:fails': fails when it is called: RuntimeError: no way"
     assert short.returncode == 2 and not short.stdout
     assert short.stderr.splitlines()[1:] == [said]
-    long = command("explain", "nets:fails", "--debug", folder=folder)
+    long = forked("explain", "nets:fails", "--debug", folder=folder)
     assert long.returncode == 2
     assert "Traceback" in long.stderr and long.stderr.splitlines()[-1] == said
 
@@ -210,11 +241,11 @@ def run(capsys: Any, *words: str) -> tuple[int, str, str]:
 
 
 def test_a_budget_that_cannot_be_met_says_the_least(folder: Path, capsys: Any) -> None:
-    status, out, said = run(capsys, "nets:make_step", "--batch", "32", "--budget", "100")
+    status, out, said = run(capsys, "nets:least_step", "--batch", "32", "--budget", "100")
     assert status == explaining.NOT_MET
     assert "the budget cannot be met" in said and "the least budget that works is" in said
     assert "least budget:" in out and "plan 'budget'" not in out
-    status, out, said = run(capsys, "nets:make_step", "--batch", "32", "--budget", "100", "--json")
+    status, out, said = run(capsys, "nets:least_step", "--batch", "32", "--budget", "100", "--json")
     found = json.loads(out)
     assert status == explaining.NOT_MET
     assert found["plans"] == [] and "cannot be met" in found["error"]
@@ -222,16 +253,16 @@ def test_a_budget_that_cannot_be_met_says_the_least(folder: Path, capsys: Any) -
 
 
 def test_an_ample_budget_is_noted(folder: Path, capsys: Any) -> None:
-    status, out, said = run(capsys, "nets:make_step", "--batch", "32", "--budget", "1GiB")
+    status, out, said = run(capsys, "nets:small_step", "--batch", "32", "--budget", "1GiB")
     assert status == 0
     assert "nothing is run again" in out and "note: plain training needs" in said
 
 
 def test_the_figure_is_of_the_plan_where_there_is_one(folder: Path, capsys: Any) -> None:
-    words = ("nets:make_step", "--batch", "32", "--plot", "figure.svg")
+    words = ("nets:small_step", "--batch", "32", "--plot", "figure.svg")
     assert run(capsys, *words)[0] == 0
     alone = (folder / "figure.svg").read_bytes()
-    assert run(capsys, *words, "--budget", "0.7")[0] == 0
+    assert run(capsys, *words, "--budget", "1GiB")[0] == 0
     assert (folder / "figure.svg").read_bytes() != alone
 
 

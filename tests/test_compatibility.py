@@ -5,19 +5,25 @@ from __future__ import annotations
 import inspect
 import json
 import pkgutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import pytest
 
-from benchmarks import compatibility, foreign
+from benchmarks import budgets, compatibility, foreign
 from benchmarks.compatibility import main, measure, pending
 from benchmarks.compatibility_page import failures, page
 from benchmarks.foreign import sizes
+from benchmarks.models import build
+from graph_tools import measure as measuring
+from graph_tools.measure import in_fresh_process
+from tests.fresh import fresh
 
 ROW = "applications/MobileNetV2"
 SMALL = {"side": 32, "batch": 4, "alpha": 0.35}
+INSTEAD = {"model": "mlp", "options": {"depth": 12, "batch": 512, "width": 32}}
 
 
 def made(peak: int = 40, *, refused: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -110,7 +116,30 @@ def test_the_batch_grows_until_activations_count(layers: int, batch: int) -> Non
     assert sizes.batch_for(keras.Sequential([keras.Input([64]), *made])) == batch
 
 
-def test_one_small_row_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def instead(target: str, kwargs: dict[str, Any], env: Any) -> Any:
+    """In a process that is forked, of a smaller network, as JSON would carry it."""
+    found = fresh(target, json.loads(json.dumps({**kwargs, **INSTEAD})))
+    return json.loads(json.dumps(found, default=measuring._plain))
+
+
+def test_a_row_is_the_network_of_its_name() -> None:
+    network = build("foreign", row=ROW, **SMALL)
+    assert network.name == "MobileNetV2" and len(network.variables) > 100
+    assert [part.shape for part in network.batch] == [(4, 32, 32, 3), (4,)]
+
+
+@pytest.mark.parametrize(
+    ("processes", "count", "seconds"),
+    [(instead, 10, 1.0), pytest.param(in_fresh_process, 100, 60.0, marks=pytest.mark.slow)],
+    ids=["instead", "itself"],
+)
+def test_one_small_row_from_end_to_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    processes: Callable[..., Any],
+    count: int,
+    seconds: float,
+) -> None:
     """Written after it is measured, read again, and not measured a second time."""
     calls = []
 
@@ -119,6 +148,9 @@ def test_one_small_row_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monke
         return measure(row, shares, sizes=SMALL, **how)
 
     monkeypatch.setattr(compatibility, "measure", small)
+    monkeypatch.setattr(compatibility, "PLANNING_SECONDS", seconds)
+    for module in (compatibility, budgets):
+        monkeypatch.setattr(module, "in_fresh_process", processes)
     said = ["--only", ROW, "--budgets", "0.45"]
     files = ["--json", str(tmp_path / "results.json"), "--page", str(tmp_path / "page.md")]
     assert main([*said, *files]) == 0
@@ -127,7 +159,7 @@ def test_one_small_row_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monke
     result = json.loads((tmp_path / "results.json").read_text())["cases"][ROW]
     assert [found["equal"] for found in result["gradients"]] == [True, True]
     assert result["gradients"][0]["state"]
-    assert result["gradients"][0]["count"] > 100
+    assert result["gradients"][0]["count"] > count
     budget = result["budgets"]["45%"]
     assert 0 < budget["ours"]["peak"] <= budget["ours"]["plan"]["budget"]
     assert result["default"]["peak"] < result["plain"]["peak"]

@@ -14,26 +14,44 @@ import memsaving_gradients as ms
 from graph_tools import optypes
 from graph_tools.capture import capture
 from graph_tools.devices import Home
-from graph_tools.measure import in_fresh_process
 from memsaving_gradients import replicas
+from tests.fresh import fresh
 from tests.support import numbers
 from tests.versions import KERAS
 
-SECONDS = 400
 
-
-def fresh(what: str, **kwargs: Any) -> Any:
-    return in_fresh_process(f"tests.distributing:{what}", kwargs, timeout=SECONDS)
+def run(what: str, **kwargs: Any) -> Any:
+    return fresh(f"tests.distributing:{what}", kwargs)
 
 
 # --- replicas on two logical devices
 
 
-def test_custom_loops() -> None:
-    settings = [{"checkpoints": "memory"}, {"checkpoints": "memory", "function": True}]
-    result = fresh(
-        "loops", settings=[*settings, {"budget": "6 MB", "batch_size": 1024, "planner": "chain"}]
-    )
+CHAIN = {"batch_size": 1024, "planner": "chain"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        pytest.param(
+            [{"checkpoints": "memory", "function": True}, {"budget": "3 MB", **CHAIN}],
+            {"layers": 3, "epochs": 1},
+            id="few layers",
+        ),
+        pytest.param(
+            [
+                {"checkpoints": "memory"},
+                {"checkpoints": "memory", "function": True},
+                {"budget": "6 MB", **CHAIN},
+            ],
+            {},
+            id="more",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_custom_loops(settings: list[dict[str, Any]], sizes: dict[str, int]) -> None:
+    result = run("loops", settings=settings, **sizes)
     assert result["finite"]
     for found in result["found"]:
         assert found["equal"]
@@ -43,7 +61,7 @@ def test_custom_loops() -> None:
         assert found["collectives"] and not found["copied"]
         assert not found["said"]
     # Two replicas, in the trace of a full batch and in that of one with a single example.
-    plans = result["found"][2]["plans"]
+    plans = result["found"][-1]["plans"]
     assert len(plans) == 4
     for one, other in (plans[:2], plans[2:]):
         assert one["clones"] == other["clones"]
@@ -51,35 +69,45 @@ def test_custom_loops() -> None:
 
 
 def test_clones_run() -> None:
-    found = fresh("optimized")
+    found = run("optimized")
     for device in ("CPU:0", "CPU:1"):
         assert found[f"saving {device}"] > found[f"plain {device}"] > 0
 
 
 def test_both_devices_take_less() -> None:
-    found = fresh("peaks")
+    found = run("peaks")
     one, other = found["plans"]
     assert one["allocated"] == other["allocated"]
     assert found["memory"] < 0.4 * found["plain"]
     assert found["memory"] < 1.1 * (one["allocated"] + other["allocated"])
 
 
+needs_shared_statistics = pytest.mark.skipif(
+    KERAS < (3, 6),
+    reason=f"plain fit fails in Keras {keras.__version__}, too, where replicas share statistics",
+)
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "sizes"),
     [
-        pytest.param([{}, {"budget": 0.7, "batch_size": 1024, "planner": "chain"}], id="each"),
+        pytest.param([{}, {"budget": 0.7, **CHAIN}], {}, id="each", marks=pytest.mark.slow),
+        pytest.param(
+            [{"sync": True, "budget": 0.7, **CHAIN}],
+            {"blocks": 2, "epochs": 1},
+            id="synchronized, few layers",
+            marks=needs_shared_statistics,
+        ),
         pytest.param(
             [{"sync": True}],
-            marks=pytest.mark.skipif(
-                KERAS < (3, 6),
-                reason=f"plain fit fails in Keras {keras.__version__}, too, where replicas share statistics",
-            ),
+            {},
             id="synchronized",
+            marks=[needs_shared_statistics, pytest.mark.slow],
         ),
     ],
 )
-def test_fit(settings: list[dict[str, Any]]) -> None:
-    result = fresh("fits", settings=settings)
+def test_fit(settings: list[dict[str, Any]], sizes: dict[str, int]) -> None:
+    result = run("fits", settings=settings, **sizes)
     for found in result["found"]:
         assert found["equal"]
         assert not found["said"]
@@ -92,12 +120,12 @@ def test_fit(settings: list[dict[str, Any]]) -> None:
 
 
 def test_microbatches() -> None:
-    found = fresh("microbatches")
+    found = run("microbatches")
     assert found["plans"] and found["far"] < 1e-5
 
 
 def test_explained_is_one_replica() -> None:
-    found = fresh("explained")
+    found = run("explained")
     assert found["both"]["computations"] == found["alone"]["computations"] == 1
     # One of them updates weights, so that the peaks are not at the same op: what one layer gives may differ, and two replicas would be twice as much.
     assert found["both"]["activations"] == pytest.approx(found["alone"]["activations"], rel=0.05)

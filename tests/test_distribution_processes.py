@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-import signal
+import pytest
 
 from tests.workers import Cluster, cluster
 
 
+def test_few_layers_on_workers_that_mirror_variables() -> None:
+    names = "worker 0", "worker 1"
+    with cluster("mirrored_small", worker=2) as found:
+        found.wait(*names)
+        said = [{entry["name"]: entry for entry in found.said(name)} for name in names]
+    for worker in said:
+        assert len({entry["digest"] for entry in worker.values()}) == 1
+        assert worker["memory"]["plans"][0]["clones"]
+        assert worker["memory"]["peak"] < worker["plain"]["peak"]
+    assert said[0]["memory"]["plans"] == said[1]["memory"]["plans"]
+
+
+@pytest.mark.slow
 def test_workers_that_mirror_variables() -> None:
     names = "worker 0", "worker 1"
     with cluster("mirrored", worker=2) as found:
@@ -23,6 +36,7 @@ def test_workers_that_mirror_variables() -> None:
     assert said[0]["budget"]["plans"] == said[1]["budget"]["plans"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_goes_on_from_the_last_checkpoint() -> None:
     names = "worker 0", "worker 1"
     with cluster("restarted", worker=2) as found:
@@ -30,7 +44,7 @@ def test_a_worker_that_is_killed_goes_on_from_the_last_checkpoint() -> None:
         undisturbed = [found.said(name)[-1] for name in names]
     assert undisturbed[0] == undisturbed[1]
     assert undisturbed[0]["clones"]
-    with cluster("restarted", restarts=6, worker=2) as found:
+    with cluster("stopped", restarts=6, worker=2) as found:
         found.wait(*names, meanwhile=_killing(found, "worker 1", at=3))
         assert "worker 1" in found.ended
         begun = [entry["begins"] for entry in found.said("worker 1") if "begins" in entry]
@@ -43,7 +57,7 @@ def _killing(found: Cluster, name: str, at: int):
 
     def kill() -> None:
         if not killed and {"done": at} in found.said(name):
-            found.processes[name].send_signal(signal.SIGKILL)
+            found.kill(name)
             killed.append(name)
 
     return kill

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import os
 import shlex
 import subprocess
@@ -24,9 +23,16 @@ from memsaving_gradients import errors, planners
 from memsaving_gradients.command.arguments import PROGRAM, parse
 from memsaving_gradients.options import Options
 from tests.documented import PAGES, ROOT, Block, blocks
+from tests.fresh import fresh
 
 PYTHON = [block for block in blocks(*PAGES) if block.kind == "python"]
-RUNNABLE = [page for page in PAGES if any(block.stands_alone for block in blocks(page))]
+#: Programs of these pages take long, and do what `test_explain`, `test_largest_batch` and `test_fitting` do.
+LONG = ("seeing.md", "fit-to.md")
+RUNNABLE = [
+    pytest.param(page, marks=pytest.mark.slow if page.name in LONG else [])
+    for page in PAGES
+    if any(block.stands_alone for block in blocks(page))
+]
 COMMANDS = [
     (block.place, line)
     for block in blocks(*PAGES)
@@ -123,15 +129,7 @@ def test_what_stands_alone_runs(page: Path, tmp_path: Path) -> None:
     files = [tmp_path / f"line_{block.line}.py" for block in alone]
     for file, block in zip(files, alone, strict=True):
         file.write_text(block.text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.documented", *files],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    printed = json.loads(done.stdout.splitlines()[-1])
+    printed = fresh("tests.documented:run", files=files)
     for block, said in zip(alone, printed, strict=True):
         assert block.prints is None or said == block.prints, block.place
 

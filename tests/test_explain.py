@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -9,15 +12,15 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.allocations import allocation_events, requested_peak
-from graph_tools.measure import in_fresh_process
 from memsaving_gradients import study
 from memsaving_gradients.errors import ArgumentError, BudgetError
+from tests.fresh import fresh
 from tests.keras_models import convolutions
 
-LENGTH = 2**16
+LAYERS, LENGTH = 16, 2**16
 
 
-def tower(x, layers: int = 24):
+def tower(x, layers: int = LAYERS):
     """Each layer keeps its result for the backward pass."""
     y = x
     for _ in range(layers):
@@ -30,14 +33,25 @@ def slope(x):
 
 
 def network() -> keras.Model:
-    return convolutions(32, 8, "adam")
+    return convolutions(32, 5, "adam")
 
 
 BATCH = np.zeros((16, 32, 32, 3), np.float32), np.zeros((16,), np.int32)
 
 
+@functools.cache
+def explained_slope() -> Any:
+    return ms.explain(slope, tf.TensorSpec([LENGTH]))
+
+
+@functools.cache
+def explained_network() -> tuple[keras.Model, Any]:
+    model = network()
+    return model, ms.explain(model, *BATCH)
+
+
 def test_the_curve_falls_from_plain_training_to_the_least():
-    found = ms.explain(slope, tf.TensorSpec([LENGTH]))
+    found = explained_slope()
     budgets = [point.budget for point in found.curve]
     times = [point.extra_time for point in found.curve]
     assert budgets == sorted(set(budgets), reverse=True)
@@ -46,15 +60,15 @@ def test_the_curve_falls_from_plain_training_to_the_least():
     assert all(point.lower_bound <= point.extra_time for point in found.curve)
     assert found.least == found.curve[-1]
     assert found.least.share < 0.5
-    assert found.parts.activations == 23 * 4 * LENGTH
+    assert found.parts.activations == (LAYERS - 1) * 4 * LENGTH
     assert found.parts.parameters == found.parts.slots == 0
 
 
 # All gradients are returned, and so take their place at the end of the step, in addition.
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 def test_no_plan_for_a_budget_of_the_curve_beats_its_bound():
-    tanh = [keras.layers.Dense(128, activation="tanh") for _ in range(12)]
-    model = keras.Sequential([keras.Input((128,), batch_size=64), *tanh, keras.layers.Dense(1)])
+    tanh = [keras.layers.Dense(128, activation="tanh") for _ in range(6)]
+    model = keras.Sequential([keras.Input((128,), batch_size=128), *tanh, keras.layers.Dense(1)])
     weights = [variable.value for variable in model.trainable_variables]
 
     def step(x, budget=None):
@@ -63,7 +77,7 @@ def test_no_plan_for_a_budget_of_the_curve_beats_its_bound():
             return tf.gradients(loss, weights)
         return ms.gradients(loss, weights, budget=budget)
 
-    x = tf.TensorSpec([64, 128])
+    x = tf.TensorSpec([128, 128])
     found = ms.explain(step, x)
     assert len(found.curve) > 4
     for point in (found.curve[1], found.curve[len(found.curve) // 2]):
@@ -76,7 +90,7 @@ def test_no_plan_for_a_budget_of_the_curve_beats_its_bound():
 def test_a_budget_of_the_curve_is_kept_at_about_its_time(monkeypatch, deep):
     if deep:
         monkeypatch.setattr(study, "MANY_OPS", 0)
-    found = ms.explain(slope, tf.TensorSpec([LENGTH]))
+    found = ms.explain(slope, tf.TensorSpec([LENGTH])) if deep else explained_slope()
     for point in (found.curve[len(found.curve) // 2], found.least):
 
         @tf.function
@@ -89,6 +103,7 @@ def test_a_budget_of_the_curve_is_kept_at_about_its_time(monkeypatch, deep):
         assert plan.extra_time <= 1.1 * point.extra_time + 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 def test_the_time_that_packed_masks_take_counts():
     weights = [tf.Variable(tf.eye(256)) for _ in range(8)]
@@ -116,7 +131,7 @@ def test_the_time_that_packed_masks_take_counts():
 
 
 def test_at_gives_the_fastest_point_within_a_budget():
-    found = ms.explain(slope, tf.TensorSpec([LENGTH]))
+    found = explained_slope()
     middle = found.curve[2]
     assert found.at(middle.budget) == middle
     assert found.at(middle.budget - 1) == found.curve[3]
@@ -137,7 +152,7 @@ def test_tapes_functions_and_our_own_gradients_are_explained_alike():
         return ms.gradients(tower(x), x, budget=0.5)
 
     spec = tf.TensorSpec([LENGTH])
-    plain = ms.explain(slope, spec)
+    plain = explained_slope()
     assert ms.explain(by_tape, spec).curve == plain.curve
     assert ms.explain(tf.function(by_ours), spec).curve == plain.curve
 
@@ -154,8 +169,7 @@ def test_a_function_that_ran_before_is_explained_and_left_as_it_was():
 
 
 def test_a_model_is_explained_and_trains_as_before():
-    plain, model = network(), network()
-    found = ms.explain(model, *BATCH)
+    plain, (model, found) = network(), explained_network()
     weights = sum(int(np.prod(v.shape)) * 4 for v in model.variables)
     slots = sum(int(np.prod(v.shape)) * 4 for v in model.optimizer.variables)
     # A metric, a learning rate and a counter are on one side or the other.
@@ -182,13 +196,13 @@ def measured_peak() -> int:
 
 
 def test_what_plain_training_takes_is_what_it_takes():
-    found = ms.explain(network(), *BATCH)
-    peak = in_fresh_process("tests.test_explain:measured_peak")
+    _, found = explained_network()
+    peak = fresh("tests.test_explain:measured_peak")
     assert found.parts.transient == pytest.approx(peak, rel=0.1)
 
 
 def test_the_text_names_parts_layers_budgets_and_what_to_do():
-    found = ms.explain(network(), *BATCH)
+    _, found = explained_network()
     text = str(found)
     for word in (
         "parameters",

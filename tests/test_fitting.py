@@ -11,18 +11,18 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.measure import in_fresh_process
 from memsaving_gradients.errors import ArgumentError, BudgetError
+from tests.fresh import fresh
 
 BATCH, WIDTH = 2048, 64
 X, Y = tf.TensorSpec([BATCH, WIDTH]), tf.TensorSpec([BATCH, 4])
 
 
-def network(normalized: int = 0, optimizer: str = "adam") -> keras.Model:
-    """Eight dense layers, so many of which are normalized over the batch."""
+def network(normalized: int = 0, optimizer: str = "adam", count: int = 8) -> keras.Model:
+    """``count`` dense layers, so many of which are normalized over the batch."""
     keras.utils.set_random_seed(0)
     x = inputs = keras.Input([WIDTH])
-    for layer in range(8):
+    for layer in range(count):
         x = keras.layers.Dense(WIDTH, activation="gelu")(x)
         x = keras.layers.BatchNormalization()(x) if layer < normalized else x
     model = keras.Model(inputs, keras.layers.Dense(4)(x))
@@ -37,8 +37,8 @@ def test_plain_training_that_fits_is_left_alone() -> None:
 
 
 def test_microbatches_are_as_few_as_fit() -> None:
-    plain = ms.fit_to(network(), X, Y, memory="1 GB").chosen.device
-    fit = ms.fit_to(network(), X, Y, memory=plain // 2)
+    plain = ms.fit_to(network(count=4), X, Y, memory="1 GB").chosen.device
+    fit = ms.fit_to(network(count=4), X, Y, memory=plain // 2)
     assert 2 <= -(-BATCH // fit.settings["microbatch"]) <= 4
     assert fit.chosen.changes == ()
     assert fit.chosen.device <= plain // 2
@@ -46,21 +46,29 @@ def test_microbatches_are_as_few_as_fit() -> None:
     assert fit.model is not None
 
 
-def test_batch_normalization_stays_what_it_is_unless_it_may_change() -> None:
-    plain = ms.fit_to(network(8), X, Y, memory="1 GB").chosen.device
-    exact = ms.fit_to(network(8), X, Y, memory=plain // 2)
-    assert "microbatch" not in exact.settings
+@pytest.mark.parametrize(
+    ("count", "share"),
+    [(1, 1.5), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 2), (8, 5)])],
+)
+def test_batch_normalization_stays_what_it_is_unless_it_may_change(
+    count: int, share: float
+) -> None:
+    model = network(count, "adam" if count == 8 else "sgd", count)
+    plain = ms.fit_to(model, X, Y, memory="1 GB").chosen.device
     with pytest.raises(BudgetError, match=r"may=\['batch_norm'\] would do") as refused:
-        ms.fit_to(network(8), X, Y, memory=plain // 5)
-    # What it names as the least works.
-    assert ms.fit_to(network(8), X, Y, memory=refused.value.least).chosen.changes == ()
-    fit = ms.fit_to(network(8), X, Y, memory=plain // 5, may=["batch_norm"])
+        ms.fit_to(model, X, Y, memory=int(plain / share))
+    if count == 8:
+        exact = ms.fit_to(model, X, Y, memory=plain // 2)
+        assert "microbatch" not in exact.settings
+        # What it names as the least works.
+        assert ms.fit_to(model, X, Y, memory=refused.value.least).chosen.changes == ()
+    fit = ms.fit_to(model, X, Y, memory=int(plain / share), may=["batch_norm"])
     assert fit.settings["batch_norm"] == "microbatch"
 
 
 def test_lower_precision_only_if_it_may_be() -> None:
     # Batch normalization computes in float32, whatever the policy says.
-    model = network(1)
+    model = network(1, "sgd", count=2)
     x, y = (tf.TensorSpec([8 * BATCH, width]) for width in (WIDTH, 4))
     plain = ms.fit_to(model, x, y, memory="1 GB").chosen.device
     weights = model.get_weights()
@@ -106,16 +114,16 @@ def trained(memory: int) -> dict[str, Any]:
     return {"peak": peak.peak, "room": room, "technique": fit.chosen.technique}
 
 
-@pytest.mark.parametrize("memory", [8_000_000, 5_000_000])
+@pytest.mark.parametrize("memory", [pytest.param(8_000_000, marks=pytest.mark.slow), 5_000_000])
 def test_what_is_chosen_fits_as_measured(memory: int) -> None:
-    found = in_fresh_process("tests.test_fitting:trained", {"memory": memory})
+    found = fresh("tests.test_fitting:trained", {"memory": memory})
     assert found["technique"] != "plain"
     # The batch is there beside the step, and its copy in the cache.
     assert found["peak"] <= found["room"]
 
 
 def test_the_table_says_what_was_chosen_and_what_else_there_is() -> None:
-    fit = ms.fit_to(network(), X, Y, memory="6 MB")
+    fit = ms.fit_to(network(optimizer="sgd"), X, Y, memory="6 MB")
     text = str(fit)
     assert "✗ plain" in text
     assert f"→ {fit.chosen.technique}" in text

@@ -13,13 +13,15 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.measure import in_fresh_process
 from memsaving_gradients._keras import set_random_generator
 from memsaving_gradients.errors import ArgumentError, BudgetError, EagerExecutionError
 from memsaving_gradients.fitting.precision import in_lower_precision
+from tests.fresh import fresh
 
 layers = keras.layers
 X, Y = tf.TensorSpec([64, 32]), tf.TensorSpec([64, 4])
+#: A batch that can be cut three times, where it is not what needs memory.
+FEW = tf.TensorSpec([4, 32]), tf.TensorSpec([4, 4])
 DATA = np.random.default_rng(0).normal(3.0, 7.0, [64, 32]).astype("f")
 TARGETS = np.zeros([64, 4], "f")
 
@@ -107,14 +109,14 @@ def kept(name: str, fractions: list[float], may: list[str]) -> list[dict[str, An
 @pytest.mark.parametrize(
     ("name", "fractions", "may"),
     [
-        ("normalized", [1.0, 0.66], []),
-        ("small", [1.0, 0.8], []),
+        pytest.param("normalized", [1.0, 0.66], [], marks=pytest.mark.slow),
+        pytest.param("small", [1.0, 0.8], [], marks=pytest.mark.slow),
         ("convolutional", [0.8, 0.5], []),
     ],
 )
 def test_what_is_accepted_is_kept(name: str, fractions: list[float], may: list[str]) -> None:
     request = {"name": name, "fractions": fractions, "may": may}
-    found = in_fresh_process("tests.test_fitting_models:kept", request)
+    found = fresh("tests.test_fitting_models:kept", request)
     accepted = [one for one in found if one["technique"] != "none"]
     assert accepted
     for one in accepted:
@@ -138,12 +140,19 @@ def test_the_batch_is_counted() -> None:
     assert fit.memory.inputs == 2 * 4096 * 4100 * 4
 
 
-def test_the_optimizer_is_counted() -> None:
+@pytest.mark.parametrize(
+    ("count", "batch", "memory"),
+    [
+        (1, FEW, "40kB"),
+        pytest.param(1, (X, Y), "40kB", marks=pytest.mark.slow),
+        pytest.param(5, (X, Y), "100kB", marks=pytest.mark.slow),
+    ],
+)
+def test_the_optimizer_is_counted(count: int, batch: Any, memory: str) -> None:
     # Its temporaries are most of such a step; 100 kB were accepted once.
-    model = dense(5)
     with pytest.raises(BudgetError) as refused:
-        ms.fit_to(model, X, Y, memory="100kB")
-    fit = ms.fit_to(dense(5), X, Y, memory=refused.value.least)
+        ms.fit_to(dense(count), *batch, memory=memory)
+    fit = ms.fit_to(dense(count), *batch, memory=refused.value.least)
     assert fit.chosen.device <= refused.value.least
 
 
@@ -204,7 +213,7 @@ def test_a_layer_that_was_frozen_since() -> None:
 
 
 def sparse() -> keras.Model:
-    model = ms.keras.sparsify(dense(), 0.5)
+    model = ms.keras.sparsify(dense(1), 0.5)
     model.compile("adam", "mse")
     return model
 
@@ -215,15 +224,19 @@ def own() -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("make", [own, sparse], ids=["subclass", "sparse"])
+@pytest.mark.parametrize(
+    "make",
+    [own, pytest.param(sparse, marks=pytest.mark.slow)],
+    ids=["subclass", "sparse"],
+)
 def test_what_cannot_be_copied_is_left_out_of_the_hint(make: Callable[[], keras.Model]) -> None:
     model = make()
-    taken = ms.fit_to(model, X, Y, memory="1 GB").memory
+    taken = ms.fit_to(model, *FEW, memory="1 GB").memory
     memory = int((taken.weights + taken.slots + taken.inputs + 400) / 0.95)
     with pytest.raises(BudgetError, match="nothing that may be done fits"):
-        ms.fit_to(model, X, Y, memory=memory)
+        ms.fit_to(model, *FEW, memory=memory)
     with pytest.raises(ArgumentError, match="functional and sequential models alone") as why:
-        ms.fit_to(model, X, Y, memory=memory, may=["precision"])
+        ms.fit_to(model, *FEW, memory=memory, may=["precision"])
     assert why.value.argument == "may"
 
 

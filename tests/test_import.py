@@ -5,48 +5,51 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 SLOW = ("matplotlib", "networkx", "ortools", "pandas", "platformdirs", "rich", "scipy", "sklearn")
 
-#: What imports networkx and platformdirs.
-LATE = """
-import sys
+#: Imports TensorFlow, then the package, and uses what imports networkx and platformdirs.
+PROGRAM = """
+import json, sys
 import tensorflow as tf
+before = {*sys.modules}
+import memsaving_gradients
+added = {*sys.modules} - before
 import graph_tools, graph_tools.cost_cache
 with tf.Graph().as_default():
-    print(len(graph_tools.capture([tf.compat.v1.placeholder(tf.float32)]).dag))
+    ops = len(graph_tools.capture([tf.compat.v1.placeholder(tf.float32)]).dag)
 graph_tools.cost_cache.folder()
-print("networkx" in sys.modules, "platformdirs" in sys.modules)
+late = ["networkx" in sys.modules, "platformdirs" in sys.modules]
+print(json.dumps({"added": sorted(added), "ops": ops, "late": late}))
 """
 
 
-def imported(*packages: str) -> list[str]:
-    """The modules that a new process has after importing ``packages``."""
-    lines = [f"import {package}" for package in packages]
-    code = "; ".join([*lines, "import json, sys", "print(json.dumps(sorted(sys.modules)))"])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return modules
-
-
 @pytest.fixture(scope="module")
-def added() -> set[str]:
-    before, after = imported("tensorflow"), imported("tensorflow", "memsaving_gradients")
-    return {*after} - {*before}
+def found() -> dict[str, Any]:
+    """What a new process says of its modules."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
 
 
-def test_the_package_imports_no_library_besides_tensorflow(added):
-    assert "memsaving_gradients.planning" in added
-    assert not {module.partition(".")[0] for module in added} & {*SLOW}
+def test_the_package_imports_no_library_besides_tensorflow(found):
+    assert "memsaving_gradients.planning" in found["added"]
+    assert not {module.partition(".")[0] for module in found["added"]} & {*SLOW}
 
 
-def test_keras_is_imported_when_it_is_asked_for(added):
-    assert "memsaving_gradients.keras" not in added
-    assert not [module for module in added if module.partition(".")[0] == "keras"]
+def test_keras_is_imported_when_it_is_asked_for(found):
+    assert "memsaving_gradients.keras" not in found["added"]
+    assert not [module for module in found["added"] if module.partition(".")[0] == "keras"]
 
 
-def test_what_is_imported_late_is_found():
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", "True", "True"]
+def test_what_is_imported_late_is_found(found):
+    assert found["ops"] == 1 and found["late"] == [True, True]
+
+
+def test_importing_the_package_imports_no_reports_and_no_command(found):
+    assert not [module for module in found["added"] if "reports" in module or ".command" in module]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+
 import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.measure import EndedBySignalError, MeasurementError, in_fresh_process
+from graph_tools.measure import EndedBySignalError, MeasurementError
 from memsaving_gradients import largest
 from memsaving_gradients.errors import ArgumentError, BudgetError
+from tests.fresh import FreshProcessError, fresh
 from tests.keras_models import convolutions
 
-WIDTH = 2**12
+WIDTH = 2**14
 
 
 def make(batch: int):
     def step(x):
         y = x
-        for _ in range(24):
+        for _ in range(12):
             y = tf.sin(y)
         return tf.gradients(y, x)
 
@@ -27,6 +31,35 @@ def make(batch: int):
 def make_model(batch: int):
     specs = tf.TensorSpec([batch, 16, 16, 3]), tf.TensorSpec([batch], tf.int32)
     return convolutions(16, 6, "sgd"), specs
+
+
+def make_small_model(batch: int):
+    specs = tf.TensorSpec([batch, 16, 16, 3]), tf.TensorSpec([batch], tf.int32)
+    return convolutions(16, 2, "sgd"), specs
+
+
+def within(target: str, kwargs: dict, env: dict):
+    """Runs in a fresh process, whose allocator reads the environment with the first op."""
+    os.environ.update(env)
+    module, _, function = target.partition(":")
+    return getattr(importlib.import_module(module), function)(**kwargs)
+
+
+def forked(target: str, kwargs: dict, env: dict):
+    given = {"target": target, "kwargs": kwargs, "env": env}
+    try:
+        return fresh("tests.test_largest_batch:within", given)
+    except FreshProcessError as error:
+        if "exit code -" in str(error):
+            raise EndedBySignalError(str(error)) from error
+        raise
+
+
+@pytest.fixture(params=["forked", pytest.param("started", marks=pytest.mark.slow)])
+def process(request, monkeypatch):
+    """Processes that prove are forked, or import TensorFlow."""
+    if request.param == "forked":
+        monkeypatch.setattr(largest, "in_fresh_process", forked)
 
 
 def test_the_largest_fits_and_the_next_does_not():
@@ -46,15 +79,22 @@ def test_more_memory_is_more_examples_wherever_the_search_begins():
     assert ms.largest_batch(make, budget=4_000_000, start=100).batch == more
 
 
+@pytest.mark.usefixtures("process")
 def test_a_step_in_another_process_proves_it():
     found = ms.largest_batch(make, budget="4 MB", prove=True)
     assert found.measured is not None
     assert 0.5 * found.budget < found.measured <= found.budget
 
 
-def test_a_device_has_variables_too():
-    device = ms.largest_batch(make_model, device_memory="3 MB", start=32, prove=True)
-    budget = ms.largest_batch(make_model, budget="3 MB", start=32)
+@pytest.mark.parametrize(
+    "make", [make_small_model, pytest.param(make_model, marks=pytest.mark.slow)]
+)
+@pytest.mark.usefixtures("process")
+def test_a_device_has_variables_too(make, monkeypatch):
+    if make is make_small_model:
+        monkeypatch.setattr(largest, "MOST_TRIALS", 3)
+    device = ms.largest_batch(make, device_memory="3 MB", start=64, prove=True)
+    budget = ms.largest_batch(make, budget="3 MB", start=64)
     assert device.budget < budget.budget
     assert device.batch <= budget.batch
     assert device.measured <= device.budget
@@ -77,15 +117,30 @@ def test_a_proof_that_fails_is_followed_by_one_in_less_memory(monkeypatch):
 
 def test_a_device_that_never_gives_enough_is_an_error(monkeypatch):
     monkeypatch.setattr(largest, "_measured", lambda *_: None)
+    monkeypatch.setattr(largest, "MOST_PROOFS", 2)
     with pytest.raises(MeasurementError, match="no step could be run"):
         ms.largest_batch(make, budget="4 MB", prove=True)
 
 
+def make_exhausted(batch: int):
+    def step(x):
+        raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
+
+    return step, (tf.TensorSpec([batch, WIDTH]),)
+
+
+def test_a_step_that_is_refused_memory_says_so():
+    assert largest.run_once(f"{__name__}:make_exhausted", 8, 4_000_000) is None
+
+
+# The allocator waits ten seconds for memory before it gives up.
+@pytest.mark.slow
+@pytest.mark.usefixtures("process")
 def test_a_step_that_gets_no_memory_says_so():
     request = {"target": "tests.test_largest_batch:make", "batch": 64, "budget": 4_000_000}
     environment = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": "1"}
     run_once = "memsaving_gradients.largest:run_once"
-    assert in_fresh_process(run_once, {**request, "limit": 1}, environment) is None
+    assert largest.in_fresh_process(run_once, {**request, "limit": 1}, environment) is None
 
 
 def test_a_step_that_ends_its_process_proves_nothing(monkeypatch):
@@ -129,7 +184,7 @@ def test_bad_input(arguments, what):
 )
 def test_functions_that_make_no_steps_of_a_batch(made, what):
     with pytest.raises(ArgumentError, match=what):
-        ms.largest_batch(made, budget="4 MB")
+        ms.largest_batch(made, budget="16 MB")
 
 
 def test_what_cannot_be_imported_cannot_be_proven():

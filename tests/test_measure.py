@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -24,7 +27,7 @@ UNIT = 4 * 2**18  # bytes of a tensor of 2**18 floats: chunks of powers of two a
 
 
 def chain_peak(length: int) -> PeakMeasurement:
-    """Peak of the gradient of a chain of `length` equal ops; called in a fresh process."""
+    """Peak of the gradient of a chain of `length` equal ops."""
     x = tf.linspace(-1.0, 1.0, 2**18)
 
     @tf.function
@@ -49,15 +52,39 @@ def peak_without_statistics() -> str:
     return "no error"
 
 
+LENGTHS = [8, 24]
+NAMES = ["TF_CPU_ALLOCATOR_USE_BFC", "MEASURE_OLD", "MEASURE_GONE", "MEASURE_NEW"]
+
+
+def child(lengths: list[int]) -> tuple[int, list[str | None], list[PeakMeasurement]]:
+    """Called in a fresh process: its id, part of its environment, and peaks of chains."""
+    environment = [os.environ.get(name) for name in NAMES]
+    return os.getpid(), environment, [chain_peak(length) for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def seen() -> tuple[Any, ...]:
+    """What a child sees, which has one variable more than this process, and one less."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TF_CPU_ALLOCATOR_USE_BFC", raising=False)
+        for name in ("MEASURE_OLD", "MEASURE_GONE"):
+            patch.setenv(name, "old")
+        found = in_fresh_process(
+            "tests.test_measure:child",
+            {"lengths": LENGTHS},
+            env={"MEASURE_GONE": None, "MEASURE_NEW": "2"},
+        )
+    return tuple(found)
+
+
 # measure_peak
 
 
-@pytest.mark.parametrize("length", [8, 24])
-def test_peak_of_chain_is_its_residuals(length: int) -> None:
-    found = in_fresh_process("tests.test_measure:chain_peak", {"length": length})
-    # Every op's output is read by its gradient; the gradient reuses buffers that have died.
-    assert length * UNIT <= found["peak"] <= (length + 2) * UNIT
-    assert found["baseline"] >= UNIT, "the input was there before"
+def test_peak_of_chain_is_its_residuals(seen: Any) -> None:
+    for length, found in zip(LENGTHS, seen[2], strict=True):
+        # Every op's output is read by its gradient; the gradient reuses buffers that have died.
+        assert length * UNIT <= found["peak"] <= (length + 2) * UNIT
+        assert found["baseline"] >= UNIT, "the input was there before"
 
 
 def test_peak_is_the_worst_of_the_measured_steps() -> None:
@@ -85,11 +112,22 @@ def test_unknown_device_is_named_beside_those_there_are() -> None:
     assert isinstance(caught.value, GraphToolsError)
 
 
-def test_missing_statistics_name_the_way_out() -> None:
-    message = in_fresh_process(
-        "tests.test_measure:peak_without_statistics",
-        env={"TF_CPU_ALLOCATOR_USE_BFC": None, "TF_ENABLE_ONEDNN_OPTS": "0"},
-    )
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_missing_statistics_name_the_way_out(real: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an allocator that keeps none, or as TensorFlow says it of one."""
+
+    def missing(device: str) -> None:
+        raise ValueError(f"Allocator stats not available for device '{device}'")
+
+    if real:
+        message = in_fresh_process(
+            "tests.test_measure:peak_without_statistics",
+            env={"TF_CPU_ALLOCATOR_USE_BFC": None, "TF_ENABLE_ONEDNN_OPTS": "0"},
+        )
+    else:
+        monkeypatch.setattr(tf.config.experimental, "get_memory_info", missing)
+        monkeypatch.setattr(tf.config.experimental, "reset_memory_stats", missing)
+        message = peak_without_statistics()
     assert "'CPU:0' keeps no statistics" in message
     assert "TF_CPU_ALLOCATOR_USE_BFC=1" in message
 
@@ -97,30 +135,48 @@ def test_missing_statistics_name_the_way_out() -> None:
 # in_fresh_process
 
 
-def test_process_is_another_one_with_the_counting_allocator() -> None:
-    assert in_fresh_process("os:getpid") != os.getpid()
-    assert in_fresh_process("os:getenv", {"key": "TF_CPU_ALLOCATOR_USE_BFC"}) == "1"
+def test_process_is_another_one_with_the_counting_allocator(seen: Any) -> None:
+    process, (counting, *_), _ = seen
+    assert process != os.getpid()
+    assert counting == "1"
 
 
-def test_environment_can_be_added_to_and_taken_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEASURE_OLD", "old")
-    read = {"key": "MEASURE_OLD"}
-    assert in_fresh_process("os:getenv", read) == "old"
-    assert in_fresh_process("os:getenv", read, {"MEASURE_OLD": None}) is None
-    assert in_fresh_process("os:getenv", {"key": "MEASURE_NEW"}, {"MEASURE_NEW": "2"}) == "2"
+def test_environment_can_be_added_to_and_taken_from(seen: Any) -> None:
+    _, (_, *found), _ = seen
+    assert found == ["old", None, "2"]
 
 
+@pytest.fixture(params=["here", pytest.param("itself", marks=pytest.mark.slow)])
+def child_or_what_it_does(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that imports TensorFlow, or what it does in this process."""
+
+    def run(command: list[str], *, input: str, **_: Any) -> subprocess.CompletedProcess[str]:
+        measure._answer(json.loads(input))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    if request.param == "here":
+        monkeypatch.setattr(measure.subprocess, "run", run)
+
+
+@pytest.mark.usefixtures("child_or_what_it_does")
 def test_error_of_the_child_comes_with_its_traceback() -> None:
     with pytest.raises(MeasurementError, match=r"json:loads.*(?s:.*)JSONDecodeError"):
         in_fresh_process("json:loads", {"s": "{"})
 
 
+@pytest.mark.usefixtures("child_or_what_it_does")
 def test_result_that_json_cannot_carry_is_an_error() -> None:
     with pytest.raises(MeasurementError, match="a module cannot be sent back"):
         in_fresh_process("importlib:import_module", {"name": "os"})
 
 
-def test_child_ended_by_a_signal() -> None:
+@pytest.mark.parametrize(
+    "program",
+    ["import os; os.abort()", pytest.param(measure._CHILD, marks=pytest.mark.slow)],
+    ids=["at once", "itself"],
+)
+def test_child_ended_by_a_signal(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_CHILD", program)
     with pytest.raises(MeasurementError, match="ended by SIGABRT"):
         in_fresh_process("os:abort")
 

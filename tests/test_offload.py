@@ -10,31 +10,40 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.measure import in_fresh_process
 from memsaving_gradients.errors import ArgumentError
+from tests.fresh import fresh
 
-ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1"}
 KEEP = {"planner": "keep"}
+SOON = {"planning_seconds": 1.0}
 
 
 def run(name: str, **kwargs):
-    return in_fresh_process(f"tests.offloading:{name}", kwargs, ENVIRONMENT, timeout=500)
+    return fresh(f"tests.offloading:{name}", kwargs)
 
 
-def test_the_accelerator_holds_less():
-    found = run("peaks")
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_accelerator_holds_less(large):
+    found = run("peaks", large=large)
     assert found["offloaded"] < 0.25 * found["plain"]
     assert found["offloaded"] < 0.25 * found["kept"]
-    # A step that waits for its transfers is played as if they took no time.
-    assert found["offloaded"] < 1.5 * found["simulated"]
     assert found["moved"] >= 40
+    # A step that waits for its transfers is simulated as if they took no time. Transfers of small tensors take longer than their products.
+    if large:
+        assert found["offloaded"] < 1.5 * found["simulated"]
 
 
 @pytest.mark.parametrize(
-    "model", ["mlp", "transformer", "cifar_resnet", "unet", "densenet", "lstm", "residual_chain"]
+    "model",
+    [
+        "residual_chain",
+        *(
+            pytest.param(model, marks=pytest.mark.slow)
+            for model in ("mlp", "transformer", "cifar_resnet", "unet", "densenet", "lstm")
+        ),
+    ],
 )
 def test_gradients_are_the_same(model):
-    wanted = [KEEP, {"checkpoints": "memory"}, {"max_slowdown": 1.3}]
+    wanted = [KEEP, {"checkpoints": "memory"}, {"max_slowdown": 1.3, **SOON}]
     found = run("same", model=model, options={}, settings=wanted)["found"]
     for settings, outcome in zip(wanted, found, strict=True):
         assert outcome["equal"], settings
@@ -42,12 +51,16 @@ def test_gradients_are_the_same(model):
     assert "offloaded" in found[0]["text"]
 
 
-def test_within_a_budget():
-    options = {"depth": 24, "batch": 512, "width": 128}
-    wanted = [{**KEEP, "budget": 0.6}, {**KEEP, "budget": 0.3}, {"budget": 0.3}]
-    some, most, both = run("same", model="mlp", options=options, settings=wanted)["found"]
-    assert all(o["equal"] and o["within"] for o in (some, most, both))
-    assert 0 < some["offloaded"] < most["offloaded"]
+@pytest.mark.parametrize(
+    ("depth", "more"),
+    [(12, []), pytest.param(24, [{"budget": 0.3, **SOON}], marks=pytest.mark.slow)],
+)
+def test_within_a_budget(depth, more):
+    options = {"depth": depth, "batch": 512, "width": 128}
+    wanted = [{**KEEP, "budget": 0.6}, {**KEEP, "budget": 0.3}, *more]
+    found = run("same", model="mlp", options=options, settings=wanted)["found"]
+    assert len(found) == len(wanted) and all(o["equal"] and o["within"] for o in found)
+    assert 0 < found[0]["offloaded"] < found[1]["offloaded"]
 
 
 def test_encoded_and_offloaded():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmarks.peers.lines import added_lines, code_lines
 from benchmarks.peers.networks import NETWORKS, PEERS, peers_of
 from graph_tools import measure
 from graph_tools._tf_config import function_config
+from tests.fresh import fresh
 
 #: Where plain training meets a budget, or nothing can be saved, as happens in a network so small.
 told_and_no_more = pytest.mark.filterwarnings(
@@ -32,10 +34,12 @@ ENCODER = {"layers": 2, "batch": 2, "length": 4, "width": 8, "heads": 2, "vocabu
 
 def here(target: str, kwargs: Mapping[str, Any], env: Mapping[str, str | None]) -> Any:
     """In this process, as JSON would carry it; peers that configure a process get one of their own."""
-    if "grappler" in str(kwargs.get("way", "")):
-        return measure.in_fresh_process(target, kwargs, env)
+    given = json.loads(json.dumps(kwargs))
     module, _, function = target.partition(":")
-    found = getattr(importlib.import_module(module), function)(**json.loads(json.dumps(kwargs)))
+    if "grappler" in str(kwargs.get("way", "")):
+        found = fresh(target, given)
+    else:
+        found = getattr(importlib.import_module(module), function)(**given)
     return json.loads(json.dumps(found, default=measure._plain))
 
 
@@ -47,12 +51,28 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+TINY = replace(
+    NETWORKS["tiny"],
+    options={"depth": 3, "batch": 32, "width": 16},
+    ways={"2 layers": {"ends": r"dense1"}},
+)
+
+
+@pytest.fixture(params=["smaller", pytest.param("tiny", marks=pytest.mark.slow)])
+def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How often times are compared: of the network for tests, or of one of three layers."""
+    if request.param == "smaller":
+        monkeypatch.setattr(gpu, "KINDS", gpu.KINDS[:1])
+        monkeypatch.setitem(NETWORKS, "tiny", TINY)
+    return "1" if request.param == "smaller" else "2"
+
+
 @told_and_no_more
 @pytest.mark.usefixtures("exact")
-def test_a_tiny_network_goes_through_all_variants(in_this_process: Path) -> None:
+def test_a_tiny_network_goes_through_all_variants(in_this_process: Path, pairs: str) -> None:
     file, text = in_this_process / "peers.json", in_this_process / "page.md"
     options = ["--only", "tiny", "--json", str(file), "--page", str(text), "--planner", "chain"]
-    assert side_by_side.main([*options, "--pairs", "2"]) in (0, 1)
+    assert side_by_side.main([*options, "--pairs", pairs]) in (0, 1)
     case = json.loads(file.read_text())["cases"]["tiny"]
     peers = peers_of(NETWORKS["tiny"])
     assert set(case["peers"]) == set(peers)
@@ -72,7 +92,7 @@ def test_a_tiny_network_goes_through_all_variants(in_this_process: Path) -> None
         assert f"| {peer.title} |" in text.read_text()
     # What is known is not measured again.
     before = file.read_text()
-    assert side_by_side.main([*options, "--pairs", "2"]) in (0, 1)
+    assert side_by_side.main([*options, "--pairs", pairs]) in (0, 1)
     assert json.loads(before)["cases"]["tiny"]["ours"] == case["ours"]
 
 
@@ -233,9 +253,9 @@ def test_what_saves_nothing_is_compared_once(tmp_path: Path) -> None:
 
 
 @told_and_no_more
-def test_the_table_of_a_gpu_runs_on_a_cpu(in_this_process: Path) -> None:
+def test_the_table_of_a_gpu_runs_on_a_cpu(in_this_process: Path, pairs: str) -> None:
     file = in_this_process / "gpu.json"
-    options = ["--device", "cpu", "--only", "tiny", "--planner", "chain", "--pairs", "2"]
+    options = ["--device", "cpu", "--only", "tiny", "--planner", "chain", "--pairs", pairs]
     assert gpu.main([*options, "--json", str(file)]) in (0, 1)
     rows = json.loads(file.read_text())["cases"]
     assert set(rows) == {f"tiny-{kind}-{way}" for kind in gpu.KINDS for way in gpu.WAYS}

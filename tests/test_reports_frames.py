@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from typing import Any
 
@@ -66,29 +64,6 @@ def test_without_pandas_it_is_said_what_to_install(monkeypatch: Any) -> None:
             made.to_dataframe()
     assert isinstance(caught.value, ImportError)
     assert (caught.value.library, caught.value.extra) == ("pandas", "plot")
-
-
-LOOKS = """
-import sys
-import tensorflow
-before = set(sys.modules)
-import memsaving_gradients
-new = set(sys.modules) - before
-tops = {name.partition(".")[0] for name in new}
-print(sorted(tops & {"matplotlib", "pandas", "keras"}), [n for n in new if "reports" in n or ".command" in n])
-"""
-
-
-def test_importing_the_package_imports_no_reports_and_none_of_their_libraries() -> None:
-    # TensorFlow imports Keras by itself, and Keras imports these where they are installed.
-    done = subprocess.run(
-        [sys.executable, "-c", LOOKS],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-    assert done.stdout == "[] []\n"
 
 
 def test_a_plan_of_a_graph_tells_what_is_alive_at_its_peak() -> None:

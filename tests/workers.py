@@ -1,26 +1,31 @@
 """Clusters on this machine for `test_distribution_processes`: processes that find each other by ``TF_CONFIG``, and what they do.
 
-`cluster` starts them and ends all of them, whatever happens. What a process has to say is a line of JSON; a process that fails is
-started again as long as ``restarts`` allows, as a cluster's manager would do.
+`cluster` starts them and ends all of them, whatever happens. They are forked as those of `tests.fresh` are. What a process has to say is
+a line of JSON; one that fails is started again as long as ``restarts`` allows, as a cluster's manager would do.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tests import fresh
+
 __all__ = ["Cluster", "cluster"]
 
-SECONDS = 400
+#: What ends a cluster that hangs: ten times what the longest takes on a quiet machine.
+SECONDS = fresh.SECONDS
+
+_context = multiprocessing.get_context("forkserver")
 
 
 class Cluster:
@@ -33,7 +38,7 @@ class Cluster:
             role: [f"127.0.0.1:{next(ports)}" for _ in range(count)]
             for role, count in roles.items()
         }
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, BaseProcess] = {}
         self.ended: list[str] = []
         for role, count in roles.items():
             for index in range(count):
@@ -41,40 +46,28 @@ class Cluster:
 
     def _start(self, role: str, index: int) -> None:
         task = {"cluster": self.addresses, "task": {"type": role, "index": index}}
-        environment = {
-            **os.environ,
-            "TF_CONFIG": json.dumps(task),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "TF_CPU_ALLOCATOR_USE_BFC": "1",
-        }
         name = f"{role} {index}"
-        with (
-            (self.folder / f"{name}.out").open("ab") as out,
-            (self.folder / f"{name}.err").open("ab") as err,
-        ):
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", __name__, self.scenario, str(self.folder)],
-                env=environment,
-                stdout=out,
-                stderr=err,
-            )
+        what = (self.scenario, self.folder, name, json.dumps(task))
+        self.processes[name] = _context.Process(target=_run, args=what, daemon=True)
+        self.processes[name].start()
 
     def kill(self, name: str) -> None:
         self.processes[name].kill()
 
     def said(self, name: str) -> list[Any]:
         """What a process has said so far, whole lines only."""
-        *lines, _ = (self.folder / f"{name}.out").read_bytes().split(b"\n")
+        file = self.folder / f"{name}.out"
+        *lines, _ = file.read_bytes().split(b"\n") if file.exists() else [b""]
         return [json.loads(line) for line in lines if line.startswith(b"{")]
 
     def wait(self, *names: str, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait until processes have ended well; those of the cluster that fail before are started again."""
         end = time.monotonic() + SECONDS
-        while any(self.processes[name].poll() != 0 for name in names):
+        while any(self.processes[name].exitcode != 0 for name in names):
             if time.monotonic() > end:
                 raise TimeoutError(self._errors())
             for name in names:
-                if self.processes[name].poll() not in (None, 0):
+                if self.processes[name].exitcode not in (None, 0):
                     self.ended.append(name)
                     if len(self.ended) > self.restarts:
                         raise RuntimeError(f"{name} failed: {self._errors()}")
@@ -85,8 +78,8 @@ class Cluster:
 
     def _errors(self) -> str:
         return "\n".join(
-            f"{name}: {(self.folder / f'{name}.err').read_text(errors='replace')[-2000:]}"
-            for name in self.processes
+            f"{file.stem}: {file.read_text(errors='replace')[-2000:]}"
+            for file in sorted(self.folder.glob("*.err"))
         )
 
 
@@ -101,7 +94,7 @@ def cluster(scenario: str, *, restarts: int = 0, **roles: int) -> Iterator[Clust
             for process in found.processes.values():
                 process.kill()
             for process in found.processes.values():
-                process.wait()
+                process.join()
 
 
 def _free_ports(count: int) -> list[int]:
@@ -113,6 +106,15 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for one in found:
             one.close()
+
+
+def _run(scenario: str, folder: Path, name: str, task: str) -> None:
+    """What a process does."""
+    for number, end in enumerate(("out", "err"), 1):
+        with (folder / f"{name}.{end}").open("ab") as file:
+            os.dup2(file.fileno(), number)
+    os.environ["TF_CONFIG"] = task
+    globals()[scenario](folder)
 
 
 def say(**what: Any) -> None:
@@ -135,7 +137,17 @@ def _exact() -> None:
 # --- what processes do
 
 
-def mirrored(folder: Path) -> None:
+def mirrored_small(folder: Path) -> None:
+    """`mirrored`, with a network of four layers, and without a budget."""
+    mirrored(folder, rows=512, layers=4, names=("plain", "memory"))
+
+
+def mirrored(
+    folder: Path,
+    rows: int = 8192,
+    layers: int = 8,
+    names: Sequence[str] = ("plain", "memory", "budget"),
+) -> None:
     """Plain training and such that saves memory, on several workers; the last batch leaves one of them without examples."""
     import tensorflow as tf
 
@@ -144,7 +156,6 @@ def mirrored(folder: Path) -> None:
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     _exact()
-    rows = 8192
     data = examples(rows + 1)
     full = next(iter(strategy.experimental_distribute_dataset(_dataset(data, rows))))
     ways = {
@@ -152,8 +163,8 @@ def mirrored(folder: Path) -> None:
         "memory": {},
         "budget": {"budget": "24 MB", "batch_size": rows // 2, "planner": "chain"},
     }
-    for name, options in ways.items():
-        net = Net(strategy, rows)
+    for name in names:
+        options, net = ways[name], Net(strategy, rows, layers)
         step = net.step()
         if options is None:
             states = train(net, step, data)
@@ -184,7 +195,12 @@ def _dataset(data: Any, rows: int) -> Any:
     return tf.data.Dataset.from_tensor_slices(data).batch(rows)
 
 
-def restarted(folder: Path) -> None:
+def stopped(folder: Path) -> None:
+    """`restarted`, where one worker waits in its third step to be killed."""
+    restarted(folder, stops_at=3)
+
+
+def restarted(folder: Path, stops_at: int = 0) -> None:
     """Training with checkpoints, from the last one on; ends with the same weights however often it is begun again."""
     import tensorflow as tf
 
@@ -215,8 +231,8 @@ def restarted(folder: Path) -> None:
             done.assign(count + 1)
             manager.save()
             say(done=count + 1)
-            # Time for whoever ends this process in the middle of it.
-            time.sleep(0.2)
+            while task == 1 and first == 0 and count + 1 == stops_at:
+                time.sleep(1)
     say(digest=_digest([v.numpy() for v in net.weights]), clones=ms.plans(step)[-1].clones)
 
 
@@ -286,7 +302,3 @@ def parameters(folder: Path) -> None:
                 train()
         plans = [_plan(plan) for plan in ms.plans(step)]
         say(name=name, digest=_digest([*losses, *(w.numpy() for w in weights)]), plans=plans)
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](Path(sys.argv[2]))
