@@ -20,8 +20,10 @@ from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
 from memsaving_gradients.schedule import ordered
 from memsaving_gradients.site import Site
+from tests.fresh import fresh
 from tests.graphs import GRAPHS, chain
 from tests.greedy import greedy
+from tests.sampling import covering
 from tests.towers import LAYERS, WIDTH, planned, tower
 
 v1 = tf.compat.v1
@@ -30,8 +32,7 @@ errors = ms.errors
 # --- the search, on graphs made by hand
 
 
-@pytest.mark.parametrize("gating", ["control", "data"])
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(("name", "gating"), covering([*GRAPHS], ["control", "data"]))
 def test_search_keeps_every_budget(name: str, gating: str) -> None:
     graph = GRAPHS[name]()
     meter = Meter(graph, gating)
@@ -231,9 +232,7 @@ def step_under_a_budget(share: float) -> dict[str, Any]:
 
 
 def test_measured_peak_is_within_the_budget() -> None:
-    from graph_tools.measure import in_fresh_process
-
-    result = in_fresh_process("tests.test_budgets:step_under_a_budget", {"share": 0.4})
+    result = fresh("tests.test_budgets:step_under_a_budget", {"share": 0.4})
     assert 0 < result["peak"] <= result["budget"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,17 @@ def test_bit_identical(kind: type[keras.Model]) -> None:
 @pytest.mark.parametrize(
     "optimizer",
     [
-        lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
-        lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
-        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
+        pytest.param(lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1), id="clipped"),
+        pytest.param(
+            lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), id="accumulated"
+        ),
+        # With the policy "mixed_float16", Keras puts one around each optimizer.
+        pytest.param(
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
+            id="loss scaled",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["clipped", "accumulated", "loss scaled"],
 )
 def test_bit_identical_optimizers(optimizer: Callable[[], Any]) -> None:
     assert_trains_alike(lambda: compiled(optimizer=optimizer()))
@@ -58,13 +65,15 @@ def test_bit_identical_optimizers(optimizer: Callable[[], Any]) -> None:
 # Keras 3.3 says so where batches are no multiple of the steps, with and without a callback.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("steps", [2, 3])
+@pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_bit_identical_steps_per_execution(steps: int) -> None:
     assert_trains_alike(lambda: compiled(steps_per_execution=steps))
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("mixed_bfloat16", marks=pytest.mark.slow), "mixed_float16"]
+)
 def test_bit_identical_mixed_precision(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     assert_trains_alike(compiled)
@@ -96,20 +105,36 @@ def test_jit_compile_auto() -> None:
 # --- a model trained before, and afterwards
 
 
-def test_model_trained_before() -> None:
+@dataclass
+class Trained:
+    """A model that was trained without the callback and then with it."""
+
+    model: keras.Model
+    callback: Any
+    function: Any
+    attributes: set[str]
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
     model = compiled()
     fit(model)
+    function, attributes = model.train_function, set(vars(model))
     callback = MemorySavingGradients()
     fit(model, callback)
-    assert callback.plans
+    return Trained(model, callback, function, attributes)
 
 
-def test_training_function_is_given_back() -> None:
-    model = compiled()
-    fit(model)
-    before = model.train_function
-    fit(model, MemorySavingGradients())
-    assert model.train_function is before
+def test_model_trained_before(trained: Trained) -> None:
+    assert trained.callback.plans
+
+
+def test_training_function_is_given_back(trained: Trained) -> None:
+    assert trained.model.train_function is trained.function
+
+
+def test_model_has_no_attributes_of_ours(trained: Trained) -> None:
+    assert set(vars(trained.model)) == trained.attributes
 
 
 def test_plain_again_afterwards() -> None:
@@ -140,8 +165,15 @@ class Fails(keras.callbacks.Callback):
             raise KeyError(self.where)
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("where", ["begin", "end"])
+@pytest.mark.parametrize(
+    ("where", "first"),
+    [
+        ("begin", True),
+        pytest.param("begin", False, marks=pytest.mark.slow),
+        pytest.param("end", True, marks=pytest.mark.slow),
+        pytest.param("end", False, marks=pytest.mark.slow),
+    ],
+)
 def test_plain_again_after_an_error_in_another_callback(where: str, first: bool) -> None:
     model = compiled()
     ours, fails = MemorySavingGradients(), Fails(where)
@@ -217,14 +249,6 @@ def test_saving_and_loading_while_training(tmp_path: Path) -> None:
     fit(loaded)
 
 
-def test_model_has_no_attributes_of_ours() -> None:
-    model = compiled()
-    fit(model)
-    before = set(vars(model))
-    fit(model, MemorySavingGradients())
-    assert set(vars(model)) == before
-
-
 # --- checkpoints
 
 
@@ -245,7 +269,7 @@ def test_layer_pattern() -> None:
 def test_default_layer_names_mean_their_own_layer() -> None:
     # Keras puts layer "dense" into scope "dense_1" and layer "dense_1" into "dense_1_2".
     keras.backend.clear_session()
-    layers = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(8)]
+    layers = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(6)]
     model = keras.Sequential([keras.Input([WIDTH]), *layers, keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
     callback = MemorySavingGradients(checkpoints=[layers[1].name, layers[4].name])
@@ -272,7 +296,7 @@ def test_marks_in_a_layer() -> None:
     class Block(keras.layers.Layer):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(6)]
+            self.inner = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(3)]
 
         def call(self, x: Any) -> Any:
             for layer in self.inner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ errors = ms.errors
 # Weights are as large as activations here, and so is what Adam does with them.
 pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 
-ROWS, WIDTH = 128, 64
+ROWS, WIDTH, LAYERS = 128, 64, 8
 
 
 def model(optimizer: Any = None) -> keras.Model:
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(12)]
+    layers = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(LAYERS)]
     found = keras.Sequential([keras.Input([WIDTH]), *layers])
     found.compile(optimizer or keras.optimizers.Adam(0.001), "mse", jit_compile=False)
     return found
@@ -53,35 +54,37 @@ def dataset() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((x, x)).batch(64)
 
 
-@pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("budget", [0.6, "480 kB"])
-def test_budget_is_kept_and_training_is_the_same(budget: Any) -> None:
+@functools.cache
+def within(budget: Any) -> tuple[ms.Plan, list[float]]:
+    """The plan of a budget, and the losses with it."""
     callback = saving(budget=budget)
-    assert fit(model(), callback) == fit(model())
+    losses = fit(model(), callback)
     (plan,) = callback.plans
+    return plan, losses
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("budget", [0.6, pytest.param("380 kB", marks=pytest.mark.slow)])
+def test_budget_is_kept_and_training_is_the_same(budget: Any) -> None:
+    plan, losses = within(budget)
+    assert losses == fit(model())
     assert plan.mode == "budget"
     assert plan.clones
     assert plan.budget is not None
     assert plan.allocated <= plan.budget < plan.allocated_plain
 
 
-def test_least_budget_is_named_and_works() -> None:
-    trained = model()
-    with pytest.raises(errors.BudgetError) as caught:
-        fit(trained, saving(budget="10 kB"))
-    callback = saving(budget=caught.value.least)
-    fit(trained, callback)
-    assert callback.plans[-1].allocated <= caught.value.least
-
-
-def test_error_leaves_the_model_as_it_was() -> None:
+def test_least_budget_is_named_and_works_for_the_model_as_it_was() -> None:
     trained = model()
     fit(trained)
     before = trained.train_function
-    with pytest.raises(errors.BudgetError):
+    with pytest.raises(errors.BudgetError) as caught:
         fit(trained, saving(budget="10 kB"))
     assert trained.train_function is before
     fit(trained)
+    callback = saving(budget=caught.value.least)
+    fit(trained, callback)
+    assert callback.plans[-1].allocated <= caught.value.least
 
 
 def test_max_slowdown() -> None:
@@ -103,12 +106,12 @@ def test_device_memory() -> None:
     budget = callback.plans[-1].budget
     assert budget is not None
     assert abs(4_000_000 * 19 // 20 - 3 * weights - budget) < 500
-    tight = 3 * weights + 420_000
+    tight = 3 * weights + 350_000
     callback = saving(device_memory=tight * 20 // 19)
     fit(trained, callback)
     plan = callback.plans[-1]
     assert plan.budget is not None
-    assert abs(plan.budget - 420_000) < 500
+    assert abs(plan.budget - 350_000) < 500
     assert plan.clones
 
 
@@ -119,7 +122,7 @@ def test_device_memory_for_another_optimizer() -> None:
         with pytest.warns(errors.PlanNote):
             fit(model(optimizer), callback)
         budgets.append(callback.plans[-1].budget)
-    assert budgets[0] - budgets[1] > 8 * 12 * WIDTH * WIDTH
+    assert budgets[0] - budgets[1] > 8 * LAYERS * WIDTH * WIDTH
 
 
 def test_device_that_is_too_small() -> None:
@@ -185,11 +188,14 @@ def test_the_same_error_every_time() -> None:
 
 def test_unknown_batch_is_asked_for() -> None:
     with pytest.raises(errors.ArgumentError, match="give batch_size=") as caught:
-        fit(model(), saving(budget="420 kB"), dataset())
+        fit(model(), saving(budget="350 kB"), dataset())
     assert caught.value.argument == "batch_size"
-    callback = saving(budget="420 kB", batch_size=64)
+    callback = saving(budget="350 kB", batch_size=64)
     fit(model(), callback, dataset())
     assert callback.plans[-1].clones
+
+
+def test_unknown_batch_does_not_matter_to_a_fraction() -> None:
     callback = saving(budget=0.6)
     fit(model(), callback, dataset())
     assert callback.plans[-1].clones
@@ -205,13 +211,13 @@ def test_gradients_that_are_held_count() -> None:
     assert peaks[0] < peaks[1]
 
 
+@pytest.mark.usefixtures("exact")
 def test_saved_plan(tmp_path: Path) -> None:
-    callback = saving(budget=0.6)
-    fit(model(), callback)
-    callback.plans[-1].save(tmp_path / "plan.json")
+    first, _ = within(0.6)
+    first.save(tmp_path / "plan.json")
     again = MemorySavingGradients(plan=tmp_path / "plan.json")
     fit(model(), again)
-    (first,), (second,) = callback.plans, again.plans
+    (second,) = again.plans
     assert first.fingerprint == second.fingerprint
     assert (first.schedule, first.clones, first.mode) == (
         second.schedule,

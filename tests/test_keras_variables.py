@@ -104,7 +104,7 @@ def test_a_layer_that_another_callback_unfreezes() -> None:
         assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("kind", [keras.Model, WithTape])
+@pytest.mark.parametrize("kind", [pytest.param(keras.Model, marks=pytest.mark.slow), WithTape])
 def test_the_slots_of_a_device_are_known_in_any_case(kind: type[keras.Model]) -> None:
     model = compiled(kind, keras.optimizers.Adam(0.01))
     # 1 MB less its reserve, the variables, and twice the trainable ones (and a step count).

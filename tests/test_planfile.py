@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from graph_tools.measure import in_fresh_process
 from memsaving_gradients.planfile import packed_steps, unpacked_steps
 from memsaving_gradients.schedule import Step
+from tests.fresh import fresh
 from tests.greedy import greedy
 
 v1 = tf.compat.v1
@@ -42,6 +43,11 @@ def build(
     return graph, ms.plans(graph)[-1]
 
 
+@functools.cache
+def for_memory() -> ms.Plan:
+    return build(checkpoints="memory")[1]
+
+
 def edges(graph: tf.Graph) -> dict[str, list[str]]:
     # TensorFlow lists control inputs that were added later in any order.
     return {
@@ -61,9 +67,7 @@ def test_applied_in_another_process(tmp_path: Path, dropout: bool) -> None:
     path = str(tmp_path / "plan.json")
     graph, plan = build(planner="memory", dropout=dropout)
     plan.save(path)
-    result = in_fresh_process(
-        "tests.test_planfile:apply_in_this_process", {"path": path, "dropout": dropout}
-    )
+    result = fresh("tests.test_planfile:apply_in_this_process", {"path": path, "dropout": dropout})
     assert plan.clones
     assert plan.packed == dropout
     assert result["edges"] == edges(graph)
@@ -109,14 +113,14 @@ def test_plan_with_no_clones(tmp_path: Path) -> None:
 
 
 def test_loaded_plan_has_no_timeline(tmp_path: Path) -> None:
-    _, plan = build(checkpoints="memory")
+    plan = for_memory()
     plan.save(tmp_path / "plan.json")
     with pytest.raises(errors.PlanError, match="which has no timelines; apply it"):
         _ = ms.Plan.load(tmp_path / "plan.json").timeline
 
 
 def test_names_do_not_matter() -> None:
-    _, plan = build(checkpoints="memory")
+    plan = for_memory()
     _, used = build(plan=plan, scope="there")
     assert used.peak == plan.peak
 
@@ -132,14 +136,14 @@ def test_names_do_not_matter() -> None:
     ids=lambda options: "-".join(map(str, options)) if isinstance(options, dict) else str(options),
 )
 def test_plan_for_another_graph_is_refused(other: dict[str, Any], says: str) -> None:
-    _, plan = build(checkpoints="memory")
+    plan = for_memory()
     with pytest.raises(errors.PlanError) as caught:
         build(plan=plan, **other)
     assert says in str(caught.value)
 
 
 def test_refusal_names_what_was_given(tmp_path: Path) -> None:
-    _, plan = build(checkpoints="memory")
+    plan = for_memory()
     path = tmp_path / "plan.json"
     plan.save(path)
     for asked, shown in (
@@ -187,7 +191,7 @@ def test_plan_for_another_batch_is_refused() -> None:
 
 
 def test_refusal_leaves_the_graph_usable() -> None:
-    _, plan = build(checkpoints="memory")
+    plan = for_memory()
     with tf.Graph().as_default() as graph:
         x = y = v1.placeholder(tf.float32, [4096])
         for _ in range(16):
@@ -200,7 +204,7 @@ def test_refusal_leaves_the_graph_usable() -> None:
 
 
 def test_wrong_schedule_is_refused() -> None:
-    _, plan = build(checkpoints="memory")
+    plan = for_memory()
     assert plan.schedule is not None
     steps = tuple(step for step in plan.schedule.steps if not step.copy)
     wrong = replace(plan, schedule=replace(plan.schedule, steps=steps))
@@ -209,7 +213,7 @@ def test_wrong_schedule_is_refused() -> None:
 
 
 def test_one_of_several() -> None:
-    _, small = build(checkpoints="memory")
+    small = for_memory()
     _, large = build(checkpoints="memory", layers=20)
     with ms.patched(plan=[small, large]):
         for layers, expected in ((20, large), (16, small)):
@@ -225,7 +229,7 @@ def test_one_of_several() -> None:
     "options", [{"budget": 0.5}, {"checkpoints": "memory"}, {"planner": "memory"}], ids=str
 )
 def test_plan_excludes_other_wishes(options: dict[str, Any]) -> None:
-    _, plan = build(checkpoints="memory")
+    plan = for_memory()
     with pytest.raises(errors.ArgumentError, match="excludes plan="):
         build(plan=plan, **options)
 

@@ -15,10 +15,10 @@ from graph_tools import _tf, _tf_autodiff
 from graph_tools.edit import Rewiring
 from memsaving_gradients.updates import Updates
 from tests.greedy import greedy
-from tests.test_whole_step import OPTIMIZERS
-from tests.versions import needs_keras
+from tests.sampling import covering
+from tests.test_whole_step import OPTIMIZERS, each_optimizer
 
-WIDTH, LAYERS, ROWS = 48, 10, 96
+WIDTH, LAYERS, ROWS = 48, 6, 96
 
 
 def ends_of(graph: tf.Graph) -> list[tf.Operation]:
@@ -192,13 +192,7 @@ def trained(name: str, callback: Any) -> list[np.ndarray]:
 @pytest.mark.usefixtures("exact")
 # Keras 3.3 holds more in an update of RMSprop, and the weights are small.
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(name for name in OPTIMIZERS if name not in ("Lamb", "Muon")),
-        *(pytest.param(name, marks=needs_keras(f"optimizers.{name}")) for name in ("Lamb", "Muon")),
-    ],
-)
+@pytest.mark.parametrize("name", each_optimizer("momentum", "clipped"))
 def test_the_same_weights_and_slots(name: str) -> None:
     saving = ms.keras.MemorySavingGradients(budget=0.7, planner=greedy, batch_size=ROWS)
     for ours, plain in zip(trained(name, saving), trained(name, None), strict=True):
@@ -302,8 +296,15 @@ def twice(weights: Any, slots: Any, grads: Any) -> list[tf.Tensor]:
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
-@pytest.mark.parametrize("update", [waits_together, constants, fused, twice])
-@pytest.mark.parametrize("options", [{"budget": 0.7, "planner": greedy}, {"checkpoints": "memory"}])
+@pytest.mark.parametrize(
+    ("update", "options"),
+    [
+        *covering(
+            [waits_together, constants, fused, twice],
+            [{"budget": 0.7, "planner": greedy}, {"checkpoints": "memory"}],
+        )
+    ],
+)
 def test_the_same_with_updates_by_hand(update: Callable[..., Any], options: Any) -> None:
     for ours, plain in zip(by_hand(update, **options), by_hand(update), strict=True):
         np.testing.assert_array_equal(ours, plain)

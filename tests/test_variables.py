@@ -9,8 +9,8 @@ import tensorflow as tf
 from graph_tools import _tf_autodiff
 from graph_tools.allocator import allocated_peak, irregular_peaks
 from graph_tools.capture import capture
-from graph_tools.measure import in_fresh_process
 from memsaving_gradients.execution import simulate_execution
+from tests.fresh import fresh
 
 WIDTH, LAYERS = 512, 6
 WEIGHT = 4 * WIDTH * WIDTH
@@ -62,7 +62,7 @@ def peaks(kind: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", ["plain", "together", "assigned", "early", "kernel"])
 def test_a_step_that_updates_its_weights_takes_what_is_simulated(kind: str) -> None:
-    found = in_fresh_process("tests.test_variables:peaks", {"kind": kind}, timeout=120)
+    found = fresh("tests.test_variables:peaks", {"kind": kind})
     weights = {name: bytes_ / WEIGHT for name, bytes_ in found.items()}
     # Of the orders that are played one may be worse than those measured by an op, and the other way round.
     assert weights["simulated"] == pytest.approx(weights["measured"], abs=1.25)

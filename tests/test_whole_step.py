@@ -17,11 +17,13 @@ from tests.versions import needs_keras
 
 BudgetWarning = ms.errors.BudgetWarning
 WIDTH = 128
+#: In smaller models their updates take more than a budget leaves.
+LAYERS = {"RMSprop": 16, "Muon": 16}
 
 
-def model(optimizer: keras.optimizers.Optimizer) -> keras.Model:
-    layers = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(16)]
-    found = keras.Sequential([keras.Input([WIDTH]), *layers])
+def model(optimizer: keras.optimizers.Optimizer, layers: int) -> keras.Model:
+    dense = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(layers)]
+    found = keras.Sequential([keras.Input([WIDTH]), *dense])
     found.compile(optimizer, "mse", jit_compile=False)
     return found
 
@@ -37,24 +39,30 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 }
 
 
-def fit(optimizer: keras.optimizers.Optimizer, budget: float | str) -> Any:
+def fit(optimizer: keras.optimizers.Optimizer, budget: float | str, layers: int = 10) -> Any:
     x = np.zeros([256, WIDTH], "f")
     saving = ms.keras.MemorySavingGradients(budget=budget, planner=greedy, batch_size=256)
-    model(optimizer).fit(x, x, batch_size=256, verbose=0, callbacks=[saving])
+    model(optimizer, layers).fit(x, x, batch_size=256, verbose=0, callbacks=[saving])
     return saving
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("momentum", "AdamW", "Adam", "RMSprop", "clipped"),
-        *(pytest.param(one, marks=needs_keras(f"optimizers.{one}")) for one in ("Lamb", "Muon")),
-    ],
-)
+def each_optimizer(*fast: str) -> list[Any]:
+    """Parameters: the names of all optimizers; ``fast``: those of the fast suite."""
+    return [
+        pytest.param(
+            name,
+            marks=[needs_keras(f"optimizers.{name}")] * (name in ("Lamb", "Muon"))
+            + [pytest.mark.slow] * (name not in fast),
+        )
+        for name in OPTIMIZERS
+    ]
+
+
+@pytest.mark.parametrize("name", each_optimizer("momentum", "Adam", "clipped"))
 def test_gradients_leave_room_for_the_optimizer(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", BudgetWarning)
-        (plan,) = fit(OPTIMIZERS[name](), 0.6).plans
+        (plan,) = fit(OPTIMIZERS[name](), 0.6, LAYERS.get(name, 10)).plans
     assert plan.whole_step is not None
     assert plan.budget is not None
     assert plan.allocated <= plan.whole_step <= plan.budget
