@@ -66,9 +66,10 @@ def test_batch_normalization_stays_what_it_is_unless_it_may_change(
     assert fit.settings["batch_norm"] == "microbatch"
 
 
-def test_lower_precision_only_if_it_may_be() -> None:
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_lower_precision_only_if_it_may_be(count: int) -> None:
     # Batch normalization computes in float32, whatever the policy says.
-    model = network(1, "sgd", count=2)
+    model = network(1, "sgd", count)
     x, y = (tf.TensorSpec([8 * BATCH, width]) for width in (WIDTH, 4))
     plain = ms.fit_to(model, x, y, memory="1 GB").chosen.device
     weights = model.get_weights()

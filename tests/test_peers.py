@@ -67,6 +67,7 @@ def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return "1" if request.param == "smaller" else "2"
 
 
+@pytest.mark.slow
 @told_and_no_more
 @pytest.mark.usefixtures("exact")
 def test_a_tiny_network_goes_through_all_variants(in_this_process: Path, pairs: str) -> None:
