@@ -1,4 +1,4 @@
-"""What fresh processes load that know nothing of how it was made: only Keras, and that this library has an optimizer and layers."""
+"""Functions for fresh processes that load a saved model, and have imported nothing but Keras and this library's layers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["optimizer_in", "predicted"]
 
 
 def optimizer_in(path: Any) -> tuple[str, str, int]:
-    """The class, the rounding and the step of the inner optimizer of a saved model."""
+    """Return the class, the rounding and the step of the inner optimizer of a saved model."""
     optimizer = keras.models.load_model(path).optimizer.inner_optimizer
     return type(optimizer).__name__, optimizer.rounding, int(optimizer.iterations.numpy())
 
 
 def predicted(path: Any, x: np.ndarray) -> np.ndarray:
-    """What a saved model predicts."""
+    """Return the predictions of a saved model."""
     return keras.models.load_model(path).predict(x, verbose=0)

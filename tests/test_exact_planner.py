@@ -226,7 +226,7 @@ def test_without_a_solver_the_way_to_one_is_named(monkeypatch):
 
 
 def ended_with_python() -> tuple[bool, bool]:
-    """Whether the solver's process runs after a plan, and whether it has ended after what Python does when it ends."""
+    """Return whether the solver's process runs after a plan, and whether it has ended after Python's exit functions."""
     exact.plan(small(26), Limits(budget=20))
     process = intervals._Solver.running().process
     runs = process.poll() is None

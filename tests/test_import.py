@@ -29,7 +29,7 @@ print(json.dumps({"added": sorted(added), "ops": ops, "late": late}))
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """What a new process says of its modules."""
+    """Return the modules that a new process has imported."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
