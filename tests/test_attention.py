@@ -348,12 +348,10 @@ def additive_inputs(dtype=tf.float32):
 
 @pytest.mark.parametrize(
     ("cut", "order"),
-    [
-        *covering(
-            [(None, tf.function), (4, eagerly), ((4, 3), tf.function), ((3, 4), compiled)],
-            [first_order, second_order],
-        )
-    ],
+    covering(
+        [(None, tf.function), (4, eagerly), ((4, 3), tf.function), ((3, 4), compiled)],
+        [first_order, second_order],
+    ),
 )
 def test_additive(cut, order):
     block, how = cut

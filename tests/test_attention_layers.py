@@ -104,11 +104,9 @@ def test_heads(options, causal):
 
 @pytest.mark.parametrize(
     ("shape", "dropout"),
-    [
-        *covering(
-            [(QUERIES, KEYS), (2, QUERIES, KEYS), (2, 1, KEYS), (2, 2, QUERIES, KEYS)], [0.0, 0.4]
-        )
-    ],
+    covering(
+        [(QUERIES, KEYS), (2, QUERIES, KEYS), (2, 1, KEYS), (2, 2, QUERIES, KEYS)], [0.0, 0.4]
+    ),
 )
 def test_heads_with_attention_mask(shape, dropout):
     mask = (numbers("mask", *shape) > 0.8).astype("int32")
@@ -227,20 +225,18 @@ def as_keras_takes_it(values):
 
 @pytest.mark.parametrize(
     ("layer", "masked", "causal"),
-    [
-        *covering(
-            [
-                ("Attention", {}),
-                ("Attention", {"use_scale": True}),
-                ("Attention", {"use_scale": True, "score_mode": "concat"}),
-                ("AdditiveAttention", {}),
-                ("AdditiveAttention", {"use_scale": False}),
-            ],
-            ["both", "values", "nothing"],
-            [False, True],
-            pairs=False,
-        )
-    ],
+    covering(
+        [
+            ("Attention", {}),
+            ("Attention", {"use_scale": True}),
+            ("Attention", {"use_scale": True, "score_mode": "concat"}),
+            ("AdditiveAttention", {}),
+            ("AdditiveAttention", {"use_scale": False}),
+        ],
+        ["both", "values", "nothing"],
+        [False, True],
+        pairs=False,
+    ),
 )
 def test_one_head(layer, masked, causal):
     name, options = layer

@@ -285,14 +285,12 @@ def fitted(model: keras.Model, *callbacks: Any, weights: bool = False) -> list[A
 
 @pytest.mark.parametrize(
     ("reduction", "masked", "weights"),
-    [
-        *covering(
-            ["sum_over_batch_size", "mean", "sum", "mean_with_sample_weight"],
-            [True, False],
-            [True, False],
-            pairs=False,
-        )
-    ],
+    covering(
+        ["sum_over_batch_size", "mean", "sum", "mean_with_sample_weight"],
+        [True, False],
+        [True, False],
+        pairs=False,
+    ),
 )
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_reduction_of_a_loss(reduction: str, masked: bool, weights: bool, xla: bool) -> None:

@@ -69,20 +69,18 @@ def test_what_is_not_finite_stays(dtype: tf.DType) -> None:
 
 @pytest.mark.parametrize(
     ("make", "way"),
-    [
-        *covering(
-            [
-                lambda: keras.optimizers.SGD(1e-4),
-                lambda: keras.optimizers.SGD(1e-5, momentum=0.9, nesterov=True),
-                lambda: keras.optimizers.Adam(1e-4),
-                lambda: keras.optimizers.AdamW(1e-4, weight_decay=0.01),
-                lambda: keras.optimizers.RMSprop(1e-4),
-                lambda: keras.optimizers.Lion(1e-4),
-                lambda: keras.optimizers.Adafactor(1e-3),
-            ],
-            [*itertools.product(["bfloat16", "float16"], ["stochastic", "kahan"])],
-        )
-    ],
+    covering(
+        [
+            lambda: keras.optimizers.SGD(1e-4),
+            lambda: keras.optimizers.SGD(1e-5, momentum=0.9, nesterov=True),
+            lambda: keras.optimizers.Adam(1e-4),
+            lambda: keras.optimizers.AdamW(1e-4, weight_decay=0.01),
+            lambda: keras.optimizers.RMSprop(1e-4),
+            lambda: keras.optimizers.Lion(1e-4),
+            lambda: keras.optimizers.Adafactor(1e-3),
+        ],
+        [*itertools.product(["bfloat16", "float16"], ["stochastic", "kahan"])],
+    ),
 )
 def test_many_small_updates_come_to_their_sum(make: Any, way: tuple[str, str]) -> None:
     """Each is below half of a step of the type; plainly, weights of 1 would never move."""

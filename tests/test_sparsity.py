@@ -120,12 +120,10 @@ def test_one_split_reads_the_values_and_its_gradient_is_one_concatenation() -> N
 
 @pytest.mark.parametrize(
     ("optimizer", "kind"),
-    [
-        *covering(
-            [lambda: keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam],
-            ["dense", "conv"],
-        )
-    ],
+    covering(
+        [lambda: keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam],
+        ["dense", "conv"],
+    ),
 )
 def test_bytes_held_at_70_percent(optimizer: Any, kind: str) -> None:
     model = network(kind)

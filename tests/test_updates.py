@@ -298,12 +298,10 @@ def twice(weights: Any, slots: Any, grads: Any) -> list[tf.Tensor]:
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 @pytest.mark.parametrize(
     ("update", "options"),
-    [
-        *covering(
-            [waits_together, constants, fused, twice],
-            [{"budget": 0.7, "planner": greedy}, {"checkpoints": "memory"}],
-        )
-    ],
+    covering(
+        [waits_together, constants, fused, twice],
+        [{"budget": 0.7, "planner": greedy}, {"checkpoints": "memory"}],
+    ),
 )
 def test_the_same_with_updates_by_hand(update: Callable[..., Any], options: Any) -> None:
     for ours, plain in zip(by_hand(update, **options), by_hand(update), strict=True):
