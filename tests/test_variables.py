@@ -48,24 +48,26 @@ def step_of(kind: str) -> tf.types.experimental.ConcreteFunction:
     return step.get_concrete_function(tf.zeros([8, WIDTH]))
 
 
-def peaks(kind: str) -> dict[str, int]:
+def peaks(kind: str) -> dict[str, float]:
     from graph_tools.allocations import allocation_events, requested_peak
 
     concrete = step_of(kind)
     x = tf.ones([8, WIDTH])
     for _ in range(2):
         concrete(x).numpy()
-    measured = [requested_peak(allocation_events(lambda: concrete(x).numpy())) for _ in range(3)]
+    measured = [requested_peak(allocation_events(lambda: concrete(x).numpy())) for _ in range(5)]
     ops = capture(_tf_autodiff.ends_of(concrete.graph))
-    return {"simulated": simulate_execution(ops, batch=1)[0].peak, "measured": max(measured)}
+    simulated = simulate_execution(ops, batch=1)[0].peak
+    found = {"simulated": simulated, "least": min(measured), "most": max(measured)}
+    return {name: bytes_ / WEIGHT for name, bytes_ in found.items()}
 
 
 @pytest.mark.parametrize("kind", ["plain", "together", "assigned", "early", "kernel"])
 def test_a_step_that_updates_its_weights_takes_what_is_simulated(kind: str) -> None:
-    found = fresh("tests.test_variables:peaks", {"kind": kind})
-    weights = {name: bytes_ / WEIGHT for name, bytes_ in found.items()}
-    # Of the orders that are played one may be worse than those measured by an op, and the other way round.
-    assert weights["simulated"] == pytest.approx(weights["measured"], abs=1.25)
+    weights = fresh("tests.test_variables:peaks", {"kind": kind})
+    # Steps differ: beside other processes a thread that updates may come last. And of the orders that are simulated one may be
+    # worse than those measured by an op, and the other way round.
+    assert weights["least"] - 1.25 <= weights["simulated"] <= weights["most"] + 1.25
 
 
 def test_what_replaces_a_persistent_buffer_leaves_a_hole_where_that_was() -> None:
