@@ -9,7 +9,8 @@ What has been copied must also be held back, or it runs at once: by control edge
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ class Rewiring:
 
     def point(self, op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
         """Make input ``index`` of ``op`` read ``tensor``."""
+    unfed: list[tf.Tensor] = field(default_factory=list)
+    _contexts: int = field(default=0, init=False)
         self.edges.append((op, index, op.inputs[index], tensor))
         _tf.update_input(op, index, tensor)
 
@@ -57,6 +60,19 @@ class Rewiring:
             _tf.update_input(op, index, new)
         for holder, attribute, _, value in self.attributes:
             _tf.set_attribute(holder, attribute, value)
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Undo every edit for the duration of the outermost of such contexts."""
+        if not self._contexts:
+            self.undo()
+        self._contexts += 1
+        try:
+            yield
+        finally:
+            self._contexts -= 1
+            if not self._contexts:
+                self.redo()
+
 
 
 def clone(

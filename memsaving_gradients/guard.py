@@ -11,7 +11,7 @@ Installed once, around the one function that all flavors of `tf.gradients` and t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -40,16 +40,15 @@ def forget(graph: tf.Graph, rewiring: Rewiring) -> None:
 def as_built(graph: tf.Graph) -> Iterator[None]:
     """The graph and those around it as TensorFlow built them, for the duration of the context.
 
-    (Differentiation in a branch, a loop or a function walks on into the graphs that it captures from.)
+    (Differentiation in a branch, a loop or a function walks on into the graphs that it captures from.) Contexts nest:
+    TensorFlow differentiates a call, a branch or a loop in the middle of its walk through the graph around it, which the
+    end of the inner context must not give its edits back.
     """
     edits = [e for g in enclosing_graphs(graph) for e in getattr(g, _ATTRIBUTE, ())]
-    for rewiring in reversed(edits):
-        rewiring.undo()
-    try:
+    with ExitStack() as stack:
+        for rewiring in reversed(edits):
+            stack.enter_context(rewiring.undone())
         yield
-    finally:
-        for rewiring in edits:
-            rewiring.redo()
 
 
 def install() -> None:
