@@ -171,7 +171,7 @@ _READ_NOTHING = optypes.SHAPE_READERS | {"Fill", "BroadcastGradientArgs"}
 def _elements(tensor: tf.Tensor, batch: int) -> float:
     if tensor.shape.rank is None:
         return float(batch)
-    return float(math.prod(batch if dim is None else dim for dim in tensor.shape))
+    return float(math.prod(batch if dim is None else dim for dim in tensor.shape.as_list()))
 
 
 def op_flops(op: tf.Operation, batch: int) -> float:
@@ -190,7 +190,7 @@ def op_flops(op: tf.Operation, batch: int) -> float:
     out = _elements(op.outputs[0], batch)
     kind = op.type
     if kind in _PRODUCTS and (first := op.inputs[0].shape).rank is not None:
-        inner = first[-2 if op.get_attr(_PRODUCTS[kind]) else -1]
+        inner = first.as_list()[-2 if op.get_attr(_PRODUCTS[kind]) else -1]
         return 2.0 * out * (batch if inner is None else inner)
     if kind == "Einsum":
         return _einsum(op, batch)
@@ -204,11 +204,11 @@ def op_flops(op: tf.Operation, batch: int) -> float:
     if kind in _RECURRENT:
         sequence, weights, products = _RECURRENT[kind]
         x = op.inputs[sequence]
-        width = x.shape[-1] if x.shape.rank else None
+        width = x.shape.as_list()[-1] if x.shape.rank else None
         rows = _elements(x, batch) / (width or 1)
         return 2.0 * products * rows * sum(_elements(op.inputs[w], batch) for w in weights)
     if kind in _MATRICES and (first := op.inputs[0].shape).rank is not None:
-        rows = first[-1] if first.rank else 1
+        rows = first.as_list()[-1] if first.rank else 1
         return _MATRICES[kind] * _elements(op.inputs[0], batch) * (batch if rows is None else rows)
     if kind in _FOURIER:
         points = max(out, _elements(op.inputs[0], batch))
@@ -227,7 +227,7 @@ def _einsum(op: tf.Operation, batch: int) -> float:
     for term, tensor in zip(terms, op.inputs, strict=True):
         if tensor.shape.rank is None:
             return _elements(op.outputs[0], batch)
-        dims = [float(batch if dim is None else dim) for dim in tensor.shape]
+        dims = [float(batch if dim is None else dim) for dim in tensor.shape.as_list()]
         before, dots, after = term.partition("...")
         end = len(dims) - len(after)
         named = [*zip(before, dims, strict=False), *zip(after, dims[end:], strict=True)]

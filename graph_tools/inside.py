@@ -140,7 +140,7 @@ def _expanded(op: tf.Operation) -> int:
     if not filters.shape.is_fully_defined() or images.shape.rank is None:
         return 0
     *pixels, inputs, outputs = filters.shape.as_list()
-    channels = images.shape[-1 if op.get_attr("data_format") == b"NHWC" else 1]
+    channels = images.shape.as_list()[-1 if op.get_attr("data_format") == b"NHWC" else 1]
     if inputs != 1 or outputs != channels:
         return 0
     return 2 * math.prod(pixels) * outputs**2 * int(filters.dtype.size)

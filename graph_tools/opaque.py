@@ -60,7 +60,7 @@ def behind(tensor: tf.Tensor, predicate: tf.Tensor) -> tf.Tensor:
     >>> twice(tf.zeros([2]), tf.ones([3])).numpy()
     array([0., 0.], dtype=float32)
     """
-    shape = None if tensor.shape.rank is None else tuple(tensor.shape)
+    shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
     turned, same = _branches(tensor.dtype, shape)
     return _tf.conditional(predicate, tensor, turned, same)
 

@@ -20,6 +20,7 @@ hold it (`TrainingGraph.brought_forward`); of the three largest buffers of a con
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -156,7 +157,7 @@ def _winners(
         largest = tf.reshape(pooled, [-1, pools[1], 1, pools[2], 1, pools[3]])
         # Not a number is no less than any.
         below = tf.reshape(x, tiles) < largest
-        winners = tf.reshape(tf.logical_not(below), [-1, *tensor.shape[1:]])
+        winners = tf.reshape(tf.logical_not(below), [-1, *tensor.shape.as_list()[1:]])
         return winners if after is None else tf.logical_and(winners, x > 0)
 
     def give(taken: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -168,7 +169,9 @@ def _winners(
         # The gradient of pooling reads what came of it in any case.
         largest = tf.reshape(pooled, [-1, pools[1], 1, pools[2], 1, pools[3]])
         numbers = tf.where(tf.reshape(taken, tiles), largest, tf.zeros([], tensor.dtype))
-        return [tf.ensure_shape(tf.reshape(numbers, [-1, *tensor.shape[1:]]), tensor.shape)] * 2
+        return [
+            tf.ensure_shape(tf.reshape(numbers, [-1, *tensor.shape.as_list()[1:]]), tensor.shape)
+        ] * 2
 
     if after is not None:
         return Part(tensor, "winners", True, ((op, 0), (after, 1)), take, give_both)
@@ -193,9 +196,9 @@ def _index(tensor: tf.Tensor, readers: Sequence[tuple[tf.Operation, int]]) -> li
 def _most(tensor: tf.Tensor) -> int | None:
     """The largest index that ``tensor`` can hold; ``None``: it is none, or that is not known."""
     op = tensor.op
-    shape = op.inputs[0].shape if op.inputs else None
-    if shape is None or shape.rank is None:
+    if not op.inputs or op.inputs[0].shape.rank is None:
         return None
+    shape = op.inputs[0].shape.as_list()
     if op.type == "TopKV2" and tensor.value_index == 1:
         return _below(shape[-1])
     if op.type in ("ArgMax", "ArgMin"):
@@ -203,7 +206,7 @@ def _most(tensor: tf.Tensor) -> int | None:
         return None if axis is None else _below(shape[int(axis)])
     if op.type == "MaxPoolWithArgmax" and tensor.value_index == 1:
         first = 0 if op.get_attr("include_batch_in_index") else 1
-        return _below(shape[first:].num_elements())
+        return _below(None if None in shape[first:] else math.prod(shape[first:]))
     return None
 
 

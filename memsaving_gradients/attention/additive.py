@@ -138,7 +138,7 @@ def additive_attention(
             )
     rate, size = check_rate(dropout, seed), block_pair(block)
     if mask is not None:
-        mask = check_mask("mask", mask, [*query.shape[:-1], key.shape[-2]])
+        mask = check_mask("mask", mask, [*query.shape.as_list()[:-1], key.shape.as_list()[-2]])
     scores = additive_scores(query, key, scale, size)
     if mask is not None:
         # A finite number: where no key is seen, all weights are equal.

@@ -21,8 +21,8 @@ def shelf(grid: Grid) -> list[Shelf]:
     bias = grid.bias
     if bias is None:
         return []
-    rows = (1, 1) if bias.shape[-2] == 1 else (grid.rows.count, grid.rows.size)
-    columns = (1, 1) if bias.shape[-1] == 1 else (grid.columns.count, grid.columns.size)
+    rows = (1, 1) if bias.shape.as_list()[-2] == 1 else (grid.rows.count, grid.rows.size)
+    columns = (1, 1) if bias.shape.as_list()[-1] == 1 else (grid.columns.count, grid.columns.size)
     shape = [*dims(bias)[:-2], rows[1], columns[1]]
     return [Shelf(rows[0] * columns[0], shape, grid.sums)]
 
@@ -36,16 +36,18 @@ def add_part(
     more = of_scores.shape.rank - bias.shape.rank
     part = tf.reduce_sum(of_scores, list(range(more)))
     part = tf.reduce_sum(
-        part, [i for i in range(bias.shape.rank) if bias.shape[i] == 1], keepdims=True
+        part, [i for i in range(bias.shape.rank) if bias.shape.as_list()[i] == 1], keepdims=True
     )
-    i, j = (0 if bias.shape[axis] == 1 else n for axis, n in zip((-2, -1), place, strict=True))
+    i, j = (
+        0 if bias.shape.as_list()[axis] == 1 else n for axis, n in zip((-2, -1), place, strict=True)
+    )
     (shelf_of_bias,) = shelf(grid)
     return shelf_of_bias.add(total, i * _in_a_row(grid) + j, part)
 
 
 def _in_a_row(grid: Grid) -> Length:
     assert grid.bias is not None
-    return 1 if grid.bias.shape[-1] == 1 else grid.columns.count
+    return 1 if grid.bias.shape.as_list()[-1] == 1 else grid.columns.count
 
 
 def joined(grid: Grid, total: tf.Tensor) -> tf.Tensor:
@@ -55,14 +57,14 @@ def joined(grid: Grid, total: tf.Tensor) -> tf.Tensor:
     total = shelf(grid)[0].stacked(total)
     count = _in_a_row(grid)
     total = tf.reshape(total, [dims(total)[0] // count, count, *dims(total)[1:]])
-    if bias.shape[-1] == 1:
+    if bias.shape.as_list()[-1] == 1:
         total = tf.squeeze(total, 1)
     else:
         total = grid.columns.join(
             tf.transpose(tf.linalg.matrix_transpose(total), _second_first(total)), -2
         )
         total = tf.linalg.matrix_transpose(total)
-    return tf.squeeze(total, 0) if bias.shape[-2] == 1 else grid.rows.join(total, -2)
+    return tf.squeeze(total, 0) if bias.shape.as_list()[-2] == 1 else grid.rows.join(total, -2)
 
 
 def _second_first(x: tf.Tensor) -> list[int]:

@@ -59,7 +59,7 @@ def at_least(a: Length, b: Length) -> Length:
 
 def if_long(matrix: tf.Tensor, axis: int, long: Length, short: Length) -> Length:
     """``long``, or ``short`` where an axis of unknown length turns out to have one position for all."""
-    if matrix.shape[axis] is not None:
+    if matrix.shape.as_list()[axis] is not None:
         return long
     return tf.where(tf.shape(matrix)[axis] == 1, short, long)
 

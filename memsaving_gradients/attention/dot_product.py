@@ -113,7 +113,7 @@ def dot_product_attention(
     rate, size = check_rate(dropout, seed), block_pair(block)
     if not isinstance(causal, bool):
         raise ArgumentError("causal", causal, "must be True or False")
-    scores = [*query.shape[:-1], key.shape[-2]]
+    scores = [*query.shape.as_list()[:-1], key.shape.as_list()[-2]]
     masks = [] if mask is None else [check_mask("mask", mask, scores)]
     if bias is not None:
         try:
@@ -154,8 +154,8 @@ def attend(
     mean
         What a query gets that sees no key: the mean of all values, or zero.
     """
-    for_queries = [m for m in masks if m.shape[-1] == 1]
-    others = tuple(m for m in masks if m.shape[-1] != 1)
+    for_queries = [m for m in masks if m.shape.as_list()[-1] == 1]
+    others = tuple(m for m in masks if m.shape.as_list()[-1] != 1)
     arguments = (others, seed)
 
     def forwards(*inputs: tf.Tensor) -> Any:
@@ -202,5 +202,5 @@ def _spelled_out(bias: tf.Tensor, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor
     if None not in bias.shape.as_list():
         return bias
     full = [*dims(query)[:-1], dims(key)[-2]]
-    shape = [full[i] if n is None else n for i, n in enumerate(bias.shape)]
+    shape = [full[i] if n is None else n for i, n in enumerate(bias.shape.as_list())]
     return tf.broadcast_to(bias, shape)

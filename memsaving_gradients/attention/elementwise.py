@@ -94,7 +94,12 @@ class Part:
     def prepared(self, rows: Cut, columns: Cut) -> tf.Tensor:
         x = self.tensor
         for cut, axis in ((rows, -2), (columns, -1)):
-            if not cut.is_padded or not x.shape.rank or x.shape.rank < -axis or x.shape[axis] == 1:
+            if (
+                not cut.is_padded
+                or not x.shape.rank
+                or x.shape.rank < -axis
+                or x.shape.as_list()[axis] == 1
+            ):
                 continue
             width: list[list[Any]] = [[0, 0] for _ in range(x.shape.rank)]
             width[axis] = [0, if_long(x, axis, cut.padding, 0)]
@@ -108,7 +113,7 @@ class Part:
         size = dims(whole)
         cut_any = False
         for axis, cut, number in place.cuts:
-            if rank >= -axis and whole.shape[axis] != 1:
+            if rank >= -axis and whole.shape.as_list()[axis] != 1:
                 begin[axis] = if_long(self.tensor, axis, number * cut.size, 0)
                 size[axis] = if_long(self.tensor, axis, cut.size, 1)
                 cut_any = True
@@ -278,8 +283,8 @@ def elementwise(result: tf.Tensor) -> Elementwise:
 
 def _is_of_pairs(tensor: tf.Tensor) -> bool:
     """Whether there may be an entry for each pair."""
-    shape = tensor.shape
-    return bool(shape.rank) and shape.rank >= 2 and shape[-1] != 1 and shape[-2] != 1
+    rank = tensor.shape.rank
+    return rank is not None and rank >= 2 and 1 not in tensor.shape.as_list()[-2:]
 
 
 def _inputs(op: tf.Operation) -> list[tf.Tensor] | None:
@@ -380,5 +385,5 @@ def _check(tensor: tf.Tensor, product: tf.Tensor, last: int | None) -> None:
     if shape.rank is None or shape.rank > product.shape.rank:
         raise Unclear(f"how {tensor.name!r} meets its scores is unknown")
     for axis in range(-min(last or shape.rank, shape.rank), 0):
-        if shape[axis] not in (1, None) and shape[axis] != product.shape[axis]:
+        if shape.as_list()[axis] not in (1, None, product.shape.as_list()[axis]):
             raise Unclear(f"{tensor.name!r} of shape {shape} is broader than its scores may be")

@@ -188,9 +188,9 @@ def _joined(
     if set(seen[2]) != {*lead, row, _OF_VALUES}:
         raise Unclear("its output does not have all axes of queries")
     value = below.op.inputs[1 - place], seen[1 - place]
-    shape = between.product.shape
+    shape = between.product.shape.as_list()
     for tensor, named in (query, key, value):
-        for length, axis in zip(tensor.shape, named, strict=True):
+        for length, axis in zip(tensor.shape.as_list(), named, strict=True):
             if axis in lead and length not in (1, None, shape[axis]) and shape[axis] is not None:
                 raise Unclear("its inputs are broadcast")
     return Found(

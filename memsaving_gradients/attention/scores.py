@@ -98,7 +98,7 @@ class Grid:
         rows, columns = self.rows, self.columns
         bars = None
         for mask in masks:
-            if mask.shape[-2] == 1:
+            if mask.shape.as_list()[-2] == 1:
                 bar = tf.linalg.matrix_transpose(
                     tf.where(mask, _number(0, self), _number(NEVER, self))
                 )
@@ -109,14 +109,14 @@ class Grid:
             ones = [1] * len(self.lead)
             zeros = tf.zeros([*ones, columns.length, 1], self.sums)
             bars = columns.split(zeros, -2, NEVER)
-        wide = tuple(self._padded(m, False) for m in masks if m.shape[-2] != 1)
+        wide = tuple(self._padded(m, False) for m in masks if m.shape.as_list()[-2] != 1)
         padded = None if bias is None else self._padded(bias, 0)
         return Grid(self.setting, rows, columns, self.lead, self.sums, bars, wide, padded, seed)
 
     def _padded(self, matrix: tf.Tensor, fill: Any) -> tf.Tensor:
         """``matrix`` with padding on the axes that are queries and keys."""
         for cut, axis in ((self.rows, -2), (self.columns, -1)):
-            if cut.is_padded and matrix.shape[axis] != 1:
+            if cut.is_padded and matrix.shape.as_list()[axis] != 1:
                 width: list[list[Any]] = [[0, 0] for _ in range(matrix.shape.rank)]
                 width[axis] = [0, if_long(matrix, axis, cut.padding, 0)]
                 matrix = tf.pad(matrix, width, constant_values=tf.cast(fill, matrix.dtype))
@@ -218,7 +218,7 @@ class Grid:
         begin: list[Any] = [0] * matrix.shape.rank
         size = dims(matrix)
         for axis, cut, number in ((-2, self.rows, place[0]), (-1, self.columns, place[1])):
-            if matrix.shape[axis] != 1:
+            if matrix.shape.as_list()[axis] != 1:
                 begin[axis] = if_long(matrix, axis, number * cut.size, 0)
                 size[axis] = if_long(matrix, axis, cut.size, 1)
         return tf.slice(matrix, begin, size)

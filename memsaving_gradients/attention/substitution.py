@@ -189,7 +189,7 @@ def _same_lead(inputs: Sequence[tf.Tensor]) -> bool:
 
 def _broadcast(x: tf.Tensor, lead: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     longer = tf.broadcast_to(x, tf.concat([lead, tf.shape(x)[-2:]], 0))
-    longer.set_shape([*like.shape[:-2], *x.shape[-2:]])
+    longer.set_shape([*like.shape.as_list()[:-2], *x.shape.as_list()[-2:]])
     return longer
 
 

@@ -109,7 +109,7 @@ def _wide(dtype: tf.DType) -> tf.DType:
 
 def _zeros(output: tf.Tensor, dtype: tf.DType, run: Any = None) -> tf.Tensor:
     rows = [] if run is None else [run[1] - run[0]]
-    return tf.zeros([*rows, *output.shape[len(rows) :]], dtype)
+    return tf.zeros([*rows, *output.shape.as_list()[len(rows) :]], dtype)
 
 
 def _added(old: tf.Tensor, k: tf.Tensor, new: tf.Tensor, share: tf.Tensor) -> tf.Tensor:

@@ -66,7 +66,9 @@ class Batch:
     @property
     def rows(self) -> int | None:
         """How many examples there are, if the graph knows."""
-        return next((n for n in (part.shape[0] for part in self.parts) if n is not None), None)
+        return next(
+            (n for n in (part.shape.as_list()[0] for part in self.parts) if n is not None), None
+        )
 
     @property
     def examples(self) -> tf.Tensor:
@@ -83,15 +85,15 @@ class Batch:
         for part in self.parts:
             begin = tf.concat([[start], tf.zeros([part.shape.rank - 1], tf.int32)], 0)
             # XLA takes sizes that are constants; others are those of the whole.
-            size = tf.stack([rows, *(-1 if n is None else n for n in part.shape[1:])])
+            size = tf.stack([rows, *(-1 if n is None else n for n in part.shape.as_list()[1:])])
             piece = tf.slice(part, begin, size)
-            piece.set_shape([rows if isinstance(rows, int) else None, *part.shape[1:]])
+            piece.set_shape([rows if isinstance(rows, int) else None, *part.shape.as_list()[1:]])
             found.append(piece)
         return found
 
     def specs(self, rows: int | None) -> list[tf.TensorSpec]:
         """What `cut` gives."""
-        return [tf.TensorSpec([rows, *part.shape[1:]], part.dtype) for part in self.parts]
+        return [tf.TensorSpec([rows, *part.shape.as_list()[1:]], part.dtype) for part in self.parts]
 
     def with_parts(self, parts: Sequence[tf.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call with a microbatch in the place of the batch."""
@@ -183,8 +185,8 @@ def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]
     """The same tensors, which have the same number of rows: where that is not known, it is checked as they run."""
     known: dict[int, str] = {}
     for name, part in zip(owners, parts, strict=True):
-        if part.shape[0] is not None:
-            known.setdefault(part.shape[0], name)
+        if part.shape.as_list()[0] is not None:
+            known.setdefault(part.shape.as_list()[0], name)
     if len(known) > 1:
         (rows, first), (others, second) = [*known.items()][:2]
         raise ArgumentError(
@@ -193,7 +195,7 @@ def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]
             f"{first!r} has {rows}; name arguments that every microbatch gets whole in whole=, such as whole=[{second!r}]",
         )
     if known:
-        return [tf.ensure_shape(part, [*known, *part.shape[1:]]) for part in parts]
+        return [tf.ensure_shape(part, [*known, *part.shape.as_list()[1:]]) for part in parts]
     rows = tf.shape(parts[0])[0]
     checks = [
         tf.debugging.assert_equal(

@@ -20,6 +20,6 @@ def runs_of(shape: tf.TensorShape, elements: int, most: int) -> list[tuple[int, 
     ([], [])
     """
     count = shape.num_elements()
-    rows = shape[0] if shape.rank else 1
+    rows = shape.as_list()[0] if shape.rank else 1
     many = min((count or 0) // elements, most, rows or 1)
     return [*itertools.pairwise(rows * k // many for k in range(many + 1))] if many > 1 else []
