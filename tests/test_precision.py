@@ -532,6 +532,17 @@ def test_no_two_gradients_have_32_bits_at_once_for_their_norm() -> None:
 
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+def test_nothing_to_train_is_nothing_to_report(policy: str) -> None:
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(3, trainable=False)])
+    model.compile("sgd", "mse")
+    data = np.ones((8, 3))
+    history = model.fit(data, data, verbose=0, callbacks=[ms.keras.MemorySavingGradients()])
+    assert history.history.keys() == {"loss"}
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_skipped_steps_are_reported(policy: str) -> None:
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     model.compile(

@@ -62,8 +62,8 @@ class Skipped:
         return int(self.steps.numpy()), int(applied.numpy())
 
     def report(self) -> dict[str, float]:
-        """What an epoch adds to the logs: nothing, unless losses are scaled."""
-        if self.optimizer is None:
+        """What an epoch adds to the logs: nothing, unless losses are scaled and something is trained."""
+        if self.optimizer is None or not self.optimizer.built:
             return {}
         now, before = self._counts(), self._before
         steps, applied = now[0] - before[0], now[1] - before[1]
