@@ -18,6 +18,7 @@ from tensorflow.python.ops import (
     control_flow_util,
     control_flow_v2_func_graphs,
     gradients_util,
+    script_ops,
 )
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_loops
 
@@ -30,6 +31,7 @@ __all__ = [
     "ends_of",
     "graphs_of",
     "home_of",
+    "in_py_function",
     "orders_effects",
     "outputs_of",
     "passes_gradient",
@@ -111,6 +113,14 @@ def prepares_higher_orders() -> bool:
     """
     method = concrete_function._HigherOrderTapeGradientFunctions._forward_and_backward_functions
     return any(frame.f_code is method.__code__ for frame in _callers())
+
+
+def in_py_function() -> bool:
+    """Whether TensorFlow runs ``tf.py_function``, or its gradient, in this thread.
+
+    It does so in a thread of its executor, which may be the one that called a function; only private modules tell (2.16 to 2.21).
+    """
+    return any(frame.f_code.co_filename == script_ops.__file__ for frame in _callers())
 
 
 def _callers() -> Iterator[FrameType]:

@@ -9,6 +9,7 @@ of loops, inside ``jacobian``, which vectorizes them) stay plain.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -38,12 +39,13 @@ __all__ = ["ends_in", "for_batches_of", "patch", "patched", "rewired", "scoped",
 class _InForce:
     """Options in force, and what became of a list of checkpoints.
 
-    ``asked``: whether gradients were asked for. ``unused``: for each position of the list that no gradient computation could use
+    ``thread``: the one that put them in force. ``asked``: whether gradients were asked for. ``unused``: for each position of the list that no gradient computation could use
     so far, why the last one could not.
     """
 
     options: Options
     eager_is_error: bool = True
+    thread: int = field(default_factory=threading.get_ident)
     asked: bool = False
     used: set[int] = field(default_factory=set)
     unused: dict[int, SelectionError] = field(default_factory=dict)
@@ -70,7 +72,8 @@ def patch(**options: Any) -> None:
     """Make ``tf.gradients`` and ``tf.GradientTape.gradient`` save memory, until `unpatch`.
 
     Covers ``tf.gradients`` and ``tf.compat.v1.gradients`` (also where they were imported by name before), TF1
-    optimizers, and tapes, in every thread. In eager code both raise an error while patched.
+    optimizers, and tapes, in every thread. In eager code of the thread that patches both raise an error while patched; gradients
+    that other threads and functions of ``tf.py_function`` compute eagerly are TensorFlow's.
 
     A list of checkpoints serves all gradient computations while patched. Each must be able to use at least one of
     them, and each of them must have been of use to at least one, see `unpatch`.
@@ -330,7 +333,8 @@ def _stays_plain(what: str) -> bool:
         return True
     if not tf.executing_eagerly():
         return False
-    if _stack[-1].eager_is_error:
+    mine = _stack[-1].thread == threading.get_ident()
+    if _stack[-1].eager_is_error and mine and not _tf_autodiff.in_py_function():
         raise EagerExecutionError(
             f"{what}: there is no graph to rewire in eager execution; decorate the training step with "
             "@tf.function, or leave the patch (unpatch(), or the end of the with block) for eager code"

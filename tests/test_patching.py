@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -456,6 +457,39 @@ def test_eager_is_plain_where_that_was_asked() -> None:
     plain = taped(data())
     with patching.scoped(ms.options.Options(), eager_is_error=False):
         np.testing.assert_array_equal(taped(data()), plain)
+
+
+def through_python(x: tf.Tensor) -> tf.Tensor:
+    """Gradients through a function of Python's, which TensorFlow differentiates eagerly, and which computes gradients itself."""
+
+    def slope_of_square(h: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(h)
+            y = tf.square(h)
+        return y + 0.0 * tape.gradient(y, h)
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        h = chain(x)
+        h = tf.ensure_shape(tf.py_function(slope_of_square, [h], tf.float32), h.shape)
+        loss = tf.reduce_sum(tf.sin(h))
+    return tape.gradient(loss, x)
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoints": None}])
+def test_functions_of_python_differentiate_eagerly(options: dict[str, Any]) -> None:
+    plain = tf.function(through_python, autograph=False)(data())
+    with ms.patched(**options):
+        found = tf.function(through_python, autograph=False)(data())
+    np.testing.assert_allclose(found, plain, rtol=1e-6)
+
+
+def test_eager_code_of_another_thread_is_left_alone() -> None:
+    plain = taped(data())
+    with ms.patched(), ThreadPoolExecutor(1) as pool:
+        np.testing.assert_array_equal(pool.submit(taped, data()).result(), plain)
+        # The block itself asks for gradients, too.
+        tf.function(taped, autograph=False)(data())
 
 
 # --- a block that nothing is traced in
