@@ -30,6 +30,7 @@ __all__ = [
     "create_op",
     "creation_index",
     "in_v1_control_flow",
+    "is_registered",
     "is_watched",
     "left_by_autograph",
     "normalizes_with_onednn",
@@ -139,6 +140,11 @@ def create_gate(
 
 def _definition(op: tf.Operation) -> Any:
     """The definition of ``op``: parsed anew each time it is asked for, but for those that are registered (not public, 2.16 to 2.21)."""
+def is_registered(kind: str) -> bool:
+    """Whether TensorFlow knows ops of type ``kind``; others are named after functions of their graph (not public; 2.16 to 2.21)."""
+    return op_def_registry.get(kind) is not None
+
+
     return op_def_registry.get(op.type) or op.op_def
 
 

@@ -91,7 +91,9 @@ def function_name(op: tf.Operation, attribute: str) -> str:
 
 
 def functions_in(op: tf.Operation) -> Iterator[tuple[str, Sequence[Any]]]:
-    """``(name, nodes)`` of each function that an attribute of ``op`` names and that its graph knows.
+    """``(name, nodes)`` of each function that ``op`` runs and that its graph knows.
+
+    An attribute names it, or, where ``Defun`` made it, the type of ``op`` is its name.
 
     ``tf.Graph`` lists its functions only as a serialized whole (2.16 to 2.21).
     """
@@ -100,11 +102,14 @@ def functions_in(op: tf.Operation) -> Iterator[tuple[str, Sequence[Any]]]:
 
 def functions_of(graph: tf.Graph, node: Any) -> Iterator[tuple[str, Sequence[Any]]]:
     """As `functions_in`, for a node of a graph or of a function that is called in it."""
+    names = [node.op]
     for value in node.attr.values():
-        for func in (*([value.func] if value.HasField("func") else ()), *value.list.func):
-            function = _function(graph, func.name)
-            if function is not None:
-                yield func.name, function.cached_definition.node_def
+        names += [value.func.name] if value.HasField("func") else []
+        names += [func.name for func in value.list.func]
+    for name in names:
+        function = _function(graph, name)
+        if function is not None:
+            yield name, function.cached_definition.node_def
 
 
 def _graph(graph: Any, name: str) -> Any:

@@ -7,6 +7,7 @@ view, not forwarding, and copied only when the op definition says that they are 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -26,6 +27,7 @@ __all__ = [
     "FUSED_WITH_SIBLING",
     "MAY_VIEW",
     "MERGED_AT_RUN_TIME",
+    "MERGES",
     "MERGES_AT_RUN_TIME",
     "PYTHON",
     "READS",
@@ -34,6 +36,7 @@ __all__ = [
     "SHAPE_READERS",
     "SIZED_BY_INPUTS",
     "SOURCES",
+    "SWITCHES",
     "UPDATES_IN_PLACE",
     "VIEWS",
     "fold_together",
@@ -73,6 +76,11 @@ PYTHON = frozenset("PyFunc EagerPyFunc".split())
 FUNCTIONAL = frozenset(
     "While StatelessWhile If StatelessIf Case StatelessCase PartitionedCall StatefulPartitionedCall".split()
 )
+
+#: The ends of branches of control flow v1: each output of the former is alive or dead, by the second input; …
+SWITCHES = frozenset("Switch RefSwitch".split())
+#: … the latter pass on the input that is alive.
+MERGES = frozenset("Merge RefMerge".split())
 
 #: Variables that are updated in place, under whoever reads them (TF1 without ``use_resource``).
 REFERENCE_VARIABLES = frozenset({"VariableV2", "Variable", "TemporaryVariable"})
@@ -159,13 +167,11 @@ COLLECTIVES = frozenset(
 #: Ops that make no more bytes than the largest of their inputs: where shapes are unknown, that says more than a guess.
 SIZED_BY_INPUTS = FORWARDING | frozenset("Sum Mean Prod Max Min All Any".split())
 
-_stateful_types: dict[str, bool] = {}
-_commutative_types: dict[str, bool] = {}
-_collective_types: dict[str, bool] = {}
-
 # Of these the result depends on more than the inputs' values, whatever their definition says, or the inputs
 # are consumed: copying them is never right.
-_NEVER = frozenset("NoOp PyFunc EagerPyFunc PyFuncStateless Assert Print PrintV2".split())
+_NEVER = frozenset("NoOp PyFunc EagerPyFunc PyFuncStateless Assert Print PrintV2".split()).union(
+    SWITCHES, MERGES
+)
 
 
 def fold_together(one: str, other: str) -> bool:
@@ -185,30 +191,41 @@ def reads_known_shapes(op: tf.Operation) -> bool:
 
 def is_stateful(op: tf.Operation) -> bool:
     """Whether running ``op`` twice may differ from running it once, by its op definition."""
-    known = _stateful_types.get(op.type)
-    if known is None:
-        # Reading an op definition parses a proto; it is a property of the type alone.
-        known = _stateful_types[op.type] = bool(op.op_def.is_stateful)
-    return known
+    return _by_definition(op).is_stateful
 
 
 def is_commutative(op: tf.Operation) -> bool:
     """Whether ``op`` gives the same whatever the order of its inputs, by its op definition."""
-    known = _commutative_types.get(op.type)
-    if known is None:
-        known = _commutative_types[op.type] = bool(op.op_def.is_commutative)
-    return known
+    return _by_definition(op).is_commutative
 
 
 def is_collective(op: tf.Operation) -> bool:
     """Whether ``op`` runs when others, on other devices, run with it: it would wait for them for ever if these waited for it."""
-    if op.type in COLLECTIVES:
-        return True
-    if not is_stateful(op):
-        return False
-    known = _collective_types.get(op.type)
+    return op.type in COLLECTIVES or (is_stateful(op) and _by_definition(op).is_collective)
+
+
+class _Definition(NamedTuple):
+    is_stateful: bool
+    is_commutative: bool
+    is_collective: bool
+
+
+_definitions: dict[str, _Definition] = {}
+
+
+def _by_definition(op: tf.Operation) -> _Definition:
+    """What the definition of an op says; of ops whose type is a function's name, that is the graph's alone."""
+    known = _definitions.get(op.type)
     if known is None:
-        known = _collective_types[op.type] = bool(op.op_def.is_distributed_communication)
+        # Reading an op definition parses a proto; it is a property of the type alone.
+        read = op.op_def
+        known = _Definition(
+            bool(read.is_stateful),
+            bool(read.is_commutative),
+            bool(read.is_distributed_communication),
+        )
+        if _tf.is_registered(op.type):
+            _definitions[op.type] = known
     return known
 
 
