@@ -288,9 +288,10 @@ def stack() -> list[tuple[str, int]]:
 def user_frames(op: tf.Operation) -> list[tuple[str, int, str]]:
     """``(file, line, source)`` of the Python frames that created ``op``, outermost first.
 
-    ``Operation.traceback`` is public but undocumented; its frames have ``filename``, ``lineno``, ``line``.
+    ``Operation.traceback`` is public but undocumented; its frames have ``filename``, ``lineno``, ``line``. Ops of an imported
+    graph have none (2.16 to 2.21).
     """
-    return [(frame.filename, frame.lineno, frame.line or "") for frame in op.traceback]
+    return [(frame.filename, frame.lineno, frame.line or "") for frame in op.traceback or ()]
 
 
 def profile(serialized: bytes) -> Any:

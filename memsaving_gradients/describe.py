@@ -175,8 +175,11 @@ def _reason(step: CapturedStep, proposal: Proposal, storage: int) -> str:
 
 
 def source_line(op: tf.Operation) -> str:
-    """The innermost frame of the user's program that made ``op``."""
-    for file, line, _ in reversed(_tf.user_frames(op)):
+    """The innermost frame of the user's program that created ``op``; ``"imported"`` where the graph was imported."""
+    frames = _tf.user_frames(op)
+    if not frames:
+        return "imported"
+    for file, line, _ in reversed(frames):
         if "/site-packages/" not in file and not file.startswith(_OWN) and not file.startswith("<"):
             return f"{file}:{line}"
     return ""
