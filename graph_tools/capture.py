@@ -36,6 +36,9 @@ __all__ = ["OpGraph", "capture"]
 
 #: Results of constants that are larger are computed at each step (``constant_folding.h``, TensorFlow 2.16 to 2.21).
 LARGEST_FOLDED = 10 << 20
+#: So are, in sessions, those that are larger than this and than what they are computed from, as far as grappler is concerned
+#: (``kMaxConstantSize`` in ``constant_folding.cc``, TensorFlow 2.16 to 2.21). What else folds depends on the session, which is not known yet.
+LARGEST_FOLDED_IN_SESSIONS = 100 << 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,7 +342,7 @@ def _describe(
         # Stateless random draws with a constant seed are folded like everything else.
         is_shape = kind in optypes.SHAPES and bool(reads)
         static = is_shape and optypes.reads_known_shapes(op)
-        may_fold = copies and all(constant[v] for v in reads) and _is_small(outputs)
+        may_fold = copies and all(constant[v] for v in reads) and _is_small(op)
         # What a late op makes must not be taken for a part of an early buffer: that may be lost before, and made again.
         early = late is None or _tf.creation_index(op) < late or op in beside
         is_folded = kind == "Const" or static or (may_fold and all(folded[v] for v in reads))
@@ -397,5 +400,36 @@ def _describe(
     )
 
 
-def _is_small(outputs: Sequence[tf.Tensor]) -> bool:
-    return all(tensor_bytes(out).fixed <= LARGEST_FOLDED for out in outputs)
+def _conditional(
+    ops: Sequence[tf.Operation], edges: _Edges, place: Mapping[tf.Operation, int]
+) -> frozenset[int]:
+    """The ops that may be dead, as the executor finds out: what depends on an output of a switch, until a merge joins all of them.
+
+    For each op, the outputs of switches without which it is dead.
+    """
+    if not any(op.type in optypes.SWITCHES for op in ops):
+        return frozenset()
+    nothing: frozenset[tuple[int, int]] = frozenset()
+    needs: list[frozenset[tuple[int, int]]] = []
+    for op in ops:
+        reads, waits = edges[op]
+        found = []
+        for maker, k in reads:
+            i = place[maker]
+            # A switch has two outputs; its predicate says which one is alive.
+            switched = {(place[edges[maker][0][1][0]], k)} if maker.type in optypes.SWITCHES else ()
+            found.append(needs[i].union(switched))
+        join = frozenset.intersection if op.type in optypes.MERGES else nothing.union
+        always = nothing.union(*(needs[place[other]] for other in waits))
+        needs.append(always.union(join(*found)) if found else always)
+    return frozenset(i for i, switched in enumerate(needs) if switched)
+
+
+def _is_small(op: tf.Operation) -> bool:
+    """Whether what ``op`` computes from constants is small enough to become one."""
+    made = [tensor_bytes(out).fixed for out in op.outputs]
+    if max(made) > LARGEST_FOLDED:
+        return False
+    if max(made) <= LARGEST_FOLDED_IN_SESSIONS or _tf.is_function(op.graph):
+        return True
+    return max(made) <= sum(tensor_bytes(t).fixed for t in op.inputs)

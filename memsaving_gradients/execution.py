@@ -162,6 +162,8 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         waits.append(dict.fromkeys((*(producer[v] for v in reads[i]), *controls)))
         # A product that was put together anew may stand before what it reads.
         ready = all(other < i and there[other] for other in waits[i])
+        # What has an effect in place of results is never folded.
+        ready &= bool(op.outputs) or not optypes.is_stateful(op)
         there.append(ready and all(source[storage[v]] for v in writes[i]))
         if optypes.reads_shapes(op):
             reads[i] = []
@@ -178,6 +180,8 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
     sizes = ops.value_bytes(batch).tolist()
     runs = ops.here.copy()
     runs[list(absent)] = False
+    # What is folded computes before the step.
+    runs &= ~np.array(there, np.bool_)
     return _Work(
         before=before,
         after=after,
