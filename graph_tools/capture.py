@@ -12,7 +12,7 @@ algorithms. Capture is linear in ops and edges, about 25 µs an op.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -74,6 +74,8 @@ class OpGraph:
     here
         For each op, whether it runs on the device that was captured for. What runs elsewhere is known by what it needs alone: it takes
         no time, and what it makes takes memory only where it is read here, of which there is a copy here then.
+    conditional
+        The ops that may be dead: those of a branch of control flow v1. Whatever waits for a dead op is dead, too.
     """
 
     ops: tuple[tf.Operation, ...]
@@ -89,6 +91,7 @@ class OpGraph:
     clonable: npt.NDArray[np.bool_]
     optional: npt.NDArray[np.bool_]
     here: npt.NDArray[np.bool_]
+    conditional: frozenset[int] = frozenset()
 
     @cached_property
     def dag(self) -> nx.DiGraph:
@@ -326,9 +329,9 @@ def _describe(
     constant: list[bool] = []
     folded: list[bool] = []
     here: list[bool] = []
-    place: dict[tf.Operation, int] = {}
+    place: dict[tf.Operation, int] = {op: i for i, op in enumerate(ops)}
+    conditional = _conditional(ops, edges, place)
     for i, op in enumerate(ops):
-        place[op] = i
         kind = op.type
         before, waits = edges[op]
         outputs = op.outputs
@@ -336,7 +339,8 @@ def _describe(
         inputs.append(reads)
         controls.append(tuple(place[c] for c in waits))
         here.append(home is None or home.has(op))
-        copies = here[i] and op not in edges.cut and optypes.is_clonable(op)
+        copies = here[i] and op not in edges.cut and i not in conditional
+        copies = copies and optypes.is_clonable(op)
         clonable.append(copies)
         first_value.append(len(producer))
         # Stateless random draws with a constant seed are folded like everything else.
@@ -397,6 +401,7 @@ def _describe(
         clonable=np.array(clonable, np.bool_),
         optional=np.array([op not in asked for op in ops], np.bool_),
         here=np.array(here, np.bool_),
+        conditional=conditional,
     )
 
 

@@ -32,14 +32,14 @@ class Merging:
     twin_of
         For each backward op that equals an earlier one, that one. Ops that read different copies are equal no longer.
     entangled
-        Backward ops that nothing may wait for, because they need an op that is merged with one that runs later: whatever waits
-        for them may be what the later one needs.
+        Ops that nothing may wait for. Backward ops that need an op that is merged with one that runs later: whatever waits
+        for them may be what the later one needs. And ops of branches of control flow v1, which may be dead.
     """
 
     def __init__(self, step: CapturedStep, steps: Sequence[Step] = ()) -> None:
         self._step = step
         self.twin_of = _twins(step)
-        self.entangled = _entangled(step, steps)
+        self.entangled = _entangled(step, steps) | step.source.conditional
         self._family = {
             op: self.twin_of.get(op, op) for op in (*self.twin_of, *self.twin_of.values())
         }

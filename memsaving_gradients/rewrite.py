@@ -378,5 +378,6 @@ class _Writer:
         No device waits for another one but for what it reads.
         """
         read = {int(self.ops.producer[v]) for i in self.window for v in self.ops.inputs[i]}
-        ends = [i for i in self.graph.ends if self.ops.here[i]] if self.gate is None else []
+        forward = self.graph.ends if self.gate is None else ()
+        ends = [i for i in forward if self.ops.here[i] and i not in self.ops.conditional]
         return ends + [i for i in self.window if i not in read]

@@ -65,7 +65,7 @@ def _candidates(step: CapturedStep) -> Iterator[tuple[int, int]]:
     small = small_storages(graph)
     for value in sorted(graph.residuals):
         op = int(graph.producer[value])
-        if not step.source.here[op]:
+        if not step.source.here[op] or op in step.source.conditional:
             continue
         if graph.size[value] >= SMALLEST and value not in small and len(graph.writes[op]) == 1:
             yield op, value

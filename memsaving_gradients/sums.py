@@ -94,6 +94,7 @@ def chainable(
         if (
             op.type != "AddN"
             or not ops.here[position]
+            or position in ops.conditional
             or len(addends) < 3
             or not op.inputs[0].dtype.is_floating
         ):
