@@ -33,6 +33,8 @@ __all__ = [
     "is_registered",
     "is_watched",
     "left_by_autograph",
+    "let_feed",
+    "may_be_fed",
     "normalizes_with_onednn",
     "outside_scopes",
     "profile",
@@ -138,13 +140,13 @@ def create_gate(
     return gate
 
 
-def _definition(op: tf.Operation) -> Any:
-    """The definition of ``op``: parsed anew each time it is asked for, but for those that are registered (not public, 2.16 to 2.21)."""
 def is_registered(kind: str) -> bool:
     """Whether TensorFlow knows ops of type ``kind``; others are named after functions of their graph (not public; 2.16 to 2.21)."""
     return op_def_registry.get(kind) is not None
 
 
+def _definition(op: tf.Operation) -> Any:
+    """The definition of ``op``: parsed anew each time it is asked for, but for those that are registered (not public, 2.16 to 2.21)."""
     return op_def_registry.get(op.type) or op.op_def
 
 
@@ -256,6 +258,17 @@ def creation_index(op: tf.Operation) -> int:
     return int(op._id)
 
 
+def may_be_fed(tensor: tf.Tensor) -> bool:
+    """Whether a session may feed ``tensor``: graphs of functions are not run by sessions."""
+    return not is_function(tensor.graph) and bool(tensor.graph.is_feedable(tensor))
+
+
+def let_feed(tensors: Iterable[tf.Tensor]) -> None:
+    """Take ``Graph.prevent_feeding`` back, for which there is no public way (2.16 to 2.21)."""
+    for tensor in tensors:
+        tensor.graph._unfeedable_tensors.discard(tensor)
+
+
 def in_v1_control_flow(op: tf.Operation) -> bool:
     """Whether ``op`` stands inside a TF1 frame (``Switch``/``Enter``), which cannot be copied alone.
 
@@ -286,7 +299,7 @@ def stack() -> list[tuple[str, int]]:
 
 
 def user_frames(op: tf.Operation) -> list[tuple[str, int, str]]:
-    """``(file, line, source)`` of the Python frames that created ``op``, outermost first.
+    """``(file, line, source)`` of the Python frames that created ``op``, outermost first; none if no Python created it.
 
     ``Operation.traceback`` is public but undocumented; its frames have ``filename``, ``lineno``, ``line``. Ops of an imported
     graph have none (2.16 to 2.21).

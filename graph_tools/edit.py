@@ -25,15 +25,18 @@ CLONE_SUFFIX = "_recomputed"
 
 @dataclass(eq=False)
 class Rewiring:
-    """Input edges that were re-pointed, and attributes that were set, in order; can be undone and redone."""
+    """Input edges that were re-pointed, and attributes that were set, in order; can be undone and redone.
+
+    ``unfed``: tensors that sessions refuse to feed meanwhile.
+    """
 
     edges: list[tuple[tf.Operation, int, tf.Tensor, tf.Tensor]] = field(default_factory=list)
     attributes: list[tuple[tf.Operation, str, Any, Any]] = field(default_factory=list)
+    unfed: list[tf.Tensor] = field(default_factory=list)
+    _contexts: int = field(default=0, init=False)
 
     def point(self, op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
         """Make input ``index`` of ``op`` read ``tensor``."""
-    unfed: list[tf.Tensor] = field(default_factory=list)
-    _contexts: int = field(default=0, init=False)
         self.edges.append((op, index, op.inputs[index], tensor))
         _tf.update_input(op, index, tensor)
 
@@ -42,24 +45,21 @@ class Rewiring:
         self.attributes.append((op, attribute, op.node_def.attr[attribute], value))
         _tf.set_attribute(op, attribute, value)
 
+    def forbid_feeding(self, tensors: Iterable[tf.Tensor]) -> None:
+        """Let sessions refuse to feed ``tensors``, by name: others compute these again, and would not see what is fed."""
+        for tensor in tensors:
+            if _tf.may_be_fed(tensor):
+                self.unfed.append(tensor)
+                tensor.graph.prevent_feeding(tensor)
+
     def undo(self) -> None:
-        """Restore every edge and attribute."""
+        """Restore every edge and attribute, and let tensors be fed."""
+        _tf.let_feed(self.unfed)
         for holder, attribute, value, _ in reversed(self.attributes):
             _tf.set_attribute(holder, attribute, value)
         for op, index, old, _ in reversed(self.edges):
             _tf.update_input(op, index, old)
 
-    def drop(self) -> None:
-        """Forget every edit: nothing is undone or redone any more."""
-        self.edges.clear()
-        self.attributes.clear()
-
-    def redo(self) -> None:
-        """Make every edit again."""
-        for op, index, _, new in self.edges:
-            _tf.update_input(op, index, new)
-        for holder, attribute, _, value in self.attributes:
-            _tf.set_attribute(holder, attribute, value)
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Undo every edit for the duration of the outermost of such contexts."""
@@ -73,6 +73,20 @@ class Rewiring:
             if not self._contexts:
                 self.redo()
 
+    def drop(self) -> None:
+        """Forget every edit: nothing is undone or redone any more."""
+        self.edges.clear()
+        self.attributes.clear()
+        self.unfed.clear()
+
+    def redo(self) -> None:
+        """Make every edit again."""
+        for tensor in self.unfed:
+            tensor.graph.prevent_feeding(tensor)
+        for op, index, _, new in self.edges:
+            _tf.update_input(op, index, new)
+        for holder, attribute, _, value in self.attributes:
+            _tf.set_attribute(holder, attribute, value)
 
 
 def clone(

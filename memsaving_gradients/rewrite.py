@@ -205,6 +205,7 @@ class _Writer:
         # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused, by that.
         inputs = [self._behind(gate, tensor) for tensor in inputs]
         copy = self.result.clones[key] = edit.clone(op, inputs)
+        self.result.rewiring.forbid_feeding(op.outputs)
         self.gates[key] = gate
         self.runs.add(key, reads, here=gate is self.gate)
         if self.graph.fuses[entry.op] and not self.merging.merges(entry.op):
@@ -233,6 +234,7 @@ class _Writer:
         for made, k in reversed(again):
             inputs = [held if i == k else other for i, other in enumerate(made.op.inputs)]
             held = gate.held[made.ref()] = edit.clone(made.op, inputs).outputs[0]
+            self.result.rewiring.forbid_feeding([made])
         return held
 
     def store(self) -> None:
@@ -310,6 +312,7 @@ class _Writer:
         for reader, k in readers:
             self.result.rewiring.point(reader, k, total)
         self.result.replaced[op.outputs[0].ref()] = total
+        self.result.rewiring.forbid_feeding(op.outputs)
         if self.barriers is not None:
             self.barriers.replace(self.graph.writes[position][0], total)
         self.runs.close()

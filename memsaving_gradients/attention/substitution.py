@@ -320,6 +320,8 @@ def _exchange(built: _Built, gradient: Gradient, rewiring: Rewiring) -> dict[Any
     found = built.found
     graph = found.softmax.graph
     _repoint(found.output[0], built.output, rewiring)
+    inside = {*found.ops, *found.between.ops}
+    rewiring.forbid_feeding(out for op in inside for out in op.outputs)
     with _tf.outside_scopes(graph), _tf.unrecorded(), tf.name_scope(_SCOPE):
         for tensor in built.shapes:
             _repoint(tensor, tf.cast(built.shape, tensor.dtype), rewiring)
@@ -351,6 +353,7 @@ def _repoint(old: tf.Tensor, new: tf.Tensor, rewiring: Rewiring) -> None:
         for index, tensor in enumerate(reader.inputs):
             if tensor is old:
                 rewiring.point(reader, index, new)
+    rewiring.forbid_feeding([old])
 
 
 @dataclass(frozen=True, eq=False)
