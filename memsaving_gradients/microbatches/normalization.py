@@ -34,8 +34,10 @@ _FUSED = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 
 
 @contextmanager
-def normalizing(policy: str | None, count: tf.Tensor, size: int) -> Iterator[None]:
+def normalizing(policy: str | None, count: tf.Tensor, size: int) -> Iterator[list[str]]:
     """Batch normalization that is called inside follows ``policy``, in one of ``count`` microbatches of at most ``size`` examples.
+
+    Gives the names of what normalizes, which is complete at the end of the context.
 
     Raises
     ------
@@ -46,7 +48,7 @@ def normalizing(policy: str | None, count: tf.Tensor, size: int) -> Iterator[Non
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     with _slower_moving(found, count):
-        yield
+        yield found
     for op in graph.get_operations()[before:]:
         if op.type in _FUSED and op.get_attr("is_training"):
             found.append(op.name)

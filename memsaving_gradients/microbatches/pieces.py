@@ -18,7 +18,12 @@ import tensorflow as tf
 from graph_tools import _tf, _tf_autodiff
 from graph_tools.warn import warn
 from memsaving_gradients import patching, registry, whole_step
-from memsaving_gradients.errors import ArgumentError, NothingSavedWarning
+from memsaving_gradients.describe import source_line
+from memsaving_gradients.errors import (
+    ArgumentError,
+    BatchStatisticsWarning,
+    NothingSavedWarning,
+)
 from memsaving_gradients.microbatches.applying import (
     Application,
     check_no_other_updates,
@@ -29,6 +34,7 @@ from memsaving_gradients.microbatches.buffers import BUFFERS, is_number
 from memsaving_gradients.microbatches.denominators import losses_in
 from memsaving_gradients.microbatches.loop import Traced, added_up
 from memsaving_gradients.microbatches.losses import loss_with, through_the_loop, without_gradient
+from memsaving_gradients.microbatches.mixing import mixing_op
 from memsaving_gradients.microbatches.normalization import POLICIES, normalizing
 from memsaving_gradients.microbatches.reducing import ways_of
 from memsaving_gradients.microbatches.splitting import Batch, batch_of, stretches
@@ -186,7 +192,7 @@ def _trace(
             return batch.examples / tf.shape(given[0])[0]
 
         with ExitStack() as stack:
-            stack.enter_context(normalizing(cut.batch_norm, count, cut.size))
+            normalized = stack.enter_context(normalizing(cut.batch_norm, count, cut.size))
             stack.enter_context(_saving(cut.size, options))
             losses = stack.enter_context(losses_in(examples_of_batch))
             with noted() as found.applied:
@@ -199,6 +205,7 @@ def _trace(
                 # Tapes around the loop have nothing to see here.
                 with _tf.unrecorded():
                     grads = tf.gradients(flat[0], [*inside, *(given[k] for k in parts)])
+        _check_mixing(flat, given, grads, statistics=not normalized and not losses.weighted)
         counts = losses.counts() if cut.reduce != "sum" else None
         found.counts = counts is not None
         found.outputs = [*flat, *grads, *([counts] if found.counts else [])]
@@ -218,6 +225,22 @@ def _trace(
     ways += ["sum"] * found.counts
     outputs, counts = found.outputs, found.counts
     return found, Traced(lambda *given: concrete(count, *given), outputs, ways, counts)
+
+
+def _check_mixing(
+    results: Sequence[Any], given: Sequence[tf.Tensor], grads: Sequence[Any], *, statistics: bool
+) -> None:
+    """Warn if results of a microbatch compare its examples; losses and layers that say so themselves are no ``statistics``."""
+    found = [t for t in results if isinstance(t, tf.Tensor) and t.graph is given[0].graph]
+    stop = [t for t in tf.nest.flatten(grads, expand_composites=True) if t is not None]
+    op = mixing_op(found, given, stop=stop, statistics=statistics)
+    if op is not None:
+        warn(
+            f"microbatch: {op.name!r} ({source_line(op)}) compares examples, or normalizes by statistics of them, and a microbatch has only its own, so "
+            "that gradients are not those of the whole batch. Compute this loss on the whole batch, within a budget instead of microbatches, or take "
+            "one that treats each example by itself.",
+            BatchStatisticsWarning,
+        )
 
 
 def _read(graph: tf.Graph) -> tuple[list[Any], list[Any]]:

@@ -1,0 +1,301 @@
+"""Losses that compare the examples of a batch, which microbatches cannot: found in the graph of a microbatch.
+
+A contrastive loss takes the product of all examples with all examples (van den Oord et al. 2018; Chen et al. 2020), a redundancy loss that of all
+features with all features over the examples (Zbontar et al. 2021), and some losses normalize by a statistic of the batch. In
+microbatches each example meets fewer others, so that gradients are not those of the batch.
+
+Here the axes along which examples lie are followed through the ops behind the results. Examples are mixed where a tensor gets two such
+axes, where what was reduced over examples meets examples again, and where a product that sums over the examples of both factors goes into
+an op that is not linear. Sums and means add up, and so do gradients, which are such products and go into none. Linear in the number of
+ops. An op that is not known is taken to leave axes where they are, so that mixing may be missed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools import optypes
+from graph_tools.capture import capture
+
+__all__ = ["mixing_op"]
+
+Axes = frozenset[int]
+
+_NONE: Axes = frozenset()
+_PRODUCTS = {
+    "MatMul": ("transpose_a", "transpose_b"),
+    "SparseMatMul": ("transpose_a", "transpose_b"),
+}
+_BATCH_PRODUCTS = dict.fromkeys(
+    ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), ("adj_x", "adj_y")
+)
+_REDUCTIONS = frozenset("Sum Mean Prod Max Min All Any ArgMax ArgMin EuclideanNorm".split())
+_ALONG_LAST = frozenset("Softmax LogSoftmax".split())
+#: Elementwise ops that never write into the buffer of an input, whose results are not of its type.
+_COMPARISONS = frozenset(
+    "Equal NotEqual Greater GreaterEqual Less LessEqual ApproximateEqual Cast".split()
+)
+#: Others that do write into it, but are not elementwise.
+_OF_ROWS = frozenset("SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits".split())
+_LONGER_OR_SHORTER = frozenset(
+    "Concat ConcatV2 MirrorPad Pad PadV2 Slice Split SplitV Tile".split()
+)
+_LINEAR = optypes.VIEWS | frozenset(
+    "Add AddN AddV2 Cast ConcatV2 Mean Neg Pack Slice Split StridedSlice Sub Sum Transpose".split()
+)
+#: They look at shapes only.
+_SHAPES = optypes.SHAPE_READERS | {"BroadcastGradientArgs"}
+
+
+class _Mixed(Exception):
+    """The op at hand mixes examples."""
+
+
+def mixing_op(
+    results: Sequence[tf.Tensor],
+    batch: Sequence[tf.Tensor],
+    *,
+    stop: Sequence[tf.Tensor] = (),
+    statistics: bool = True,
+) -> tf.Operation | None:
+    """The first op behind ``results`` that mixes examples; ``None``: there is none.
+
+    Parameters
+    ----------
+    results
+        Tensors of one graph.
+    batch
+        Tensors whose first axis is that of the examples.
+    stop
+        Tensors behind which nothing is looked at: gradients, which are sums of products over the examples.
+    statistics
+        Whether it counts that what was reduced over examples meets examples again.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> with tf.Graph().as_default():
+    ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8])
+    ...     similar = tf.matmul(x, x, transpose_b=True, name="similar")
+    ...     op = mixing_op([tf.reduce_mean(similar)], [x])
+    >>> op.name
+    'similar'
+    """
+    found = _Axes(batch, statistics)
+    for op in capture(results, stop=stop).ops:
+        try:
+            found.follow(op)
+        except _Mixed:
+            return op
+    return None
+
+
+class _Axes:
+    """For each tensor, by reference, the axes of the examples.
+
+    ``reduced``: tensors that examples were reduced to; ``products``: of these, sums of products of examples, and what is linear in them.
+    """
+
+    def __init__(self, batch: Sequence[tf.Tensor], statistics: bool) -> None:
+        self.of = {t.ref(): frozenset({0}) for t in batch if t.shape.rank}
+        self.reduced: set[Any] = set()
+        self.products: set[Any] = set()
+        self.statistics = statistics
+
+    def follow(self, op: tf.Operation) -> None:
+        """Note the axes of what ``op`` gives."""
+        reads = [self.of.get(t.ref(), _NONE) for t in op.inputs]
+        meets = [t.ref() in self.reduced for t in op.inputs]
+        if op.type in _SHAPES or not (any(reads) or any(meets)):
+            return
+        known = all(t.shape.rank is not None for t in (*op.inputs, *op.outputs))
+        of_products = [t.ref() in self.products for t in op.inputs]
+        depends = [bool(axes) or alone for axes, alone in zip(reads, meets, strict=True)]
+        if any(of_products) and not _is_linear(op, depends):
+            raise _Mixed
+        if any(of_products) or (known and _sums_over_both(op, reads)):
+            self.products.update(out.ref() for out in op.outputs)
+        follow = _RULES.get(op.type, _kept)
+        for out in op.outputs:
+            axes = follow(op, out, reads) if known and any(reads) else _NONE
+            if len(axes) > 1 or (self.statistics and any(meets) and any(reads)):
+                raise _Mixed
+            if axes:
+                self.of[out.ref()] = axes
+            elif out.dtype.is_floating:
+                self.reduced.add(out.ref())
+
+
+def _elementwise(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    """Axes are aligned at the end."""
+    if op.type in _ALONG_LAST and out.shape.rank - 1 in reads[0]:
+        raise _Mixed
+    found: set[int] = set()
+    for tensor, axes in zip(op.inputs, reads, strict=True):
+        found |= {axis + out.shape.rank - tensor.shape.rank for axis in axes}
+    return frozenset(found)
+
+
+def _kept(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    """Of an op that is not known: an axis stays where it is, if there is one as long, and if all inputs agree."""
+    sizes = out.shape.as_list()
+    found = {
+        axis
+        for tensor, axes in zip(op.inputs, reads, strict=True)
+        for axis in axes
+        if axis < len(sizes) and sizes[axis] == tensor.shape.as_list()[axis]
+    }
+    return frozenset(found) if len(found) == 1 else _NONE
+
+
+def _same_rank(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    """Of what makes axes longer or shorter, and leaves them where they are."""
+    found = [
+        axes for t, axes in zip(op.inputs, reads, strict=True) if t.shape.rank == out.shape.rank
+    ]
+    return _NONE.union(*found)
+
+
+def _product(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    """``[..., rows, inner] @ [..., inner, columns]``."""
+    found: set[int] = set()
+    for k, (tensor, axes, inner) in enumerate(zip(op.inputs, reads, _summed(op), strict=True)):
+        last = tensor.shape.rank - 1
+        for axis in axes - inner:
+            found.add(
+                axis + out.shape.rank - 1 - last if axis < last - 1 else out.shape.rank - 2 + k
+            )
+    return frozenset(found)
+
+
+def _einsum(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    """Labels; where there is an ellipsis, the op is taken for one that is not known."""
+    terms, result = _labels(op)
+    if "." in result:
+        return _kept(op, out, reads)
+    seen = {term[axis] for term, axes in zip(terms, reads, strict=True) for axis in axes}
+    return frozenset(result.index(label) for label in seen if label in result)
+
+
+def _labels(op: tf.Operation) -> tuple[list[str], str]:
+    terms, _, result = op.get_attr("equation").decode().replace(" ", "").partition("->")
+    return terms.split(","), result
+
+
+def _summed(op: tf.Operation) -> list[Axes]:
+    """For each factor of a product the axes that it sums over."""
+    if op.type == "Einsum":
+        terms, result = _labels(op)
+        if "." in result:
+            return [_NONE for _ in terms]
+        return [frozenset(k for k, label in enumerate(t) if label not in result) for t in terms]
+    turned = [bool(op.get_attr(name)) for name in (_PRODUCTS | _BATCH_PRODUCTS)[op.type]]
+    last = [tensor.shape.rank - 1 for tensor in op.inputs]
+    return [frozenset({last[0] - turned[0]}), frozenset({last[1] - (not turned[1])})]
+
+
+def _sums_over_both(op: tf.Operation, reads: Sequence[Axes]) -> bool:
+    """Whether ``op`` is a product of examples of one factor with those of the other, summed up."""
+    if op.type != "Einsum" and op.type not in _PRODUCTS | _BATCH_PRODUCTS:
+        return False
+    return len(reads) > 1 and all(
+        axes & inner for axes, inner in zip(reads, _summed(op), strict=True)
+    )
+
+
+def _is_linear(op: tf.Operation, depends: Sequence[bool]) -> bool:
+    """Whether ``op`` is linear in what depends on the batch; ``depends``: which inputs do."""
+    if op.type in ("Mul", "RealDiv", "Div", "MatMul"):
+        return sum(depends) < 2 and (op.type in ("Mul", "MatMul") or not depends[1])
+    return op.type in _LINEAR
+
+
+def _reduction(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    rank, gone = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
+    if gone is None:
+        return _NONE
+    dropped = {int(axis) % rank for axis in gone.ravel()}
+    keeps = out.shape.rank == rank
+    return frozenset(
+        axis if keeps else axis - sum(other < axis for other in dropped)
+        for axis in reads[0] - dropped
+    )
+
+
+def _reshape(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    """The axis with as many elements before it: also where it was joined with those behind it."""
+    before, after = _numbers(op.inputs[0]), _numbers(out)
+    ways = {math.prod(after[:k]): k for k in range(len(after)) if after[k] != 1}
+    found = {ways.get(math.prod(before[:axis])) for axis in reads[0]}
+    return frozenset(axis for axis in found if axis is not None)
+
+
+def _numbers(tensor: tf.Tensor) -> list[int]:
+    """The sizes of a tensor, with a prime in the place of those that are unknown."""
+    return [7919 if size is None else size for size in tensor.shape.as_list()]
+
+
+def _transpose(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    order = tf.get_static_value(op.inputs[1])
+    return _NONE if order is None else frozenset(list(order).index(axis) for axis in reads[0])
+
+
+def _expand(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    place = tf.get_static_value(op.inputs[1])
+    if place is None:
+        return _NONE
+    added = int(place.ravel()[0]) % out.shape.rank
+    return frozenset(axis + (axis >= added) for axis in reads[0])
+
+
+def _pack(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    added = op.get_attr("axis") % out.shape.rank
+    return frozenset(axis + (axis >= added) for axes in reads for axis in axes)
+
+
+def _unpack(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    dropped = op.get_attr("axis") % op.inputs[0].shape.rank
+    return frozenset(axis - (axis > dropped) for axis in reads[0] if axis != dropped)
+
+
+def _slice(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+    """Of a strided slice, as its masks say: axes are added and dropped."""
+    masks = [op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")]
+    given = op.inputs[1].shape.num_elements() or 0
+    entries = [tuple(bool(mask >> k & 1) for mask in masks) for k in range(given)]
+    if not masks[0]:
+        # All axes behind those that are given stay.
+        entries.append((True, False, False))
+    rank = op.inputs[0].shape.rank
+    used = sum(not (rest or new) for rest, new, _ in entries)
+    place, source, found = 0, 0, set()
+    for rest, new, dropped in entries:
+        if new:
+            place += 1
+            continue
+        for _ in range(rank - used if rest else 1):
+            found |= {place} if source in reads[0] and not dropped else set()
+            place += not dropped
+            source += 1
+    return frozenset(found)
+
+
+_RULES: dict[str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes]], Axes]] = {
+    **dict.fromkeys((optypes.FORWARDING | _COMPARISONS) - _OF_ROWS, _elementwise),
+    **dict.fromkeys(_PRODUCTS | _BATCH_PRODUCTS, _product),
+    **dict.fromkeys(_REDUCTIONS, _reduction),
+    **dict.fromkeys(_LONGER_OR_SHORTER, _same_rank),
+    "Einsum": _einsum,
+    "Reshape": _reshape,
+    "Squeeze": _reshape,
+    "Transpose": _transpose,
+    "ConjugateTranspose": _transpose,
+    "ExpandDims": _expand,
+    "Pack": _pack,
+    "Unpack": _unpack,
+    "StridedSlice": _slice,
+}
