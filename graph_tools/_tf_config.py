@@ -1,4 +1,4 @@
-"""The private call behind running functions with options for grappler that have no public key.
+"""Private calls behind options of TensorFlow for a while: op determinism, and those of grappler that have no public key.
 
 ``tf.config.optimizer`` knows no memory optimizer, and what ``tf.compat.v1.enable_eager_execution`` takes holds for the whole process. To time a
 function with it beside one without, both in one process, the options of a call have to change from call to call.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import tensorflow as tf
+from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.eager import context
+from tensorflow.python.util import _pywrap_determinism
 
-__all__ = ["function_config"]
+__all__ = ["deterministic", "function_config", "without_memory_optimizer"]
 
 
 @contextmanager
@@ -34,3 +36,30 @@ def function_config(config: tf.compat.v1.ConfigProto) -> Iterator[None]:
         yield
     finally:
         active.function_call_options = old
+
+
+def without_memory_optimizer() -> AbstractContextManager[None]:
+    """Functions that this thread calls are optimized without grappler's memory optimizer, which adds up sums of large graphs in any order."""
+    config = tf.compat.v1.ConfigProto()
+    off = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    config.graph_options.rewrite_options.memory_optimization = off
+    return function_config(config)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Op determinism is on and grappler's arithmetic rewriting is off.
+
+    Determinism can be switched on, but not off, by a public call (2.16 to 2.21).
+    """
+    was_on = bool(_pywrap_determinism.is_enabled())
+    options = tf.config.optimizer.get_experimental_options()
+    tf.config.experimental.enable_op_determinism()
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    try:
+        yield
+    finally:
+        rewrites = options.get("arithmetic_optimization", True)
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": rewrites})
+        if not was_on:
+            _pywrap_determinism.enable(False)

@@ -3,7 +3,8 @@
 ``gradients`` replaces ``tf.gradients``; ``patched`` makes unchanged code use it, tapes included;
 ``memsaving_gradients.keras.MemorySavingGradients`` is a callback for ``fit``; ``checkpoint`` marks a tensor to keep;
 ``while_loop`` and ``scan`` are TensorFlow's, and say how they are replayed; ``attention`` is done in blocks, by functions and by layers in ``keras``;
-``plans`` tells what was done; ``explain`` and ``largest_batch`` tell what could be; ``gradient_error`` tells what an encoding does to gradients.
+``plans`` tells what was done; ``explain`` and ``largest_batch`` tell what could be; ``gradient_error`` tells what an encoding does to gradients;
+``testing.assert_same_gradients`` compares a step with TensorFlow's, to the bit.
 ``python -m memsaving_gradients explain`` explains models from the command line.
 """
 
@@ -40,6 +41,7 @@ from memsaving_gradients.registry import plans as plans
 
 if TYPE_CHECKING:
     from memsaving_gradients import keras as keras
+    from memsaving_gradients import testing as testing
     from memsaving_gradients.explaining import explain as explain
     from memsaving_gradients.explanation import Explanation as Explanation
     from memsaving_gradients.fitting import fit_to as fit_to
@@ -72,6 +74,7 @@ __all__ = [
     "patched",
     "plans",
     "scan",
+    "testing",
     "unpatch",
     "while_loop",
 ]
@@ -88,6 +91,7 @@ _LATE = {
     "keras": "keras",
     "largest_batch": "largest",
     "microbatch": "microbatches",
+    "testing": "testing",
 }
 
 

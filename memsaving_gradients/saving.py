@@ -26,9 +26,10 @@ from memsaving_gradients.options import Options
 from memsaving_gradients.selection import marks_between, resolve
 from memsaving_gradients.uncollected import uncollected
 
-__all__ = ["inner_way", "is_paused", "paused", "saving"]
+__all__ = ["all_plain", "inner_way", "is_paused", "paused", "saving"]
 
 _paused: ContextVar[bool] = ContextVar("memsaving_gradients_paused", default=False)
+_all_plain: ContextVar[bool] = ContextVar("memsaving_gradients_all_plain", default=False)
 
 
 @contextmanager
@@ -39,6 +40,16 @@ def paused() -> Iterator[None]:
         yield
     finally:
         _paused.reset(token)
+
+
+@contextmanager
+def all_plain() -> Iterator[None]:
+    """Gradients built inside are TensorFlow's own, even where `memsaving_gradients.gradients` builds them."""
+    token = _all_plain.set(True)
+    try:
+        yield
+    finally:
+        _all_plain.reset(token)
 
 
 def is_paused() -> bool:
@@ -65,7 +76,7 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     first_backward = len(graph.get_operations())
     ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
     starts = tf.nest.flatten(xs)
-    if registry.is_differentiated(graph, ends):
+    if _all_plain.get() or registry.is_differentiated(graph, ends):
         # What is left to do is to hand on what is there.
         with paused():
             return differentiate()

@@ -1,0 +1,217 @@
+"""A test that users can run: whether a step computes the same with memory-saving gradients as without, to the last bit.
+
+TensorFlow's own last bits are not fixed by default, so two runs of plain training differ, and whoever compares blames what was changed. Four
+settings fix them, and hold for the duration of the test: op determinism; no arithmetic rewriting by grappler, which can fuse an op and not its
+copy; for the plain step no memory optimizer, which lets sums of large graphs be added in whatever order their addends come; and for both steps
+the same seeds and the same values of all variables.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graph_tools import _tf, _tf_autodiff, _tf_config
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.options import Options
+from memsaving_gradients.patching import patched
+from memsaving_gradients.saving import all_plain
+
+__all__ = ["assert_same_gradients"]
+
+SEED = 1
+
+
+@tf.autograph.experimental.do_not_convert
+def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """Raise unless a training step computes the same bits with memory-saving gradients as with TensorFlow's own.
+
+    The step is traced and run twice from the same state: once with TensorFlow's gradients, once as within
+    ``patched(**options)``. Compared are all gradients that it asks for, what it returns, and all variables that it uses after it. Variables are
+    set back at the end.
+
+    Parameters
+    ----------
+    step
+        A function of tensors, or a ``tf.function``, that computes gradients with tapes, ``tf.gradients`` or `memsaving_gradients.gradients`. It
+        is traced anew; what was traced before stays as it is.
+    *args
+        What the step is called with.
+    **options
+        As for `memsaving_gradients.patch`.
+
+    Raises
+    ------
+    AssertionError
+        If anything differs. The message names the variables whose gradients differ, in how many elements and by how much, then results and
+        variables.
+    ArgumentError
+        If an option is unknown or cannot be used, or if the step asks for no gradients.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> import memsaving_gradients as ms
+    >>> from memsaving_gradients import testing
+    >>> weights = [tf.Variable(tf.random.stateless_normal([64, 64], [i, 0])) for i in range(8)]
+    >>> def step(x):
+    ...     with tf.GradientTape() as tape:
+    ...         h = x
+    ...         for w in weights:
+    ...             h = tf.tanh(h @ w)
+    ...         loss = tf.reduce_mean(h**2)
+    ...     for w, grad in zip(weights, tape.gradient(loss, weights)):
+    ...         w.assign_sub(grad)
+    >>> testing.assert_same_gradients(step, tf.ones([32, 64]), checkpoints="speed")
+    """
+    Options.of(options)
+    with _tf_config.deterministic():
+        with all_plain():
+            plain = _Traced(step, args)
+        with patched(**options):
+            ours = _Traced(step, args)
+        if not plain.names:
+            raise ArgumentError(
+                "step", getattr(step, "__name__", step), "asks for no gradients; compute them in it"
+            )
+        variables = [*{id(v.handle): v for v in (*plain.variables, *ours.variables)}.values()]
+        start = [variable.numpy() for variable in variables]
+        found = []
+        for traced in (plain, ours):
+            quiet = _tf_config.without_memory_optimizer() if traced is plain else nullcontext()
+            with quiet:
+                results, gradients = traced.run()
+            state = dict(
+                zip(_unique([*map(_name, variables)]), [v.numpy() for v in variables], strict=True)
+            )
+            found.append((gradients, results, state))
+            for variable, value in zip(variables, start, strict=True):
+                variable.assign(value)
+    kinds = ("the gradient of", "the result", "after the step, the variable")
+    different = [said for parts in zip(*found, kinds, strict=True) for said in _differences(*parts)]
+    if different:
+        raise AssertionError(
+            "the step does not compute the same with memory-saving gradients: "
+            + "; ".join(different)
+        )
+
+
+class _Traced:
+    """A step, traced anew, that gives its gradients in addition to its results.
+
+    ``names``: of what it was differentiated by; ``variables``: all that it uses.
+    """
+
+    def __init__(self, step: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.names: list[str] = []
+        inner = _tf.as_autograph_would(getattr(step, "python_function", step))
+
+        @tf.autograph.experimental.do_not_convert
+        def traced(*args: Any) -> tuple[Any, list[Any]]:
+            # The first ops of two graphs get the same seeds.
+            tf.compat.v1.set_random_seed(SEED)
+            with _recorded(tf.compat.v1.get_default_graph()) as found:
+                results = inner(*args)
+            # A step that creates variables is traced once more.
+            self.names = _unique([name for name, _ in found])
+            return results, [grad for _, grad in found]
+
+        self._args = args
+        self._run = _tf_autodiff.traced_anew(step, traced)
+        self.variables = list(self._run.get_concrete_function(*args).graph.variables)
+
+    def run(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the step returns, and its gradients, by name."""
+        results, gradients = self._run(*self._args)
+        named = {str(k): leaf for k, leaf in enumerate(tf.nest.flatten(results))}
+        return named, dict(zip(self.names, gradients, strict=True))
+
+
+@contextmanager
+def _recorded(graph: tf.Graph) -> Iterator[list[tuple[str, Any]]]:
+    """The gradients that are built in ``graph``, each with the name of what it belongs to."""
+    found: list[tuple[str, Any]] = []
+
+    def note(grads: Any, xs: Any) -> None:
+        flat = tf.nest.flatten(xs)
+        for x, grad in zip(flat, tf.nest.flatten(grads), strict=True):
+            parts = tf.nest.flatten(grad, expand_composites=True)
+            # A function that is called, and a branch, ask for gradients in graphs of their own.
+            if all(part is None or getattr(part, "graph", None) is graph for part in parts):
+                found.append((_name(x), grad))
+
+    def differentiate(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        grads = inner(ys, xs, *args, **kwargs)
+        note(grads, xs)
+        return grads
+
+    @functools.wraps(_tf_autodiff.GradientTape.gradient)
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        grads = original(self, target, sources, *args, **kwargs)
+        note(grads, sources)
+        return grads
+
+    inner, tape = _tf_autodiff.differentiate(), _tf_autodiff.GradientTape
+    original = tape.gradient
+    _tf_autodiff.replace_differentiate(differentiate)
+    tape.gradient = gradient
+    try:
+        yield found
+    finally:
+        tape.gradient = original
+        _tf_autodiff.replace_differentiate(inner)
+
+
+def _name(x: Any) -> str:
+    # A variable of Keras 3 has a path, and a name that others may have, too.
+    return str(getattr(x, "path", None) or x.name).removesuffix(":0")
+
+
+def _unique(names: list[str]) -> list[str]:
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} (time {seen[name]})")
+    return found
+
+
+def _differences(plain: dict[str, Any], ours: dict[str, Any], what: str) -> list[str]:
+    """What differs, in words; nothing where all is the same."""
+    if plain.keys() != ours.keys():
+        names = ", ".join(sorted(plain.keys() ^ ours.keys()))
+        return [f"{what} are computed by one of the two only: {names}"]
+    found = []
+    for name, expected in plain.items():
+        if why := _difference(expected, ours[name]):
+            found.append(f"{what} {name!r}: {why}")
+    return found
+
+
+def _difference(plain: Any, ours: Any) -> str:
+    if (plain is None) != (ours is None):
+        return f"is {'no tensor' if ours is None else 'a tensor'}, and TensorFlow's is not"
+    parts = [tf.nest.flatten(one, expand_composites=True) for one in (plain, ours)]
+    if len(parts[0]) != len(parts[1]):
+        return f"is {type(ours).__name__}, and TensorFlow's is {type(plain).__name__}"
+    for theirs, found in zip(*(map(_array, part) for part in parts), strict=True):
+        if theirs.shape != found.shape or theirs.dtype != found.dtype:
+            return f"has shape {found.shape} and dtype {found.dtype}, and TensorFlow's has {theirs.shape} and {theirs.dtype}"
+        if theirs.tobytes() == found.tobytes():
+            continue
+        if theirs.dtype.kind not in "fciuV":
+            return "has other values"
+        far = np.abs(theirs.astype(np.complex128) - found.astype(np.complex128))
+        largest = float(np.abs(theirs.astype(np.complex128)).max())
+        return f"{int((far > 0).sum()):,} of {far.size:,} elements differ, by at most {far.max():.3g}; the largest is {largest:.3g}"
+    return ""
+
+
+def _array(value: Any) -> Any:
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
