@@ -421,8 +421,9 @@ def _conditional(
         found = []
         for maker, k in reads:
             i = place[maker]
-            # A switch has two outputs; its predicate says which one is alive.
-            switched = {(place[edges[maker][0][1][0]], k)} if maker.type in optypes.SWITCHES else ()
+            # A switch has two outputs; its predicate, the second input, says which one is alive.
+            predicate = edges[maker][0][1:] if maker.type in optypes.SWITCHES else ()
+            switched = {(place[decides], k) for decides, _ in predicate}
             found.append(needs[i].union(switched))
         join = frozenset.intersection if op.type in optypes.MERGES else nothing.union
         always = nothing.union(*(needs[place[other]] for other in waits))
