@@ -25,8 +25,10 @@ __all__ = [
     "FUSED",
     "FUSED_WITH_READER",
     "FUSED_WITH_SIBLING",
+    "FUSES_WITH",
     "MAY_VIEW",
     "MERGED_AT_RUN_TIME",
+    "MERGED_WITH_READER",
     "MERGES",
     "MERGES_AT_RUN_TIME",
     "PYTHON",
@@ -127,11 +129,40 @@ MERGED_AT_RUN_TIME = frozenset({"BiasAddGrad"})
 #: … and a control input on the filter gradient prevents the merge, which changes the last bits of the bias gradient.
 MERGES_AT_RUN_TIME = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "BiasAddGrad"})
 
+#: With which readers the same pass makes an op one kernel, without regard to what waits for the op by a control edge: if the reader
+#: needs that, it needs itself. (``mkl_layout_pass.cc``; no other pass looks past control edges.)
+MERGED_WITH_READER = {
+    "Conv2D": frozenset({"BiasAdd"}),
+    "Pad": frozenset({"Conv2D"}),
+}
+
+_ACTIVATIONS = frozenset("Relu Relu6 Elu LeakyRelu Gelu Mish Swish Tanh Sigmoid".split())
+_ADDITIONS = frozenset("BiasAdd Add AddV2".split())
+_NORMALIZATIONS = frozenset("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3".split())
+
+#: With which readers grappler's remapper may fuse an op whose result nobody else reads; not if something waits for the op by a control
+#: edge (``remapper.cc`` and ``pattern_utils.cc``).
+FUSES_WITH = {
+    "Conv2D": _ADDITIONS | _NORMALIZATIONS,
+    "Conv3D": _ADDITIONS,
+    "DepthwiseConv2dNative": _ADDITIONS,
+    "MatMul": _ADDITIONS,
+    "BatchMatMul": _ADDITIONS | {"Mul"},
+    "BatchMatMulV2": _ADDITIONS | {"Mul"},
+    "BiasAdd": _ACTIVATIONS | _ADDITIONS | {"AddN", "Mul"},
+    "Add": _ACTIVATIONS | _ADDITIONS | {"AddN", "Mul"},
+    "AddV2": _ACTIVATIONS | _ADDITIONS | {"AddN", "Mul"},
+    "Pad": frozenset("Conv2D Conv3D".split()),
+    "FusedBatchNorm": _ACTIVATIONS | _ADDITIONS | {"Mul"},
+    "FusedBatchNormV2": _ACTIVATIONS | _ADDITIONS | {"Mul"},
+    "FusedBatchNormV3": _ACTIVATIONS | _ADDITIONS | {"Mul"},
+    "Sigmoid": frozenset({"Mul"}),
+    "Softplus": frozenset("Tanh Mul".split()),
+    "Tanh": frozenset({"Mul"}),
+}
+
 #: Ops that grappler's remapper may fuse with the op that alone reads their result, …
-FUSED_WITH_READER = frozenset(
-    """Conv2D Conv3D DepthwiseConv2dNative MatMul BatchMatMul BatchMatMulV2 BiasAdd Add AddV2 Pad
-    FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Sigmoid Softplus Tanh""".split()
-)
+FUSED_WITH_READER = frozenset(FUSES_WITH)
 #: … and all ops of such a group, its end included. It is not made if one of them has a control edge.
 FUSED = FUSED_WITH_READER | frozenset("Relu Relu6 Elu LeakyRelu Gelu Mish Swish Mul".split())
 

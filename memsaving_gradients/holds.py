@@ -89,7 +89,9 @@ class Holds:
         held = backward and self._hold_in_line(entry.op, lined_up)
         if backward:
             # What goes into a sum is there until it is added.
-            op = self.sums.add(entry.op, op) or op
+            added = self.sums.add(entry.op, op)
+            if added is not None and self._have_run(self.sums.of(entry.op), entry.op):
+                op = added
         if huge and self._may_trigger(entry, op):
             # So is a gradient until it has been used, where it is known for what.
             ends = self.updates.get(self.ops.ops[entry.op].name) or [op]
@@ -100,8 +102,14 @@ class Holds:
     def _hold_in_line(self, position: int, lined_up: bool) -> bool:
         """Let an original wait for the end of the line, and for the last additions of the large sums that it makes an addend of."""
         line = self.last_huge if lined_up else []
-        waits_for = dict.fromkeys([*line, *self.sums.last_of(position, self.long)])
+        if self._have_run(self.sums.of(position), position):
+            line = [*line, *self.sums.last_of(position, self.long)]
+        waits_for = dict.fromkeys(line)
         return bool(waits_for) and self.hold_back(position, list(waits_for))
+
+    def _have_run(self, sums: Sequence[int], position: int) -> bool:
+        """Whether what was added so far in sums has run when the op at ``position`` has its turn: nothing of it is merged with later ops."""
+        return all(self.merging.has_run(total, position) for total in sums)
 
     def _hold_factor(self, entry: Step) -> None:
         """Let the second input of an op wait for the first where folding combines it with a constant of the op's reader.
@@ -125,8 +133,7 @@ class Holds:
             or self.graph.size[self.graph.storage[second]] < self.large
             or self.graph.source[self.graph.storage[second]]
             or self.ops.producer[first] < self.graph.first_backward
-            or waits_for.type in optypes.MERGED_AT_RUN_TIME
-            or int(self.ops.producer[first]) in self.merging.entangled
+            or not self.merging.may_be_waited_for(int(self.ops.producer[first]))
             or not (self.ops.here[position] and self.ops.here[self.ops.producer[first]])
             or self.merging.merges(int(self.ops.producer[second]))
         ):
@@ -185,14 +192,10 @@ class Holds:
         return max(sizes, default=0) >= self.huge and op.type not in _NOTHING_WAITS_FOR
 
     def _may_trigger(self, entry: Step, op: tf.Operation) -> bool:
-        """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it may be fused into as they are.
-
-        None from what needs a part of such a kernel whose other part comes later.
-        """
-        if entry.op in self.merging.entangled:
+        """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it may be fused into as they are."""
+        if not self.merging.may_be_waited_for(entry.op, entry.copy):
             return False
-        forward = entry.op < self.graph.first_backward
-        return op.type not in (optypes.FUSED if forward else optypes.MERGED_AT_RUN_TIME)
+        return entry.op >= self.graph.first_backward or op.type not in optypes.FUSED
 
     def _wait_with_twin(self, position: int) -> bool:
         """Let an op wait for what the earlier op that it equals waits for."""
@@ -228,4 +231,5 @@ class Holds:
         """An input of an original, behind ``triggers``: on the device of the original, which no other one is to wait for."""
         op = self.ops.ops[position]
         copied = self.ops.reads_from_elsewhere(position)
-        return gated(op.inputs[index], triggers, op.name, op.device, copied=copied)
+        waits_for = [self.merging.trigger(other) for other in triggers]
+        return gated(op.inputs[index], waits_for, op.name, op.device, copied=copied)

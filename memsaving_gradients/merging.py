@@ -1,8 +1,9 @@
-"""Which ops the runtime makes one of: what must be neither parted nor joined by a rewrite.
+"""Which ops the runtime makes one of: what must be neither parted nor joined by a rewrite, and what may be waited for.
 
 Grappler's remapper and oneDNN fuse a product, the addition behind it and an activation where nothing else reads the
 values between; constant folding moves a constant factor past the op before it; equal ops become one. The results of the merged
 have other last bits, so that an original and its clone must be merged alike, and nothing is put between two ops that may be.
+Control edges lead from ops that have run at their own place in the schedule, whatever is merged (:mod:`memsaving_gradients.places`).
 Rules of TensorFlow 2.16 to 2.21; what is not known here costs last bits at most.
 """
 
@@ -10,7 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import tensorflow as tf
+
 from graph_tools import optypes
+from memsaving_gradients.gates import gated
+from memsaving_gradients.places import Places, is_alone
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Step
 
@@ -31,28 +36,47 @@ class Merging:
     ----------
     twin_of
         For each backward op that equals an earlier one, that one. Ops that read different copies are equal no longer.
-    entangled
-        Ops that nothing may wait for. Backward ops that need an op that is merged with one that runs later: whatever waits
-        for them may be what the later one needs. And ops of branches of control flow v1, which may be dead.
     """
 
     def __init__(self, step: CapturedStep, steps: Sequence[Step] = ()) -> None:
         self._step = step
         self.twin_of = _twins(step)
-        self.entangled = _entangled(step, steps) | step.source.conditional
+        self._places = Places(step, steps or [Step(i) for i in range(step.graph.length)])
+        self._ends = {step.source.ops[i] for i in self._places.ends}
+        self._idle: dict[tf.Operation, tf.Operation] = {}
         self._family = {
             op: self.twin_of.get(op, op) for op in (*self.twin_of, *self.twin_of.values())
         }
         self._first: dict[int, dict[tuple[int, ...], int]] = {}
 
-    def merges(self, position: int) -> bool:
-        """Whether an op may be merged with the only one that reads it.
+    def may_be_waited_for(self, position: int, copy: int = 0) -> bool:
+        """Whether a control edge from an execution leaves what it is merged with as it is, and closes no cycle.
 
-        Backward ops that were not captured lead nowhere and are pruned; so may be forward ops that were not.
+        It does neither if the execution, or what it needs, is a part of what runs later. Nor may anything wait for an op that may be dead.
         """
-        return (
-            bool(self._step.graph.fuses[position]) and len(self._step.source.readers[position]) < 2
-        )
+        ops = self._step.source
+        if ops.ops[position].type in optypes.MERGED_AT_RUN_TIME or position in ops.conditional:
+            return False
+        return self._places.has_run((position, copy), (position, copy))
+
+    def has_run(self, position: int, before: int) -> bool:
+        """Whether an original has run, with all that it is merged with, when the original at ``before`` has its turn.
+
+        Of a sum that is made along the way, the sum; what has been added before may have run earlier.
+        """
+        return self._places.has_run((position, 0), (before, 0))
+
+    def trigger(self, op: tf.Operation) -> tf.Operation:
+        """What to wait for instead of ``op``: an idle reader, if a control edge would keep ``op`` from being fused with what it reads."""
+        if op not in self._ends:
+            return op
+        if op not in self._idle:
+            self._idle[op] = gated(op.outputs[0], [], op.name).op
+        return self._idle[op]
+
+    def merges(self, position: int) -> bool:
+        """Whether an op may be merged with the only one that reads it; see :func:`memsaving_gradients.places.is_alone`."""
+        return is_alone(self._step, position)
 
     def pass_backward(self, entry: Step) -> list[int]:
         """Note which copies a backward op reads; call for all of them, in order.
@@ -70,30 +94,6 @@ class Merging:
             return []
         self.twin_of.pop(entry.op, None)
         return list(firsts.values()) if len(firsts) == 2 else [entry.op] if len(firsts) > 2 else []
-
-
-def _entangled(step: CapturedStep, steps: Sequence[Step]) -> frozenset[int]:
-    """Backward ops that need a bias gradient whose filter gradient comes after them: these two may be one kernel."""
-    ops, first = step.source, step.graph.first_backward
-    place = {entry.op: now for now, entry in enumerate(steps) if not entry.copy}
-    # For each op that needs one, the last place at which one is merged.
-    until: dict[int, int] = {}
-    for i in range(first, step.graph.length):
-        needs = (*(int(ops.producer[v]) for v in ops.inputs[i]), *ops.controls[i])
-        last = max((until[other] for other in needs if other in until), default=-1)
-        if ops.ops[i].type in optypes.MERGED_AT_RUN_TIME:
-            for value in ops.inputs[i]:
-                for reader in ops.readers[int(ops.producer[value])]:
-                    kind = ops.ops[reader].type
-                    if (
-                        kind in optypes.MERGES_AT_RUN_TIME
-                        and kind not in optypes.MERGED_AT_RUN_TIME
-                        and value in ops.inputs[reader]
-                    ):
-                        last = max(last, place.get(reader, reader))
-        if last >= 0:
-            until[i] = last
-    return frozenset(i for i, last in until.items() if last > place.get(i, i))
 
 
 def _twins(step: CapturedStep) -> dict[int, int]:

@@ -193,11 +193,17 @@ class _Writer:
             elif self.runs.must_part(key, reads, in_order=self.barriers is None):
                 self._part_run(op)
             gate = self.gate
-            if not self.runs.inside(reads):
+            fixed = fixed_inputs(op, self.ops.constants(entry.op))
+            inside = self.runs.inside(reads)
+            if inside and self.barriers is None and op.type in optypes.MERGES_AT_RUN_TIME:
+                # Through the gate, or it might be merged with an original that reads the same.
+                fixed = [held or bool(copy) for held, copy in zip(fixed, copies, strict=True)]
+                inside = all(fixed)
+            if not inside:
                 gate.hold(
                     op.name,
                     [self._unfolded(tensor) for tensor in inputs],
-                    fixed_inputs(op, self.ops.constants(entry.op)),
+                    fixed,
                     op.device,
                     copied=self.ops.reads_from_elsewhere(entry.op),
                     matched=op.type in optypes.FUSED_WITH_SIBLING,
@@ -243,7 +249,9 @@ class _Writer:
             self.loads.parts(op)
         if self.holds is not None:
             for op, makers in waits(self.graph, self.schedule).items():
-                self.holds.hold_back(op, [self.loads.parts(maker)[0].op for maker in makers])
+                stored = [maker for maker in makers if self.merging.has_run(maker, op)]
+                if stored:
+                    self.holds.hold_back(op, [self.loads.parts(maker)[0].op for maker in stored])
 
     def add_load(self, entry: Step) -> None:
         op, key = self.ops.ops[entry.op], (entry.op, entry.copy)
@@ -295,8 +303,11 @@ class _Writer:
             if self.graph.fuses[parted] and len(self.ops.readers[parted]) < 2:
                 self.unmerged.append((self.ops.ops[parted], self.ops.ops[parted]))
         self.runs.close()
-        may_trigger = op.type not in optypes.MERGED_AT_RUN_TIME and self.graph.live[position]
-        if may_trigger and self.ops.here[position] and position not in self.merging.entangled:
+        if (
+            self.graph.live[position]
+            and self.ops.here[position]
+            and self.merging.may_be_waited_for(position)
+        ):
             self.window.append(position)
 
     def chain(self, position: int) -> None:
@@ -316,7 +327,7 @@ class _Writer:
         if self.barriers is not None:
             self.barriers.replace(self.graph.writes[position][0], total)
         self.runs.close()
-        if position not in self.merging.entangled:
+        if self.merging.may_be_waited_for(position):
             self.window.append(position)
 
     def op_of(self, entry: Step) -> tf.Operation:
@@ -348,7 +359,8 @@ class _Writer:
             self._part_run(root)
             return
         if self.barriers is None:
-            self.gate = ControlGate.after(triggers, root, self.gate)
+            waits_for = [self.merging.trigger(op) for op in triggers]
+            self.gate = ControlGate.after(waits_for, root, self.gate)
         else:
             self.gate = DataGate.after(triggers, root, self.gate)
             if self.gate.shut is not None:

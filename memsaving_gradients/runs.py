@@ -74,7 +74,12 @@ class Runs:
 
     def sinks(self) -> list[Key]:
         """The latest clones of the run that others can wait for, without changing what they are merged with."""
-        return [key for key in self.unread if not self.merging.merges(key[0])][-MOST_TRIGGERS:]
+        found = [
+            key
+            for key in self.unread
+            if not self.merging.merges(key[0]) and self.merging.may_be_waited_for(*key)
+        ]
+        return found[-MOST_TRIGGERS:]
 
     def _ready(self, reads: Collection[Key]) -> int:
         return max((self.turn.get(key, self.begun) for key in reads), default=self.begun)

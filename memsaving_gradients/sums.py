@@ -161,15 +161,19 @@ class Sums:
             for op in {int(graph.producer[value]) for value in addends}:
                 self._sums_of.setdefault(op, []).append(position)
 
+    def of(self, position: int) -> Sequence[int]:
+        """The sums that the op at ``position`` makes an addend of."""
+        return self._sums_of.get(position, ())
+
     def last_of(self, position: int, least: float) -> list[tf.Operation]:
         """The last additions so far in those sums that the op at ``position`` makes an addend of and that add ``least`` bytes or more."""
-        sums = [s for s in self._sums_of.get(position, ()) if self._bytes[s] >= least]
+        sums = [s for s in self.of(position) if self._bytes[s] >= least]
         return [last for s in sums if (last := self._chains[s].last) is not None]
 
     def add(self, position: int, made: tf.Operation) -> tf.Operation | None:
         """Add what ``made``, the op that stands at ``position``, has made, and what waited for it; the last addition, if any."""
         self._made.add(made)
-        added = [self._chains[s].go_on(self._made) for s in self._sums_of.get(position, ())]
+        added = [self._chains[s].go_on(self._made) for s in self.of(position)]
         return next((last for last in reversed(added) if last is not None), None)
 
     def total(self, position: int) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from memsaving_gradients.schedule import Schedule, Step
 
@@ -20,11 +20,13 @@ def forgetful(
     older: float = 0.1,
     alone: Collection[int] = (),
     chained: bool = False,
+    order: Iterable[int] | None = None,
 ) -> Schedule:
     """A random schedule: what is read is forgotten with probability ``forget``, and made again when it is read next.
 
     ``older``: how often an earlier copy is read instead of the newest. ``alone``: ops that are merged with the only one that reads
-    them, so that every copy of the one belongs to one copy of the other. ``chained``: whether long sums are.
+    them, so that every copy of the one belongs to one copy of the other. ``chained``: whether long sums are. ``order``: of the backward
+    ops, that of the graph if it is not given.
     """
     draw = random.Random(seed)
     border, losable = graph.first_backward, graph.losable.tolist()
@@ -78,9 +80,33 @@ def forgetful(
                     have[op] = copy
             steps.append(Step(op, copy, tuple(copies) if copy or any(copies) else ()))
 
-    for op in range(border, graph.length):
+    for op in range(border, graph.length) if order is None else order:
         run(op)
     return Schedule(tuple(steps), frozenset(graph.sums if chained else ()))
+
+
+def shuffled(step, seed: int) -> list[int]:
+    """The backward ops of a captured step in a random order in which each comes after what it needs."""
+    draw = random.Random(seed)
+    ops, border = step.source, step.graph.first_backward
+    readers: dict[int, list[int]] = {i: [] for i in range(border, step.graph.length)}
+    missing = dict.fromkeys(readers, 0)
+    for i in readers:
+        needs = {*(int(ops.producer[v]) for v in ops.inputs[i]), *ops.controls[i]}
+        for before in needs & readers.keys():
+            readers[before].append(i)
+            missing[i] += 1
+    ready = [i for i, many in missing.items() if not many]
+    found = []
+    while ready:
+        # The newest or any: whole branches come late.
+        k = len(ready) - 1 if draw.random() < 0.5 else draw.randrange(len(ready))
+        found.append(op := ready.pop(k))
+        for reader in readers[op]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                ready.append(reader)
+    return found
 
 
 def halving(graph) -> Schedule:

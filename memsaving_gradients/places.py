@@ -1,0 +1,182 @@
+"""At which place of a schedule an op has run, with all that the runtime merges it with.
+
+What is merged runs when all of it can. Whatever waits by a control edge for an op that becomes a part of a later one waits for the later
+one, and closes a cycle if that needs it in turn. oneDNN's layout pass merges all the same (``mkl_layout_pass.cc``): a convolution and the
+addition of its bias, a padding and its convolution, the gradients of a filter and of the bias. The remapper does not fuse what
+is waited for (``remapper.cc``, ``pattern_utils.cc``), so that it has other last bits than in plain training.
+
+So each execution has its place in the schedule, and the place at which it *has run*: that of the last one which is merged with it, or with
+something that it needs. If control edges lead from what has run at its own place, and to what comes later, no cycle can be closed: along
+the edges of the graph of merged ops, the places at which these have run do not fall, and along control edges they rise. (That of two gradients
+that are merged is the filter's. What the bias's reads, the filter's reads as well, and nothing makes the bias's wait.)
+
+Values are numbered as grappler sees them: views give what they read, and equal ops what the first of them gives. Linear in the edges,
+but for one bit for each execution and each bias gradient whose filter gradient comes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+
+from graph_tools import optypes
+from graph_tools.capture import OpGraph
+from graph_tools.views import unchanged_input
+from memsaving_gradients.roles import CapturedStep
+from memsaving_gradients.schedule import Step
+
+__all__ = ["Places", "is_alone"]
+
+#: An op and the number of its copy.
+Key = tuple[int, int]
+#: A value as grappler sees it: the place of the first execution that makes it, and the number of the output.
+Value = tuple[int, int]
+
+_NONE: frozenset[str] = frozenset()
+
+
+def is_alone(step: CapturedStep, position: int) -> bool:
+    """Whether an op may be merged with the only one that reads it.
+
+    Backward ops that were not captured lead nowhere and are pruned; so may be forward ops that were not.
+    """
+    return bool(step.graph.fuses[position]) and len(step.source.readers[position]) < 2
+
+
+class Places:
+    """Where the executions of a schedule have run.
+
+    Attributes
+    ----------
+    ends
+        Backward ops that the remapper may fuse with what they read, and with nothing that reads them: waiting for them would prevent it.
+    """
+
+    def __init__(self, step: CapturedStep, steps: Sequence[Step]) -> None:
+        self._step, self._steps = step, steps
+        self._values = _Values(step.source, steps)
+        self._kinds = [step.source.ops[entry.op].type for entry in steps]
+        self._place: dict[Key, int] = {entry[:2]: now for now, entry in enumerate(steps)}
+        self.ends: set[int] = set()
+        last = self._with_readers()
+        merged = self._with_filters()
+        self._until: list[int] = []
+        for now, needs in enumerate(self._values.needs):
+            first = self._values.first[now]
+            before = (self._until[k] for k in needs)
+            self._until.append(max(now, last[first], merged.get(now, now), *before))
+
+    def has_run(self, key: Key, before: Key) -> bool:
+        """Whether an execution has run when another one has its turn; what is not in the schedule always has."""
+        place = self._place.get(key)
+        return place is None or self._until[place] <= self._place.get(before, place)
+
+    def _with_readers(self) -> list[int]:
+        """For each execution, the place of the last one of those that it is merged with as what these read."""
+        steps, reads, kinds = self._steps, self._values.reads, self._kinds
+        last = [*range(len(steps))]
+        inner = [False] * len(steps)
+        readers = self._readers()
+        # Readers come later.
+        for now in range(len(steps) - 1, -1, -1):
+            kind, fused = kinds[now], False
+            for maker, _ in reads[now]:
+                if kind in optypes.FUSES_WITH.get(kinds[maker], _NONE):
+                    fuses = is_alone(self._step, steps[maker].op)
+                    fused |= fuses
+                    # What has several readers in the graph may have one of them left when the rest is folded.
+                    if fuses or (
+                        kind in optypes.MERGED_WITH_READER.get(kinds[maker], _NONE)
+                        and len(readers[maker]) == 1
+                    ):
+                        last[maker], inner[maker] = max(last[maker], last[now]), True
+            backward = steps[now].op >= self._step.graph.first_backward and not steps[now].copy
+            if fused and backward and not inner[now]:
+                self.ends.add(steps[now].op)
+        return last
+
+    def _readers(self) -> list[set[int]]:
+        """For each execution, those that read it, equal ones as one; neither views nor what reads shapes."""
+        found: list[set[int]] = [set() for _ in self._steps]
+        for now, entry in enumerate(self._steps):
+            op = self._step.source.ops[entry.op]
+            if op.type not in optypes.VIEWS and not optypes.reads_shapes(op):
+                for maker, _ in self._values.reads[now]:
+                    found[maker].add(self._values.first[now])
+        return found
+
+    def _with_filters(self) -> dict[int, int]:
+        """For bias gradients, the last place of a filter gradient that reads the same and comes later."""
+        filters: dict[Value, list[int]] = {}
+        later: dict[int, list[int]] = {}
+        # A clone reads what is not cloned with it through its gate: it is merged with no original.
+        for now in range(len(self._steps) - 1, -1, -1):
+            cloned = bool(self._steps[now].copy)
+            if self._kinds[now] in optypes.MERGED_AT_RUN_TIME:
+                found = [f for value in self._values.reads[now] for f in filters.get(value, ())]
+                if found := [f for f in found if bool(self._steps[f].copy) == cloned]:
+                    later[now] = found
+            elif self._kinds[now] in optypes.MERGES_AT_RUN_TIME:
+                for value in self._values.reads[now]:
+                    filters.setdefault(value, []).append(now)
+        bits = {now: 1 << k for k, now in enumerate(later)}
+        needed = _needed(self._values.needs, bits) if bits else []
+        # A filter gradient that needs the bias gradient is not merged with it: plain training would not run.
+        return {
+            now: max((f for f in found if not needed[f] & bits[now]), default=now)
+            for now, found in later.items()
+        }
+
+
+class _Values:
+    """The values of a schedule as grappler sees them.
+
+    ``reads``: what each execution reads; ``needs``: the places of those that it needs; ``first``: the first one that is the same op.
+    """
+
+    def __init__(self, ops: OpGraph, steps: Sequence[Step]) -> None:
+        self.reads: list[list[Value]] = []
+        self.needs: list[list[int]] = []
+        self.first: list[int] = []
+        known: dict[tuple[object, ...], int] = {}
+        made: dict[Key, tuple[int, Value]] = {}
+        place: dict[int, int] = {}
+        begins = ops.first_value.tolist()
+        for now, entry in enumerate(steps):
+            op = ops.ops[entry.op]
+            copies = entry.reads or repeat(0)
+            keys = zip(ops.inputs[entry.op], copies, strict=False)
+            entries = [made[key] for key in keys if key in made]
+            reads = [value for _, value in entries]
+            waits = (place[other] for other in ops.controls[entry.op] if other in place)
+            self.reads.append(reads)
+            self.needs.append([*(maker for maker, _ in entries), *waits])
+            same: Sequence[Value] = sorted(reads) if optypes.is_commutative(op) else reads
+            # What has no inputs, or a state, is like nothing else.
+            if reads and not optypes.is_stateful(op):
+                first = known.setdefault((op.type, entry.copy, *same), now)
+            else:
+                first = now
+            self.first.append(first)
+            if not entry.copy:
+                place[entry.op] = now
+            views = op.type in optypes.VIEWS and reads
+            unchanged = None if views else unchanged_input(op)
+            for out in range(len(op.outputs)):
+                value = first, out
+                if views:
+                    value = reads[out if op.type == "IdentityN" else 0]
+                elif unchanged is not None and unchanged < len(reads):
+                    value = reads[unchanged]
+                made[begins[entry.op] + out, entry.copy] = now, value
+
+
+def _needed(needs: Sequence[Sequence[int]], bits: Mapping[int, int]) -> list[int]:
+    """For each execution, the bits of those that it needs, and its own."""
+    found: list[int] = []
+    for now, before in enumerate(needs):
+        mine = bits.get(now, 0)
+        for k in before:
+            mine |= found[k]
+        found.append(mine)
+    return found
