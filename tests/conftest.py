@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from tests import sampling
+from tests import fresh, sampling
 from tests.support import arithmetic_rewriting
 
 pytest_plugins = ["tests.interruption", "tests.slowest"]
@@ -35,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     sampling.thorough = config.getoption("thorough")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # A worker takes many tests, some of which need fresh processes.
+        fresh.start()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,16 +15,22 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["fresh"]
+__all__ = ["fresh", "start"]
 
 #: What ends a process that hangs: ten times what the longest takes on a quiet machine.
 SECONDS = 600
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.support", "keras"])
+
+
+def start() -> None:
+    """Start the process that is forked: it imports TensorFlow while tests are collected, and the first test does not wait for that."""
+    forkserver.ensure_running()
 
 
 class FreshProcessError(AssertionError):
