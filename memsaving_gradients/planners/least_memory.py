@@ -173,7 +173,7 @@ class _Tables:
 def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
     """Positions to cut at: all where the frontier changes, or the narrowest ones if there are too many."""
     # A cut behind the last residual stands for keeping none of the last segment.
-    changes = np.unique(np.concatenate([segments.born, segments.last, segments.residual_born[-1:]]))
+    changes = np.unique(np.concatenate([segments.born, segments.last, segments.residual_born]))
     changes = changes[changes < segments.length - 1]
     cuts = changes[segments.cuttable[changes]]
     if len(cuts) <= MOST_CUTS:

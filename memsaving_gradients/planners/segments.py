@@ -68,8 +68,8 @@ class Segments:
     working
         For each position, the most bytes that backward needs beside residuals while it stands there.
     cuttable
-        For each position, whether a cut there leaves every pair of ops together that the runtime may fuse: keeping
-        what passes between them would have the original run unfused, with other last bits than in plain training.
+        For each position, whether a cut there leaves every pair of ops together that the runtime may fuse, of those that may run
+        again: keeping what passes between them would have the original run unfused, with other last bits than in plain training.
     """
 
     parts: IntArray
@@ -190,7 +190,7 @@ def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segmen
         held=held,
         pinned_held=pinned_held,
         working=_working(graph),
-        cuttable=_cuttable(graph),
+        cuttable=_cuttable(graph, needed),
     )
 
 
@@ -290,9 +290,12 @@ def _sum_by_position(
     return np.cumsum(added)
 
 
-def _cuttable(graph: TrainingGraph) -> npt.NDArray[np.bool_]:
+def _cuttable(graph: TrainingGraph, needed: Collection[int]) -> npt.NDArray[np.bool_]:
     delta = np.zeros(graph.first_backward + 1, np.int64)
     for value, reader in graph.merged.items():
+        if graph.storage[value] not in needed:
+            # No clone reads it, and no cut keeps it: a sum of losses stands beside all that they are computed from.
+            continue
         delta[graph.producer[value]] += 1
         delta[reader] -= 1
     return np.cumsum(delta[:-1]) == 0
