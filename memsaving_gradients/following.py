@@ -26,7 +26,9 @@ from memsaving_gradients.planning import (
     by_limits,
     by_mode,
     by_saved_plan,
+    nothing_else,
     search_of,
+    warn_nothing_saved,
 )
 from memsaving_gradients.progress import showing
 from memsaving_gradients.replicas import Shared
@@ -70,6 +72,9 @@ class Followed:
         budget = self.outcome.plan.budget
         return budget is None or need <= budget
 
+
+#: Modes in which nobody but a planner says what is recomputed, and nobody allows for a number of bytes.
+SAVING = ("memory", "speed", "slowdown", "planner")
 
 #: What the executor makes of a step that follows a plan.
 Play = Callable[[Followed], Simulation]
@@ -279,13 +284,38 @@ class Following:
         most = FEW_ATTEMPTS if self._large else MOST_ATTEMPTS
         found, ended = self._search(most if self.mode == "budget" else 1, _alone)
         if ended:
-            return found
+            return self._if_it_saves(found)
         found = self._next(0.0)
         goal = self.site.goal
         if found is None or goal is None or found.outcome.need <= goal.budget:
             return found
         self._take_back(found)
         raise too_small(goal, min(found.outcome.need, goal.plain_need), self.site.stopped)
+
+    def _if_it_saves(self, found: Followed | None) -> Followed | None:
+        """``found``, unless it needs no less than plain training as the executor runs it, which its schedule does not tell.
+
+        Checkpoints that were named, and budgets, are kept to; of the former it is said. A plan from a file is followed.
+        """
+        if found is None or found.result is None or self.mode in ("budget", "saved"):
+            return found
+        plan, site = found.outcome.plan, self.site
+        need, most = plan.allocated, plan.allocated_plain
+        if need < most:
+            return found
+        figures = f"as TensorFlow runs it, it may take {need:,} bytes in the allocator's chunks, plain training {most:,}"
+        if self.mode not in SAVING:
+            said = "tensors are recomputed, but that saves no memory"
+            why = f"{figures}; checkpoints='memory' looks for better ones"
+            warn_nothing_saved(site.graph, why, what=said)
+            return found
+        self._take_back(found)
+        if site.is_other:
+            alone = nothing_else(site, plan.mode, plan.planner)
+            if alone.plan.allocated < most or (site.attention and site.attention.names):
+                return Followed(alone, None, alone.need)
+        warn_nothing_saved(site.graph, f"a plan was found that takes less in order, but {figures}")
+        return None
 
     def least(self) -> Outcome | None:
         """The plan of least memory, as an error about a budget would name it; the graph is left as it was. ``None``: none saves anything."""

@@ -62,6 +62,7 @@ __all__ = [
     "by_mode",
     "by_saved_plan",
     "note_unused",
+    "nothing_else",
     "warn_nothing_saved",
     "warn_stopped",
 ]
@@ -130,7 +131,7 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     schedule = proposal.schedule
     works = schedule.clones or schedule.chained or schedule.stored
     if site.is_other and (not works or proposal.peak >= most):
-        return _nothing_else(site, step, mode, mode)
+        return nothing_else(site, mode, mode)
     if not works or (proposal.peak >= most and mode in _BY_MODE):
         warn_nothing_saved(site.graph, why_nothing(step, mode, most, site.loops.kept))
         return None
@@ -172,9 +173,10 @@ def _by_mode(site: Site, step: CapturedStep, mode: str) -> Proposal:
     return left_alone(step.graph, proposal, None)
 
 
-def _nothing_else(site: Site, step: CapturedStep, mode: str, name: str) -> Outcome:
+def nothing_else(site: Site, mode: str, name: str) -> Outcome:
     """Loops are replayed, or attention is in blocks, and nothing else is done."""
     original, before = site.original()
+    step = site.capture()
     found = Found(Meter(step.graph, site.gating).plain, 0, None)
     plan = _described(site, step, found, mode, name, before=before, unpacked=original)
     return Outcome(step, found.proposal, plan, plain=True).as_it_runs(site.play(step))
@@ -217,7 +219,7 @@ def by_limits(
         found = search.free()
     if found is None or (budget is None and found.need >= plain_need):
         if site.attention is not None and site.attention.names:
-            return _nothing_else(site, step, mode, name)
+            return nothing_else(site, mode, name)
         where = (
             f"within max_slowdown={options.max_slowdown}"
             if options.max_slowdown

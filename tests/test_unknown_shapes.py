@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from graph_tools.measure import measure_peak
+from tests.fresh import fresh
 
 
 @pytest.mark.parametrize("batch", [32, None])
@@ -60,3 +62,47 @@ def test_a_transformer_whose_last_batch_is_smaller(width, dropout):
     known, unknown = plan(64), plan(70)
     assert unknown.peak_plain < 1.1 * known.peak_plain
     assert unknown.peak < 1.2 * known.peak
+
+
+@pytest.mark.parametrize("kind", ["weights", "examples"])
+def test_smaller_batches_take_no_more_than_plain_training_of_the_largest(kind):
+    """Gradients of weights are as large in a batch of one: what they take besides must not outgrow what is saved."""
+    plain, saving = fresh("tests.test_unknown_shapes:measured", kind=kind)
+    largest = max(plain)
+    assert saving[largest] < plain[largest]
+    assert all(peak < plain[largest] for peak in saving.values())
+
+
+def measured(kind: str) -> tuple[dict[int, int], dict[int, int]]:
+    """Peaks of steps of several sizes, plain and with a plan for an assumed batch; for fresh processes.
+
+    ``kind``: what most bytes belong to.
+    """
+    width, depth = {"weights": (512, 12), "examples": (64, 24)}[kind]
+    layers = [keras.layers.Dense(width, activation="gelu") for _ in range(depth)]
+    model = keras.Sequential([keras.Input([width]), *layers])
+    optimizer = keras.optimizers.SGD()
+    optimizer.build(model.trainable_variables)
+    found: list[dict[int, int]] = []
+    for patched in (False, True):
+
+        @tf.function(input_signature=[tf.TensorSpec([None, width])], autograph=False)
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x, training=True) - x) ** 2)
+            optimizer.apply(
+                tape.gradient(loss, model.trainable_variables), model.trainable_variables
+            )
+
+        if patched:
+            with ms.patched():
+                step.get_concrete_function()
+            assert ms.plans(step)[-1].assumed_batch == 32
+        batches = {size: tf.ones([size, width]) for size in (32, 7, 2, 1)}
+        found.append(
+            {
+                size: max(measure_peak(lambda x=x, step=step: step(x), warmup=2, steps=4).peaks)
+                for size, x in batches.items()
+            }
+        )
+    return found[0], found[1]
