@@ -40,7 +40,7 @@ _differentiated: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKey
 _count = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Watch:
     """What happened while it watched: the plans used, newest last, and whether a warning was given."""
 

@@ -1,0 +1,122 @@
+"""All that a test traces has gradients that recompute, and each ``fit`` has the callback.
+
+Eager gradients are left alone, as they are under the callback: `memsaving_gradients.patching.scoped` does that, where
+`memsaving_gradients.patched` would raise an error. A budget that is too small is no fault: the gradients get the least budget that the error
+names, which has to work.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+from memsaving_gradients import patching, registry, saving
+from memsaving_gradients.errors import BudgetError
+from memsaving_gradients.options import Options
+from tests.foreign.tally import Tally
+
+__all__ = ["everywhere"]
+
+
+@contextmanager
+def everywhere(options: Mapping[str, Any] | None) -> Iterator[Tally]:
+    """``options`` for all gradients that are traced inside, which are counted; ``None``: TensorFlow's own gradients."""
+    tally = Tally()
+    with ExitStack() as stack:
+        if options is not None:
+            stack.enter_context(registry.watching(tally.watch))
+            stack.enter_context(patching.scoped(Options.of(options), eager_is_error=False))
+            least = _within_the_least_budget(saving.save_memory, tally)
+            stack.enter_context(mock.patch.object(saving, "save_memory", least))
+        if "keras" in sys.modules:
+            trainer = _trainer()
+            fit = _fitting(trainer.fit, options, tally)
+            stack.enter_context(mock.patch.object(trainer, "fit", fit))
+        yield tally
+
+
+def _within_the_least_budget(
+    save_memory: Callable[..., list[Any]], tally: Tally
+) -> Callable[..., list[Any]]:
+    # The tape was asked before, and is not to be asked twice: what is built is planned for anew.
+    signature = inspect.signature(save_memory)
+
+    @functools.wraps(save_memory)
+    def saved(*args: Any, **kwargs: Any) -> list[Any]:
+        try:
+            return save_memory(*args, **kwargs)
+        except BudgetError as error:
+            tally.infeasible += 1
+            given = signature.bind(*args, **kwargs)
+            given.arguments["options"] = replace(
+                given.arguments["options"], budget=error.fraction, planning_seconds=None
+            )
+            return save_memory(*given.args, **given.kwargs)
+
+    return saved
+
+
+def _trainer() -> Any:
+    """The class whose ``fit`` all models of Keras have."""
+    import keras
+
+    return next(
+        base for base in keras.Model.__mro__ if "fit" in vars(base) and _is_tensorflow(base)
+    )
+
+
+def _is_tensorflow(base: type) -> bool:
+    return ".backend.tensorflow." in base.__module__
+
+
+def _fitting(
+    fit: Callable[..., Any], options: Mapping[str, Any] | None, tally: Tally
+) -> Callable[..., Any]:
+    signature = inspect.signature(fit)
+
+    @functools.wraps(fit)
+    def fitting(model: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(model, *args, **kwargs)
+        if options is not None and _is_traced(model):
+            ours = _with_ours(given.arguments.get("callbacks"), options)
+            given.arguments["callbacks"] = ours
+        history = fit(*given.args, **given.kwargs)
+        tally.trained.append([_size(weight) for weight in model.weights])
+        return history
+
+    return fitting
+
+
+def _is_traced(model: Any) -> bool:
+    # A model that was not compiled has no such attribute, and an error of its own to raise.
+    return not (getattr(model, "run_eagerly", True) or tf.config.functions_run_eagerly())
+
+
+def _with_ours(callbacks: Any, options: Mapping[str, Any]) -> Any:
+    import keras
+
+    from memsaving_gradients.keras import MemorySavingGradients
+
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        # It belongs to the test. The step is traced with the options all the same.
+        return callbacks
+    listed = [one for one in keras.tree.flatten(callbacks) if one is not None]
+    if any(isinstance(one, MemorySavingGradients) for one in listed):
+        return callbacks
+    return [*listed, MemorySavingGradients(**options)]
+
+
+def _size(weight: Any) -> float:
+    """The mean of the absolute numbers of a weight; 0 of what is not trained by numbers, such as the state of random generators."""
+    if "float" not in str(weight.dtype):
+        return 0.0
+    return float(np.abs(np.asarray(weight).astype(np.float64)).mean())

@@ -1,0 +1,107 @@
+"""A plugin of pytest that runs any tests of TensorFlow code with gradients that recompute.
+
+    pytest -c /dev/null -p tests.foreign.plugin --foreign recompute FILE ...
+
+Each test is run with `tests.foreign.everywhere` in force and from the same seeds, so that modes see the same numbers. With ``--foreign-results``
+its outcome is written to a file, and tests that have one there are left out.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import flags
+
+from tests.foreign import results
+from tests.foreign.everywhere import everywhere
+from tests.foreign.modes import MODES, PLAIN, options_of
+from tests.foreign.results import Result
+from tests.foreign.tally import Tally
+
+__all__ = ["pytest_addoption", "pytest_runtest_protocol"]
+
+_TALLY = pytest.StashKey[Tally]()
+_REPORTS = pytest.StashKey[list[pytest.TestReport]]()
+_TOTALS = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("foreign", "gradients that recompute")
+    group.addoption("--foreign", choices=MODES, default=PLAIN, help=f"one of {', '.join(MODES)}")
+    group.addoption("--foreign-results", type=Path, metavar="FILE", help="what became of each test")
+    group.addoption(
+        "--foreign-planning",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="the most time to plan for a budget (default: 5)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_TOTALS] = {}
+    # Tests of absl read flags, which its own main function parses.
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    file = config.getoption("foreign_results")
+    if file is None:
+        return
+    known = results.read(file)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in known])
+    items[:] = [item for item in items if item.nodeid not in known]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    file = item.config.getoption("foreign_results")
+    mode = item.config.getoption("foreign")
+    options = options_of(mode, item.config.getoption("foreign_planning"))
+    item.stash[_REPORTS] = []
+    if file is not None:
+        results.note(file, item.nodeid, Result("began"))
+    random.seed(1)
+    # What tests draw from.
+    np.random.seed(1)  # noqa: NPY002
+    tf.random.set_seed(1)
+    began = time.perf_counter()
+    with everywhere(options) as tally:
+        answer = yield
+    totals = item.config.stash[_TOTALS]
+    for what, count in tally.counts().items():
+        totals[what] = totals.get(what, 0) + count
+    if file is not None:
+        seconds = time.perf_counter() - began
+        results.note(file, item.nodeid, _result(item.stash[_REPORTS], tally, seconds))
+    return answer
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    item.stash[_REPORTS].append(report)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    totals = terminalreporter.config.stash[_TOTALS]
+    terminalreporter.write_line(
+        f"gradient computations: {totals.get('planned', 0)} planned, {totals.get('rewired', 0)} of them recompute, "
+        f"{totals.get('infeasible', 0)} had too small a budget"
+    )
+
+
+def _result(reports: list[pytest.TestReport], tally: Tally, seconds: float) -> Result:
+    failed = [report for report in reports if report.failed]
+    skipped = any(report.skipped for report in reports)
+    outcome = "failed" if failed else "skipped" if skipped else "passed"
+    error = "\n".join(report.longreprtext for report in failed)
+    return Result(outcome, round(seconds, 3), **tally.counts(), trained=tally.trained, error=error)

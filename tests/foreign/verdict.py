@@ -1,0 +1,78 @@
+"""What results of the same tests in several modes come to: figures of each mode, and the tests that only plain gradients let pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tests.foreign.known import is_known
+from tests.foreign.modes import PLAIN
+from tests.foreign.results import Result
+from tests.foreign.tally import alike
+
+__all__ = ["Failure", "failures", "table"]
+
+#: Results of all tests, by mode and name.
+Results = Mapping[str, Mapping[str, Result]]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A test that passes plain, and not in ``mode``."""
+
+    mode: str
+    test: str
+    why: str
+
+    @property
+    def known(self) -> bool:
+        """Whether the documentation has the limit that it fails for."""
+        return is_known(self.test, self.mode)
+
+    def __str__(self) -> str:
+        return f"{self.mode}: {self.test}: {self.why}{' (a known limit)' if self.known else ''}"
+
+
+def failures(found: Results) -> list[Failure]:
+    """The tests that pass plain and not in another mode, or train models to other weights there."""
+    plain = {test: one for test, one in found[PLAIN].items() if one.outcome == "passed"}
+    return [
+        Failure(mode, test, why)
+        for mode, results in found.items()
+        if mode != PLAIN
+        for test, one in plain.items()
+        if (why := _difference(one, results.get(test)))
+    ]
+
+
+def _difference(plain: Result, patched: Result | None) -> str:
+    if patched is None:
+        return "was not run"
+    if patched.outcome != "passed":
+        last = patched.error.strip().rpartition("\n")[2]
+        return f"{patched.outcome}: {last}" if last else patched.outcome
+    if not alike(plain.trained, patched.trained):
+        return "trained a model to other weights"
+    return ""
+
+
+def table(found: Results) -> str:
+    """Figures of each mode."""
+    head = f"{'mode':10}{'tests':>7}{'passed':>8}{'failed':>8}{'skipped':>9}{'only here':>11}"
+    lines = [head + f"{'plans':>8}{'rewired':>9}{'too small':>11}{'minutes':>9}"]
+    failed = failures(found)
+    for mode, results in found.items():
+        count = {
+            outcome: sum(one.outcome == outcome for one in results.values())
+            for outcome in ("passed", "failed", "skipped")
+        }
+        here = sum(one.mode == mode for one in failed)
+        total = {
+            what: sum(getattr(one, what) for one in results.values())
+            for what in ("planned", "rewired", "infeasible", "seconds")
+        }
+        lines.append(
+            f"{mode:10}{len(results):7}{count['passed']:8}{count['failed']:8}{count['skipped']:9}{here:11}"
+            f"{total['planned']:8}{total['rewired']:9}{total['infeasible']:11}{total['seconds'] / 60:9.1f}"
+        )
+    return "\n".join(lines)
