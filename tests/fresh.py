@@ -20,12 +20,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 __all__ = ["fresh", "start"]
+__all__ = ["context", "fresh"]
 
 #: What ends a process that hangs: ten times what the longest takes on a quiet machine.
 SECONDS = 600
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.support", "keras"])
+#: Makes processes that have imported TensorFlow.
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["tests.support", "keras"])
 
 
 def start() -> None:
@@ -42,9 +44,9 @@ def fresh(target: str, kwargs: Mapping[str, Any] | None = None, **more: Any) -> 
 
     ``target``: ``"package.module:function"``; ``kwargs`` and ``more``: its arguments. They and the result are pickled.
     """
-    receiver, sender = _context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)
     arguments = {**(kwargs or {}), **more}
-    process = _context.Process(target=_call, args=(sender, target, arguments), daemon=True)
+    process = context.Process(target=_call, args=(sender, target, arguments), daemon=True)
     process.start()
     sender.close()
     try:

@@ -78,7 +78,6 @@ def main() -> int:
         return 2
     run = Run(root, options.results.absolute())
     _set_environment(run.cache)
-    processes.preload()
     modes = [PLAIN, *options.modes]
     tasks = [(file, mode) for file in files for mode in modes]
     with ThreadPoolExecutor(options.workers) as pool:

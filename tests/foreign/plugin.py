@@ -94,7 +94,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     totals = terminalreporter.config.stash[_TOTALS]
     terminalreporter.write_line(
-        f"gradient computations: {totals.get('planned', 0)} planned, {totals.get('rewired', 0)} of them recompute, "
+        f"gradient computations: {totals.get('asked', 0)}, {totals.get('planned', 0)} of them planned, {totals.get('rewired', 0)} recompute, "
         f"{totals.get('infeasible', 0)} had too small a budget"
     )
 

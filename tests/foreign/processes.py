@@ -5,29 +5,23 @@ A process that dies, or hangs in a test for longer than `SECONDS`, is followed b
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.foreign import results
 from tests.foreign.results import Result
+from tests.fresh import context
 
-__all__ = ["preload", "run_tests"]
+__all__ = ["run_tests"]
 
 #: What ends a test that hangs: ten times what the longest takes on a quiet machine.
 SECONDS = 600.0
 
 #: No settings but what is given, so that tests run the same wherever they lie.
 _CONFIGURATION = ("-c", os.devnull, "-p", "no:cacheprovider", "-q", "--tb=long", "-rfE")
-
-_context = multiprocessing.get_context("forkserver")
-
-
-def preload() -> None:
-    """Let processes be forked from one that has imported what all tests need."""
-    _context.set_forkserver_preload(["tests.foreign.plugin", "keras", "memsaving_gradients.keras"])
 
 
 def run_tests(
@@ -39,7 +33,7 @@ def run_tests(
     arguments += [str(root / test) for test in tests]
     while True:
         before = len(results.read(written))
-        process = _context.Process(
+        process = context.Process(
             target=_pytest, args=(arguments, str(written.with_suffix(".log")))
         )
         process.start()
@@ -52,7 +46,7 @@ def run_tests(
             return
 
 
-def _wait(process: multiprocessing.process.BaseProcess, written: Path, seconds: float) -> str:
+def _wait(process: BaseProcess, written: Path, seconds: float) -> str:
     """How the process died, if it did; nothing if it came to its end."""
     while process.is_alive():
         process.join(0.1)

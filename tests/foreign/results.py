@@ -19,7 +19,7 @@ class Result:
         ``"passed"``, ``"failed"``, ``"skipped"``; ``"began"``: the process died in it.
     seconds
         How long it took.
-    planned, rewired, infeasible
+    asked, planned, rewired, infeasible
         See `tests.foreign.tally.Tally.counts`.
     trained
         See `tests.foreign.tally.Tally`.
@@ -29,6 +29,7 @@ class Result:
 
     outcome: str
     seconds: float = 0.0
+    asked: int = 0
     planned: int = 0
     rewired: int = 0
     infeasible: int = 0

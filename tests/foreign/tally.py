@@ -32,6 +32,8 @@ class Tally:
     ----------
     watch
         Has the plans that were used.
+    asked
+        How many gradient computations were traced.
     infeasible
         How many gradient computations could not keep their budget, and got the least one that they can keep.
     trained
@@ -39,14 +41,16 @@ class Tally:
     """
 
     watch: Watch = field(default_factory=Watch)
+    asked: int = 0
     infeasible: int = 0
     trained: list[list[float]] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Gradient computations that had a plan, those that recompute, and those whose budget was too small."""
+        """Gradient computations: all that were traced, those with a plan, those that recompute, and those whose budget was too small."""
         plans = self.watch.plans
         rewired = sum(map(recomputes, plans))
-        return {"planned": len(plans), "rewired": rewired, "infeasible": self.infeasible}
+        counts = {"asked": self.asked, "planned": len(plans), "rewired": rewired}
+        return {**counts, "infeasible": self.infeasible}
 
 
 def alike(plain: Sequence[Sequence[float]], patched: Sequence[Sequence[float]]) -> bool:

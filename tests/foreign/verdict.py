@@ -59,7 +59,7 @@ def _difference(plain: Result, patched: Result | None) -> str:
 def table(found: Results) -> str:
     """Figures of each mode."""
     head = f"{'mode':10}{'tests':>7}{'passed':>8}{'failed':>8}{'skipped':>9}{'only here':>11}"
-    lines = [head + f"{'plans':>8}{'rewired':>9}{'too small':>11}{'minutes':>9}"]
+    lines = [head + f"{'gradients':>11}{'plans':>8}{'rewired':>9}{'too small':>11}{'minutes':>9}"]
     failed = failures(found)
     for mode, results in found.items():
         count = {
@@ -69,10 +69,10 @@ def table(found: Results) -> str:
         here = sum(one.mode == mode for one in failed)
         total = {
             what: sum(getattr(one, what) for one in results.values())
-            for what in ("planned", "rewired", "infeasible", "seconds")
+            for what in ("asked", "planned", "rewired", "infeasible", "seconds")
         }
         lines.append(
             f"{mode:10}{len(results):7}{count['passed']:8}{count['failed']:8}{count['skipped']:9}{here:11}"
-            f"{total['planned']:8}{total['rewired']:9}{total['infeasible']:11}{total['seconds'] / 60:9.1f}"
+            f"{total['asked']:11}{total['planned']:8}{total['rewired']:9}{total['infeasible']:11}{total['seconds'] / 60:9.1f}"
         )
     return "\n".join(lines)

@@ -1,0 +1,205 @@
+"""Tests that others wrote, run with gradients that recompute: the machinery, on a file of its own, and a sample of Keras' tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from memsaving_gradients import registry
+from tests.foreign import __main__ as driver
+from tests.foreign import known, processes, results, suite
+from tests.foreign.known import KNOWN, Known
+from tests.foreign.modes import MODES, PATCHED
+from tests.foreign.results import Result
+
+LIMITS = (suite.LIBRARY / "docs" / "limits.md").read_text()
+
+OWN = """
+import os, time
+
+import keras, numpy as np, tensorflow as tf
+
+import memsaving_gradients as ms
+from memsaving_gradients import patching
+
+PATCHED = bool(patching._stack)
+
+
+def deep(x):
+    for _ in range(8):
+        x = tf.sin(x)
+    return x
+
+
+def slope(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = deep(x)
+    return tape.gradient(y, x)
+
+
+def trained(rate=0.01, **compiled):
+    model = keras.Sequential([keras.Input([8]), *(keras.layers.Dense(16, "gelu") for _ in range(6))])
+    model.compile(keras.optimizers.SGD(rate), "mse", jit_compile=False, **compiled)
+    data = np.random.normal(size=[64, 8]), np.random.normal(size=[64, 16])
+    model.fit(*data, verbose=0, batch_size=64)
+
+
+def test_trains():
+    trained()
+
+
+def test_trains_eagerly():
+    trained(run_eagerly=True)
+
+
+def test_differentiates_eagerly():
+    assert slope(tf.zeros([1024]))[0] == 1.0
+
+
+def test_fails():
+    assert slope(tf.zeros([1024]))[0] == 2.0
+
+
+def test_passes_plain_only():
+    step = tf.function(slope)
+    step(tf.zeros([1024]))
+    assert not ms.plans(step)
+
+
+def test_trains_to_other_weights():
+    trained(1.0 if patching._stack else 0.01)
+
+
+def test_dies():
+    if patching._stack:
+        os._exit(7)
+
+
+def test_comes_after():
+    assert tf.function(slope)(tf.zeros([1024]))[0] == 1.0
+
+
+def test_passes_the_second_time(request):
+    # A file beside this one is there when it is tried once more.
+    if patching._stack:
+        was_tried = request.path.with_name(f"tried-{request.config.getoption('foreign')}")
+        first, _ = not was_tried.exists(), was_tried.touch()
+        assert not first
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs the driver as a command with more arguments; returns its exit code and what it printed."""
+    for name in ("KERAS_BACKEND", "KERAS_HOME", "PYTHONPATH"):
+        # What the driver sets goes back at the end of the test.
+        monkeypatch.setenv(name, "tensorflow")
+
+    def run(*arguments: str) -> tuple[int, str]:
+        command = ["tests.foreign", "--results", str(tmp_path / "results"), *arguments]
+        monkeypatch.setattr("sys.argv", command)
+        code = driver.main()
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def test_what_passes_plain_only_is_listed(run, tmp_path, monkeypatch):
+    (tmp_path / "own_test.py").write_text(OWN)
+    code, printed = run("--root", str(tmp_path), "--modes", "recompute")
+    assert code == 1
+    _, _, listed = printed.partition("pass plain only:")
+    name = "recompute: own_test.py::test"
+    assert f"{name}_passes_plain_only: failed: " in listed
+    assert f"{name}_trains_to_other_weights: trained a model to other weights" in listed
+    assert f"{name}_dies: failed: the process ended early, with exit code 7" in listed
+    assert listed.count(name) == 3
+    # It goes on where it was stopped: nothing is left to do but to try once more what failed.
+    found = results.read(tmp_path / "results" / "recompute" / "own_test.jsonl")
+    assert found["own_test.py::test_trains"].rewired == 1
+    assert found["own_test.py::test_trains_eagerly"].planned == 0
+    assert found["own_test.py::test_differentiates_eagerly"].planned == 0
+    assert found["own_test.py::test_fails"].outcome == "failed"
+    assert found["own_test.py::test_comes_after"].rewired == 1
+    assert found["own_test.py::test_passes_the_second_time"].outcome == "passed"
+    plain = results.read(tmp_path / "results" / "plain" / "own_test.jsonl")
+    assert [test for test, one in plain.items() if one.outcome != "passed"] == [
+        "own_test.py::test_fails"
+    ]
+    assert not any(one.planned for one in plain.values())
+    limits = [Known(f"*_{which}", "") for which in ("plain_only", "other_weights", "dies")]
+    monkeypatch.setattr(known, "KNOWN", tuple(limits))
+    code, printed = run("--root", str(tmp_path), "--modes", "recompute")
+    assert code == 0
+    assert printed.count("(a known limit)\n") == 6
+
+
+def test_a_budget_that_is_too_small_is_no_failure(run, tmp_path):
+    small = "def test_small():\n    tf.function(slope)(tf.zeros([1024]))\n"
+    few = OWN.partition("def trained")[0].replace("range(8)", "range(2)")
+    (tmp_path / "own_test.py").write_text(few + small)
+    assert run("--root", str(tmp_path), "--modes", "budget")[0] == 0
+    found = results.read(tmp_path / "results" / "budget" / "own_test.jsonl")
+    assert found["own_test.py::test_small"].infeasible == 1
+    assert found["own_test.py::test_small"].planned == 1
+
+
+def test_results_of_another_state_of_the_library_are_made_anew(tmp_path):
+    file = tmp_path / "some_test.jsonl"
+    results.begin(file, "before")
+    results.note(file, "test", Result("passed", rewired=3))
+    results.begin(file, "before")
+    assert results.read(file) == {"test": Result("passed", rewired=3)}
+    results.begin(file, "after")
+    assert results.read(file) == {}
+    assert suite.key_of("recompute") != suite.key_of("plain")
+
+
+def test_known_failures_name_a_limit():
+    assert [one for one in KNOWN if one.limit not in LIMITS or not one.limit] == []
+
+
+def test_known_failures_are_of_a_mode(monkeypatch):
+    monkeypatch.setattr(known, "KNOWN", (Known("layers/*::test_a", "", ("budget",)),))
+    name = "layers/core/some_test.py::test_"
+    tried = {
+        (mode, which): known.is_known(name + which, mode) for mode in PATCHED for which in "ab"
+    }
+    assert [case for case, answer in tried.items() if answer] == [("budget", "a")]
+
+
+def test_watches_that_saw_the_same_end_by_themselves():
+    outer, inner = registry.Watch(), registry.Watch()
+    with registry.watching(outer), registry.watching(inner):
+        pass
+    with registry.watching(outer):
+        with registry.watching(inner):
+            pass
+        assert registry._watches[-1] is outer
+
+
+@pytest.mark.slow
+def test_what_hangs_is_ended(tmp_path):
+    (tmp_path / "own_test.py").write_text(
+        "import time\n\ndef test_hangs():\n    time.sleep(1000)\n\ndef test_after():\n    pass\n"
+    )
+    written = tmp_path / "own_test.jsonl"
+    results.begin(written, "")
+    processes.run_tests(["own_test.py"], tmp_path, "plain", written, seconds=30)
+    found = results.read(written)
+    assert found["own_test.py::test_hangs"].error == "did not end within 30 seconds"
+    assert found["own_test.py::test_after"].outcome == "passed"
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_tests_of_keras(run, tmp_path):
+    files = ("layers/core/dense_test", "layers/rnn/lstm_test", "layers/convolutional/conv_test")
+    more = ("layers/attention/multi_head", "layers/normalization/batch_norm", "models/cloning")
+    code, printed = run(*(f"--only={part}" for part in (*files, *more)))
+    assert code == 0, printed
+    for mode in PATCHED:
+        folder = tmp_path / "results" / mode
+        found = [results.read(file) for file in sorted(folder.rglob("*_test.jsonl"))]
+        assert len(found) == 6
+        assert sum(one.rewired for each in found for one in each.values()) > 10
+    assert printed.count("\n") > len(MODES)
