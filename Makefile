@@ -26,7 +26,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 export NO_MKDOCS_2_WARNING ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-compat coverage bench bench-peers bench-gpu bench-papers bench-models docs lint format clean
+.PHONY: help venv demo test test-slow test-compat test-foreign coverage bench bench-peers bench-gpu bench-papers bench-models docs lint format clean
 
 help:
 	@echo "make demo       train a 200-layer network on digits, plain and saving memory (4 minutes)"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-slow  what the fast tests leave out: long tests, all cases, all examples (hours)"
 	@echo "make coverage   the lines of the library that the fast tests run"
 	@echo "make test-compat  the core suite with the oldest TensorFlow and Keras, and with the newest"
+	@echo "make test-foreign  tests that Keras ships, with gradients that recompute (hours; goes on where it was stopped)"
 	@echo "make bench      measure every claim: python -m benchmarks"
 	@echo "make bench-models  train networks of other libraries within budgets (hours; goes on where it was stopped)"
 	@echo "make bench-papers  founding works' figures beside ours (two hours; goes on where it stopped)"
@@ -105,6 +106,9 @@ $(NEWEST)/.installed: setup.cfg pyproject.toml | $(NEWEST)/bin/python
 test-compat: $(OLDEST)/.installed $(NEWEST)/.installed
 	$(NEWEST)/bin/python tests/compat.py --workers $(WORKERS) $(OLDEST) $(NEWEST)
 
+test-foreign: $(TEST)
+	$(BIN)/python -m tests.foreign --workers $(WORKERS)
+
 bench: $(TEST)
 	$(BIN)/python -m benchmarks
 
@@ -125,5 +129,5 @@ bench-gpu: $(TEST)
 	$(BIN)/python -m benchmarks.gpu
 
 clean:
-	rm -rf $(VENV) .venv-compat build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis examples/output
+	rm -rf $(VENV) .venv-compat build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .foreign examples/output
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -144,6 +144,60 @@ def test_a_budget_that_is_too_small_is_no_failure(run, tmp_path):
     assert found["own_test.py::test_small"].planned == 1
 
 
+TENSORFLOWS = """
+from tensorflow.python.eager import backprop, def_function
+from tensorflow.python.framework import ops, test_util
+from tensorflow.python.ops import array_ops, gradients_impl, math_ops
+from tensorflow.python.platform import test
+
+
+def given():
+    # Nothing is recomputed of what is constant.
+    return array_ops.placeholder_with_default(array_ops.zeros([1024]), [1024])
+
+
+def deep(x):
+    for _ in range(8):
+        x = math_ops.sin(x)
+    return x
+
+
+class DeepTest(test.TestCase):
+    def testSession(self):
+        with ops.Graph().as_default(), self.cached_session():
+            x = given()
+            self.assertAllClose(gradients_impl.gradients(deep(x), x)[0], [1.0] * 1024)
+            self.assertNotEmpty(self.get_temp_dir())
+
+    @test_util.run_in_graph_and_eager_modes
+    def testTapes(self):
+        x = given()
+        with backprop.GradientTape() as tape:
+            tape.watch(x)
+            y = deep(x)
+        self.assertAllClose(self.evaluate(tape.gradient(y, x)), [1.0] * 1024)
+
+    def testFunction(self):
+        @def_function.function
+        def slope(x):
+            return gradients_impl.gradients(deep(x), x)[0]
+
+        self.assertAllClose(slope(array_ops.zeros([1024])), [1.0] * 1024)
+
+
+if __name__ == "__main__":
+    test.main()
+"""
+
+
+def test_tests_in_the_style_of_tensorflow_are_run(run, tmp_path):
+    (tmp_path / "deep_test.py").write_text(TENSORFLOWS)
+    assert run("--root", str(tmp_path), "--modes", "recompute")[0] == 0
+    found = results.read(tmp_path / "results" / "recompute" / "deep_test.jsonl")
+    rewired = {test.rpartition("::")[2]: one.rewired for test, one in found.items()}
+    assert rewired == {"testSession": 1, "testTapes": 1, "testFunction": 1, "test_session": 0}
+
+
 def test_results_of_another_state_of_the_library_are_made_anew(tmp_path):
     file = tmp_path / "some_test.jsonl"
     results.begin(file, "before")

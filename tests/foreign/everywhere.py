@@ -2,7 +2,7 @@
 
 Eager gradients are left alone, as they are under the callback: `memsaving_gradients.patching.scoped` does that, where
 `memsaving_gradients.patched` would raise an error. A budget that is too small is no fault: the gradients get the least budget that the error
-names, which has to work. Loops are replayed however few steps they have.
+names, which has to work; networks of a few bytes, all of which fit into the smallest chunks, are planned for without a budget. Loops are replayed however few steps they have.
 """
 
 from __future__ import annotations
@@ -62,9 +62,13 @@ def _within_the_least_budget(
         except BudgetError as error:
             tally.infeasible += 1
             given = signature.bind(*args, **kwargs)
-            given.arguments["options"] = replace(
-                given.arguments["options"], budget=error.fraction, planning_seconds=None
-            )
+            options = replace(given.arguments["options"], planning_seconds=None)
+            if error.fraction < 1:
+                given.arguments["options"] = replace(options, budget=error.fraction)
+            else:
+                # Plain training would keep it. What takes least in bytes, if not in chunks, recomputes.
+                least = {"options": replace(options, budget=None), "mode": "memory", "kept": []}
+                given.arguments.update(least)
             return save_memory(*given.args, **given.kwargs)
 
     return saved
