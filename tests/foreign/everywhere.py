@@ -2,7 +2,8 @@
 
 Eager gradients are left alone, as they are under the callback: `memsaving_gradients.patching.scoped` does that, where
 `memsaving_gradients.patched` would raise an error. A budget that is too small is no fault: the gradients get the least budget that the error
-names, which has to work; networks of a few bytes, all of which fit into the smallest chunks, are planned for without a budget. Loops are replayed however few steps they have.
+names, which has to work; networks of a few bytes, all of which fit into the smallest chunks, are planned for without a budget. Loops are
+replayed however few steps they have.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from memsaving_gradients import patching, registry, saving
+from memsaving_gradients import engine, patching, registry, saving
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.loops import choice
 from memsaving_gradients.options import Options
@@ -36,13 +37,12 @@ def everywhere(options: Mapping[str, Any] | None) -> Iterator[Tally]:
         if options is not None:
             stack.enter_context(registry.watching(tally.watch))
             stack.enter_context(patching.scoped(Options.of(options), eager_is_error=False))
-            least = _within_the_least_budget(saving.save_memory, tally)
+            least = _within_the_least_budget(engine.save_memory, tally)
             stack.enter_context(mock.patch.object(saving, "save_memory", least))
             # The loops of tests have few steps, and nothing to save.
             short = mock.patch.multiple(choice, FEWEST_STEPS=2, LEAST_SAVED=-1e9)
             stack.enter_context(short)
-        if "keras" in sys.modules:
-            trainer = _trainer()
+        if (trainer := _trainer()) is not None:
             fit = _fitting(trainer.fit, options, tally)
             stack.enter_context(mock.patch.object(trainer, "fit", fit))
         yield tally
@@ -75,16 +75,13 @@ def _within_the_least_budget(
 
 
 def _trainer() -> Any:
-    """The class whose ``fit`` all models of Keras have."""
+    """The class whose ``fit`` all models of Keras have; ``None``: the test did without Keras, or on another backend."""
+    if "keras" not in sys.modules:
+        return None
     import keras
 
-    return next(
-        base for base in keras.Model.__mro__ if "fit" in vars(base) and _is_tensorflow(base)
-    )
-
-
-def _is_tensorflow(base: type) -> bool:
-    return ".backend.tensorflow." in base.__module__
+    with_fit = (base for base in keras.Model.__mro__ if "fit" in vars(base))
+    return next((one for one in with_fit if ".backend.tensorflow." in one.__module__), None)
 
 
 def _fitting(
