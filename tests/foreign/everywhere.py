@@ -2,7 +2,7 @@
 
 Eager gradients are left alone, as they are under the callback: `memsaving_gradients.patching.scoped` does that, where
 `memsaving_gradients.patched` would raise an error. A budget that is too small is no fault: the gradients get the least budget that the error
-names, which has to work; networks of a few bytes, all of which fit into the smallest chunks, are planned for without a budget. Loops are
+names, and if plain training is what takes least in the allocator's chunks, as in networks of a few bytes, a plan without a budget. Loops are
 replayed however few steps they have.
 """
 
@@ -12,7 +12,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -56,20 +56,23 @@ def _within_the_least_budget(
 
     @functools.wraps(save_memory)
     def saved(*args: Any, **kwargs: Any) -> list[Any]:
+        given = signature.bind(*args, **kwargs)
+        options = given.arguments["options"]
         tally.asked += 1
         try:
-            return save_memory(*args, **kwargs)
+            return save_memory(*given.args, **given.kwargs)
         except BudgetError as error:
             tally.infeasible += 1
-            given = signature.bind(*args, **kwargs)
-            options = replace(given.arguments["options"], planning_seconds=None)
-            if error.fraction < 1:
-                given.arguments["options"] = replace(options, budget=error.fraction)
-            else:
-                # Plain training would keep it. What takes least in bytes, if not in chunks, recomputes.
-                least = {"options": replace(options, budget=None), "mode": "memory", "kept": []}
-                given.arguments.update(least)
-            return save_memory(*given.args, **given.kwargs)
+            least = error.fraction
+        if least < 1:
+            given.arguments["options"] = replace(options, budget=least)
+            # In the time that there is, it may not be found again.
+            with suppress(BudgetError):
+                return save_memory(*given.args, **given.kwargs)
+        # What takes least in bytes, if not in chunks.
+        unlimited = {"options": replace(options, budget=None), "mode": "memory", "kept": []}
+        given.arguments.update(unlimited)
+        return save_memory(*given.args, **given.kwargs)
 
     return saved
 

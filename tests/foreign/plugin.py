@@ -38,9 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--foreign-planning",
         type=float,
-        default=5.0,
+        default=2.0,
         metavar="SECONDS",
-        help="the most time to plan for a budget (default: 5)",
+        help="the most time to plan for a budget (default: 2)",
     )
 
 
