@@ -202,6 +202,7 @@ def test_results_of_another_state_of_the_library_are_made_anew(tmp_path):
     file = tmp_path / "some_test.jsonl"
     results.begin(file, "before")
     results.note(file, "test", Result("passed", rewired=3))
+    results.note(file, "interrupted", Result("began"))
     results.begin(file, "before")
     assert results.read(file) == {"test": Result("passed", rewired=3)}
     results.begin(file, "after")

@@ -38,10 +38,17 @@ class Result:
 
 
 def begin(file: Path, key: str) -> None:
-    """Start a file of results; ``key`` says what they depend on. Results of another key are removed."""
-    if not file.exists() or _key(file) != key:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"key": key}) + "\n")
+    """Start a file of results, or go on with it; ``key`` says what they depend on.
+
+    Results of another key are removed, and tests that were interrupted are run again.
+    """
+    ended = {}
+    if file.exists() and _key(file) == key:
+        ended = {test: one for test, one in read(file).items() if one.outcome != "began"}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"key": key}) + "\n")
+    for test, result in ended.items():
+        note(file, test, result)
 
 
 def note(file: Path, test: str, result: Result) -> None:
