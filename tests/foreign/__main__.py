@@ -39,6 +39,8 @@ class Run:
         passed = sum(one.outcome == "passed" for one in found)
         rewired = sum(one.rewired for one in found)
         name = file.relative_to(self.root)
+        if not found:
+            return f"{mode:9} {name}: no tests; see {written.with_suffix('.log')}"
         return f"{mode:9} {name}: {passed} of {len(found)} passed, {rewired} gradients rewired"
 
     def found(self, files: Iterable[Path], modes: Iterable[str]) -> dict[str, dict[str, Result]]:
