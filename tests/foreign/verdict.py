@@ -49,7 +49,10 @@ def _difference(plain: Result, patched: Result | None) -> str:
     if patched is None:
         return "was not run"
     if patched.outcome != "passed":
-        last = patched.error.strip().rpartition("\n")[2]
+        lines = patched.error.strip().splitlines()
+        # Of a traceback as pytest prints it, the error.
+        errors = [line.removeprefix("E").strip() for line in lines if line.startswith("E ")]
+        last = (errors or lines or [""])[-1]
         return f"{patched.outcome}: {last}" if last else patched.outcome
     if not alike(plain.trained, patched.trained):
         return "trained a model to other weights"
