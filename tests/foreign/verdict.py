@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tests.foreign.known import is_known
 from tests.foreign.modes import PLAIN
@@ -49,10 +50,14 @@ def _difference(plain: Result, patched: Result | None) -> str:
     if patched is None:
         return "was not run"
     if patched.outcome != "passed":
-        lines = patched.error.strip().splitlines()
-        # Of a traceback as pytest prints it, the error.
-        errors = [line.removeprefix("E").strip() for line in lines if line.startswith("E ")]
-        last = (errors or lines or [""])[-1]
+        lines = ["", *patched.error.strip().splitlines()]
+        # Of a traceback as pytest prints it, the first line of the last error.
+        begins = [
+            line.removeprefix("E").strip()
+            for before, line in pairwise(lines)
+            if line.startswith("E ") and not before.startswith("E ")
+        ]
+        last = begins[-1] if begins else lines[-1]
         return f"{patched.outcome}: {last}" if last else patched.outcome
     if not alike(plain.trained, patched.trained):
         return "trained a model to other weights"
