@@ -19,8 +19,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["fresh", "start"]
-__all__ = ["context", "fresh"]
+__all__ = ["context", "fresh", "start"]
 
 #: What ends a process that hangs: ten times what the longest takes on a quiet machine.
 SECONDS = 600
