@@ -36,9 +36,9 @@ __all__ = ["OpGraph", "capture"]
 
 #: Results of constants that are larger are computed at each step (``constant_folding.h``, TensorFlow 2.16 to 2.21).
 LARGEST_FOLDED = 10 << 20
-#: So are, in sessions, those that are larger than this and than what they are computed from, as far as grappler is concerned
-#: (``kMaxConstantSize`` in ``constant_folding.cc``, TensorFlow 2.16 to 2.21). What else folds depends on the session, which is not known yet.
-LARGEST_FOLDED_IN_SESSIONS = 100 << 10
+#: Grappler makes no constants that are larger than this and than what they are computed from (``kMaxConstantSize`` in ``constant_folding.cc``,
+#: TensorFlow 2.16 to 2.21), and what is computed from these is none either. Whether anything else folds more depends on the session.
+LARGEST_FOLDED_BY_GRAPPLER = 100 << 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,6 +327,7 @@ def _describe(
     source: list[bool] = []
     clonable: list[bool] = []
     constant: list[bool] = []
+    folds_on: list[bool] = []
     folded: list[bool] = []
     here: list[bool] = []
     place: dict[tf.Operation, int] = {op: i for i, op in enumerate(ops)}
@@ -346,7 +347,7 @@ def _describe(
         # Stateless random draws with a constant seed are folded like everything else.
         is_shape = kind in optypes.SHAPES and bool(reads)
         static = is_shape and optypes.reads_known_shapes(op)
-        may_fold = copies and all(constant[v] for v in reads) and _is_small(op)
+        may_fold = copies and all(folds_on[v] for v in reads) and _is_small(outputs)
         # What a late op makes must not be taken for a part of an early buffer: that may be lost before, and made again.
         early = late is None or _tf.creation_index(op) < late or op in beside
         is_folded = kind == "Const" or static or (may_fold and all(folded[v] for v in reads))
@@ -354,6 +355,7 @@ def _describe(
         # A variable of another device is copied here when it is read.
         is_source = is_folded or (kind in optypes.SOURCES and here[i])
         constant.extend([may_fold] * len(outputs))
+        folds_on.extend([may_fold and _folds_on(op)] * len(outputs))
         folded.extend([is_folded] * len(outputs))
         for k, out in enumerate(outputs):
             value = len(producer)
@@ -431,11 +433,13 @@ def _conditional(
     return frozenset(i for i, switched in enumerate(needs) if switched)
 
 
-def _is_small(op: tf.Operation) -> bool:
-    """Whether what ``op`` computes from constants is small enough to become one."""
-    made = [tensor_bytes(out).fixed for out in op.outputs]
-    if max(made) > LARGEST_FOLDED:
-        return False
-    if max(made) <= LARGEST_FOLDED_IN_SESSIONS or _tf.is_function(op.graph):
+def _is_small(outputs: Sequence[tf.Tensor]) -> bool:
+    return all(tensor_bytes(out).fixed <= LARGEST_FOLDED for out in outputs)
+
+
+def _folds_on(op: tf.Operation) -> bool:
+    """Whether what is computed from the constants that ``op`` gives is known to fold: what a session folds is not known yet."""
+    made = max(tensor_bytes(out).fixed for out in op.outputs)
+    if made <= LARGEST_FOLDED_BY_GRAPPLER or op.type == "Const" or _tf.is_function(op.graph):
         return True
-    return max(made) <= sum(tensor_bytes(t).fixed for t in op.inputs)
+    return made <= sum(tensor_bytes(t).fixed for t in op.inputs)
