@@ -51,6 +51,7 @@ class Holds:
     ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what ``written`` is when it
     has really run; ``on_time``: ops that run when they are due, as things to wait for; ``close``: whether the executions to
     come are close to the peak; ``last_huge``: the latest of those that touch huge buffers, near the peak the end of their line.
+    ``_added_until``: for each sum the place at which all addends so far have run (`Merging.until`).
     """
 
     _originals = repeat(0)
@@ -71,6 +72,7 @@ class Holds:
         self.turn: dict[tuple[int, int], int] = {}
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
         self.last_huge: list[tf.Operation] = []
+        self._added_until: dict[int, int] = {}
         peak = simulation.peak
         self.slack, self.large = peak * SLACK_SHARE, peak * EARLY_SHARE
         self.huge = peak * HUGE_SHARE
@@ -90,6 +92,9 @@ class Holds:
         if backward:
             # What goes into a sum is there until it is added.
             added = self.sums.add(entry.op, op)
+            for total in self.sums.of(entry.op):
+                until = self.merging.until(entry.op)
+                self._added_until[total] = max(until, self._added_until.get(total, until))
             if added is not None and self._have_run(self.sums.of(entry.op), entry.op):
                 op = added
         if huge and self._may_trigger(entry, op):
@@ -109,7 +114,8 @@ class Holds:
 
     def _have_run(self, sums: Sequence[int], position: int) -> bool:
         """Whether what was added so far in sums has run when the op at ``position`` has its turn: nothing of it is merged with later ops."""
-        return all(self.merging.has_run(total, position) for total in sums)
+        place = self.merging.place(position)
+        return all(self._added_until.get(total, place) <= place for total in sums)
 
     def _hold_factor(self, entry: Step) -> None:
         """Let the second input of an op wait for the first where folding combines it with a constant of the op's reader.

@@ -60,11 +60,16 @@ class Merging:
         return self._places.has_run((position, copy), (position, copy))
 
     def has_run(self, position: int, before: int) -> bool:
-        """Whether an original has run, with all that it is merged with, when the original at ``before`` has its turn.
-
-        Of a sum that is made along the way, the sum; what has been added before may have run earlier.
-        """
+        """Whether an original has run, with all that it is merged with, when the original at ``before`` has its turn."""
         return self._places.has_run((position, 0), (before, 0))
+
+    def place(self, position: int) -> int:
+        """The place of an original in the schedule."""
+        return self._places.place((position, 0))
+
+    def until(self, position: int) -> int:
+        """The place in the schedule at which an original has run, with all that it is merged with."""
+        return self._places.until((position, 0))
 
     def trigger(self, op: tf.Operation) -> tf.Operation:
         """What to wait for instead of ``op``: an idle reader, if a control edge would keep ``op`` from being fused with what it reads."""

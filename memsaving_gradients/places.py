@@ -68,8 +68,16 @@ class Places:
 
     def has_run(self, key: Key, before: Key) -> bool:
         """Whether an execution has run when another one has its turn; what is not in the schedule always has."""
-        place = self._place.get(key)
-        return place is None or self._until[place] <= self._place.get(before, place)
+        return self.until(key) <= self._place.get(before, self.place(key))
+
+    def place(self, key: Key) -> int:
+        """The place of an execution; -1 of what is not in the schedule."""
+        return self._place.get(key, -1)
+
+    def until(self, key: Key) -> int:
+        """The place at which an execution has run, with all that it is merged with."""
+        place = self.place(key)
+        return place if place < 0 else self._until[place]
 
     def _with_readers(self) -> list[int]:
         """For each execution, the place of the last one of those that it is merged with as what these read."""
