@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from graph_tools.errors import GraphError
 from memsaving_gradients import guard
-from memsaving_gradients.budgets import MANY_OPS, safe_bytes, worst_bytes
+from memsaving_gradients.budgets import MANY_OPS, chunk_bytes, safe_bytes, worst_bytes
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.goal import too_small
 from memsaving_gradients.loops.choice import WAYS
@@ -295,19 +295,23 @@ class Following:
     def _if_it_saves(self, found: Followed | None) -> Followed | None:
         """``found``, unless it needs no less than plain training as the executor runs it, which its schedule does not tell.
 
-        Checkpoints that were named, and budgets, are kept to; of the former it is said. A plan from a file is followed.
+        Checkpoints and tensors to encode that were named are followed, and it is said. Budgets are promises of their own, and a plan
+        from a file is what was asked for.
         """
         if found is None or found.result is None or self.mode in ("budget", "saved"):
             return found
         plan, site = found.outcome.plan, self.site
-        need, most = plan.allocated, plan.allocated_plain
+        # The least that plain training may take is what recomputing must beat: it moves ops to where they may meet others. What is packed
+        # or encoded alone is there in the same order, and compared as it is on average.
+        before = site.original()[1]
+        need = plan.allocated
+        most = plan.allocated_plain if plan.clones else chunk_bytes(before, site.gating)
         if need < most:
             return found
         figures = f"as TensorFlow runs it, it may take {need:,} bytes in the allocator's chunks, plain training {most:,}"
-        if self.mode not in SAVING:
-            said = "tensors are recomputed, but that saves no memory"
-            why = f"{figures}; checkpoints='memory' looks for better ones"
-            warn_nothing_saved(site.graph, why, what=said)
+        if self.mode not in SAVING or site.encode:
+            said = "what was named is followed, but saves no memory"
+            warn_nothing_saved(site.graph, figures, what=said)
             return found
         self._take_back(found)
         if site.is_other:

@@ -562,13 +562,17 @@ def test_kept(function, reason):
     assert reason in kept["Softmax"]
 
 
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_classes_are_no_attention():
     def function(x, weights):
-        return tf.nn.softmax(tf.matmul(tf.tanh(x), weights)) * 2.0
+        output = tf.nn.softmax(tf.matmul(tf.tanh(x), weights))
+        for _ in range(4):
+            output = tf.sin(tf.tanh(output))
+        return output
 
     step = stepped(function, differentiate=lambda *a: in_blocks(*a, checkpoints="speed"))
     step(*tensors((200, 8), (8, 100)))
-    assert all(found_by(step) == (0, {}) for _ in ms.plans(step))
+    assert ms.plans(step) and found_by(step) == (0, {})
 
 
 def test_scores_that_are_asked_for(graph):
