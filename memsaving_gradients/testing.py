@@ -69,7 +69,7 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
     ...         loss = tf.reduce_mean(h**2)
     ...     for w, grad in zip(weights, tape.gradient(loss, weights)):
     ...         w.assign_sub(grad)
-    >>> testing.assert_same_gradients(step, tf.ones([32, 64]), checkpoints="speed")
+    >>> testing.assert_same_gradients(step, tf.ones([512, 64]))
     """
     Options.of(options)
     with _tf_config.deterministic():
