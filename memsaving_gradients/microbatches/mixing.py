@@ -7,7 +7,7 @@ microbatches each example meets fewer others, so that gradients are not those of
 Here the axes along which examples lie are followed through the ops behind the results. Examples are mixed where a tensor gets two such
 axes, where what was reduced over examples meets examples again, and where a product that sums over the examples of both factors goes into
 an op that is not linear. Sums and means add up, and so do gradients, which are such products and go into none. Linear in the number of
-ops. An op that is not known is taken to leave axes where they are, so that mixing may be missed.
+ops. An op that is not known is taken to leave axes where they are, and what becomes of an axis may not be known at all: mixing may be missed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,22 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from graph_tools import optypes
-from graph_tools.capture import capture
+from graph_tools.capture import OpGraph, capture
+from graph_tools.parameters import parameters
 
 __all__ = ["mixing_op"]
 
 Axes = frozenset[int]
+Numbers = npt.NDArray[np.integer[Any]]
 
 _NONE: Axes = frozenset()
+#: In the place of sizes that are unknown: a prime, which no product of others is.
+UNKNOWN = 7919
 _PRODUCTS = {
     "MatMul": ("transpose_a", "transpose_b"),
     "SparseMatMul": ("transpose_a", "transpose_b"),
@@ -85,8 +91,12 @@ def mixing_op(
     >>> op.name
     'similar'
     """
-    found = _Axes(batch, statistics)
-    for op in capture(results, stop=stop).ops:
+    ops = capture(results, stop=stop)
+    found = _Axes(ops, batch, statistics)
+    cut = {t.op for t in stop}
+    for op in ops.ops:
+        if op in cut:
+            continue
         try:
             found.follow(op)
         except _Mixed:
@@ -100,11 +110,12 @@ class _Axes:
     ``reduced``: tensors that examples were reduced to; ``products``: of these, sums of products of examples, and what is linear in them.
     """
 
-    def __init__(self, batch: Sequence[tf.Tensor], statistics: bool) -> None:
+    def __init__(self, ops: OpGraph, batch: Sequence[tf.Tensor], statistics: bool) -> None:
         self.of = {t.ref(): frozenset({0}) for t in batch if t.shape.rank}
         self.reduced: set[Any] = set()
         self.products: set[Any] = set()
         self.statistics = statistics
+        self.ops, self.numbers = ops, parameters(ops, UNKNOWN)
 
     def follow(self, op: tf.Operation) -> None:
         """Note the axes of what ``op`` gives."""
@@ -119,18 +130,28 @@ class _Axes:
             raise _Mixed
         if any(of_products) or (known and _sums_over_both(op, reads)):
             self.products.update(out.ref() for out in op.outputs)
-        follow = _RULES.get(op.type, _kept)
+        if self.statistics and any(meets) and any(reads):
+            raise _Mixed
         for out in op.outputs:
-            axes = follow(op, out, reads) if known and any(reads) else _NONE
-            if len(axes) > 1 or (self.statistics and any(meets) and any(reads)):
+            axes = (self._axes(op, out, reads) if known else None) if any(reads) else _NONE
+            if axes is None:
+                continue
+            if len(axes) > 1:
                 raise _Mixed
             if axes:
                 self.of[out.ref()] = axes
             elif out.dtype.is_floating:
                 self.reduced.add(out.ref())
 
+    def _axes(self, op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
+        """Axes of the examples in a result; ``None``: they are not known."""
+        if op.type in _BY_NUMBERS:
+            given = self.numbers.get(self.ops.value(op.inputs[1]))
+            return _BY_NUMBERS[op.type](op, out, reads, given)
+        return _RULES.get(op.type, _kept)(op, out, reads)
 
-def _elementwise(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+
+def _elementwise(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
     """Axes are aligned at the end."""
     if op.type in _ALONG_LAST and out.shape.rank - 1 in reads[0]:
         raise _Mixed
@@ -140,7 +161,7 @@ def _elementwise(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axe
     return frozenset(found)
 
 
-def _kept(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+def _kept(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
     """Of an op that is not known: an axis stays where it is, if there is one as long, and if all inputs agree."""
     sizes = out.shape.as_list()
     found = {
@@ -149,10 +170,10 @@ def _kept(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
         for axis in axes
         if axis < len(sizes) and sizes[axis] == tensor.shape.as_list()[axis]
     }
-    return frozenset(found) if len(found) == 1 else _NONE
+    return frozenset(found) if len(found) == 1 else None
 
 
-def _same_rank(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+def _same_rank(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
     """Of what makes axes longer or shorter, and leaves them where they are."""
     found = [
         axes for t, axes in zip(op.inputs, reads, strict=True) if t.shape.rank == out.shape.rank
@@ -160,7 +181,7 @@ def _same_rank(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
     return _NONE.union(*found)
 
 
-def _product(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+def _product(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
     """``[..., rows, inner] @ [..., inner, columns]``."""
     found: set[int] = set()
     for k, (tensor, axes, inner) in enumerate(zip(op.inputs, reads, _summed(op), strict=True)):
@@ -172,7 +193,7 @@ def _product(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
     return frozenset(found)
 
 
-def _einsum(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+def _einsum(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
     """Labels; where there is an ellipsis, the op is taken for one that is not known."""
     terms, result = _labels(op)
     if "." in result:
@@ -214,11 +235,13 @@ def _is_linear(op: tf.Operation, depends: Sequence[bool]) -> bool:
     return op.type in _LINEAR
 
 
-def _reduction(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
-    rank, gone = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
-    if gone is None:
-        return _NONE
-    dropped = {int(axis) % rank for axis in gone.ravel()}
+def _reduction(
+    op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes], given: Numbers | None
+) -> Axes | None:
+    if given is None:
+        return None
+    rank = op.inputs[0].shape.rank
+    dropped = {int(axis) % rank for axis in given.ravel()}
     keeps = out.shape.rank == rank
     return frozenset(
         axis if keeps else axis - sum(other < axis for other in dropped)
@@ -226,43 +249,44 @@ def _reduction(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
     )
 
 
-def _reshape(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+def _reshape(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
     """The axis with as many elements before it: also where it was joined with those behind it."""
     before, after = _numbers(op.inputs[0]), _numbers(out)
     ways = {math.prod(after[:k]): k for k in range(len(after)) if after[k] != 1}
-    found = {ways.get(math.prod(before[:axis])) for axis in reads[0]}
-    return frozenset(axis for axis in found if axis is not None)
+    found = [ways.get(math.prod(before[:axis])) for axis in reads[0]]
+    return None if None in found else frozenset(axis for axis in found if axis is not None)
 
 
 def _numbers(tensor: tf.Tensor) -> list[int]:
-    """The sizes of a tensor, with a prime in the place of those that are unknown."""
-    return [7919 if size is None else size for size in tensor.shape.as_list()]
+    return [UNKNOWN if size is None else size for size in tensor.shape.as_list()]
 
 
-def _transpose(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
-    order = tf.get_static_value(op.inputs[1])
-    return _NONE if order is None else frozenset(list(order).index(axis) for axis in reads[0])
+def _transpose(
+    op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes], given: Numbers | None
+) -> Axes | None:
+    return None if given is None else frozenset(list(given).index(axis) for axis in reads[0])
 
 
-def _expand(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
-    place = tf.get_static_value(op.inputs[1])
-    if place is None:
-        return _NONE
-    added = int(place.ravel()[0]) % out.shape.rank
+def _expand(
+    op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes], given: Numbers | None
+) -> Axes | None:
+    if given is None:
+        return None
+    added = int(given.ravel()[0]) % out.shape.rank
     return frozenset(axis + (axis >= added) for axis in reads[0])
 
 
-def _pack(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+def _pack(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
     added = op.get_attr("axis") % out.shape.rank
     return frozenset(axis + (axis >= added) for axes in reads for axis in axes)
 
 
-def _unpack(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+def _unpack(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
     dropped = op.get_attr("axis") % op.inputs[0].shape.rank
     return frozenset(axis - (axis > dropped) for axis in reads[0] if axis != dropped)
 
 
-def _slice(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
+def _slice(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
     """Of a strided slice, as its masks say: axes are added and dropped."""
     masks = [op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")]
     given = op.inputs[1].shape.num_elements() or 0
@@ -284,18 +308,23 @@ def _slice(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes:
     return frozenset(found)
 
 
-_RULES: dict[str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes]], Axes]] = {
+_RULES: dict[str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes]], Axes | None]] = {
     **dict.fromkeys((optypes.FORWARDING | _COMPARISONS) - _OF_ROWS, _elementwise),
     **dict.fromkeys(_PRODUCTS | _BATCH_PRODUCTS, _product),
-    **dict.fromkeys(_REDUCTIONS, _reduction),
     **dict.fromkeys(_LONGER_OR_SHORTER, _same_rank),
     "Einsum": _einsum,
     "Reshape": _reshape,
     "Squeeze": _reshape,
-    "Transpose": _transpose,
-    "ConjugateTranspose": _transpose,
-    "ExpandDims": _expand,
     "Pack": _pack,
     "Unpack": _unpack,
     "StridedSlice": _slice,
+}
+#: Those that go by the numbers in their second input, where these do not depend on data.
+_BY_NUMBERS: dict[
+    str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes], Numbers | None], Axes | None]
+] = {
+    **dict.fromkeys(_REDUCTIONS, _reduction),
+    "Transpose": _transpose,
+    "ConjugateTranspose": _transpose,
+    "ExpandDims": _expand,
 }
