@@ -18,6 +18,7 @@ from tensorflow.python.ops import (
     control_flow_util,
     control_flow_v2_func_graphs,
     gradients_util,
+    resource_variable_ops,
     script_ops,
 )
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_loops
@@ -43,6 +44,7 @@ __all__ = [
     "tracer",
     "variables_in",
     "vectorized",
+    "written_to_variable",
 ]
 
 #: The class behind ``tf.GradientTape``, to be patched in place so that names bound earlier follow.
@@ -216,6 +218,21 @@ def traced_anew(function: Any, python: Callable[..., Any] | None = None) -> Any:
     if isinstance(function, polymorphic_function.Function):
         return function._clone(python)
     return tf.function(python or function)
+
+
+def written_to_variable(tensor: tf.Tensor) -> tf.Variable:
+    """A new variable that ``tensor`` is written to whenever the graph runs that computes it, be it that of a function, a branch or a loop.
+
+    A ``tf.function`` does not let what it traces create variables, but for those of a private class (2.16 to 2.21).
+    """
+    shape = tensor.shape
+    with tf.init_scope():
+        known = shape.as_list() if shape.is_fully_defined() else []
+        copy = resource_variable_ops.ResourceVariable(
+            tf.zeros(known, tensor.dtype), trainable=False, shape=shape
+        )
+    copy.assign(tensor)
+    return copy
 
 
 def variables_in(graph: tf.Graph) -> list[tf.Variable]:

@@ -13,12 +13,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_autodiff, _tf_config
+from graph_tools import _tf_autodiff, _tf_config
 from memsaving_gradients.errors import ArgumentError, BudgetWarning
 from memsaving_gradients.options import Options
 from memsaving_gradients.patching import patched
@@ -53,7 +54,8 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
         If anything differs. The message names the variables whose gradients differ, in how many elements and by how much, then results and
         variables.
     ArgumentError
-        If an option is unknown or cannot be used, or if the step asks for no gradients.
+        If an option is unknown or cannot be used, if the step asks for no gradients, or asks for them in a ``tf.function`` that it calls
+        and that is traced once only.
 
     Examples
     --------
@@ -80,23 +82,32 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
             warnings.simplefilter("ignore", BudgetWarning)
             with patched(**options):
                 ours = _Traced(step, args)
-        if not plain.names:
+        named = getattr(step, "__name__", step)
+        if not plain.seen:
             raise ArgumentError(
-                "step", getattr(step, "__name__", step), "asks for no gradients; compute them in it"
+                "step", named, "asks for no gradients when it is traced; compute them in it"
+            )
+        if len(plain.seen) > len(ours.seen):
+            raise ArgumentError(
+                "step",
+                named,
+                "calls a tf.function that keeps the graph which it was traced to first, with TensorFlow's gradients; call its python_function, or "
+                "make the tf.function in the step",
             )
         variables = [*{id(v.handle): v for v in (*plain.variables, *ours.variables)}.values()]
+        names = _unique([*map(_name, variables)])
         start = [variable.numpy() for variable in variables]
         found = []
         for traced in (plain, ours):
             quiet = _tf_config.without_memory_optimizer() if traced is plain else nullcontext()
-            with quiet:
-                results, gradients = traced.run()
-            state = dict(
-                zip(_unique([*map(_name, variables)]), [v.numpy() for v in variables], strict=True)
-            )
+            try:
+                with quiet:
+                    results, gradients = traced.run()
+                state = dict(zip(names, [v.numpy() for v in variables], strict=True))
+            finally:
+                for variable, value in zip(variables, start, strict=True):
+                    variable.assign(value)
             found.append((gradients, results, state))
-            for variable, value in zip(variables, start, strict=True):
-                variable.assign(value)
     kinds = ("the gradient of", "the result", "after the step, the variable")
     different = [said for parts in zip(*found, kinds, strict=True) for said in _differences(*parts)]
     if different:
@@ -107,58 +118,71 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
 
 
 class _Traced:
-    """A step, traced anew, that gives its gradients in addition to its results.
+    """A step, traced anew, the gradients of which are written into variables wherever they are computed.
 
-    ``names``: of what it was differentiated by; ``variables``: all that it uses.
+    ``seen``: the gradients; ``variables``: all that the step uses.
     """
 
     def __init__(self, step: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.names: list[str] = []
-        inner = _tf.as_autograph_would(getattr(step, "python_function", step))
+        inner = _tf_autodiff.traced_anew(step)
 
-        @tf.autograph.experimental.do_not_convert
-        def traced(*args: Any) -> tuple[Any, list[Any]]:
-            # The first ops of two graphs get the same seeds.
+        @tf.function(autograph=False)
+        def traced(*args: Any) -> Any:
+            # The first ops of two graphs, and of the functions that they call, get the same seeds.
             tf.compat.v1.set_random_seed(SEED)
-            with _recorded(tf.compat.v1.get_default_graph()) as found:
-                results = inner(*args)
-            # A step that creates variables is traced once more.
-            self.names = _unique([name for name, _ in found])
-            return results, [grad for _, grad in found]
+            with _recorded(seen):
+                return inner(*args)
 
-        self._args = args
-        self._run = _tf_autodiff.traced_anew(step, traced)
-        self.variables = list(self._run.get_concrete_function(*args).graph.variables)
+        seen: list[_Seen] = []
+        self._args, self._run = args, traced
+        graph = traced.get_concrete_function(*args).graph
+        # A step that creates variables is traced twice, and the first trace never runs.
+        captured = {id(outer) for outer, _ in _tf_autodiff.captures_of(graph)}
+        self.seen = [one for one in seen if all(id(copy.handle) in captured for copy in one.copies)]
+        copies = {id(copy.handle) for one in seen for copy in one.copies}
+        self.variables = [v for v in graph.variables if id(v.handle) not in copies]
 
     def run(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the step returns, and its gradients, by name."""
-        results, gradients = self._run(*self._args)
+        results = self._run(*self._args)
         named = {str(k): leaf for k, leaf in enumerate(tf.nest.flatten(results))}
-        return named, dict(zip(self.names, gradients, strict=True))
+        gradients = [None if one.kind is None else one.copies for one in self.seen]
+        return named, dict(zip(_unique([one.name for one in self.seen]), gradients, strict=True))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A gradient: the name of what it belongs to, its type, and the variables that it is copied to, part by part."""
+
+    name: str
+    kind: type | None
+    copies: tuple[tf.Variable, ...]
 
 
 @contextmanager
-def _recorded(graph: tf.Graph) -> Iterator[list[tuple[str, Any]]]:
-    """The gradients that are built in ``graph``, each with the name of what it belongs to."""
-    found: list[tuple[str, Any]] = []
+def _recorded(seen: list[_Seen]) -> Iterator[None]:
+    """Gradients that are built inside, in whatever graph, are copied."""
 
     def note(grads: Any, xs: Any) -> None:
-        flat = tf.nest.flatten(xs)
-        for x, grad in zip(flat, tf.nest.flatten(grads), strict=True):
-            parts = tf.nest.flatten(grad, expand_composites=True)
-            # A function that is called, and a branch, ask for gradients in graphs of their own.
-            if all(part is None or getattr(part, "graph", None) is graph for part in parts):
-                found.append((_name(x), grad))
+        for x, grad in zip(tf.nest.flatten(xs), tf.nest.flatten(grads), strict=True):
+            parts = tf.nest.flatten(tf.zeros([]) if grad is None else grad, expand_composites=True)
+            copies = tuple(
+                _tf_autodiff.written_to_variable(part) for part in parts if part is not None
+            )
+            seen.append(_Seen(_name(x), None if grad is None else type(grad), copies))
 
     def differentiate(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         grads = inner(ys, xs, *args, **kwargs)
-        note(grads, xs)
+        # The gradients of a function that is called are TensorFlow's own affair.
+        if kwargs.get("src_graph", args[7] if len(args) > 7 else None) is None:
+            note(grads, xs)
         return grads
 
     @functools.wraps(_tf_autodiff.GradientTape.gradient)
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         grads = original(self, target, sources, *args, **kwargs)
-        note(grads, sources)
+        if not tf.executing_eagerly():
+            note(grads, sources)
         return grads
 
     inner, tape = _tf_autodiff.differentiate(), _tf_autodiff.GradientTape
@@ -166,7 +190,7 @@ def _recorded(graph: tf.Graph) -> Iterator[list[tuple[str, Any]]]:
     _tf_autodiff.replace_differentiate(differentiate)
     tape.gradient = gradient
     try:
-        yield found
+        yield
     finally:
         tape.gradient = original
         _tf_autodiff.replace_differentiate(inner)
@@ -206,6 +230,11 @@ def _difference(plain: Any, ours: Any) -> str:
     if len(parts[0]) != len(parts[1]):
         return f"is {type(ours).__name__}, and TensorFlow's is {type(plain).__name__}"
     for theirs, found in zip(*(map(_array, part) for part in parts), strict=True):
+        if theirs.dtype == object:
+            # Strings: an array of them holds addresses.
+            if theirs.tolist() != found.tolist():
+                return "has other values"
+            continue
         if theirs.shape != found.shape or theirs.dtype != found.dtype:
             return f"has shape {found.shape} and dtype {found.dtype}, and TensorFlow's has {theirs.shape} and {theirs.dtype}"
         if theirs.tobytes() == found.tobytes():

@@ -132,6 +132,83 @@ def test_settings_are_put_back() -> None:
     assert after.get("arithmetic_optimization", True) == before.get("arithmetic_optimization", True)
 
 
+class _Module(tf.Module):
+    def __init__(self) -> None:
+        self.weights = _weights()
+
+    @tf.function
+    def step(self, x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            for w in self.weights:
+                x = tf.tanh(x @ w)
+            loss = tf.reduce_mean(x)
+        return loss, tape.gradient(loss, self.weights)
+
+
+def test_a_method_that_was_never_called() -> None:
+    module = _Module()
+    testing.assert_same_gradients(module.step, tf.constant(X))
+    assert len(module.step(tf.constant(X))[1]) == 6
+
+
+def _chain(x: tf.Tensor, weights: list[tf.Variable]) -> Any:
+    with tf.GradientTape() as tape:
+        for w in weights:
+            x = tf.tanh(x @ w)
+        loss = tf.reduce_mean(x**2)
+    return loss, tape.gradient(loss, weights)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_autograph_and_strings(wrapped: bool) -> None:
+    weights = _weights()
+
+    def step(x: tf.Tensor) -> Any:
+        if tf.reduce_sum(x) > 0.0:
+            x = x * 2.0
+        return _chain(x, weights), tf.constant(["hello", "world"])
+
+    testing.assert_same_gradients(tf.function(step) if wrapped else step, tf.constant(X))
+
+
+def test_gradients_in_a_branch_are_compared() -> None:
+    weights = _weights()
+    traces = []
+
+    def inside(x: tf.Tensor) -> Any:
+        traces.append(None)
+        loss = tf.reduce_sum(x @ weights[0]) * float(len(traces))
+        return tf.gradients(loss, weights[0])[0]
+
+    def step(x: tf.Tensor) -> None:
+        tf.cond(tf.reduce_sum(x) > -1e9, lambda: inside(x), lambda: tf.zeros([16, 16]))
+
+    with pytest.raises(AssertionError, match="the gradient of 'w0': 256 of 256"):
+        testing.assert_same_gradients(step, tf.constant(X))
+
+
+def test_a_function_that_is_traced_once_is_refused() -> None:
+    weights = _weights()
+    inner = tf.function(lambda x: _chain(x, weights))
+    with pytest.raises(ms.errors.ArgumentError, match="keeps the graph"):
+        testing.assert_same_gradients(lambda x: inner(x), tf.constant(X))
+
+
+def test_state_is_put_back_where_a_step_fails() -> None:
+    weights = _weights()
+    before = weights[0].numpy()
+
+    def step(x: tf.Tensor) -> Any:
+        loss, grads = _chain(x, weights)
+        weights[0].assign_sub(grads[0] + 1.0)
+        tf.debugging.assert_less(loss, -1.0)
+        return loss
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        testing.assert_same_gradients(step, tf.constant(X))
+    np.testing.assert_array_equal(before, weights[0].numpy())
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ms.errors.ArgumentError, match="budgets"):
         testing.assert_same_gradients(_step(_weights(2)), tf.constant(X), budgets=1)
