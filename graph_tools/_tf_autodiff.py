@@ -209,15 +209,14 @@ def graphs_of(thing: Any) -> list[tf.Graph] | None:
     return None
 
 
-def traced_anew(function: Any, python: Callable[..., Any] | None = None) -> Any:
+def traced_anew(function: Any) -> Any:
     """A ``tf.function`` of the same Python function and with the same options, which was never traced; others are wrapped in one.
 
-    ``python``: another Python function in the place of it. There is no public way to have a function traced again, nor to ask it for its options
-    (2.16 to 2.21).
+    There is no public way to have a function traced again, nor to ask it for its options (2.16 to 2.21).
     """
     if isinstance(function, polymorphic_function.Function):
-        return function._clone(python)
-    return tf.function(python or function)
+        return function._clone(None)
+    return tf.function(function)
 
 
 def written_to_variable(tensor: tf.Tensor) -> tf.Variable:

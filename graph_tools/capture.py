@@ -410,13 +410,11 @@ def _describe(
 def _conditional(
     ops: Sequence[tf.Operation], edges: _Edges, place: Mapping[tf.Operation, int]
 ) -> frozenset[int]:
-    """The ops that may be dead, as the executor finds out: what depends on an output of a switch, until a merge joins all of them.
-
-    For each op, the outputs of switches without which it is dead.
-    """
+    """The ops that may be dead, as the executor finds out: what depends on an output of a switch, until a merge joins all of them."""
     if not any(op.type in optypes.SWITCHES for op in ops):
         return frozenset()
     nothing: frozenset[tuple[int, int]] = frozenset()
+    # For each op, the outputs of switches without which it is dead: predicates, and which of two outputs.
     needs: list[frozenset[tuple[int, int]]] = []
     for op in ops:
         reads, waits = edges[op]

@@ -92,8 +92,8 @@ class Holds:
         if backward:
             # What goes into a sum is there until it is added.
             added = self.sums.add(entry.op, op)
+            until = self.merging.until(entry.op)
             for total in self.sums.of(entry.op):
-                until = self.merging.until(entry.op)
                 self._added_until[total] = max(until, self._added_until.get(total, until))
             if added is not None and self._have_run(self.sums.of(entry.op), entry.op):
                 op = added

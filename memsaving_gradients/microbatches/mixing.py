@@ -32,13 +32,14 @@ Numbers = npt.NDArray[np.integer[Any]]
 _NONE: Axes = frozenset()
 #: In the place of sizes that are unknown: a prime, which no product of others is.
 UNKNOWN = 7919
+#: Products of two matrices, and the attributes that say whether each is transposed.
 _PRODUCTS = {
     "MatMul": ("transpose_a", "transpose_b"),
     "SparseMatMul": ("transpose_a", "transpose_b"),
+    "BatchMatMul": ("adj_x", "adj_y"),
+    "BatchMatMulV2": ("adj_x", "adj_y"),
+    "BatchMatMulV3": ("adj_x", "adj_y"),
 }
-_BATCH_PRODUCTS = dict.fromkeys(
-    ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), ("adj_x", "adj_y")
-)
 _REDUCTIONS = frozenset("Sum Mean Prod Max Min All Any ArgMax ArgMin EuclideanNorm".split())
 _ALONG_LAST = frozenset("Softmax LogSoftmax".split())
 #: Elementwise ops that never write into the buffer of an input, whose results are not of its type.
@@ -214,14 +215,14 @@ def _summed(op: tf.Operation) -> list[Axes]:
         if "." in result:
             return [_NONE for _ in terms]
         return [frozenset(k for k, label in enumerate(t) if label not in result) for t in terms]
-    turned = [bool(op.get_attr(name)) for name in (_PRODUCTS | _BATCH_PRODUCTS)[op.type]]
+    turned = [bool(op.get_attr(name)) for name in _PRODUCTS[op.type]]
     last = [tensor.shape.rank - 1 for tensor in op.inputs]
     return [frozenset({last[0] - turned[0]}), frozenset({last[1] - (not turned[1])})]
 
 
 def _sums_over_both(op: tf.Operation, reads: Sequence[Axes]) -> bool:
     """Whether ``op`` is a product of examples of one factor with those of the other, summed up."""
-    if op.type != "Einsum" and op.type not in _PRODUCTS | _BATCH_PRODUCTS:
+    if op.type != "Einsum" and op.type not in _PRODUCTS:
         return False
     return len(reads) > 1 and all(
         axes & inner for axes, inner in zip(reads, _summed(op), strict=True)
@@ -310,7 +311,7 @@ def _slice(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | No
 
 _RULES: dict[str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes]], Axes | None]] = {
     **dict.fromkeys((optypes.FORWARDING | _COMPARISONS) - _OF_ROWS, _elementwise),
-    **dict.fromkeys(_PRODUCTS | _BATCH_PRODUCTS, _product),
+    **dict.fromkeys(_PRODUCTS, _product),
     **dict.fromkeys(_LONGER_OR_SHORTER, _same_rank),
     "Einsum": _einsum,
     "Reshape": _reshape,
