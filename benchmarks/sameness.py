@@ -20,8 +20,7 @@ import tensorflow as tf
 
 from benchmarks.models import build
 from benchmarks.models.base import Array, Model
-from benchmarks.peers.variants import grappler_config
-from graph_tools._tf_config import function_config
+from graph_tools._tf_config import without_memory_optimizer
 
 __all__ = ["compare", "spread"]
 
@@ -56,7 +55,7 @@ def compare(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> li
     tf.config.experimental.enable_op_determinism()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     steps = _Steps(build(model, **options))
-    with function_config(grappler_config("NO_MEM_OPT")):
+    with without_memory_optimizer():
         plain = steps.run(tf.gradients)
     return [steps.compared(steps.run(_saving(settings)), plain) for settings in ours]
 

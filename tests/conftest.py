@@ -19,9 +19,9 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from graph_tools._tf_config import deterministic
 from memsaving_gradients.following import Following
 from tests import fresh, sampling
-from tests.support import arithmetic_rewriting
 
 pytest_plugins = ["tests.interruption", "tests.slowest"]
 
@@ -83,16 +83,10 @@ def exact_arithmetic() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exact_arithmetic() -> Iterator[None]:
-    from tensorflow.python.util import _pywrap_determinism
-
-    was_on = _pywrap_determinism.is_enabled()
-    tf.config.experimental.enable_op_determinism()
     # What is recomputed to be compared need not save anything.
     followed = mock.patch.object(Following, "_if_it_saves", lambda _, found: found)
-    with arithmetic_rewriting(False), followed:
+    with deterministic(), followed:
         yield
-    if not was_on:
-        _pywrap_determinism.enable(False)
 
 
 @pytest.fixture
