@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.workers import Cluster, cluster
 
 
-def test_few_layers_on_workers_that_mirror_variables() -> None:
+def said_by_two(kind: str) -> list[dict[str, Any]]:
+    """What each of two workers has said, by name."""
     names = "worker 0", "worker 1"
-    with cluster("mirrored_small", worker=2) as found:
+    with cluster(kind, worker=2) as found:
         found.wait(*names)
-        said = [{entry["name"]: entry for entry in found.said(name)} for name in names]
+        return [{entry["name"]: entry for entry in found.said(name)} for name in names]
+
+
+def test_few_layers_on_workers_that_mirror_variables() -> None:
+    said = said_by_two("mirrored_small")
     for worker in said:
         assert len({entry["digest"] for entry in worker.values()}) == 1
         assert worker["memory"]["plans"][0]["clones"]
@@ -21,10 +28,7 @@ def test_few_layers_on_workers_that_mirror_variables() -> None:
 
 @pytest.mark.slow
 def test_workers_that_mirror_variables() -> None:
-    names = "worker 0", "worker 1"
-    with cluster("mirrored", worker=2) as found:
-        found.wait(*names)
-        said = [{entry["name"]: entry for entry in found.said(name)} for name in names]
+    said = said_by_two("mirrored")
     for worker in said:
         # Moving averages are a worker's own until they are saved.
         assert len({entry["digest"] for entry in worker.values()}) == 1
