@@ -332,6 +332,7 @@ def _describe(
     here: list[bool] = []
     place: dict[tf.Operation, int] = {op: i for i, op in enumerate(ops)}
     conditional = _conditional(ops, edges, place)
+    assigned = _assigned(ops)
     for i, op in enumerate(ops):
         kind = op.type
         before, waits = edges[op]
@@ -342,6 +343,9 @@ def _describe(
         here.append(home is None or home.has(op))
         copies = here[i] and op not in edges.cut and i not in conditional
         copies = copies and optypes.is_clonable(op)
+        if assigned:
+            # A copy would run behind the assignment, and read the new value.
+            copies = copies and not any(ops[producer[storage[v]]] in assigned for v in reads)
         clonable.append(copies)
         first_value.append(len(producer))
         # Stateless random draws with a constant seed are folded like everything else.
@@ -405,6 +409,13 @@ def _describe(
         here=np.array(here, np.bool_),
         conditional=conditional,
     )
+
+
+def _assigned(ops: Sequence[tf.Operation]) -> frozenset[tf.Operation]:
+    """Return the reference variables that one of ``ops`` assigns."""
+    if not any(op.type in optypes.REFERENCE_VARIABLES for op in ops):
+        return frozenset()
+    return frozenset(variable for op in ops for variable in optypes.assigned_references(op))
 
 
 def _conditional(

@@ -41,6 +41,7 @@ __all__ = [
     "SWITCHES",
     "UPDATES_IN_PLACE",
     "VIEWS",
+    "assigned_references",
     "fold_together",
     "is_clonable",
     "is_collective",
@@ -239,6 +240,7 @@ class _Definition(NamedTuple):
     is_stateful: bool
     is_commutative: bool
     is_collective: bool
+    takes_reference: bool
 
 
 _definitions: dict[str, _Definition] = {}
@@ -254,10 +256,32 @@ def _by_definition(op: tf.Operation) -> _Definition:
             bool(read.is_stateful),
             bool(read.is_commutative),
             bool(read.is_distributed_communication),
+            any(argument.is_ref for argument in read.input_arg),
         )
         if _tf.is_registered(op.type):
             _definitions[op.type] = known
     return known
+
+
+def assigned_references(op: tf.Operation) -> list[tf.Operation]:
+    """Return the reference variables (see `REFERENCE_VARIABLES`) that ``op`` may assign.
+
+    An op that only reads a variable takes its value, by its definition, and not the reference.
+    """
+    if not _by_definition(op).takes_reference:
+        return []
+    found: list[tf.Operation] = []
+    seen: set[tf.Operation] = set()
+    todo = [op]
+    while todo:
+        for tensor in todo.pop().inputs:
+            # Assignments, and branches and loops of control flow v1, pass the reference on.
+            if tensor.dtype != tensor.dtype.base_dtype and tensor.op not in seen:
+                seen.add(tensor.op)
+                todo.append(tensor.op)
+                if tensor.op.type in REFERENCE_VARIABLES:
+                    found.append(tensor.op)
+    return found
 
 
 def is_random(op: tf.Operation) -> bool:

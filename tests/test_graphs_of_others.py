@@ -22,6 +22,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.Noth
 OPTIONS = [{}, {"checkpoints": None}, {"checkpoints": "speed"}]
 
 
+@pytest.fixture
+def control_flow_v1() -> Iterator[None]:
+    v1.disable_control_flow_v2()
+    yield
+    v1.enable_control_flow_v2()
+
+
 # --- imported graphs
 
 
@@ -48,14 +55,49 @@ def test_an_imported_graph(options: dict[str, Any]) -> None:
     assert "imported" in str(plan)
 
 
+# --- reference variables
+
+
+@pytest.mark.parametrize("assign", ["add", "scatter", "branch"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_reference_variable_that_the_forward_pass_assigns(
+    options: dict[str, Any], assign: str, control_flow_v1: None
+) -> None:
+    """A copy of what reads the variable would read the new value."""
+    images = np.random.default_rng(0).normal(size=[64, 16])
+
+    def step(gradients: Callable[..., Any]) -> Any:
+        with tf.Graph().as_default(), v1.Session() as session:
+            v1.set_random_seed(0)
+            x = v1.placeholder(tf.float32, [64, 16])
+            shift = v1.get_variable("shift", [16], use_resource=False)
+            h = x
+            for i in range(12):
+                # The backward pass reads no `shift`: only a copy of the sum can see that it changed.
+                h = tf.sin(h + shift)
+                if i == 6:
+                    with tf.control_dependencies([h]):
+                        if assign == "add":
+                            done = v1.assign_add(shift, tf.ones([16]))
+                        elif assign == "scatter":
+                            done = v1.scatter_update(shift, [3, 4], [1.0, 2.0])
+                        else:
+                            _, on = tf.raw_ops.RefSwitch(
+                                data=shift._ref(), pred=tf.reduce_sum(x) < 1e9
+                            )
+                            done = tf.raw_ops.Assign(ref=on, value=tf.ones([16]))
+                    with tf.control_dependencies([done]):
+                        h = tf.identity(h)
+            session.run(v1.global_variables_initializer())
+            return session.run(gradients(tf.reduce_sum(h), [x]), {x: images})
+
+    plain = step(tf.gradients)
+    found = step(lambda ys, xs: ms.gradients(ys, xs, **options))
+    for a, b in zip(found, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 # --- control flow of TensorFlow 1
-
-
-@pytest.fixture
-def control_flow_v1() -> Iterator[None]:
-    v1.disable_control_flow_v2()
-    yield
-    v1.enable_control_flow_v2()
 
 
 def _chosen(h: tf.Tensor, which: tf.Tensor) -> tf.Tensor:
