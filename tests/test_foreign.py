@@ -145,6 +145,21 @@ def test_a_budget_that_is_too_small_is_no_failure(run, tmp_path):
     assert found["own_test.py::test_small"].planned == 1
 
 
+def test_a_second_mode_leaves_out_what_asks_for_no_gradients(run, tmp_path):
+    deep = OWN.partition("def trained")[0].replace("PATCHED = bool(patching._stack)", "")
+    (tmp_path / "own_test.py").write_text(
+        deep
+        + "def test_no_gradients():\n    pass\n\n\n"
+        + "def test_gradients():\n    tf.function(slope)(tf.zeros([1024]))\n"
+    )
+    (tmp_path / "plain_test.py").write_text("def test_no_gradients():\n    pass\n")
+    code, printed = run("--root", str(tmp_path))
+    assert code == 0
+    assert "budget    plain_test.py: no test asks for gradients" in printed
+    found = results.read(tmp_path / "results" / "budget" / "own_test.jsonl")
+    assert {test: one.rewired for test, one in found.items()} == {"own_test.py::test_gradients": 1}
+
+
 TENSORFLOWS = """
 from tensorflow.python.eager import backprop, def_function
 from tensorflow.python.framework import ops, test_util

@@ -2,9 +2,9 @@
 
     python -m tests.foreign [--workers 2] [--only layers/rnn] [--modes recompute,budget] [--results FOLDER]
 
-It goes on where it was stopped: only results of other versions, or of another state of this library, are made anew. A test that fails in one
-mode only is tried once more by itself, and counts if it fails again. The exit code is 1 if one does that is known by no limit
-(`tests.foreign.known`).
+It goes on where it was stopped: only results of other versions, or of another state of this library, are made anew. The second mode of
+``--modes`` leaves out tests that asked for no gradients in the first. A test that fails in one mode only is tried once more by itself, and
+counts if it fails again. The exit code is 1 if no limit explains such a failure (`tests.foreign.known`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,30 @@ class Run:
     root: Path
     cache: Path
 
-    def file(self, file: Path, mode: str) -> str:
-        """Run the tests of one file that have no results yet, and say how many have passed."""
-        written = suite.written_to(self.cache, self.root, file, mode)
-        results.begin(written, suite.key_of(mode))
-        processes.run_tests([str(file)], self.root, mode, written)
-        found = results.read(written).values()
-        passed = sum(one.outcome == "passed" for one in found)
-        rewired = sum(one.rewired for one in found)
+    def file(self, file: Path, modes: Iterable[str]) -> str:
+        """Run the tests of one file that have no results yet, and return a line for each mode."""
         name = file.relative_to(self.root)
-        if not found:
-            return f"{mode:9} {name}: no tests; see {written.with_suffix('.log')}"
-        return f"{mode:9} {name}: {passed} of {len(found)} passed, {rewired} gradients rewired"
+        lines = []
+        patched: dict[str, Result] = {}
+        for mode in modes:
+            tests = [str(file)]
+            if patched and not (tests := verdict.differentiating(patched)):
+                lines.append(f"{mode:9} {name}: no test asks for gradients")
+                continue
+            written = self._written(file, mode)
+            results.begin(written, suite.key_of(mode))
+            processes.run_tests(tests, self.root, mode, written)
+            found = results.read(written)
+            if mode != PLAIN:
+                patched = patched or found
+            passed = sum(one.outcome == "passed" for one in found.values())
+            rewired = sum(one.rewired for one in found.values())
+            lines.append(
+                f"{mode:9} {name}: {passed} of {len(found)} passed, {rewired} gradients rewired"
+                if found
+                else f"{mode:9} {name}: no tests; see {written.with_suffix('.log')}"
+            )
+        return "\n".join(lines)
 
     def found(self, files: Iterable[Path], modes: Iterable[str]) -> dict[str, dict[str, Result]]:
         """All results, by mode and by name."""
@@ -81,10 +93,9 @@ def main() -> int:
     run = Run(root, options.results.absolute())
     _set_environment(run.cache)
     modes = [PLAIN, *options.modes]
-    tasks = [(file, mode) for file in files for mode in modes]
     with ThreadPoolExecutor(options.workers) as pool:
-        for number, line in enumerate(pool.map(lambda task: run.file(*task), tasks), 1):
-            print(f"[{number}/{len(tasks)}] {line}", flush=True)
+        for number, lines in enumerate(pool.map(lambda file: run.file(file, modes), files), 1):
+            print(f"[{number}/{len(files)}]\n{lines}", flush=True)
         of_files: dict[tuple[str, str], list[Failure]] = {}
         for failure in verdict.failures(run.found(files, modes)):
             print(f"once more: {failure}", flush=True)

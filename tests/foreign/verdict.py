@@ -11,7 +11,7 @@ from tests.foreign.modes import PLAIN
 from tests.foreign.results import Result
 from tests.foreign.tally import alike
 
-__all__ = ["Failure", "failures", "table"]
+__all__ = ["Failure", "differentiating", "failures", "table"]
 
 #: Results of all tests, by mode and name.
 Results = Mapping[str, Mapping[str, Result]]
@@ -34,16 +34,25 @@ class Failure:
         return f"{self.mode}: {self.test}: {self.why}{' (a known limit)' if self.known else ''}"
 
 
+def differentiating(results: Mapping[str, Result]) -> list[str]:
+    """Return the tests that asked for gradients, or did not come to their end."""
+    return [test for test, one in results.items() if one.asked or one.outcome == "failed"]
+
+
 def failures(found: Results) -> list[Failure]:
-    """The tests that pass plain and not in another mode, or train models to other weights there."""
-    plain = {test: one for test, one in found[PLAIN].items() if one.outcome == "passed"}
-    return [
-        Failure(mode, test, why)
-        for mode, results in found.items()
-        if mode != PLAIN
-        for test, one in plain.items()
-        if (why := _difference(one, results.get(test)))
-    ]
+    """Return the tests that pass plain and not in another mode, or train models to other weights there."""
+    listed: list[Failure] = []
+    left_out: set[str] = set()
+    for mode, results in found.items():
+        if mode == PLAIN:
+            continue
+        for test, plain in found[PLAIN].items():
+            if plain.outcome != "passed" or (test in left_out and test not in results):
+                continue
+            if why := _difference(plain, results.get(test)):
+                listed.append(Failure(mode, test, why))
+        left_out |= {*results}.difference(differentiating(results))
+    return listed
 
 
 def _difference(plain: Result, patched: Result | None) -> str:
