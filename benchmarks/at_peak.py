@@ -11,10 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_autodiff, optypes
+from graph_tools import optypes
 from graph_tools.allocations import AllocationEvent, alive_at_peak
 from graph_tools.capture import capture
 from graph_tools.edit import CLONE_SUFFIX
+from graph_tools.tf_private import autodiff, graphs
 
 __all__ = ["PARTS", "kinds_of", "parts_at_peak"]
 
@@ -36,9 +37,9 @@ def kinds_of(
     Activations are what ops before ``first_backward`` make, or clones of them, and others read. ``events`` are those of a step: an op
     that asks for no buffer writes into one of its inputs.
     """
-    first = _tf.creation_index(first_backward)
-    ops = capture(_tf_autodiff.ends_of(first_backward.graph))
-    early = [_tf.creation_index(op) < first or CLONE_SUFFIX in op.name for op in ops.ops]
+    first = graphs.creation_index(first_backward)
+    ops = capture(autodiff.ends_of(first_backward.graph))
+    early = [graphs.creation_index(op) < first or CLONE_SUFFIX in op.name for op in ops.ops]
     storage, producer = ops.storage.tolist(), ops.producer.tolist()
     kept = {
         storage[value]

@@ -199,13 +199,13 @@ def _flops(step: Any, batch: list[Any], checkpoints: bool) -> float:
     import tensorflow as tf
 
     import memsaving_gradients as ms
-    from graph_tools import _tf_autodiff
     from graph_tools.capture import capture
     from graph_tools.costs import op_flops
+    from graph_tools.tf_private import autodiff
 
     with ms.patched(**CHECKPOINTS) if checkpoints else contextlib.nullcontext():
         graph = tf.function(step).get_concrete_function(*batch).graph
-    ops = capture(_tf_autodiff.ends_of(graph)).ops
+    ops = capture(autodiff.ends_of(graph)).ops
     return sum(op_flops(op, len(batch[0])) for op in ops)
 
 

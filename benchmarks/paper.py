@@ -31,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.bars import mark
 from benchmarks.models.deep import deep_resnet, units_of
-from graph_tools import _tf
+from graph_tools.tf_private import graphs
 from memsaving_gradients.planners import Limits
 from memsaving_gradients.roles import capture_step
 from memsaving_gradients.strategies import strategies
@@ -123,7 +123,7 @@ def planned_graph(depth: int, batch: int) -> tuple[TrainingGraph, int]:
     """The training graph of a deep ResNet and the bytes of its parameters; nothing is allocated."""
     with tf.Graph().as_default():
         loss, weights = deep_resnet(depth, batch)
-        border = _tf.creation_index(tf.no_op()) + 1
+        border = graphs.creation_index(tf.no_op()) + 1
         grads = tf.gradients(loss, weights)
         step = capture_step(
             border, [loss], grads, batch=batch, hold_gradients=False, may_chain=False

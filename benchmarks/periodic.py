@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks.bars import Figure, chosen, mark, options_for, print_figures, write
 from benchmarks.models import build
-from graph_tools import _tf
+from graph_tools.tf_private import graphs
 from memsaving_gradients.planners import Limits, named
 from memsaving_gradients.roles import CapturedStep, capture_step
 from memsaving_gradients.schedule import plain, simulate
@@ -108,7 +108,7 @@ def captured_step(model_name: str, options: dict[str, Any], *, profile: bool) ->
 
     def step(*batch: tf.Tensor) -> tf.Tensor:
         loss = model.loss(*batch)
-        border = _tf.creation_index(tf.no_op()) + 1
+        border = graphs.creation_index(tf.no_op()) + 1
         grads = tf.gradients(loss, list(model.variables))
         found.append(
             capture_step(

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from benchmarks.models import build
 from benchmarks.models.base import Array, Model
-from graph_tools._tf_config import without_memory_optimizer
+from graph_tools.tf_private.config import without_memory_optimizer
 
 __all__ = ["compare", "spread"]
 

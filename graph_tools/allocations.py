@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graph_tools import _tf
 from graph_tools.measure import MeasurementError
+from graph_tools.tf_private import graphs
 
 __all__ = ["AllocationEvent", "alive_at_peak", "allocation_events", "requested_peak"]
 
@@ -134,7 +134,7 @@ def alive_at_peak(
 
 def _raw_events(files: Sequence[Path], device: str) -> Iterator[dict[str, Any]]:
     for file in files:
-        for plane in _tf.profile(file.read_bytes()).planes:
+        for plane in graphs.profile(file.read_bytes()).planes:
             if plane.name != device:
                 continue
             names = {key: data.name for key, data in plane.event_metadata.items()}

@@ -21,11 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import _tf, optypes
+from graph_tools import optypes
 from graph_tools.devices import Home
 from graph_tools.elsewhere import is_elsewhere
 from graph_tools.errors import GraphError
 from graph_tools.sizes import Bytes, is_guess, tensor_bytes
+from graph_tools.tf_private import graphs
 from graph_tools.variants import buffer_bytes
 from graph_tools.views import viewed_input
 
@@ -203,16 +204,16 @@ def capture(
     cut = {t.op for t in stop}
     roots = [t if isinstance(t, tf.Operation) else t.op for t in targets]
     others = [t.op for t in besides]
-    graphs = {id(op.graph) for op in (*roots, *others)}
-    if len(graphs) > 1:
-        raise GraphError(f"targets are of {len(graphs)} different graphs")
+    homes = {id(op.graph) for op in (*roots, *others)}
+    if len(homes) > 1:
+        raise GraphError(f"targets are of {len(homes)} different graphs")
     edges = _Edges(cut)
     asked = _ancestors(roots, edges)
     found = _ancestors(others, edges, asked)
     _keep_order_of_collectives(found, edges)
     ops = _ordered(sorted(found, key=_by_creation(beside, edges)), edges)
     if late is not None:
-        early = [op for op in ops if _tf.creation_index(op) < late or op in beside]
+        early = [op for op in ops if graphs.creation_index(op) < late or op in beside]
         needed = _ancestors(early, edges)
         ops.sort(key=lambda op: op not in needed)
     return _describe(ops, edges, asked, late, beside, home)
@@ -224,7 +225,7 @@ def _keep_order_of_collectives(ops: Iterable[tf.Operation], edges: _Edges) -> No
     TensorFlow orders them so when a function has been traced, and all devices have to meet in one order: no plan may reverse it.
     """
     last: dict[str, tf.Operation] = {}
-    for op in sorted(filter(optypes.is_collective, ops), key=_tf.creation_index):
+    for op in sorted(filter(optypes.is_collective, ops), key=graphs.creation_index):
         before = last.get(op.device)
         if before is not None and before not in edges.before(op):
             edges[op][1].append(before)
@@ -238,11 +239,11 @@ def _by_creation(
     place: dict[tf.Operation, tuple[int, int]] = {}
 
     def key(op: tf.Operation) -> tuple[int, int]:
-        return place.get(op) or (_tf.creation_index(op), -1)
+        return place.get(op) or (graphs.creation_index(op), -1)
 
-    for op in sorted(beside, key=_tf.creation_index):
+    for op in sorted(beside, key=graphs.creation_index):
         last, _ = max((key(before) for before in edges.before(op)), default=(0, 0))
-        place[op] = last, _tf.creation_index(op)
+        place[op] = last, graphs.creation_index(op)
     return key
 
 
@@ -353,7 +354,7 @@ def _describe(
         static = is_shape and optypes.reads_known_shapes(op)
         may_fold = copies and all(folds_on[v] for v in reads) and _is_small(outputs)
         # What a late op makes must not be taken for a part of an early buffer: that may be lost before, and made again.
-        early = late is None or _tf.creation_index(op) < late or op in beside
+        early = late is None or graphs.creation_index(op) < late or op in beside
         is_folded = kind == "Const" or static or (may_fold and all(folded[v] for v in reads))
         may_fold |= kind == "Const" or is_shape
         # A variable of another device is copied here when it is read.
@@ -449,6 +450,6 @@ def _is_small(outputs: Sequence[tf.Tensor]) -> bool:
 def _folds_on(op: tf.Operation) -> bool:
     """Whether what is computed from the constants that ``op`` gives is known to fold: what a session folds is not known yet."""
     made = max(tensor_bytes(out).fixed for out in op.outputs)
-    if made <= LARGEST_FOLDED_BY_GRAPPLER or op.type == "Const" or _tf.is_function(op.graph):
+    if made <= LARGEST_FOLDED_BY_GRAPPLER or op.type == "Const" or graphs.is_function(op.graph):
         return True
     return made <= sum(tensor_bytes(t).fixed for t in op.inputs)

@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import _tf_loops, optypes
+from graph_tools import optypes
 from graph_tools.capture import OpGraph
 from graph_tools.inside import inside
 from graph_tools.sizes import tensor_bytes
+from graph_tools.tf_private import loops
 
 __all__ = [
     "BYTES_PER_SECOND",
@@ -162,7 +163,7 @@ _PASSES: dict[str, float] = {
 }
 
 # Ops that take the time of what is inside.
-_LOOKED_INTO = frozenset(_tf_loops.LOOPS + _tf_loops.BRANCHES)
+_LOOKED_INTO = frozenset(loops.LOOPS + loops.BRANCHES)
 
 # They write, or say something of shapes, and read no buffer.
 _READ_NOTHING = optypes.SHAPE_READERS | {"Fill", "BroadcastGradientArgs"}

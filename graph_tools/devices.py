@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff
+from graph_tools.tf_private import autodiff
 
 __all__ = ["Home"]
 
@@ -64,7 +64,7 @@ class Home:
         while tf.is_symbolic_tensor(handle) and handle.op.type == "Placeholder":
             if id(handle) not in self._outer:
                 # Captures are listed anew each time they are asked for.
-                pairs = _tf_autodiff.captures_of(handle.graph)
+                pairs = autodiff.captures_of(handle.graph)
                 self._outer.update((id(inner), outer) for outer, inner in pairs)
             if (outer := self._outer.get(id(handle))) is None:
                 return ""

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf
+from graph_tools.tf_private import graphs
 
 __all__ = ["CLONE_SUFFIX", "Rewiring", "clone"]
 
@@ -38,27 +38,27 @@ class Rewiring:
     def point(self, op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
         """Make input ``index`` of ``op`` read ``tensor``."""
         self.edges.append((op, index, op.inputs[index], tensor))
-        _tf.update_input(op, index, tensor)
+        graphs.update_input(op, index, tensor)
 
     def set(self, op: tf.Operation, attribute: str, value: Any) -> None:
         """Set an attribute of ``op`` that it has to ``value``, a proto."""
         self.attributes.append((op, attribute, op.node_def.attr[attribute], value))
-        _tf.set_attribute(op, attribute, value)
+        graphs.set_attribute(op, attribute, value)
 
     def forbid_feeding(self, tensors: Iterable[tf.Tensor]) -> None:
         """Let sessions refuse to feed ``tensors``, by name: others compute these again, and would not see what is fed."""
         for tensor in tensors:
-            if _tf.may_be_fed(tensor):
+            if graphs.may_be_fed(tensor):
                 self.unfed.append(tensor)
                 tensor.graph.prevent_feeding(tensor)
 
     def undo(self) -> None:
         """Restore every edge and attribute, and let tensors be fed."""
-        _tf.let_feed(self.unfed)
+        graphs.let_feed(self.unfed)
         for holder, attribute, value, _ in reversed(self.attributes):
-            _tf.set_attribute(holder, attribute, value)
+            graphs.set_attribute(holder, attribute, value)
         for op, index, old, _ in reversed(self.edges):
-            _tf.update_input(op, index, old)
+            graphs.update_input(op, index, old)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
@@ -84,16 +84,16 @@ class Rewiring:
         for tensor in self.unfed:
             tensor.graph.prevent_feeding(tensor)
         for op, index, _, new in self.edges:
-            _tf.update_input(op, index, new)
+            graphs.update_input(op, index, new)
         for holder, attribute, _, value in self.attributes:
-            _tf.set_attribute(holder, attribute, value)
+            graphs.set_attribute(holder, attribute, value)
 
 
 def clone(
     op: tf.Operation, inputs: Sequence[tf.Tensor], wait_for: Sequence[tf.Operation] = ()
 ) -> tf.Operation:
-    """A copy of ``op`` that reads ``inputs`` and runs after ``wait_for``; call within `_tf.outside_scopes`."""
-    copy = _tf.create_op(op, inputs, op.name + CLONE_SUFFIX)
+    """A copy of ``op`` that reads ``inputs`` and runs after ``wait_for``; call within `graphs.outside_scopes`."""
+    copy = graphs.create_op(op, inputs, op.name + CLONE_SUFFIX)
     if wait_for:
-        _tf.add_control_inputs(copy, wait_for)
+        graphs.add_control_inputs(copy, wait_for)
     return copy

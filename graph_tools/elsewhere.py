@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from graph_tools import _tf
+from graph_tools.tf_private import graphs
 
 __all__ = ["copy_back", "copy_out", "is_elsewhere", "stays_elsewhere"]
 
@@ -20,13 +20,13 @@ def copy_out(tensor: tf.Tensor, device: str, name: str) -> tf.Tensor:
     """A copy of ``tensor`` on another device."""
     with tf.device(None), tf.device(device):
         copy = tf.raw_ops.Identity(input=tensor, name=name)
-    _tf.protect(copy.op)
+    graphs.protect(copy.op)
     return stays_elsewhere(copy)
 
 
 def stays_elsewhere(tensor: tf.Tensor) -> tf.Tensor:
     """``tensor``, marked as one that takes no memory here."""
-    _tf.set_attribute(tensor.op, _MARK, tf.compat.v1.AttrValue(b=True))
+    graphs.set_attribute(tensor.op, _MARK, tf.compat.v1.AttrValue(b=True))
     return tensor
 
 
@@ -34,7 +34,7 @@ def copy_back(tensor: tf.Tensor, device: str, name: str) -> tf.Tensor:
     """A copy of a tensor that is kept elsewhere, on ``device``."""
     with tf.device(None), tf.device(device or None):
         copy = tf.raw_ops.Identity(input=tensor, name=name)
-    _tf.protect(copy.op)
+    graphs.protect(copy.op)
     return copy
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graph_tools import _tf, optypes
+from graph_tools import optypes
 from graph_tools.capture import OpGraph
+from graph_tools.tf_private import graphs
 
 __all__ = ["equal_ops"]
 
@@ -52,7 +53,7 @@ def equal_ops(ops: OpGraph) -> dict[int, int]:
         waits = frozenset(found.get(other, other) for other in ops.controls[i])
         others = alike.setdefault((op.type, kinds, waits), [])
         for twin, theirs in others:
-            if constants.are_equal(reads, theirs) and _tf.are_equal(op, ops.ops[twin]):
+            if constants.are_equal(reads, theirs) and graphs.are_equal(op, ops.ops[twin]):
                 found[i] = twin
                 break
         else:
@@ -88,7 +89,7 @@ class _Constants:
             if mine == theirs:
                 continue
             first, second = (self.ops.ops[self.producer[v]] for v in (mine, theirs))
-            if not _tf.are_equal(first, second):
+            if not graphs.are_equal(first, second):
                 return False
             self.equal[mine] = theirs
         return True

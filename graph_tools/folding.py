@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import _tf, optypes
+from graph_tools import optypes
 from graph_tools.capture import OpGraph
 from graph_tools.sizes import tensor_bytes
+from graph_tools.tf_private import graphs
 
 __all__ = ["Folded", "folded", "input_name", "takes_constant"]
 
@@ -98,7 +99,7 @@ def folded(ops: OpGraph) -> Folded:
     """
     trees = _Trees(ops)
     trees.push_down()
-    if ops.ops and _tf.is_function(ops.ops[0].graph):
+    if ops.ops and graphs.is_function(ops.ops[0].graph):
         trees.regroup()
         trees.push_down()
     reads = list(ops.inputs)

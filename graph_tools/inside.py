@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_loops, optypes
+from graph_tools import optypes
 from graph_tools.sizes import tensor_bytes
+from graph_tools.tf_private import graphs, loops
 
 if TYPE_CHECKING:
     from graph_tools.capture import OpGraph
@@ -53,7 +54,7 @@ class Inside:
 
 def note_steps(op: tf.Operation, steps: int | None) -> None:
     """Note how often a loop runs, ``None``: not known."""
-    _tf.set_attribute(op, *noted_steps(steps))
+    graphs.set_attribute(op, *noted_steps(steps))
 
 
 def noted_steps(steps: int | None) -> tuple[str, Any]:
@@ -73,22 +74,22 @@ def steps_of(op: tf.Operation) -> int:
 
 def inside(op: tf.Operation, batch: int) -> Inside | None:
     """What ``op``, of `optypes.FUNCTIONAL`, takes inside at a batch of ``batch`` examples; ``None`` if its body is not known."""
-    loops = op.type in _tf_loops.LOOPS
-    bodies = _tf_loops.bodies(op)
+    is_loop = op.type in loops.LOOPS
+    bodies = loops.bodies(op)
     if None in bodies:
         return None
     # The attribute is how TensorFlow asks for a function to be compiled (2.16 to 2.21).
-    compiled = not loops and op.node_def.attr["_XlaMustCompile"].b
+    compiled = not is_loop and op.node_def.attr["_XlaMustCompile"].b
     expands = compiled and not tf.config.list_logical_devices("GPU")
     takes = []
     for body in bodies:
         found = _known.setdefault(body, {})
         key = batch, len(body.get_operations()), expands
         if key not in found:
-            found[key] = _step(body, batch, called=not loops, expands=expands)
+            found[key] = _step(body, batch, called=not is_loop, expands=expands)
         takes.append(found[key])
     seconds, workspace = map(max, zip(*takes, strict=True))
-    steps = steps_of(op) if loops else 1
+    steps = steps_of(op) if is_loop else 1
     return Inside(seconds * steps, workspace if steps else 0)
 
 
@@ -164,7 +165,7 @@ def _taken_over(
     """Bytes of inputs that nobody reads after an op, and that it writes its outputs to."""
     free = [sizes[root] for root in dying]
     taken = 0
-    if op.type in optypes.FORWARDING or op.type in _tf_loops.LOOPS:
+    if op.type in optypes.FORWARDING or op.type in loops.LOOPS:
         for value in made:
             if sizes[value] and sizes[value] in free:
                 free.remove(sizes[value])

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import _tf
+from graph_tools.tf_private import graphs
 
 __all__ = ["Input", "Kernel", "Measured", "default_device", "measure"]
 
@@ -168,7 +168,7 @@ def _copies(kernel: Kernel, device: str) -> tuple[tf.Graph, list[tf.Operation], 
         for _ in range(QUEUED):
             with tf.control_dependencies(ops[-1:]):
                 ops.append(
-                    _tf.create_in(
+                    graphs.create_in(
                         graph,
                         kernel.kind,
                         tensors,

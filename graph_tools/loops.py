@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_loops, optypes
-from graph_tools._tf_autodiff import enclosing_graphs, home_of
+from graph_tools import optypes
 from graph_tools.errors import GraphError
+from graph_tools.tf_private import graphs, loops
+from graph_tools.tf_private.autodiff import enclosing_graphs, home_of
 
 __all__ = ["Loop", "Part", "behind_identities", "in_order", "is_pure", "trip_count"]
 
@@ -89,12 +90,12 @@ class Loop:
     @property
     def body(self) -> Any:
         """The graph of the body, accumulators included."""
-        return _tf_loops.body_of(self.op)
+        return loops.body_of(self.op)
 
     @property
     def condition(self) -> Any:
         """The graph of the condition."""
-        return _tf_loops.condition_of(self.op)
+        return loops.condition_of(self.op)
 
     @cached_property
     def accumulated(self) -> dict[int, tf.Tensor]:
@@ -150,11 +151,11 @@ class Loop:
         """
         until = {id(graph): count for graph, count in self.until}
         home = home_of(self.op.graph)
-        after = _tf.creation_index(self.op)
+        after = graphs.creation_index(self.op)
         for graph in enclosing_graphs(self.op.graph):
             operations = graph.get_operations()
             end = until.get(id(graph), len(operations))
-            border = _tf.creation_index(operations[end]) if end < len(operations) else math.inf
+            border = graphs.creation_index(operations[end]) if end < len(operations) else math.inf
             yield graph, after, border
             if graph is home:
                 return
@@ -166,7 +167,7 @@ class Loop:
             op
             for graph, after, border in self._between()
             for op in graph.get_operations()
-            if after < _tf.creation_index(op) < border
+            if after < graphs.creation_index(op) < border
         )
         return any(
             not optypes.PYTHON.isdisjoint(_types_in(op))
@@ -177,7 +178,7 @@ class Loop:
         """Whether something changes what is behind ``handle`` after the loop, in its graph, or at any time in one around it."""
         for graph, after, border in self._between():
             for op in handle.consumers():
-                between = after < _tf.creation_index(op) < border
+                between = after < graphs.creation_index(op) < border
                 if between and any(op.inputs[k] is handle for k in _changed_by(op)):
                     return True
             outer = {inner.ref(): outer for outer, inner in getattr(graph, "captures", ())}
@@ -255,7 +256,7 @@ def _changed_by(op: tf.Operation) -> Iterator[int]:
     """The inputs of ``op`` that are handles of what it may change."""
     if op.type in optypes.READS or not optypes.is_stateful(op):
         return
-    reads = _tf_loops.read_only_inputs(op) if op.type in optypes.FUNCTIONAL else frozenset()
+    reads = loops.read_only_inputs(op) if op.type in optypes.FUNCTIONAL else frozenset()
     for k, tensor in enumerate(op.inputs):
         if tensor.dtype == tf.resource and k not in reads:
             yield k
@@ -273,14 +274,13 @@ def in_order(ops: Collection[tf.Operation]) -> list[tf.Operation]:
         for before in (*(t.op for t in op.inputs), *op.control_inputs)
         if before in found
     )
-    return list(nx.lexicographical_topological_sort(found, key=_tf.creation_index))
+    return list(nx.lexicographical_topological_sort(found, key=graphs.creation_index))
 
 
 def is_pure(op: tf.Operation) -> bool:
     """Whether all that a loop, a branch or a call does is computing and reading variables."""
     return not any(
-        kind not in optypes.READS | _CHECKS | optypes.FUNCTIONAL
-        and _tf_loops.is_stateful_type(kind)
+        kind not in optypes.READS | _CHECKS | optypes.FUNCTIONAL and loops.is_stateful_type(kind)
         for kind in _types_in(op)
     )
 
@@ -290,13 +290,13 @@ def _types_in(op: tf.Operation) -> Iterator[str]:
     yield op.type
     if op.type not in optypes.FUNCTIONAL:
         return
-    nodes = [node for _, nodes in _tf_loops.functions_in(op) for node in nodes]
+    nodes = [node for _, nodes in loops.functions_in(op) for node in nodes]
     seen: set[str] = set()
     while nodes:
         node = nodes.pop()
         yield node.op
         if node.op in optypes.FUNCTIONAL:
-            for name, inner in _tf_loops.functions_of(op.graph, node):
+            for name, inner in loops.functions_of(op.graph, node):
                 if name not in seen:
                     seen.add(name)
                     nodes.extend(inner)
@@ -318,7 +318,7 @@ def trip_count(op: tf.Operation) -> int | None:
     most = _value(op.inputs[1])
     if most is not None and most >= 0:
         return int(most)
-    condition, body = _tf_loops.condition_of(op), _tf_loops.body_of(op)
+    condition, body = loops.condition_of(op), loops.body_of(op)
     if condition is None or body is None:
         return None
     test = behind_identities(condition.outputs[0]).op
@@ -342,7 +342,7 @@ def _constant(tensor: tf.Tensor, arguments: Sequence[tf.Tensor], op: tf.Operatio
         return None
     for i, arg in enumerate(arguments):
         if arg is tensor:
-            body = _tf_loops.body_of(op)
+            body = loops.body_of(op)
             passed_on = behind_identities(body.outputs[i]) is body.inputs[i]
             return _value(op.inputs[i]) if passed_on else None
     return _value(tensor)

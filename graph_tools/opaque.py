@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf
+from graph_tools.tf_private import graphs
 
 __all__ = ["behind", "can_pass", "never"]
 
@@ -62,7 +62,7 @@ def behind(tensor: tf.Tensor, predicate: tf.Tensor) -> tf.Tensor:
     """
     shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
     turned, same = _branches(tensor.dtype, shape)
-    return _tf.conditional(predicate, tensor, turned, same)
+    return graphs.conditional(predicate, tensor, turned, same)
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from graph_tools import _tf
+from graph_tools.tf_private import graphs
 
 __all__ = [
     "ASSIGNS",
@@ -258,7 +258,7 @@ def _by_definition(op: tf.Operation) -> _Definition:
             bool(read.is_distributed_communication),
             any(argument.is_ref for argument in read.input_arg),
         )
-        if _tf.is_registered(op.type):
+        if graphs.is_registered(op.type):
             _definitions[op.type] = known
     return known
 
@@ -315,7 +315,7 @@ def is_clonable(op: tf.Operation) -> bool:
         # Its kernel begins with whichever input's buffer it can take over: the order, and the last bits, depend on who
         # else holds the inputs.
         return False
-    return not _tf.in_v1_control_flow(op)
+    return not graphs.in_v1_control_flow(op)
 
 
 @cache

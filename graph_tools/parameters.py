@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import _tf, optypes
+from graph_tools import optypes
 from graph_tools.capture import OpGraph
+from graph_tools.tf_private import graphs
 
 __all__ = ["MOST", "known_shape", "parameters"]
 
@@ -95,7 +96,7 @@ def _copied(
     if key not in made:
         dtypes = [t.dtype for t in op.outputs]
         try:
-            copy = _tf.create_in(
+            copy = graphs.create_in(
                 tf.compat.v1.get_default_graph(), op.type, reads, dtypes, attributes, op.op_def
             )
             made[key] = list(copy.outputs)

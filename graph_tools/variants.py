@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from graph_tools import _tf_loops, optypes
+from graph_tools import optypes
 from graph_tools.inside import steps_of
 from graph_tools.sizes import Bytes, tensor_bytes
+from graph_tools.tf_private import loops
 
 __all__ = ["buffer_bytes", "variant_bytes"]
 
@@ -61,8 +62,8 @@ def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
         if op.type == "OptionalFromValue":
             yield from map(_held, op.inputs)
             return
-        if op.type in _tf_loops.LOOPS:
-            (body,) = _tf_loops.bodies(op)
+        if op.type in loops.LOOPS:
+            (body,) = loops.bodies(op)
             if body is None:
                 return
             number = tensor.value_index
@@ -72,7 +73,7 @@ def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
             every |= replaced
         elif op.type in optypes.FUNCTIONAL:
             # The lists of loops that are called are results of the call, where the gradient's call reads them.
-            results = [body.outputs[tensor.value_index] for body in _tf_loops.bodies(op) if body]
+            results = [body.outputs[tensor.value_index] for body in loops.bodies(op) if body]
             yield max(map(variant_bytes, map(_viewed, results)), default=_NONE)
             return
         elif op.type in _LIKE_FIRST:
@@ -95,7 +96,7 @@ def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
         if op.type in _ITEMS:
             item = op.inputs[_ITEMS[op.type]]
             sizes.append(_NONE if item.op.type in _SHARED else tensor_bytes(item))
-        elif op.type in _tf_loops.LOOPS:
+        elif op.type in loops.LOOPS:
             sizes.append(variant_bytes(tensor))
             tensor = op.inputs[tensor.value_index]
             continue

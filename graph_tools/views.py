@@ -15,8 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf, optypes
+from graph_tools import optypes
 from graph_tools.elsewhere import is_elsewhere
+from graph_tools.tf_private import graphs
 
 __all__ = ["unchanged_input", "viewed_input"]
 
@@ -71,7 +72,7 @@ def _number(constant: tf.Tensor) -> Any:
     """The number that a constant holds; read once, for a graph is captured several times and a proto takes 40 µs."""
     graph = constant.graph
     known = _numbers.setdefault(graph, {})
-    index = _tf.creation_index(constant.op)
+    index = graphs.creation_index(constant.op)
     if index not in known:
         known[index] = tf.get_static_value(constant)
     return known[index]

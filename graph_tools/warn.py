@@ -9,7 +9,7 @@ import warnings
 from functools import lru_cache
 from typing import Any
 
-from graph_tools import _tf
+from graph_tools.tf_private import graphs
 
 __all__ = ["PACKAGES", "warn"]
 
@@ -39,7 +39,7 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 def _users_line() -> tuple[str, int]:
-    stack = _tf.stack()
+    stack = graphs.stack()
     for file, line in reversed(stack):
         if not _is_ours(file):
             return file, line

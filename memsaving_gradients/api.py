@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools._tf_autodiff import enclosing_graphs
+from graph_tools.tf_private.autodiff import enclosing_graphs
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError
 from memsaving_gradients.options import MODES, Options
 from memsaving_gradients.patching import ends_in, rewired

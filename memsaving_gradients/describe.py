@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf
 from graph_tools.liveness import timeline
+from graph_tools.tf_private import graphs
 from memsaving_gradients.alive import Part, with_names
 from memsaving_gradients.budgets import Found
 from memsaving_gradients.fingerprint import fingerprint
@@ -176,7 +176,7 @@ def _reason(step: CapturedStep, proposal: Proposal, storage: int) -> str:
 
 def source_line(op: tf.Operation) -> str:
     """The innermost frame of the user's program that created ``op``; ``"imported"`` where the graph was imported."""
-    frames = _tf.user_frames(op)
+    frames = graphs.user_frames(op)
     if not frames:
         return "imported"
     for file, line, _ in reversed(frames):

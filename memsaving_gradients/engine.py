@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_autodiff
+from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import guard, registry, replicas, whole_step
 from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.following import Following
@@ -85,8 +85,8 @@ def save_memory(
     if why := replicas.unsupported():
         warn_nothing_saved(graph, why)
         return list(grads)
-    data_gates = _tf_autodiff.compiled_by_xla() if options.xla is None else options.xla
-    if data_gates and _tf_autodiff.vectorized():
+    data_gates = autodiff.compiled_by_xla() if options.xla is None else options.xla
+    if data_gates and autodiff.vectorized():
         warn_nothing_saved(
             graph, "XLA cannot compile the vectorized form of what holds recomputation back"
         )
@@ -121,7 +121,7 @@ def save_memory(
     unread = (
         op for op in operations[first_backward:] if op.name not in position and site.is_here(op)
     )
-    registry.idle(graph).update(map(_tf.creation_index, unread))
+    registry.idle(graph).update(map(graphs.creation_index, unread))
     registry.record(graph, outcome.plan)
     note_unused(outcome.plan, [reference.deref().name for reference in encode])
     if outcome.stopped:
@@ -132,7 +132,7 @@ def save_memory(
         found = [_stand_in(grad, result) for grad in grads]
         if result.readers_of:
             found = [
-                _after(grad, result.readers_of, _tf_autodiff.tensors_in(graph, [x]))
+                _after(grad, result.readers_of, autodiff.tensors_in(graph, [x]))
                 for grad, x in zip(found, xs, strict=True)
             ]
     whole_step.note(following, followed, components(found, graph))
@@ -161,7 +161,7 @@ def _stand_in(grad: Any, result: Rewrite) -> Any:
         return tf.IndexedSlices(_stand_in(grad.values, result), grad.indices, grad.dense_shape)
     if grad is None or grad.ref() not in result.replaced:
         return grad
-    with _tf.outside_scopes(grad.graph), _tf.unrecorded():
+    with graphs.outside_scopes(grad.graph), graphs.unrecorded():
         stands = gated(grad, [], grad.op.name)
     result.rewiring.point(stands.op, 0, result.replaced[grad.ref()])
     return stands

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_autodiff
 from graph_tools.capture import OpGraph, capture
+from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.describe import source_line
 from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.explanation import Explanation, Layer, Parts, Point
@@ -82,7 +82,7 @@ def explain(fn: Any, *args: Any, **options: Any) -> Explanation:
 
 def _explanation(study: Study) -> Explanation:
     site, graph = study.site, study.graph
-    ops = capture(_tf_autodiff.ends_of(site.graph), home=site.home)
+    ops = capture(autodiff.ends_of(site.graph), home=site.home)
     parts, layers = _at_peak(study, ops)
     points = [Point(study.plain_budget, study.plain_budget / max(study.plain, 1), 0.0, 0.0, 0)]
     lowest = study.least() if study.plain else None
@@ -147,10 +147,10 @@ def _falling(points: Sequence[Point]) -> list[Point]:
 def _at_peak(study: Study, ops: OpGraph) -> tuple[Parts, list[Layer]]:
     """What is alive when the step, as it runs, takes most: at the first moment that comes close."""
     site = study.site
-    held = [ops.value(t) for t in _tf_autodiff.outputs_of(site.graph)]
+    held = [ops.value(t) for t in autodiff.outputs_of(site.graph)]
     played = simulate_execution(ops, batch=site.options.batch, held=held)[0]
-    first = _tf.creation_index(site.first_operation)
-    late = [_tf.creation_index(op) >= first for op in ops.ops]
+    first = graphs.creation_index(site.first_operation)
+    late = [graphs.creation_index(op) >= first for op in ops.ops]
     producer, storage = ops.producer.tolist(), ops.storage.tolist()
     residual = {storage[v] for op, values in enumerate(ops.inputs) if late[op] for v in values}
     results = {storage[ops.value(t)] for t in site.grads if t.op.name in ops.position}

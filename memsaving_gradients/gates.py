@@ -16,8 +16,9 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_loops, opaque, optypes
+from graph_tools import opaque, optypes
 from graph_tools.sizes import tensor_bytes
+from graph_tools.tf_private import graphs, loops
 
 __all__ = ["ControlGate", "DataGate", "Gate", "fixed_inputs", "gated", "widest_input"]
 
@@ -61,10 +62,10 @@ def fixed_inputs(op: tf.Operation, constant: Sequence[bool]) -> Sequence[bool]:
     The executor knows no branches and no loops, only the ops in them. Those of a branch run when its predicate is known, and those of a
     loop's first step when its condition is, each as soon as what itself reads is there.
     """
-    if op.type in _tf_loops.BRANCHES:
+    if op.type in loops.BRANCHES:
         decides = [k == 0 for k in range(len(op.inputs))]
-    elif op.type in _tf_loops.LOOPS:
-        condition = _tf_loops.function_graph(op, "cond")
+    elif op.type in loops.LOOPS:
+        condition = loops.function_graph(op, "cond")
         if condition is None:
             return constant
         decides = [bool(t.consumers()) for t in condition.inputs]
@@ -94,7 +95,7 @@ def gated(
     ``reader``: the device of the op that reads it. If it is ``copied`` there, the copy is held back, so that no device waits for another one.
     """
     device = reader if copied or not tensor.device else tensor.device
-    return _tf.create_held(tensor, name + "_held", triggers, device)
+    return graphs.create_held(tensor, name + "_held", triggers, device)
 
 
 @dataclass(eq=False)
@@ -110,7 +111,7 @@ class ControlGate:
     ) -> ControlGate:
         """A gate before ``root``, on its device, that opens when ``triggers`` have run, and not before the gate before it."""
         waits_for = [*triggers, *([before.opens] if before else [])]
-        return cls(_tf.create_gate(root.graph, root.name + "_gate", waits_for, root.device))
+        return cls(graphs.create_gate(root.graph, root.name + "_gate", waits_for, root.device))
 
     def hold(
         self,

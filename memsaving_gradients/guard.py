@@ -16,8 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools._tf_autodiff import differentiate, enclosing_graphs, replace_differentiate
 from graph_tools.edit import Rewiring
+from graph_tools.tf_private.autodiff import differentiate, enclosing_graphs, replace_differentiate
 
 __all__ = ["as_built", "forget", "install", "remember"]
 

@@ -22,7 +22,7 @@ __all__ = ["Loads"]
 
 
 class Loads:
-    """What was stored and loaded so far; call within `_tf.outside_scopes`.
+    """What was stored and loaded so far; call within `graphs.outside_scopes`.
 
     Parameters
     ----------

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf, optypes
+from graph_tools import optypes
 from graph_tools.edit import Rewiring
+from graph_tools.tf_private import graphs
 from memsaving_gradients.partial_reads import Part, parts_read
 from memsaving_gradients.roles import CapturedStep
 
@@ -67,7 +68,7 @@ def pack(step: CapturedStep, *, parts: bool = True) -> Packed:
     """
     masks, found = list(_masks(step)), _parts(step) if parts else []
     # Ops stand in the order of their creation where they may: what is unpacked first is built first.
-    found.sort(key=lambda part: min(_tf.creation_index(op) for op, _ in part.readers))
+    found.sort(key=lambda part: min(graphs.creation_index(op) for op, _ in part.readers))
     if not masks and not found:
         return Packed()
     graph = step.source.ops[0].graph
@@ -75,7 +76,7 @@ def pack(step: CapturedStep, *, parts: bool = True) -> Packed:
     rewiring = Rewiring()
     packed, kept = [], []
     early: set[tf.Operation] = set()
-    with _tf.outside_scopes(graph), _tf.unrecorded():
+    with graphs.outside_scopes(graph), graphs.unrecorded():
         for mask in masks:
             readers = [
                 (op, k) for op in mask.consumers() for k, t in enumerate(op.inputs) if t is mask

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff
+from graph_tools.tf_private import autodiff
 from graph_tools.warn import warn
 from memsaving_gradients.errors import (
     EagerExecutionError,
@@ -262,10 +262,10 @@ def _remove(patch: _InForce) -> None:
 
 def _install() -> None:
     _restore.append(stand(_standing_rule))
-    tape = _tf_autodiff.GradientTape
-    inner = _tf_autodiff.differentiate()
-    _restore.append(lambda: _tf_autodiff.replace_differentiate(inner))
-    _tf_autodiff.replace_differentiate(_gradients_saving(inner))
+    tape = autodiff.GradientTape
+    inner = autodiff.differentiate()
+    _restore.append(lambda: autodiff.replace_differentiate(inner))
+    autodiff.replace_differentiate(_gradients_saving(inner))
     for name, wrap in (
         ("gradient", _tape_saving),
         ("jacobian", _plain_inside),
@@ -334,7 +334,7 @@ def _stays_plain(what: str) -> bool:
     if not tf.executing_eagerly():
         return False
     mine = _stack[-1].thread == threading.get_ident()
-    if _stack[-1].eager_is_error and mine and not _tf_autodiff.in_py_function():
+    if _stack[-1].eager_is_error and mine and not autodiff.in_py_function():
         raise EagerExecutionError(
             f"{what}: there is no graph to rewire in eager execution; decorate the training step with "
             "@tf.function, or leave the patch (unpatch(), or the end of the with block) for eager code"

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_autodiff
+from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.plan import Plan
 
@@ -126,8 +126,8 @@ def idle(graph: tf.Graph) -> set[int]:
 def retire(graph: tf.Graph, ops: Iterable[tf.Operation]) -> None:
     """Note that nobody will read ``ops``, which were built for gradients, any more, so that they are pruned."""
     for op in ops:
-        _tf.unprotect(op)
-        idle(graph).add(_tf.creation_index(op))
+        graphs.unprotect(op)
+        idle(graph).add(graphs.creation_index(op))
 
 
 def warned(graph: tf.Graph, message: str) -> bool:
@@ -166,18 +166,18 @@ def plans(graph_or_function: Any) -> tuple[Plan, ...]:
     >>> ms.plans(graph)[-1].peak < ms.plans(graph)[-1].peak_plain
     True
     """
-    graphs = _tf_autodiff.graphs_of(graph_or_function)
-    if graphs is None:
+    asked = autodiff.graphs_of(graph_or_function)
+    if asked is None:
         raise ArgumentError(
             "graph_or_function",
             graph_or_function,
             "give a tf.Graph, a tf.function or a ConcreteFunction; for Keras' fit, read the callback's plans",
         )
-    wanted = {id(graph) for graph in graphs}
+    wanted = {id(graph) for graph in asked}
     found = [
         entry
         for graph, entries in _plans.items()
-        if any(id(outer) in wanted for outer in _tf_autodiff.enclosing_graphs(graph))
+        if any(id(outer) in wanted for outer in autodiff.enclosing_graphs(graph))
         for entry in entries
     ]
     return tuple(plan for _, plan in sorted(found, key=lambda entry: entry[0]))

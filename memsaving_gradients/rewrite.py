@@ -35,8 +35,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf, edit, optypes
+from graph_tools import edit, optypes
 from graph_tools.elsewhere import stays_elsewhere
+from graph_tools.tf_private import graphs
 from graph_tools.views import unchanged_input
 from memsaving_gradients.barriers import Barriers
 from memsaving_gradients.gates import ControlGate, DataGate, Gate, fixed_inputs, gated
@@ -109,7 +110,7 @@ def rewrite(
     writer = _Writer(step, schedule, simulation, data_gates, updates or {}, host)
     graph = step.source.ops[0].graph
     known = len(graph.get_operations())
-    with _tf.outside_scopes(graph), _tf.unrecorded():
+    with graphs.outside_scopes(graph), graphs.unrecorded():
         writer.store()
         for entry in schedule.steps:
             if writer.barriers is not None and entry.op >= step.graph.first_backward:
@@ -279,7 +280,7 @@ class _Writer:
         """
         if isinstance(self.gate, ControlGate) and tensor.ref() not in self.two_readers:
             self.two_readers.add(tensor.ref())
-            _tf.add_control_inputs(self.gate.opens, [gated(tensor, [], tensor.op.name).op])
+            graphs.add_control_inputs(self.gate.opens, [gated(tensor, [], tensor.op.name).op])
 
     def finish(self) -> None:
         """Keep ops with a single reader from being merged with it where those that they stand for were not."""

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import _tf, optypes, profiling
+from graph_tools import optypes, profiling
 from graph_tools.capture import OpGraph, capture
 from graph_tools.devices import Home
 from graph_tools.folding import takes_constant
+from graph_tools.tf_private import graphs
 from memsaving_gradients.early_reductions import early_reductions
 from memsaving_gradients.sums import chainable, may_become_variables
 from memsaving_gradients.training_graph import TrainingGraph
@@ -108,7 +109,9 @@ def capture_step(
 def _border(ops: OpGraph, first_backward: int, beside: Collection[tf.Operation]) -> int:
     """The number of forward ops."""
     early = (
-        i for i, op in enumerate(ops.ops) if _tf.creation_index(op) < first_backward or op in beside
+        i
+        for i, op in enumerate(ops.ops)
+        if graphs.creation_index(op) < first_backward or op in beside
     )
     return max(early, default=-1) + 1
 
@@ -135,7 +138,7 @@ def _undecided(
     """
 
     def may_be_pruned(op: tf.Operation) -> bool:
-        index = _tf.creation_index(op)
+        index = graphs.creation_index(op)
         if index >= created or index in idle:
             return False
         return op.name not in ops.position or bool(ops.optional[ops.position[op.name]])

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_autodiff
+from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import guard, registry, whole_step
 from memsaving_gradients.attention.substitution import (
     Prepared,
@@ -83,7 +83,7 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     mode, kept = _chosen(graph, first_backward, ends, starts, options)
     encode = _encodings(graph, first_backward, ends, starts, options)
     found = None
-    if options.blocks_attention and not _tf_autodiff.vectorized():
+    if options.blocks_attention and not autodiff.vectorized():
         with paused():
             found = prepare(graph, ends, registry.idle(graph))
         first_backward = len(graph.get_operations())
@@ -121,7 +121,7 @@ def _in_blocks(
     with paused():
         done = substitute(found, first_backward, components(grads, graph), ys, kept)
     guard.remember(graph, done.rewiring)
-    registry.idle(graph).update(map(_tf.creation_index, done.idle))
+    registry.idle(graph).update(map(graphs.creation_index, done.idle))
     return done
 
 
@@ -130,15 +130,15 @@ def _take_back(graph: tf.Graph, found: Prepared, done: Substituted) -> None:
     done.rewiring.undo()
     guard.forget(graph, done.rewiring)
     idle = registry.idle(graph)
-    idle.difference_update(map(_tf.creation_index, done.idle))
-    idle.update(map(_tf.creation_index, found.ops))
+    idle.difference_update(map(graphs.creation_index, done.idle))
+    idle.update(map(graphs.creation_index, found.ops))
 
 
 def _stand_in(grad: Any, done: Substituted) -> Any:
     """What the user gets for a gradient that another one took the place of: to whoever differentiates, it is the plain one."""
     if not isinstance(grad, tf.Tensor) or grad.ref() not in done.gradients:
         return grad
-    with _tf.outside_scopes(grad.graph):
+    with graphs.outside_scopes(grad.graph):
         stands = tf.identity(grad)
     done.rewiring.point(stands.op, 0, done.gradients[grad.ref()])
     return stands

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff
+from graph_tools.tf_private import autodiff
 from memsaving_gradients import guard
 from memsaving_gradients.errors import SelectionError
 from memsaving_gradients.marks import marked
@@ -100,7 +100,7 @@ class _Between:
         self.graph = graph
         self.ys = [y for y in ys if tf.is_symbolic_tensor(y) and y.graph is graph]
         self.ends = {y.ref() for y in self.ys}
-        self.xs = _tf_autodiff.tensors_in(graph, xs)
+        self.xs = autodiff.tensors_in(graph, xs)
         self.starts = {x.ref() for x in self.xs}
         self.inside = self._reached_from_xs(differentiably=True)
 
@@ -158,7 +158,7 @@ def _read(op: tf.Operation, differentiably: bool) -> Sequence[tf.Tensor]:
     if not differentiably:
         return tuple(op.inputs)
     inputs = [t for t in op.inputs if _has_gradient(t.dtype)]
-    return inputs if inputs and _tf_autodiff.passes_gradient(op) else ()
+    return inputs if inputs and autodiff.passes_gradient(op) else ()
 
 
 def _has_gradient(dtype: tf.DType) -> bool:

@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_autodiff
 from graph_tools.capture import OpGraph, capture
 from graph_tools.devices import Home
 from graph_tools.edit import CLONE_SUFFIX, Rewiring
 from graph_tools.errors import GraphError
+from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import guard, registry
 from memsaving_gradients.alive import Part, with_names
 from memsaving_gradients.attention.substitution import Substituted
@@ -218,18 +218,18 @@ class Site:
             # What was built for the way before stands there, and nobody reads it any more.
             registry.idle(self.graph).update(self._for_loops)
             built = self.graph.get_operations()[start:]
-            self._for_loops = set(map(_tf.creation_index, built))
+            self._for_loops = set(map(graphs.creation_index, built))
 
     def _capture(self) -> CapturedStep:
         options = self.options
         more: dict[str, Any] = {"profile": True} if options.profile else {}
         step = capture_step(
-            _tf.creation_index(self.first_operation),
+            graphs.creation_index(self.first_operation),
             self._ends,
             self.grads,
             batch=options.batch,
             hold_gradients=self.holds_gradients,
-            may_chain=options.accumulate and not _tf.tape_is_recording(),
+            may_chain=options.accumulate and not graphs.tape_is_recording(),
             # XLA adds up few addends as it sees fit, whatever op stands for that.
             short_sums=not self.data_gates,
             idle=registry.idle(self.graph),
@@ -266,8 +266,8 @@ class Site:
         GraphError
             If something besides the gradients cannot be captured, such as a loop of TF1.
         """
-        ops = capture(_tf_autodiff.ends_of(self.graph), home=self.home)
-        held = [ops.value(tensor) for tensor in _tf_autodiff.outputs_of(self.graph)]
+        ops = capture(autodiff.ends_of(self.graph), home=self.home)
+        held = [ops.value(tensor) for tensor in autodiff.outputs_of(self.graph)]
         return self._simulated(ops, held)
 
     def _play_built(
@@ -276,7 +276,7 @@ class Site:
         others: Sequence[tuple[tf.Tensor, bool]],
         extra_seconds: float = 0.0,
     ) -> Simulation:
-        border = _tf.creation_index(self.first_operation)
+        border = graphs.creation_index(self.first_operation)
         ops = capture(
             grads, besides=[*self._ends, *(t for t, _ in others)], late=border, home=self.home
         )
@@ -292,7 +292,7 @@ class Site:
         return self._named(played, ops)
 
     def _named(self, simulation: Simulation, ops: OpGraph) -> Simulation:
-        border = _tf.creation_index(self.first_operation)
+        border = graphs.creation_index(self.first_operation)
         early = {op.name for op in self.packed.early}
 
         def name(value: int, _: int) -> tuple[str, Part]:
@@ -300,7 +300,7 @@ class Site:
             op = tensor.op
             if CLONE_SUFFIX in op.name.rpartition("/")[2]:
                 return tensor.name, "recomputed"
-            forward = _tf.creation_index(op) < border or op.name in early
+            forward = graphs.creation_index(op) < border or op.name in early
             return tensor.name, "forward" if forward else "backward"
 
         return with_names(simulation, name)
@@ -366,7 +366,7 @@ class Site:
 
     def _forget(self, first: int) -> None:
         built = self.graph.get_operations()[first:]
-        registry.idle(self.graph).update(map(_tf.creation_index, built))
+        registry.idle(self.graph).update(map(graphs.creation_index, built))
 
     def keep(self, step: CapturedStep, why: str) -> dict[int, str]:
         """The storages to keep, and why."""

@@ -188,7 +188,7 @@ def _traced(
     """The training graph of a loss and the bytes of what it is differentiated with respect to."""
     import tensorflow as tf
 
-    from graph_tools import _tf
+    from graph_tools.tf_private import graphs
     from memsaving_gradients.roles import capture_step
     from memsaving_gradients.saving import paused
 
@@ -203,7 +203,7 @@ def _traced(
                 "variables", variables, "nothing to differentiate with respect to; give some"
             )
         # The next op that is made is the first backward one.
-        border = _tf.creation_index(tf.no_op()) + 1
+        border = graphs.creation_index(tf.no_op()) + 1
         with paused():
             grads = [g for g in tf.gradients(loss, xs) if g is not None]
         flat = [t for g in grads for t in tf.nest.flatten(g, expand_composites=True)]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_autodiff
 from graph_tools.sizes import tensor_bytes
+from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import patching, whole_step
 from memsaving_gradients.budgets import (
     FLOORS,
@@ -171,13 +171,13 @@ class Study:
     @cached_property
     def variables(self) -> tuple[int, int]:
         """Bytes of the variables that the forward pass uses, and of all others."""
-        first = _tf.creation_index(self.site.first_operation)
+        first = graphs.creation_index(self.site.first_operation)
         parameters = sum(
-            _tf.variable_bytes(handle)
+            graphs.variable_bytes(handle)
             for handle in _handles(self.site.graph)
-            if any(_tf.creation_index(user) < first for user in handle.consumers())
+            if any(graphs.creation_index(user) < first for user in handle.consumers())
         )
-        return parameters, sum(map(_tf.variable_bytes, _handles(self._whole))) - parameters
+        return parameters, sum(map(graphs.variable_bytes, _handles(self._whole))) - parameters
 
     @property
     def sums(self) -> int:
@@ -195,7 +195,7 @@ def function_of(fn: Any, args: Sequence[Any]) -> Any:
         raise ArgumentError(
             "fn", fn, "is no function; give a training step, a tf.function or a Keras model"
         )
-    return _tf_autodiff.traced_anew(fn)
+    return autodiff.traced_anew(fn)
 
 
 def _handles(graph: tf.Graph) -> list[tf.Tensor]:

@@ -24,10 +24,10 @@ from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
-from graph_tools import _tf
 from graph_tools.capture import OpGraph
 from graph_tools.folding import input_name
 from graph_tools.sizes import tensor_bytes
+from graph_tools.tf_private import graphs
 from memsaving_gradients.lifetimes import SUMMED_AT_ONCE, summed_first
 from memsaving_gradients.training_graph import LONG_SUM, IntArray, TrainingGraph
 
@@ -228,6 +228,6 @@ class _Chain:
         with tf.device(self.op.device or addend.device):
             added = tf.raw_ops.AddV2(x=total, y=addend, name="accumulate")
         # Grappler would merge the chain into one AddN again.
-        _tf.protect(added.op)
+        graphs.protect(added.op)
         self.last = added.op
         return added

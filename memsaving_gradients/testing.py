@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff, _tf_config
+from graph_tools.tf_private import autodiff, config
 from memsaving_gradients.errors import ArgumentError, BudgetWarning
 from memsaving_gradients.options import Options
 from memsaving_gradients.patching import patched
@@ -74,7 +74,7 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
     >>> testing.assert_same_gradients(step, tf.ones([512, 64]))
     """
     Options.of(options)
-    with _tf_config.deterministic():
+    with config.deterministic():
         with all_plain():
             plain = _Traced(step, args)
         with warnings.catch_warnings():
@@ -99,7 +99,7 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
         start = [variable.numpy() for variable in variables]
         found = []
         for traced in (plain, ours):
-            quiet = _tf_config.without_memory_optimizer() if traced is plain else nullcontext()
+            quiet = config.without_memory_optimizer() if traced is plain else nullcontext()
             try:
                 with quiet:
                     results, gradients = traced.run()
@@ -124,7 +124,7 @@ class _Traced:
     """
 
     def __init__(self, step: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        inner = _tf_autodiff.traced_anew(step)
+        inner = autodiff.traced_anew(step)
 
         @tf.function(autograph=False)
         def traced(*args: Any) -> Any:
@@ -137,7 +137,7 @@ class _Traced:
         self._args, self._run = args, traced
         graph = traced.get_concrete_function(*args).graph
         # A step that creates variables is traced twice, and the first trace never runs.
-        captured = {id(outer) for outer, _ in _tf_autodiff.captures_of(graph)}
+        captured = {id(outer) for outer, _ in autodiff.captures_of(graph)}
         self.seen = [one for one in seen if all(id(copy.handle) in captured for copy in one.copies)]
         copies = {id(copy.handle) for one in seen for copy in one.copies}
         self.variables = [v for v in graph.variables if id(v.handle) not in copies]
@@ -166,9 +166,7 @@ def _recorded(seen: list[_Seen]) -> Iterator[None]:
     def note(grads: Any, xs: Any) -> None:
         for x, grad in zip(tf.nest.flatten(xs), tf.nest.flatten(grads), strict=True):
             parts = tf.nest.flatten(tf.zeros([]) if grad is None else grad, expand_composites=True)
-            copies = tuple(
-                _tf_autodiff.written_to_variable(part) for part in parts if part is not None
-            )
+            copies = tuple(autodiff.written_to_variable(part) for part in parts if part is not None)
             seen.append(_Seen(_name(x), None if grad is None else type(grad), copies))
 
     def differentiate(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -178,22 +176,22 @@ def _recorded(seen: list[_Seen]) -> Iterator[None]:
             note(grads, xs)
         return grads
 
-    @functools.wraps(_tf_autodiff.GradientTape.gradient)
+    @functools.wraps(autodiff.GradientTape.gradient)
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         grads = original(self, target, sources, *args, **kwargs)
         if not tf.executing_eagerly():
             note(grads, sources)
         return grads
 
-    inner, tape = _tf_autodiff.differentiate(), _tf_autodiff.GradientTape
+    inner, tape = autodiff.differentiate(), autodiff.GradientTape
     original = tape.gradient
-    _tf_autodiff.replace_differentiate(differentiate)
+    autodiff.replace_differentiate(differentiate)
     tape.gradient = gradient
     try:
         yield
     finally:
         tape.gradient = original
-        _tf_autodiff.replace_differentiate(inner)
+        autodiff.replace_differentiate(inner)
 
 
 def _name(x: Any) -> str:

@@ -26,11 +26,12 @@ from itertools import chain
 
 import tensorflow as tf
 
-from graph_tools import _tf, optypes
+from graph_tools import optypes
 from graph_tools.devices import Home
 from graph_tools.edit import Rewiring
 from graph_tools.precedence import Precedence
 from graph_tools.sizes import tensor_bytes
+from graph_tools.tf_private import graphs
 
 __all__ = ["Updates"]
 
@@ -104,7 +105,7 @@ class Updates:
                 triggers += [last] if last is not None else []
                 last = self._used_by(meeting)
             if triggers and not any(self.built.leads(op, other) for other in triggers):
-                _tf.add_control_inputs(op, triggers)
+                graphs.add_control_inputs(op, triggers)
                 for graph in (self.built, self.steps):
                     for other in triggers:
                         graph.add(other, [op])
@@ -140,7 +141,7 @@ class Updates:
             op = stack.pop()
             if op in self.grads:
                 # A gradient may be a value of the forward pass, whose ops are fused.
-                forward = _tf.creation_index(op) < self.first_backward
+                forward = graphs.creation_index(op) < self.first_backward
                 if op.type not in (_NOT_WAITED_FOR if forward else optypes.MERGED_AT_RUN_TIME):
                     found[op] = None
             elif op.type in _NOT_WAITED_FOR:
@@ -207,7 +208,7 @@ class Updates:
                 continue
             owners = {found[other] for other in self.steps.before(op) if other in found}
             if strictly and any(
-                other not in self.steps and _tf.creation_index(other) >= self.first_backward
+                other not in self.steps and graphs.creation_index(other) >= self.first_backward
                 for other in _before(op)
             ):
                 owners.add(None)
@@ -251,7 +252,7 @@ def _graph(
     before: Callable[[tf.Operation], list[tf.Operation]],
 ) -> Precedence[tf.Operation]:
     """An edge to each of ``operations`` from each of these and of ``grads`` that it needs."""
-    graph = Precedence([*sorted(grads, key=_tf.creation_index), *operations])
+    graph = Precedence([*sorted(grads, key=graphs.creation_index), *operations])
     for op in operations:
         for other in before(op):
             if other in graph:

@@ -26,12 +26,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_autodiff
 from graph_tools.devices import Home
 from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.loops import behind_identities
 from graph_tools.sizes import tensor_bytes
+from graph_tools.tf_private import autodiff, graphs
 from graph_tools.warn import warn
 from memsaving_gradients import guard, registry, replicas
 from memsaving_gradients.attention.needs import plain_as_well
@@ -75,7 +75,7 @@ _traces: list[_Trace] = []
 
 def install() -> None:
     """Wrap the function by which TensorFlow traces functions; does nothing the second time."""
-    inner = _tf_autodiff.tracer()
+    inner = autodiff.tracer()
     if getattr(inner, "_memsaving_whole_step", False):
         return
 
@@ -98,7 +98,7 @@ def install() -> None:
         return graph
 
     traced._memsaving_whole_step = True  # type: ignore[attr-defined]
-    _tf_autodiff.replace_tracer(traced)
+    autodiff.replace_tracer(traced)
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def will_be_reduced() -> bool:
 def note_added_up(grads: Sequence[tf.Tensor]) -> None:
     """Note gradients that a loop in the current graph has added up, for which what is done with them is to wait."""
     graph = tf.compat.v1.get_default_graph()
-    if not _tf_autodiff.compiled_by_xla():
+    if not autodiff.compiled_by_xla():
         _added_up.add(graph)
         registry.returned(graph, grads, held=False)
 
@@ -132,8 +132,8 @@ def added_up(graph: tf.Graph) -> list[tf.Tensor]:
 def _defer(graph: tf.Graph) -> None:
     """Let what follows a loop wait for the gradients that it gives."""
     grads = {tensor.op for tensor, _ in registry.earlier(graph)}
-    ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
-    border = min(map(_tf.creation_index, grads))
+    ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
+    border = min(map(graphs.creation_index, grads))
     updates = Updates(registry.operations_since(graph), grads, ends, border)
     devices = dict.fromkeys(op.device for op in grads if op.device)
     for home in map(Home, devices) if len(devices) > 1 else (None,):
@@ -161,7 +161,7 @@ def _check_attention(graph: tf.Graph, built: Sequence[_Built]) -> None:
     """Warn of attention in blocks that is computed plainly as well, for who reads it since."""
     done = [entry.following.site.attention for entry in built]
     names = dict.fromkeys(name for one in done if one is not None for name in one.names)
-    both = plain_as_well(names, _tf_autodiff.ends_of(graph)) if names else []
+    both = plain_as_well(names, autodiff.ends_of(graph)) if names else []
     if both:
         warn(
             f"the attention of {', '.join(map(repr, both))} is computed in blocks and plainly as well, which holds all scores: its output is "
@@ -179,18 +179,15 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         return
     play = _Played(site)
     try:
-        ends = [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
+        ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
         grads = {tensor.op for tensor, _ in registry.earlier(graph)}
-        border = _tf.creation_index(built[0].following.site.first_operation)
+        border = graphs.creation_index(built[0].following.site.first_operation)
         updates = Updates(registry.operations_since(graph), grads, ends, border)
         budget = followed.outcome.plan.budget
         if budget is None:
             updates.defer(site.home)
             return
-        if (
-            updates.take_memory(_tf_autodiff.outputs_of(graph), site.options.batch)
-            < budget * LITTLE
-        ):
+        if updates.take_memory(autodiff.outputs_of(graph), site.options.batch) < budget * LITTLE:
             return
         worst = following.worst(followed, play)
         if worst > budget and updates.defer(site.home):
@@ -225,7 +222,7 @@ def _way_out(graph: tf.Graph, grads: Collection[tf.Operation], site: Site, budge
         return smaller
     # TensorFlow hands what a function returns through identities.
     given = [
-        tensor for tensor in _tf_autodiff.outputs_of(graph) if behind_identities(tensor).op in grads
+        tensor for tensor in autodiff.outputs_of(graph) if behind_identities(tensor).op in grads
     ]
     held = sum(tensor_bytes(tensor).at(site.options.batch) for tensor in given)
     if held < budget * LITTLE:

@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools._tf_config import deterministic
+from graph_tools.tf_private.config import deterministic
 from memsaving_gradients.following import Following
 from tests import fresh, sampling
 

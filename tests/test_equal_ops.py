@@ -8,9 +8,10 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_tools import _tf, capture
+from graph_tools import capture
 from graph_tools.equal_ops import equal_ops
 from graph_tools.measure import measure_peak
+from graph_tools.tf_private import graphs
 from memsaving_gradients.execution import simulate_execution
 from tests.fresh import fresh
 from tests.sampling import examples
@@ -61,7 +62,7 @@ def test_ops_that_differ_in_anything_stay(graph):
         waiting = tf.cos(x)
     transposed = tf.matmul(x, x, transpose_a=True)
     protected = tf.tanh(x)
-    _tf.protect(protected.op)
+    graphs.protect(protected.op)
     drawn = [tf.random.uniform([4]), tf.random.uniform([4])]
     with tf.device("CPU:0"):
         placed = tf.cos(x)

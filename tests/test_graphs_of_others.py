@@ -11,7 +11,8 @@ import tensorflow as tf
 from tensorflow.python.framework import function
 
 import memsaving_gradients as ms
-from graph_tools import _tf_autodiff, capture
+from graph_tools import capture
+from graph_tools.tf_private import autodiff
 from memsaving_gradients.execution import simulate_execution
 from tests.fresh import fresh
 
@@ -283,7 +284,7 @@ def test_updates_by_constants_are_part_of_the_step() -> None:
         w.assign_add(tf.ones([1000]))
         return y + tf.sin(w)
 
-    ops = capture(_tf_autodiff.ends_of(step.get_concrete_function().graph))
+    ops = capture(autodiff.ends_of(step.get_concrete_function().graph))
     played, _ = simulate_execution(ops, batch=1)
     born, dies, _ = played.buffers
     assert (born >= 0).all() and (dies >= born).all()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from graph_tools import _tf_loops
 from graph_tools.allocations import allocation_events
 from graph_tools.inside import inside
 from graph_tools.loops import trip_count
+from graph_tools.tf_private import loops
 from graph_tools.variants import variant_bytes
 from tests.fresh import fresh
 
@@ -39,7 +39,7 @@ def test_lists_of_called_loops_have_bytes() -> None:
 
 def test_steps_are_known_by_an_element_of_a_constant() -> None:
     called = _looping.get_concrete_function(tf.TensorSpec([STEPS, SIZE])).graph
-    (loop,) = (op for op in called.get_operations() if op.type in _tf_loops.LOOPS)
+    (loop,) = (op for op in called.get_operations() if op.type in loops.LOOPS)
     assert trip_count(loop) == STEPS
 
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from graph_tools import _tf
 from graph_tools.measure import in_fresh_process
+from graph_tools.tf_private import graphs
 from memsaving_gradients.merging import Merging
 from tests.merged import circle, pairs
 from tests.sampling import examples
@@ -287,7 +287,7 @@ def far() -> float:
 
 
 def held(tensor: tf.Tensor, trigger: tf.Tensor) -> tf.Tensor:
-    return _tf.create_held(tensor, "held", [trigger.op], "")
+    return graphs.create_held(tensor, "held", [trigger.op], "")
 
 
 def test_the_oracle_sees_what_waits_for_a_part_of_a_kernel():

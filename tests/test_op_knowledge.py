@@ -9,7 +9,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf, capture, edit, optypes
+from graph_tools import capture, edit, optypes
+from graph_tools.tf_private import graphs
 
 v1 = tf.compat.v1
 
@@ -176,7 +177,7 @@ def test_clones_compute_the_same(graph):
         tf.random.stateless_normal([4], [1, 2]),
     ]
     copies = []
-    with _tf.outside_scopes(graph):
+    with graphs.outside_scopes(graph):
         for out in outs:
             copy = edit.clone(out.op, list(out.op.inputs))
             assert copy.type == out.op.type and copy is not out.op
@@ -201,7 +202,7 @@ def test_clones_inherit_no_scope_and_wait_for_what_is_given(graph):
         tf.control_dependencies([tf.cos(x)]),
         tf.device("/gpu:0"),
         tf.name_scope("elsewhere"),
-        _tf.outside_scopes(graph),
+        graphs.outside_scopes(graph),
     ):
         copy = edit.clone(y.op, [x], [trigger.op])
         placed = edit.clone(z.op, [x])
@@ -213,7 +214,7 @@ def test_clones_inherit_no_scope_and_wait_for_what_is_given(graph):
 
 def test_two_clones_have_two_names(graph):
     y = tf.tanh(v1.placeholder(tf.float32, [4]), name="y")
-    with _tf.outside_scopes(graph):
+    with graphs.outside_scopes(graph):
         names = {edit.clone(y.op, list(y.op.inputs)).name for _ in range(3)}
     assert len(names) == 3
 

@@ -19,7 +19,7 @@ from benchmarks.peers import cells, page, variants
 from benchmarks.peers.lines import added_lines, code_lines
 from benchmarks.peers.networks import NETWORKS, PEERS, peers_of
 from graph_tools import measure
-from graph_tools._tf_config import function_config
+from graph_tools.tf_private.config import function_config
 from tests.fresh import fresh
 
 #: Where plain training meets a budget, or nothing can be saved, as happens in a network so small.

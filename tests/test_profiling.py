@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_tools import _tf, capture, cost_cache, kernels, profiling
+from graph_tools import capture, cost_cache, kernels, profiling
 from graph_tools.cost_cache import CostCache
 from graph_tools.costs import START_SECONDS
 from graph_tools.errors import CacheWarning
 from graph_tools.kernels import Measured
 from graph_tools.parameters import parameters
+from graph_tools.tf_private import graphs
 from memsaving_gradients.roles import capture_step
 
 v1 = tf.compat.v1
@@ -364,7 +365,7 @@ def test_a_profiled_step_has_measured_costs(counted):
     with tf.Graph().as_default():
         x, w = place(64, 64), place(64, 64)
         y = tf.tanh(x @ w)
-        border = _tf.creation_index(y.op) + 1
+        border = graphs.creation_index(y.op) + 1
         options = {"batch": 1, "hold_gradients": False, "may_chain": False}
         grads = tf.gradients(y, [w])
         plain = capture_step(border, [y], grads, **options)

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from graph_tools import _tf, capture
+from graph_tools import capture
 from graph_tools.edit import CLONE_SUFFIX
+from graph_tools.tf_private import graphs
 from memsaving_gradients import following
 from memsaving_gradients.planners import Limits, named
 from memsaving_gradients.planners.proposal import propose
@@ -87,7 +88,7 @@ def _run(program: Program, choice, weights: Weights, *, xla: bool | None = None)
     """Gradients of a program, plain (``choice`` is ``"plain"``) or not, and what was done on the way."""
     kept = choice[1] if isinstance(choice, tuple) and choice[0] == "kept" else None
     spy = _Spy(kept)
-    graphs = []
+    built_graphs = []
     tf.random.set_seed(3)
 
     @tf.function(autograph=False)
@@ -101,14 +102,14 @@ def _run(program: Program, choice, weights: Weights, *, xla: bool | None = None)
         elif isinstance(choice, tuple):
             fit = between(built.xs, built.losses, built.tensors)
             checkpoints = [fit[k % len(fit)] for k in choice[1]] if fit else []
-        graphs.append((built.losses[0].graph, len(built.losses[0].graph.get_operations())))
+        built_graphs.append((built.losses[0].graph, len(built.losses[0].graph.get_operations())))
         with spy:
             return ms.gradients(built.losses, built.xs, checkpoints=checkpoints, xla=xla)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
         grads = step(*inputs())
-    return grads, spy.seen, graphs
+    return grads, spy.seen, built_graphs
 
 
 def _adds_in_any_order(graph: tf.Graph, forward: int) -> bool:
@@ -147,7 +148,9 @@ def _check_graph(graph: tf.Graph, forward: int, step, schedule) -> None:
     assert not any(_stateful(op) for op in clones)
     for op in operations[:forward]:
         for before in (*(t.op for t in op.inputs), *op.control_inputs):
-            assert _tf.creation_index(before) < _tf.creation_index(op), "a forward op was edited"
+            assert graphs.creation_index(before) < graphs.creation_index(op), (
+                "a forward op was edited"
+            )
     gates = {op for op in operations[forward:] if op.type == "NoOp" and "_gate" in op.name}
     assert all(gate.control_inputs for gate in gates)
     if clones:
@@ -165,7 +168,7 @@ def _check_graph(graph: tf.Graph, forward: int, step, schedule) -> None:
             apart = op.type == "Identity" and op in new and op not in waits
             return op in waits or (apart and comes_late(op.inputs[0].op))
 
-        for op in sorted(clones, key=_tf.creation_index):
+        for op in sorted(clones, key=graphs.creation_index):
             assert any(comes_late(t.op) for t in op.inputs), f"{op.name} waits for nothing"
             waits.add(op)
 
@@ -186,8 +189,8 @@ def _shared_weights() -> Weights:
 def _check(program: Program, choice) -> None:
     weights = _shared_weights()
     plain, _, _ = _run(program, "plain", weights)
-    ours, seen, graphs = _run(program, choice, weights)
-    for (graph, forward), (step, schedule) in zip(graphs, seen, strict=False):
+    ours, seen, built_graphs = _run(program, choice, weights)
+    for (graph, forward), (step, schedule) in zip(built_graphs, seen, strict=False):
         check_schedule(step.graph, schedule)
         _check_graph(graph, forward, step, schedule)
         unchained = dataclasses.replace(schedule, chained=frozenset())
@@ -195,7 +198,7 @@ def _check(program: Program, choice) -> None:
         rigid = dataclasses.replace(step.graph, forwards=np.zeros_like(step.graph.forwards))
         assert simulate(rigid, unchained).peak == naive
         assert simulate(step.graph, unchained).peak <= naive
-    _same(plain, ours, unordered=any(_adds_in_any_order(*built) for built in graphs))
+    _same(plain, ours, unordered=any(_adds_in_any_order(*built) for built in built_graphs))
 
 
 @given(programs(), _choices)
@@ -217,10 +220,10 @@ def test_data_gates_change_no_value(program, choice):
     """Data gates outside of XLA."""
     weights = _shared_weights()
     plain, _, _ = _run(program, "plain", weights)
-    ours, seen, graphs = _run(program, choice, weights, xla=True)
+    ours, seen, built_graphs = _run(program, choice, weights, xla=True)
     for step, schedule in seen:
         check_schedule(step.graph, schedule)
-    unordered = any(_adds_in_any_order(*built) for built in graphs)
+    unordered = any(_adds_in_any_order(*built) for built in built_graphs)
     _same(plain, ours, unordered=unordered)
 
 
@@ -237,7 +240,7 @@ def test_a_second_trace_gives_the_same_plan_and_names():
     weights = _shared_weights()
     names = []
     for _ in range(2):
-        _, seen, graphs = _run(program, "memory", weights)
+        _, seen, built_graphs = _run(program, "memory", weights)
         names.append(
             ([op.name for op in graphs[0][0].get_operations()], [s.steps for _, s in seen])
         )

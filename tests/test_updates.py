@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools import _tf, _tf_autodiff
 from graph_tools.edit import Rewiring
+from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.updates import Updates
 from tests.greedy import greedy
 from tests.sampling import covering
@@ -22,7 +22,7 @@ WIDTH, LAYERS, ROWS = 48, 6, 96
 
 
 def ends_of(graph: tf.Graph) -> list[tf.Operation]:
-    return [getattr(end, "op", end) for end in _tf_autodiff.ends_of(graph)]
+    return [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
 
 
 class Momentum:
@@ -52,7 +52,7 @@ class Momentum:
 
         self.graph = step.get_concrete_function(tf.ones([64, 64])).graph
         operations = self.graph.get_operations()[self.known :]
-        self.border = min(_tf.creation_index(grad.op) for grad in self.grads)
+        self.border = min(graphs.creation_index(grad.op) for grad in self.grads)
         self.updates = Updates(
             operations, {grad.op for grad in self.grads}, ends_of(self.graph), self.border
         )

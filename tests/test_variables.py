@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff
 from graph_tools.allocator import allocated_peak, irregular_peaks
 from graph_tools.capture import capture
+from graph_tools.tf_private import autodiff
 from memsaving_gradients.execution import simulate_execution
 from tests.fresh import fresh
 
@@ -56,7 +56,7 @@ def peaks(kind: str) -> dict[str, float]:
     for _ in range(2):
         concrete(x).numpy()
     measured = [requested_peak(allocation_events(lambda: concrete(x).numpy())) for _ in range(5)]
-    ops = capture(_tf_autodiff.ends_of(concrete.graph))
+    ops = capture(autodiff.ends_of(concrete.graph))
     simulated = simulate_execution(ops, batch=1)[0].peak
     found = {"simulated": simulated, "least": min(measured), "most": max(measured)}
     return {name: bytes_ / WEIGHT for name, bytes_ in found.items()}

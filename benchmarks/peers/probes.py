@@ -147,7 +147,7 @@ def _made(network: str, way: Way, *, together: bool = False) -> _Made:
         return _Made(*variants.ours(make, **way["ours"]))
     function, settings = settings_of(network, way["peer"])
     if together and function is variants.grappler:
-        from graph_tools._tf_config import function_config
+        from graph_tools.tf_private.config import function_config
 
         config = variants.grappler_config(**settings)
         return _Made(*variants.plain(make), lambda: function_config(config))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf
+from graph_tools.tf_private import graphs
 from memsaving_gradients.attention.blocks import Cut, dims, if_long
 from memsaving_gradients.attention.products import Product
 
@@ -223,7 +223,7 @@ class Elementwise:
             elif op.type in _EXPANDS:
                 values[output.ref()] = _expanded(inputs[0], op)
             else:
-                copy = _tf.create_in(
+                copy = graphs.create_in(
                     graph, op.type, inputs, [output.dtype], dict(op.node_def.attr), op.op_def
                 )
                 values[output.ref()] = copy.outputs[0]
@@ -270,7 +270,7 @@ def elementwise(result: tf.Tensor) -> Elementwise:
     (product,) = products.values()
     if product.shape.rank != rank:
         raise Unclear("its scores have other axes than the product that they come from")
-    order = sorted(ops, key=_tf.creation_index)
+    order = sorted(ops, key=graphs.creation_index)
     of_all = {result.ref()}
     for op in reversed(order):
         # The axes of what has one added before the last two stand elsewhere; they are seen when it has been added.

@@ -17,8 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf, optypes
+from graph_tools import optypes
 from graph_tools.edit import Rewiring
+from graph_tools.tf_private import graphs
 from memsaving_gradients import guard
 from memsaving_gradients.attention.elementwise import Unclear
 from memsaving_gradients.attention.found import (
@@ -134,7 +135,7 @@ def prepare(graph: tf.Graph, ys: Sequence[tf.Tensor], idle: Collection[int]) -> 
     since = len(graph.get_operations())
     needed = Needs().of([y for y in ys if y.graph is graph])
     softmaxes = [op for op in needed if op.type == "Softmax" and op.name not in known]
-    for softmax in sorted(softmaxes, key=_tf.creation_index):
+    for softmax in sorted(softmaxes, key=graphs.creation_index):
         try:
             found = found_in(softmax)
             _check_readers(found, idle)
@@ -142,7 +143,7 @@ def prepare(graph: tf.Graph, ys: Sequence[tf.Tensor], idle: Collection[int]) -> 
             if is_attention_like(softmax):
                 prepared.refused[softmax.name] = str(reason)
             continue
-        with _tf.outside_scopes(graph), _tf.unrecorded(), tf.name_scope(_SCOPE):
+        with graphs.outside_scopes(graph), graphs.unrecorded(), tf.name_scope(_SCOPE):
             prepared.built[softmax.name] = _forward(found)
     prepared.ops.extend(graph.get_operations()[since:])
     setattr(graph, _ATTRIBUTE, dict(prepared.built))
@@ -157,7 +158,7 @@ def _check_readers(found: Found, idle: Collection[int]) -> None:
             for reader in tensor.consumers():
                 if reader in own or reader.type in optypes.SHAPE_READERS:
                     continue
-                if _tf.creation_index(reader) not in idle:
+                if graphs.creation_index(reader) not in idle:
                     raise Unclear(f"{reader.name!r} ({reader.type}) reads {tensor.name!r} besides")
 
 
@@ -267,7 +268,7 @@ def _check_order(found: Found, first_backward: int, ys: Sequence[tf.Tensor]) -> 
         for reader in op.outputs[0].consumers()
         if reader not in own
         and reader.type not in optypes.SHAPE_READERS
-        and _tf.creation_index(reader) < first_backward
+        and graphs.creation_index(reader) < first_backward
     }
     if not others:
         return
@@ -322,7 +323,7 @@ def _exchange(built: _Built, gradient: Gradient, rewiring: Rewiring) -> dict[Any
     _repoint(found.output[0], built.output, rewiring)
     inside = {*found.ops, *found.between.ops}
     rewiring.forbid_feeding(out for op in inside for out in op.outputs)
-    with _tf.outside_scopes(graph), _tf.unrecorded(), tf.name_scope(_SCOPE):
+    with graphs.outside_scopes(graph), graphs.unrecorded(), tf.name_scope(_SCOPE):
         for tensor in built.shapes:
             _repoint(tensor, tf.cast(built.shape, tensor.dtype), rewiring)
     if gradient.upstream is None:
@@ -330,7 +331,7 @@ def _exchange(built: _Built, gradient: Gradient, rewiring: Rewiring) -> dict[Any
     *lead, row, column = found.scores
     orders = ((*lead, row, "width"), (*lead, column, "width"), (*lead, column, "of values"))
     ends = (gradient.of_query, gradient.of_key, gradient.of_value)
-    with _tf.outside_scopes(graph), _tf.unrecorded(), tf.name_scope(_SCOPE):
+    with graphs.outside_scopes(graph), graphs.unrecorded(), tf.name_scope(_SCOPE):
         upstream = _turned(gradient.upstream, found.output[1], (*lead, row, "of values"))
         # Its shape may be known less well than that of what it is the gradient of.
         upstream.set_shape(built.kept[0].shape)
@@ -367,5 +368,5 @@ class _Readers:
         return [
             op
             for op in tensor.consumers()
-            if op in self.needed and _tf.creation_index(op) >= self.first_backward
+            if op in self.needed and graphs.creation_index(op) >= self.first_backward
         ]

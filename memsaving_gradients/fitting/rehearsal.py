@@ -18,9 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff
 from graph_tools.capture import OpGraph, capture
 from graph_tools.errors import GraphError
+from graph_tools.tf_private import autodiff
 from memsaving_gradients import patching, registry
 from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.errors import BudgetError, BudgetWarning
@@ -99,8 +99,8 @@ def _need_of(plan: Any) -> int:
 def _whole(graph: tf.Graph, batch: int) -> int:
     """What a step takes that was traced to its end, if it can be told; what a loop takes inside is not in it."""
     try:
-        ops = capture(_tf_autodiff.ends_of(graph))
-        held = [ops.value(tensor) for tensor in _tf_autodiff.outputs_of(graph)]
+        ops = capture(autodiff.ends_of(graph))
+        held = [ops.value(tensor) for tensor in autodiff.outputs_of(graph)]
         return safe_bytes(simulate_execution(ops, batch=batch, held=held)[0], "control")
     except GraphError:
         return 0

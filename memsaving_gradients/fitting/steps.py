@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff
 from graph_tools.capture import capture
+from graph_tools.tf_private import autodiff
 from memsaving_gradients.errors import ArgumentError, MemorySavingError
 from memsaving_gradients.fitting.rehearsal import held_by_stalled
 from memsaving_gradients.fitting.variants import Variant
@@ -97,7 +97,7 @@ class Steps:
         seconds = study.graph.total_seconds
         if self._seconds is None and count == 1:
             self._seconds = seconds
-        ops = capture(_tf_autodiff.ends_of(study.site.graph))
+        ops = capture(autodiff.ends_of(study.site.graph))
         unsteady = held_by_stalled(ops, study.site.options.batch)
         if count > 1:
             unsteady += bytes_of_specs(specs)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf_loops
+from graph_tools.tf_private.loops import LOOPS
 from graph_tools.warn import warn
 from memsaving_gradients import registry
 from memsaving_gradients.errors import PlanNote
@@ -131,6 +131,6 @@ def _marked(way: str, build: Callable[[], Any]) -> Any:
     since = len(graph.get_operations())
     result = build()
     for op in graph.get_operations()[since:]:
-        if op.type in _tf_loops.LOOPS:
+        if op.type in LOOPS:
             mark(op, way)
     return result

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff, optypes
+from graph_tools import optypes
 from graph_tools.errors import GraphError
 from graph_tools.loops import Loop, trip_count
+from graph_tools.tf_private import autodiff
 from graph_tools.variants import buffer_bytes
 from memsaving_gradients.loops import pairs
 from memsaving_gradients.loops.division import Division, Replayed, leaf_for, states_for
@@ -174,7 +175,7 @@ def inner_rule(way: str, batch: int, xla: bool | None) -> pairs.Rule:
     """How loops inside of functions, branches and other loops are replayed, which cannot be decided later."""
 
     def rule(loop: Loop, gradient: Gradient) -> Replayed | None:
-        compiled = _tf_autodiff.compiled_by_xla() if xla is None else xla
+        compiled = autodiff.compiled_by_xla() if xla is None else xla
         how = division_for(loop, [gradient], marked_way(loop.op, way), batch, compiled)
         return how if isinstance(how, Replayed) else None
 

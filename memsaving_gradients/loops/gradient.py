@@ -7,8 +7,8 @@ from functools import cached_property
 
 import tensorflow as tf
 
-from graph_tools import _tf_loops
 from graph_tools.loops import Loop, behind_identities
+from graph_tools.tf_private import loops
 
 __all__ = ["Gradient"]
 
@@ -42,7 +42,7 @@ class Gradient:
     @cached_property
     def carried(self) -> tuple[int, ...]:
         """Its variables that change from step to step: gradients."""
-        graph = _tf_loops.body_of(self.op)
+        graph = loops.body_of(self.op)
         return tuple(
             i
             for i, (arg, out) in enumerate(zip(graph.inputs, graph.outputs, strict=True))

@@ -19,17 +19,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf_loops
-from graph_tools._tf_autodiff import (
+from graph_tools.errors import GraphError
+from graph_tools.inside import note_steps
+from graph_tools.loops import Loop, trip_count
+from graph_tools.tf_private import loops
+from graph_tools.tf_private.autodiff import (
     enclosing_graphs,
     home_of,
     orders_effects,
     prepares_higher_orders,
     vectorized,
 )
-from graph_tools.errors import GraphError
-from graph_tools.inside import note_steps
-from graph_tools.loops import Loop, trip_count
 from graph_tools.warn import warn
 from memsaving_gradients import guard
 from memsaving_gradients.errors import HigherOrderError, NothingSavedWarning
@@ -105,12 +105,12 @@ def gradients_in(graph: tf.Graph, since: int) -> list[list[Gradient]]:
     Loops with gradients elsewhere, too, are left out, and those that are part of a higher order: gradients, and what has gradients that
     were differentiated themselves.
     """
-    loops = dict.fromkeys(
+    sources = dict.fromkeys(
         g.loop.op
         for n, g in getattr(graph, _GRADIENTS, ())
         if n >= since and g.loop.op.graph is graph
     )
-    found = [getattr(op, _GRADIENTS) for op in loops]
+    found = [getattr(op, _GRADIENTS) for op in sources]
     return [
         gradients
         for gradients in found
@@ -151,7 +151,7 @@ def install() -> None:
         gradient._memsaving_loops = True
         return gradient
 
-    _tf_loops.wrap_loop_gradients(wrap)
+    loops.wrap_loop_gradients(wrap)
 
 
 def _differentiated(differentiate: Any, op: Any, grads: Sequence[Any]) -> Any:
@@ -176,15 +176,15 @@ def _differentiated(differentiate: Any, op: Any, grads: Sequence[Any]) -> Any:
     of_accumulators = not all(map(_is_nothing, grads[own:]))
     if (replay or asked) and not of_accumulators:
         # Zeros for accumulators that an earlier gradient added: what they lead to is not worth a sum, nor a list of zeros.
-        _tf_loops.note_own_outputs(source, own)
+        loops.note_own_outputs(source, own)
     graph = tf.compat.v1.get_default_graph()
     since = len(graph.get_operations())
     until = tuple((g, len(g.get_operations())) for g in enclosing_graphs(source.graph))
     home = home_of(graph)
     settled = not standing and home is home_of(source.graph) and orders_effects(home)
     result = differentiate(op, *grads)
-    made = [built for built in graph.get_operations()[since:] if built.type in _tf_loops.LOOPS]
-    if not made or _tf_loops.body_of(source) is None:
+    made = [built for built in graph.get_operations()[since:] if built.type in loops.LOOPS]
+    if not made or loops.body_of(source) is None:
         return result
     gradient = Gradient(made[-1], Loop(source, own, settled, until))
     setattr(made[-1], _GRADIENT, gradient)

@@ -23,11 +23,11 @@ from functools import cached_property
 
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_loops
 from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.inside import UNKNOWN_STEPS, note_steps, noted_steps
 from graph_tools.loops import Loop, Part, behind_identities
+from graph_tools.tf_private import graphs, loops
 from memsaving_gradients.loops.division import Cut, Division, Replayed
 from memsaving_gradients.loops.gradient import Gradient
 from memsaving_gradients.loops.lists import empty_list, pushed, static_shape, untyped
@@ -127,8 +127,8 @@ class Replay:
         self.rewiring.drop()
         for op in self._built:
             # It reads variables, so that a function runs it whether somebody needs it or not: for no steps from now on.
-            with _tf.outside_scopes(op.graph), _tf.unrecorded():
-                _tf.update_input(
+            with graphs.outside_scopes(op.graph), graphs.unrecorded():
+                graphs.update_input(
                     op, _FIRST_VARIABLE, tf.zeros([], op.inputs[_FIRST_VARIABLE].dtype)
                 )
             note_steps(op, 0)
@@ -137,11 +137,11 @@ class Replay:
         loop = self.loop
         added = self._assign()
         built: list[tuple[Gradient, Mapping[int, tf.Tensor]]] = []
-        with _tf.outside_scopes(loop.op.graph), _tf.unrecorded():
+        with graphs.outside_scopes(loop.op.graph), graphs.unrecorded():
             lists = {n: self._list_for(t, n) for n, t in added}
-            function = _tf_loops.traced_like(loop.op, loop.own, "replayed", self._forward)
+            function = loops.traced_like(loop.op, loop.own, "replayed", self._forward)
         for gradient in gradients:
-            with _tf.outside_scopes(gradient.op.graph), _tf.unrecorded():
+            with graphs.outside_scopes(gradient.op.graph), graphs.unrecorded():
                 built.append((gradient, self._backward(gradient)))
         for number, (shape, most, dtype) in lists.items():
             # TensorFlow cannot re-point inputs that a loop was given later; these lists are the loop's alone.
@@ -361,7 +361,7 @@ class Replay:
             elif i in given:
                 inputs[i] = given[i]
         # One step after the other: the gradients of weights of several steps would be alive together.
-        copy = _tf_loops.copy_op(source, inputs, parallel_iterations=tf.compat.v1.AttrValue(i=1))
+        copy = loops.copy_op(source, inputs, parallel_iterations=tf.compat.v1.AttrValue(i=1))
         note_steps(copy, self._counts[-1])
         return [copy.outputs[i] for i in gradient.carried]
 
@@ -395,9 +395,9 @@ class Replay:
                 for k, tensor in enumerate(reader.inputs):
                     if tensor is output:
                         self.rewiring.point(reader, k, new[output.ref()])
-        with _tf.outside_scopes(op.graph), _tf.unrecorded():
+        with graphs.outside_scopes(op.graph), graphs.unrecorded():
             none = tf.zeros([], op.inputs[2].dtype)
-            nothing = _tf_loops.traced_like(op, len(op.inputs), "replaced", lambda *args: args)
+            nothing = loops.traced_like(op, len(op.inputs), "replaced", lambda *args: args)
         self.rewiring.point(op, 2, none)
         # XLA compiles also what nobody reads, and the lists do not hold any more what the body takes from them.
         self.rewiring.set(op, "body", nothing)

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_loops, optypes
+from graph_tools import optypes
 from graph_tools.loops import in_order
+from graph_tools.tf_private import graphs, loops
 
 __all__ = ["Tensors", "behind", "transplant", "wanted"]
 
@@ -63,14 +64,14 @@ def transplant(
         if op.type == "Placeholder":
             continue
         before = [copies[c] for c in op.control_inputs if c in copies] if waits else []
-        copy = _tf_loops.copy_op(op, [stands[t.ref()] for t in op.inputs], before)
+        copy = loops.copy_op(op, [stands[t.ref()] for t in op.inputs], before)
         copies[op] = copy
         outputs = list(copy.outputs)
         if first is not None and _loses_readers(op, inside):
             with tf.control_dependencies([first]):
                 outputs = [tf.identity(output) for output in outputs]
             for output in outputs:
-                _tf.protect(output.op)
+                graphs.protect(output.op)
         stands |= {old.ref(): new for old, new in zip(op.outputs, outputs, strict=True)}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf
+from graph_tools.tf_private import graphs
 from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["Application", "changed_in", "check_no_other_updates", "check_updates", "noted"]
@@ -43,13 +43,13 @@ class Application:
 
     def __post_init__(self) -> None:
         made = self.graph.get_operations()
-        object.__setattr__(self, "made", 1 + _tf.creation_index(made[-1]) if made else 0)
+        object.__setattr__(self, "made", 1 + graphs.creation_index(made[-1]) if made else 0)
 
     def sees(self, earlier: Application) -> bool:
         """Whether its gradients may be of weights that an earlier one has updated."""
         parts = [part for grad in self.grads for part in _parts(grad)]
         return any(
-            part.graph is not earlier.graph or _tf.creation_index(part.op) >= earlier.made
+            part.graph is not earlier.graph or graphs.creation_index(part.op) >= earlier.made
             for part in parts
         )
 
@@ -178,6 +178,6 @@ def changed_in(graph: tf.Graph) -> dict[int, tf.Operation]:
     return {
         outside[id(handle)]: op
         for op in graph.get_operations()
-        for handle in _tf.written_by(op)
+        for handle in graphs.written_by(op)
         if id(handle) in outside
     }

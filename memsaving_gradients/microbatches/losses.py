@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import _tf
+from graph_tools.tf_private import graphs
 from graph_tools.warn import warn
 from memsaving_gradients.errors import HigherOrderError, NothingSavedWarning
 from memsaving_gradients.microbatches.buffers import is_number
@@ -46,7 +46,7 @@ def without_gradient(value: Any, sources: Sequence[Any]) -> Any:
     if not isinstance(value, tf.Tensor) or not is_number(value.dtype):
         return value
     # What a loop read is seen by TensorFlow's gradients, but not by tapes.
-    seen = sources if _tf.tape_is_recording() else ()
+    seen = sources if graphs.tape_is_recording() else ()
     return _final(value, [tf.convert_to_tensor(x) for x in seen], _APPLIED)
 
 

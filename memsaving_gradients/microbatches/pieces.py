@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import _tf, _tf_autodiff
+from graph_tools.tf_private import autodiff, graphs
 from graph_tools.warn import warn
 from memsaving_gradients import patching, registry, whole_step
 from memsaving_gradients.describe import source_line
@@ -106,12 +106,12 @@ def in_pieces(
             return compiled(*args, **kwargs)
         return _built(function, cut, options, args, kwargs)
 
-    result = _tf.left_by_autograph(in_microbatches)
+    result = graphs.left_by_autograph(in_microbatches)
     compiled = tf.function(result)
     return result
 
 
-@_tf.left_by_autograph
+@graphs.left_by_autograph
 def _built(
     function: Callable[..., Any],
     cut: Cut,
@@ -128,7 +128,7 @@ def _built(
             NothingSavedWarning,
         )
     parts = _differentiable(batch.parts)
-    pieces = stretches(batch, cut.size, static=_tf_autodiff.compiled_by_xla())
+    pieces = stretches(batch, cut.size, static=autodiff.compiled_by_xla())
     count = sum((one.count for one in pieces), tf.constant(0))
     found, traced = _Found(), []
     for stretch in pieces:
@@ -137,7 +137,7 @@ def _built(
         traced.append(one)
     # What is differentiated outside, and is no loss, is differentiated through the loop.
     ready = found.is_loss or found.applied
-    with _tf.unrecorded() if ready else nullcontext():
+    with graphs.unrecorded() if ready else nullcontext():
         flat = added_up(batch, pieces, traced, cut.buffer)
     if found.counts:
         flat.pop()
@@ -168,7 +168,7 @@ def _traceable(function: Callable[..., Any]) -> Callable[..., Any]:
 def _differentiable(parts: Sequence[tf.Tensor]) -> list[int]:
     """Which rows a gradient may be asked for: those that a tape watches; where there is no tape, all."""
     real = [k for k, part in enumerate(parts) if is_number(part.dtype)]
-    return [k for k in real if not _tf.tape_is_recording() or _tf.is_watched(parts[k])]
+    return [k for k in real if not graphs.tape_is_recording() or graphs.is_watched(parts[k])]
 
 
 def _trace(
@@ -182,7 +182,7 @@ def _trace(
 ) -> tuple[_Found, Traced]:
     """Trace the function for microbatches of ``rows`` examples, one of ``count``."""
     found = _Found()
-    converted = _tf.as_autograph_would(_traceable(function))
+    converted = graphs.as_autograph_would(_traceable(function))
 
     def one(count: tf.Tensor, *given: tf.Tensor) -> list[Any]:
         graph = tf.compat.v1.get_default_graph()
@@ -203,7 +203,7 @@ def _trace(
             found.read, inside = _read(graph)
             if found.is_loss:
                 # Tapes around the loop have nothing to see here.
-                with _tf.unrecorded():
+                with graphs.unrecorded():
                     grads = tf.gradients(flat[0], [*inside, *(given[k] for k in parts)])
         _check_mixing(flat, given, grads, statistics=not normalized and not losses.weighted)
         counts = losses.counts() if cut.reduce != "sum" else None
@@ -248,14 +248,14 @@ def _read(graph: tf.Graph) -> tuple[list[Any], list[Any]]:
 
     Where a tape records, of tensors and of variables that are not trained those that it watches.
     """
-    variables = [v for v in _tf_autodiff.variables_in(graph) if is_number(v.dtype)]
-    tapes = _tf.tape_is_recording()
-    variables = [v for v in variables if v.trainable or (tapes and _tf.is_watched(v.handle))]
+    variables = [v for v in autodiff.variables_in(graph) if is_number(v.dtype)]
+    tapes = graphs.tape_is_recording()
+    variables = [v for v in variables if v.trainable or (tapes and graphs.is_watched(v.handle))]
     pairs = [
         (outer, inner)
         for outer, inner in graph.captures
         if is_number(outer.dtype)
-        and (_tf.is_watched(outer) if tapes else tf.is_symbolic_tensor(outer))
+        and (graphs.is_watched(outer) if tapes else tf.is_symbolic_tensor(outer))
     ]
     return [*variables, *(o for o, _ in pairs)], [*variables, *(i for _, i in pairs)]
 

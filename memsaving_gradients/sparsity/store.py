@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import _tf_autodiff
+from graph_tools.tf_private import autodiff
 from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["SparseStore"]
@@ -76,7 +76,7 @@ class SparseStore(keras.layers.Layer):
 
     def split(self, values: Any) -> list[tf.Tensor]:
         """The weights of each layer."""
-        if _tf_autodiff.compiled_by_xla():
+        if autodiff.compiled_by_xla():
             raise ArgumentError(
                 "jit_compile",
                 True,

@@ -153,7 +153,7 @@ def copy_op(
 ) -> tf.Operation:
     """A copy of ``op`` of any graph, in the current one, with other ``attributes``; functions that it calls come along.
 
-    As in `graph_tools._tf.create_in`; that a graph knows a function is only public for concrete functions, and what is known of
+    As in `graph_tools.tf_private.graphs.create_in`; that a graph knows a function is only public for concrete functions, and what is known of
     variables and lists behind a handle is not public at all (2.16 to 2.21).
     """
     graph = tf.compat.v1.get_default_graph()
