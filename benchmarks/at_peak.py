@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.allocations import AllocationEvent, alive_at_peak
 from graph_tools.capture import capture
 from graph_tools.edit import CLONE_SUFFIX
+from graph_tools.ops import op_types
 from graph_tools.tf_private import autodiff, graphs
 
 __all__ = ["PARTS", "kinds_of", "parts_at_peak"]
@@ -54,7 +54,7 @@ def kinds_of(
         results = range(
             int(ops.first_value[op]), int(ops.first_value[op]) + len(ops.ops[op].outputs)
         )
-        forwards = ops.ops[op].type in optypes.FORWARDING and ops.ops[op].name not in asked
+        forwards = ops.ops[op].type in op_types.FORWARDING and ops.ops[op].name not in asked
         if forwards and not kept.isdisjoint(results):
             alike = (storage[v] for v in ops.inputs[op] if sizes[storage[v]] == sizes[results[0]])
             kept.update(root for root in alike if early[producer[root]])

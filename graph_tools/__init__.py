@@ -10,11 +10,11 @@ from graph_tools.capture import capture as capture
 from graph_tools.errors import GraphError as GraphError
 from graph_tools.errors import GraphToolsError as GraphToolsError
 from graph_tools.liveness import timeline as timeline
+from graph_tools.ops.sizes import Bytes as Bytes
+from graph_tools.ops.sizes import tensor_bytes as tensor_bytes
 from graph_tools.separators import articulation_points as articulation_points
 from graph_tools.separators import frontier as frontier
 from graph_tools.separators import frontier_bytes as frontier_bytes
-from graph_tools.sizes import Bytes as Bytes
-from graph_tools.sizes import tensor_bytes as tensor_bytes
 
 __all__ = [
     "Bytes",

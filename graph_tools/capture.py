@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import optypes
-from graph_tools.devices import Home
-from graph_tools.elsewhere import is_elsewhere
 from graph_tools.errors import GraphError
-from graph_tools.sizes import Bytes, is_guess, tensor_bytes
+from graph_tools.ops import op_types
+from graph_tools.ops.device_copies import is_elsewhere
+from graph_tools.ops.devices import Home
+from graph_tools.ops.sizes import Bytes, is_guess, tensor_bytes
+from graph_tools.ops.variant_bytes import buffer_bytes
+from graph_tools.ops.views import viewed_input
 from graph_tools.tf_private import graphs
-from graph_tools.variants import buffer_bytes
-from graph_tools.views import viewed_input
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -69,7 +69,7 @@ class OpGraph:
         For each value, whether it is a constant, or may become one because grappler and XLA fold what depends on
         constants alone, and on shapes: those that are unknown now may be known when the graph is inlined.
     clonable
-        For each op, whether a copy of it gives the same outputs (`graph_tools.optypes.is_clonable`).
+        For each op, whether a copy of it gives the same outputs (`graph_tools.ops.op_types.is_clonable`).
     optional
         For each op, whether only what may never be asked for needs it, so that it may be pruned.
     here
@@ -117,7 +117,7 @@ class OpGraph:
         found: list[list[int]] = [[] for _ in self.ops]
         producer = self.producer.tolist()
         for i, values in enumerate(self.inputs):
-            if not self.optional[i] and not optypes.reads_known_shapes(self.ops[i]):
+            if not self.optional[i] and not op_types.reads_known_shapes(self.ops[i]):
                 for value in values:
                     found[producer[value]].append(i)
         return found
@@ -225,7 +225,7 @@ def _keep_order_of_collectives(ops: Iterable[tf.Operation], edges: _Edges) -> No
     TensorFlow orders them so when a function has been traced, and all devices have to meet in one order: no plan may reverse it.
     """
     last: dict[str, tf.Operation] = {}
-    for op in sorted(filter(optypes.is_collective, ops), key=graphs.creation_index):
+    for op in sorted(filter(op_types.is_collective, ops), key=graphs.creation_index):
         before = last.get(op.device)
         if before is not None and before not in edges.before(op):
             edges[op][1].append(before)
@@ -343,29 +343,29 @@ def _describe(
         controls.append(tuple(place[c] for c in waits))
         here.append(home is None or home.has(op))
         copies = here[i] and op not in edges.cut and i not in conditional
-        copies = copies and optypes.is_clonable(op)
+        copies = copies and op_types.is_clonable(op)
         if assigned:
             # A copy would run behind the assignment, and read the new value.
             copies = copies and not any(ops[producer[storage[v]]] in assigned for v in reads)
         clonable.append(copies)
         first_value.append(len(producer))
         # Stateless random draws with a constant seed are folded like everything else.
-        is_shape = kind in optypes.SHAPES and bool(reads)
-        static = is_shape and optypes.reads_known_shapes(op)
+        is_shape = kind in op_types.SHAPES and bool(reads)
+        static = is_shape and op_types.reads_known_shapes(op)
         may_fold = copies and all(folds_on[v] for v in reads) and _is_small(outputs)
         # What a late op makes must not be taken for a part of an early buffer: that may be lost before, and made again.
         early = late is None or graphs.creation_index(op) < late or op in beside
         is_folded = kind == "Const" or static or (may_fold and all(folded[v] for v in reads))
         may_fold |= kind == "Const" or is_shape
         # A variable of another device is copied here when it is read.
-        is_source = is_folded or (kind in optypes.SOURCES and here[i])
+        is_source = is_folded or (kind in op_types.SOURCES and here[i])
         constant.extend([may_fold] * len(outputs))
         folds_on.extend([may_fold and _folds_on(op)] * len(outputs))
         folded.extend([is_folded] * len(outputs))
         for k, out in enumerate(outputs):
             value = len(producer)
             producer.append(i)
-            looks = reads and (early or kind in optypes.VIEWS)
+            looks = reads and (early or kind in op_types.VIEWS)
             viewed = viewed_input(op, k) if looks else None
             if viewed is not None:
                 root = storage[reads[viewed]]
@@ -375,9 +375,9 @@ def _describe(
                 source.append(source[root])
                 continue
             size = buffer_bytes(out)
-            if kind in optypes.ELEMENTS or is_elsewhere(op):
+            if kind in op_types.ELEMENTS or is_elsewhere(op):
                 size = Bytes(0, 0)
-            if kind in optypes.SIZED_BY_INPUTS and is_guess(out):
+            if kind in op_types.SIZED_BY_INPUTS and is_guess(out):
                 known = [Bytes(fixed[storage[v]], rate[storage[v]]) for v in reads]
                 size = max(known, key=sum) if any(map(any, known)) else size
             storage.append(value)
@@ -414,16 +414,16 @@ def _describe(
 
 def _assigned(ops: Sequence[tf.Operation]) -> frozenset[tf.Operation]:
     """Return the reference variables that one of ``ops`` assigns."""
-    if not any(op.type in optypes.REFERENCE_VARIABLES for op in ops):
+    if not any(op.type in op_types.REFERENCE_VARIABLES for op in ops):
         return frozenset()
-    return frozenset(variable for op in ops for variable in optypes.assigned_references(op))
+    return frozenset(variable for op in ops for variable in op_types.assigned_references(op))
 
 
 def _conditional(
     ops: Sequence[tf.Operation], edges: _Edges, place: Mapping[tf.Operation, int]
 ) -> frozenset[int]:
     """The ops that may be dead, as the executor finds out: what depends on an output of a switch, until a merge joins all of them."""
-    if not any(op.type in optypes.SWITCHES for op in ops):
+    if not any(op.type in op_types.SWITCHES for op in ops):
         return frozenset()
     nothing: frozenset[tuple[int, int]] = frozenset()
     # For each op, the outputs of switches without which it is dead: predicates, and which of two outputs.
@@ -434,10 +434,10 @@ def _conditional(
         for maker, k in reads:
             i = place[maker]
             # A switch has two outputs; its predicate, the second input, says which one is alive.
-            predicate = edges[maker][0][1:] if maker.type in optypes.SWITCHES else ()
+            predicate = edges[maker][0][1:] if maker.type in op_types.SWITCHES else ()
             switched = {(place[decides], k) for decides, _ in predicate}
             found.append(needs[i].union(switched))
-        join = frozenset.intersection if op.type in optypes.MERGES else nothing.union
+        join = frozenset.intersection if op.type in op_types.MERGES else nothing.union
         always = nothing.union(*(needs[place[other]] for other in waits))
         needs.append(always.union(join(*found)) if found else always)
     return frozenset(i for i, switched in enumerate(needs) if switched)

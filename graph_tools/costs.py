@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.capture import OpGraph
 from graph_tools.inside import inside
-from graph_tools.sizes import tensor_bytes
+from graph_tools.ops import op_types
+from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import loops
 
 __all__ = [
@@ -159,14 +159,14 @@ _PASSES: dict[str, float] = {
     **dict.fromkeys("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3".split(), 2),
     **dict.fromkeys("MaxPool MaxPool3D AvgPool AvgPool3D MaxPoolGrad MaxPool3DGrad".split(), 1.5),
     **dict.fromkeys("TopKV2 Unique UniqueV2 CTCLoss CTCLossV2 Dilation2D".split(), 20),
-    **dict.fromkeys((*optypes.FUNCTIONAL, "XlaCallModule"), 20),
+    **dict.fromkeys((*op_types.FUNCTIONAL, "XlaCallModule"), 20),
 }
 
 # Ops that take the time of what is inside.
 _LOOKED_INTO = frozenset(loops.LOOPS + loops.BRANCHES)
 
 # They write, or say something of shapes, and read no buffer.
-_READ_NOTHING = optypes.SHAPE_READERS | {"Fill", "BroadcastGradientArgs"}
+_READ_NOTHING = op_types.SHAPE_READERS | {"Fill", "BroadcastGradientArgs"}
 
 
 def _elements(tensor: tf.Tensor, batch: int) -> float:
@@ -243,7 +243,7 @@ def op_workspace(graph: OpGraph, batch: int) -> npt.NDArray[np.int64]:
     """Bytes that every op of ``graph`` takes beside its outputs while it runs, as far as its type says: loops, branches and calls do."""
     found = np.zeros(len(graph.ops), np.int64)
     for i, op in enumerate(graph.ops):
-        if op.type in optypes.FUNCTIONAL and (within := inside(op, batch)) is not None:
+        if op.type in op_types.FUNCTIONAL and (within := inside(op, batch)) is not None:
             found[i] = within.workspace
     return found
 
@@ -270,7 +270,7 @@ def op_seconds(graph: OpGraph, batch: int, speeds: Speeds | None = None) -> npt.
         kind = op.type
         outputs = range(bounds[i], bounds[i + 1])
         no_work = all(source[v] or storage[v] != v for v in outputs)
-        if no_work or kind in optypes.VIEWS or kind in optypes.SOURCES:
+        if no_work or kind in op_types.VIEWS or kind in op_types.SOURCES:
             continue
         if kind in _LOOKED_INTO and (within := inside(op, batch)) is not None:
             seconds[i] = speeds.start + within.seconds

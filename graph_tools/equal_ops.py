@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graph_tools import optypes
 from graph_tools.capture import OpGraph
+from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 
 __all__ = ["equal_ops"]
@@ -44,7 +44,7 @@ def equal_ops(ops: OpGraph) -> dict[int, int]:
             v - start[producer[v]] + start[found[producer[v]]] if producer[v] in found else v
             for v in ops.inputs[i]
         ]
-        if optypes.is_commutative(op):
+        if op_types.is_commutative(op):
             reads.sort(key=constants.kind)
         kinds = tuple(map(constants.kind, reads))
         if all(constants.is_one(v) for v in reads):

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.capture import OpGraph
-from graph_tools.sizes import tensor_bytes
+from graph_tools.ops import op_types
+from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs
 
 __all__ = ["Folded", "folded", "input_name", "takes_constant"]
@@ -53,13 +53,13 @@ def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
     takes = np.zeros(len(ops.ops), np.bool_)
     for i in range(len(ops.ops) - 1, -1, -1):
         kind = ops.ops[i].type
-        if not any(kind in family for family in optypes.FOLDED_TOGETHER):
+        if not any(kind in family for family in op_types.FOLDED_TOGETHER):
             continue
         readers = ops.readers[i]
         takes[i] = ops.reads_constant(i) or (
             len(readers) == 1
             and bool(takes[readers[0]])
-            and optypes.fold_together(kind, ops.ops[readers[0]].type)
+            and op_types.fold_together(kind, ops.ops[readers[0]].type)
         )
     return takes
 
@@ -129,7 +129,7 @@ class _Trees:
             i: ops.inputs[i]
             for i, op in enumerate(ops.ops)
             if len(ops.inputs[i]) == 2
-            and any(op.type in family for family in optypes.FOLDED_TOGETHER)
+            and any(op.type in family for family in op_types.FOLDED_TOGETHER)
         }
         self.changed: set[int] = set()
         self.gone: dict[int, float] = {}
@@ -145,7 +145,7 @@ class _Trees:
         What commutative ops combine is sorted by name before.
         """
         for i, operands in self.operands.items():
-            if optypes.is_commutative(self.ops.ops[i]):
+            if op_types.is_commutative(self.ops.ops[i]):
                 first, second = sorted(operands, key=lambda v: input_name(self.ops.tensor(v)))
                 self.operands[i] = (first, second)
         todo = list(self.operands)
@@ -164,7 +164,7 @@ class _Trees:
             child not in self.operands
             or self.readers[child] != [i]
             or child in self.controlling
-            or not optypes.fold_together(self.ops.ops[i].type, self.ops.ops[child].type)
+            or not op_types.fold_together(self.ops.ops[i].type, self.ops.ops[child].type)
         ):
             return ()
         first, second = sorted(self.operands[child], key=self.is_constant)

@@ -2,7 +2,7 @@
 
 To the graph around it a loop is one op. But its body is a graph, too: a step takes the time of its ops and the bytes that are alive
 between them. Branches, of which the dearest counts, and called functions are looked into in the same way, and so are loops in bodies. How often a
-loop runs is known from its condition (`graph_tools.loops.trip_count`), was noted on it (`note_steps`), or is taken to be `UNKNOWN_STEPS`.
+loop runs is known from its condition (`graph_tools.ops.while_loops.trip_count`), was noted on it (`note_steps`), or is taken to be `UNKNOWN_STEPS`.
 
 Functions that XLA compiles, as Keras has it for grouped convolutions on a CPU, are taken to hold what their ops do, one by one, but for the
 gradients of depthwise filters: on a CPU, XLA makes each as that of a filter between all channels, and holds that twice (measured with
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from graph_tools import optypes
-from graph_tools.sizes import tensor_bytes
+from graph_tools.ops import op_types
+from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs, loops
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def noted_steps(steps: int | None) -> tuple[str, Any]:
 
 def steps_of(op: tf.Operation) -> int:
     """How often a loop runs, about."""
-    from graph_tools.loops import trip_count
+    from graph_tools.ops.while_loops import trip_count
 
     if _STEPS in op.node_def.attr:
         return int(op.node_def.attr[_STEPS].i)
@@ -125,7 +125,7 @@ def _step(body: Any, batch: int, *, called: bool, expands: bool = False) -> tupl
         made = [v for v in range(bounds[i], bounds[i + 1]) if storage[v] == v]
         taken = _taken_over(op, made, dying, sizes)
         alive += sum(sizes[v] for v in made) - taken
-        within = inside(op, batch) if op.type in optypes.FUNCTIONAL else None
+        within = inside(op, batch) if op.type in op_types.FUNCTIONAL else None
         workspace = 0 if within is None else within.workspace
         if expands and op.type == "Conv2DBackpropFilter":
             workspace = _expanded(op)
@@ -165,7 +165,7 @@ def _taken_over(
     """Bytes of inputs that nobody reads after an op, and that it writes its outputs to."""
     free = [sizes[root] for root in dying]
     taken = 0
-    if op.type in optypes.FORWARDING or op.type in loops.LOOPS:
+    if op.type in op_types.FORWARDING or op.type in loops.LOOPS:
         for value in made:
             if sizes[value] and sizes[value] in free:
                 free.remove(sizes[value])

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from graph_tools.elsewhere import copy_back, copy_out, stays_elsewhere
 from graph_tools.errors import GraphError
+from graph_tools.ops.device_copies import copy_back, copy_out, stays_elsewhere
 
 __all__ = ["Link", "measured_link"]
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.capture import OpGraph
+from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 
 __all__ = ["MOST", "known_shape", "parameters"]
@@ -72,7 +72,7 @@ def _copied(
 ) -> list[tf.Tensor]:
     """The outputs of op ``i`` in the small graph; nothing if they depend on data."""
     op = graph.ops[i]
-    if op.type in optypes.SHAPES:
+    if op.type in op_types.SHAPES:
         shapes = [known_shape(t, batch) for t in op.inputs]
         if any(shape is None for shape in shapes):
             return []

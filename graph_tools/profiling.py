@@ -28,10 +28,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import costs, kernels, optypes
+from graph_tools import costs, kernels
 from graph_tools.capture import OpGraph
 from graph_tools.cost_cache import CostCache, describe
 from graph_tools.kernels import Input, Kernel
+from graph_tools.ops import op_types
 from graph_tools.parameters import known_shape, parameters
 
 __all__ = ["Costs", "estimated", "measured"]
@@ -119,7 +120,7 @@ def measured(
         if entry is not None:
             seconds[i], workspace[i] = entry.seconds + costs.START_SECONDS, entry.workspace
             known[i] = True
-    expensive = np.array([op.type in optypes.EXPENSIVE for op in graph.ops], np.bool_)
+    expensive = np.array([op.type in op_types.EXPENSIVE for op in graph.ops], np.bool_)
     for group in (expensive, ~expensive):
         scale = _scale(static, seconds, group & known, known)
         seconds[group & ~known] *= scale
@@ -199,7 +200,7 @@ def _kernels(
 
 def _runs_alone(op: tf.Operation) -> bool:
     # A sum of more than two addends is no op to copy, but one that can be run.
-    return optypes.is_clonable(op) or op.type == "AddN"
+    return op_types.is_clonable(op) or op.type == "AddN"
 
 
 def _kernel(

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.capture import OpGraph
+from graph_tools.ops import op_types
 
 __all__ = ["early_reductions"]
 
@@ -26,7 +26,7 @@ SHRINKING = 16
 #: … together with the ops before it that only it needs, which are not more than these.
 MOST_OPS = 32
 #: What hands out for its gradient what it has read.
-HOLDING = optypes.FUNCTIONAL | optypes.PYTHON
+HOLDING = op_types.FUNCTIONAL | op_types.PYTHON
 #: There has to be at least this share of the forward ops between what is read and the reduction.
 FAR = 1 / 16
 

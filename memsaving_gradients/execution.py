@@ -9,7 +9,7 @@ running at the same time is alive at the same time.
 This is a model of that (``executor.cc``, ``propagator_state.h``, Eigen's thread pool; TensorFlow 2.16 to 2.21), driven by the
 estimated time of each op. It is played on the graph as it will run: after the rewrite, with clones, gates and holds, with
 constants where grappler moves them (:mod:`graph_tools.folding`), with one op where it makes one of equal ones
-(:mod:`graph_tools.equal_ops`), and with views where kernels make views (:mod:`graph_tools.views`).
+(:mod:`graph_tools.equal_ops`), and with views where kernels make views (:mod:`graph_tools.ops.views`).
 
 **The allowance for chance.** Which of two threads is faster is chance, and estimated times are rough. So a step is played
 several times: with two threads of equal speed, with either thread slower than the other, and with times of single ops drawn anew (from
@@ -33,12 +33,13 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from graph_tools import costs, optypes
+from graph_tools import costs
 from graph_tools.capture import OpGraph
 from graph_tools.equal_ops import equal_ops
 from graph_tools.folding import folded
 from graph_tools.liveness import timeline
-from graph_tools.views import viewed_input
+from graph_tools.ops import op_types
+from graph_tools.ops.views import viewed_input
 from memsaving_gradients.schedule import Simulation
 from memsaving_gradients.training_graph import IntArray
 from memsaving_gradients.variables import Updated, persistent_bytes, updated_variables
@@ -62,7 +63,7 @@ CHANCE = 0.05
 CHANCE_OF_MOVES = 0.03
 #: Kernels that the executor runs at once, without asking for a thread. All others count as dear for their first twenty
 #: runs or so, until their measured times outweigh the high estimate that they begin with.
-CHEAP = optypes.SOURCES | optypes.VIEWS | optypes.SHAPES | {"NoOp"}
+CHEAP = op_types.SOURCES | op_types.VIEWS | op_types.SHAPES | {"NoOp"}
 #: What starting a kernel takes beside its work, and what passing a buffer on takes, in seconds.
 OVERHEAD, PASSING = 2e-6, 1e-7
 
@@ -156,16 +157,16 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
     waits: list[dict[int, None]] = []
     there: list[bool] = []
     for i, op in enumerate(ops.ops):
-        if i in absent or optypes.reads_known_shapes(op):
+        if i in absent or op_types.reads_known_shapes(op):
             reads[i] = []
         controls = () if i in same else (same.get(other, other) for other in ops.controls[i])
         waits.append(dict.fromkeys((*(producer[v] for v in reads[i]), *controls)))
         # A product that was put together anew may stand before what it reads.
         ready = all(other < i and there[other] for other in waits[i])
         # What has an effect in place of results is never folded.
-        ready &= bool(op.outputs) or not optypes.is_stateful(op)
+        ready &= bool(op.outputs) or not op_types.is_stateful(op)
         there.append(ready and all(source[storage[v]] for v in writes[i]))
-        if optypes.reads_shapes(op):
+        if op_types.reads_shapes(op):
             reads[i] = []
     before = [[other for other in found if not there[other]] for found in waits]
     after: list[list[int]] = [[] for _ in before]
@@ -194,7 +195,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         seconds=costs.op_seconds(ops, batch).tolist(),
         # What runs elsewhere asks for no thread here.
         cheap=[op.type in CHEAP or not here for op, here in zip(ops.ops, ops.here, strict=True)],
-        forwards=[op.type in optypes.FORWARDING for op in ops.ops],
+        forwards=[op.type in op_types.FORWARDING for op in ops.ops],
         workspace=np.where(runs, costs.op_workspace(ops, batch), 0).tolist(),
         held=held,
         variables=updated_variables(ops, reads, storage, persistent),
@@ -218,7 +219,7 @@ def _split(ops: OpGraph, reads: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     past: dict[int, int] = {}
     found = list(reads)
     for i, op in enumerate(ops.ops):
-        if optypes.is_split(op):
+        if op_types.is_split(op):
             past.update((first[i] + k, past.get(v, v)) for k, v in enumerate(reads[i]))
             found[i] = ()
     return [[past.get(v, v) for v in values] for values in found] if past else found
@@ -233,7 +234,7 @@ def _storages(ops: OpGraph) -> list[int]:
         storage[value] = storage[root]
         i = producer[value]
         op = ops.ops[i]
-        if storage[value] == value and op.type in optypes.MAY_VIEW and ops.inputs[i]:
+        if storage[value] == value and op.type in op_types.MAY_VIEW and ops.inputs[i]:
             viewed = viewed_input(op, value - first[i])
             if viewed is not None:
                 storage[value] = storage[ops.inputs[i][viewed]]

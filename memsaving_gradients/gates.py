@@ -16,8 +16,9 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from graph_tools import opaque, optypes
-from graph_tools.sizes import tensor_bytes
+from graph_tools import opaque
+from graph_tools.ops import op_types
+from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs, loops
 
 __all__ = ["ControlGate", "DataGate", "Gate", "fixed_inputs", "gated", "widest_input"]
@@ -78,7 +79,7 @@ def fixed_inputs(op: tf.Operation, constant: Sequence[bool]) -> Sequence[bool]:
 def _rank(tensor: tf.Tensor) -> tuple[bool, bool, int]:
     """Computed values before variables and fed inputs (whose address others may hold), floats before the rest."""
     size = tensor_bytes(tensor)
-    computed = tensor.op.type not in optypes.SOURCES
+    computed = tensor.op.type not in op_types.SOURCES
     return computed, tensor.dtype.is_floating, size.fixed + size.per_example
 
 

@@ -18,8 +18,8 @@ from itertools import repeat
 
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.edit import Rewiring
+from graph_tools.ops import op_types
 from memsaving_gradients.gates import fixed_inputs, gated, widest_input
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
@@ -41,8 +41,8 @@ LONG_SHARE = 1 / 8
 #: Of those that cannot be made to wait, so many of the latest are waited for together.
 MOST_TRIGGERS = 8
 
-_UNORDERED = optypes.MERGES_AT_RUN_TIME | optypes.VIEWS
-_NOTHING_WAITS_FOR = optypes.MERGED_AT_RUN_TIME | optypes.VIEWS
+_UNORDERED = op_types.MERGES_AT_RUN_TIME | op_types.VIEWS
+_NOTHING_WAITS_FOR = op_types.MERGED_AT_RUN_TIME | op_types.VIEWS
 
 
 class Holds:
@@ -201,7 +201,7 @@ class Holds:
         """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it may be fused into as they are."""
         if not self.merging.may_be_waited_for(entry.op, entry.copy):
             return False
-        return entry.op >= self.graph.first_backward or op.type not in optypes.FUSED
+        return entry.op >= self.graph.first_backward or op.type not in op_types.FUSED
 
     def _wait_with_twin(self, position: int) -> bool:
         """Let an op wait for what the earlier op that it equals waits for."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from graph_tools.elsewhere import copy_back, copy_out
+from graph_tools.ops.device_copies import copy_back, copy_out
 from memsaving_gradients.encodings import ENCODINGS
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.stored import OFFLOAD, Stored

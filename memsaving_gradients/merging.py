@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graph_tools import optypes
+from graph_tools.ops import op_types
 from memsaving_gradients.gates import gated
 from memsaving_gradients.places import Places, is_alone
 from memsaving_gradients.roles import CapturedStep
@@ -55,7 +55,7 @@ class Merging:
         It does neither if the execution, or what it needs, is a part of what runs later. Nor may anything wait for an op that may be dead.
         """
         ops = self._step.source
-        if ops.ops[position].type in optypes.MERGED_AT_RUN_TIME or position in ops.conditional:
+        if ops.ops[position].type in op_types.MERGED_AT_RUN_TIME or position in ops.conditional:
             return False
         return self._places.has_run((position, copy), (position, copy))
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.edit import Rewiring
+from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 from memsaving_gradients.partial_reads import Part, parts_read
 from memsaving_gradients.roles import CapturedStep
@@ -145,9 +145,9 @@ def _elements(tensor: tf.Tensor) -> tuple[int, int]:
 
 def _must_be_kept(op: tf.Operation) -> bool:
     """Whether ``op`` hangs on something that is drawn once: a stateful op, at most a few elementwise ops back."""
-    while op.type not in optypes.SOURCES:
-        if not optypes.is_clonable(op):
-            return optypes.is_random(op)
+    while op.type not in op_types.SOURCES:
+        if not op_types.is_clonable(op):
+            return op_types.is_random(op)
         computed = [t.op for t in op.inputs if t.op.type != "Const"]
         if len(computed) != 1:
             return False

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 
-from graph_tools import optypes
 from graph_tools.capture import OpGraph
-from graph_tools.views import unchanged_input
+from graph_tools.ops import op_types
+from graph_tools.ops.views import unchanged_input
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedule import Step
 
@@ -89,12 +89,12 @@ class Places:
         for now in range(len(steps) - 1, -1, -1):
             kind, fused = kinds[now], False
             for maker, _ in reads[now]:
-                if kind in optypes.FUSES_WITH.get(kinds[maker], _NONE):
+                if kind in op_types.FUSES_WITH.get(kinds[maker], _NONE):
                     fuses = is_alone(self._step, steps[maker].op)
                     fused |= fuses
                     # What has several readers in the graph may have one of them left when the rest is folded.
                     if fuses or (
-                        kind in optypes.MERGED_WITH_READER.get(kinds[maker], _NONE)
+                        kind in op_types.MERGED_WITH_READER.get(kinds[maker], _NONE)
                         and len(readers[maker]) == 1
                     ):
                         last[maker], inner[maker] = max(last[maker], last[now]), True
@@ -108,7 +108,7 @@ class Places:
         found: list[set[int]] = [set() for _ in self._steps]
         for now, entry in enumerate(self._steps):
             op = self._step.source.ops[entry.op]
-            if op.type not in optypes.VIEWS and not optypes.reads_shapes(op):
+            if op.type not in op_types.VIEWS and not op_types.reads_shapes(op):
                 for maker, _ in self._values.reads[now]:
                     found[maker].add(self._values.first[now])
         return found
@@ -120,11 +120,11 @@ class Places:
         # A clone reads what is not cloned with it through its gate: it is merged with no original.
         for now in range(len(self._steps) - 1, -1, -1):
             cloned = bool(self._steps[now].copy)
-            if self._kinds[now] in optypes.MERGED_AT_RUN_TIME:
+            if self._kinds[now] in op_types.MERGED_AT_RUN_TIME:
                 found = [f for value in self._values.reads[now] for f in filters.get(value, ())]
                 if found := [f for f in found if bool(self._steps[f].copy) == cloned]:
                     later[now] = found
-            elif self._kinds[now] in optypes.MERGES_AT_RUN_TIME:
+            elif self._kinds[now] in op_types.MERGES_AT_RUN_TIME:
                 for value in self._values.reads[now]:
                     filters.setdefault(value, []).append(now)
         bits = {now: 1 << k for k, now in enumerate(later)}
@@ -159,16 +159,16 @@ class _Values:
             waits = (place[other] for other in ops.controls[entry.op] if other in place)
             self.reads.append(reads)
             self.needs.append([*(maker for maker, _ in entries), *waits])
-            same: Sequence[Value] = sorted(reads) if optypes.is_commutative(op) else reads
+            same: Sequence[Value] = sorted(reads) if op_types.is_commutative(op) else reads
             # What has no inputs, or a state, is like nothing else.
-            if reads and not optypes.is_stateful(op):
+            if reads and not op_types.is_stateful(op):
                 first = known.setdefault((op.type, entry.copy, *same), now)
             else:
                 first = now
             self.first.append(first)
             if not entry.copy:
                 place[entry.op] = now
-            views = op.type in optypes.VIEWS and reads
+            views = op.type in op_types.VIEWS and reads
             unchanged = None if views else unchanged_input(op)
             for out in range(len(op.outputs)):
                 value = first, out

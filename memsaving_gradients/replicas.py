@@ -16,8 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.devices import Home
 from graph_tools.errors import GraphError
+from graph_tools.ops.devices import Home
 from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
 from memsaving_gradients.site import Site

@@ -35,10 +35,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import edit, optypes
-from graph_tools.elsewhere import stays_elsewhere
+from graph_tools import edit
+from graph_tools.ops import op_types
+from graph_tools.ops.device_copies import stays_elsewhere
+from graph_tools.ops.views import unchanged_input
 from graph_tools.tf_private import graphs
-from graph_tools.views import unchanged_input
 from memsaving_gradients.barriers import Barriers
 from memsaving_gradients.gates import ControlGate, DataGate, Gate, fixed_inputs, gated
 from memsaving_gradients.holds import Holds
@@ -196,7 +197,7 @@ class _Writer:
             gate = self.gate
             fixed = fixed_inputs(op, self.ops.constants(entry.op))
             inside = self.runs.inside(reads)
-            if inside and self.barriers is None and op.type in optypes.MERGES_AT_RUN_TIME:
+            if inside and self.barriers is None and op.type in op_types.MERGES_AT_RUN_TIME:
                 # Through the gate, or it might be merged with an original that reads the same.
                 fixed = [held or bool(copy) for held, copy in zip(fixed, copies, strict=True)]
                 inside = all(fixed)
@@ -207,7 +208,7 @@ class _Writer:
                     fixed,
                     op.device,
                     copied=self.ops.reads_from_elsewhere(entry.op),
-                    matched=op.type in optypes.FUSED_WITH_SIBLING,
+                    matched=op.type in op_types.FUSED_WITH_SIBLING,
                 )
         # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused, by that.
         inputs = [self._behind(gate, tensor) for tensor in inputs]
@@ -219,7 +220,7 @@ class _Writer:
             self.unmerged.append((op, copy))
         for value in values:
             maker = self.ops.ops[int(self.ops.producer[self.ops.storage[value]])]
-            if maker.type in optypes.REFERENCE_VARIABLES:
+            if maker.type in op_types.REFERENCE_VARIABLES:
                 self.result.readers_of.setdefault(maker, []).append(copy)
 
     def _unfolded(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -381,7 +382,7 @@ class _Writer:
             # A control edge would keep a clone from being fused as its original is; the reader of a result does not.
             triggers = [
                 gated(copy.outputs[0], [], self.ops.ops[op].name).op
-                if copy.type in optypes.FUSED
+                if copy.type in op_types.FUSED
                 else copy
                 for (op, _), copy in zip(sinks, clones, strict=True)
             ]

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import optypes, profiling
+from graph_tools import profiling
 from graph_tools.capture import OpGraph, capture
-from graph_tools.devices import Home
 from graph_tools.folding import takes_constant
+from graph_tools.ops import op_types
+from graph_tools.ops.devices import Home
 from graph_tools.tf_private import graphs
 from memsaving_gradients.early_reductions import early_reductions
 from memsaving_gradients.sums import chainable, may_become_variables
@@ -67,11 +68,11 @@ def capture_step(
     if early := early_reductions(ops, border, ops.value_bytes(batch), beside):
         beside = {*beside, *(ops.ops[i] for i in early)}
         ops = capture(grads, besides=ys, late=first_backward, beside=beside, home=home)
-    reads = [() if optypes.reads_shapes(op) else ops.inputs[i] for i, op in enumerate(ops.ops)]
+    reads = [() if op_types.reads_shapes(op) else ops.inputs[i] for i, op in enumerate(ops.ops)]
     bounds = [*ops.first_value.tolist(), len(ops.producer)]
     results = [ops.value(t) for t in grads]
     takes = takes_constant(ops)
-    expensive = {i for i, op in enumerate(ops.ops) if op.type in optypes.EXPENSIVE}
+    expensive = {i for i, op in enumerate(ops.ops) if op.type in op_types.EXPENSIVE}
     sizes = ops.value_bytes(batch)
     fuses = _fuses(ops, takes)
     sums: dict[int, tuple[int, ...]] = {}
@@ -91,8 +92,8 @@ def capture_step(
         size=sizes,
         source=ops.source,
         clonable=ops.clonable & ~_undecided(ops, fuses, border, first_backward, idle),
-        joins=np.array([op.type in optypes.CONCATENATIONS for op in ops.ops], np.bool_),
-        forwards=np.array([op.type in optypes.FORWARDING for op in ops.ops], np.bool_),
+        joins=np.array([op.type in op_types.CONCATENATIONS for op in ops.ops], np.bool_),
+        forwards=np.array([op.type in op_types.FORWARDING for op in ops.ops], np.bool_),
         fuses=fuses,
         seconds=np.where(ops.here, costs.seconds, 0.0),
         expensive=np.array([i in expensive for i in range(len(ops.ops))], np.bool_),
@@ -118,11 +119,11 @@ def _border(ops: OpGraph, first_backward: int, beside: Collection[tf.Operation])
 
 def _fuses(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Ops that the runtime may merge with one that reads them: by kernel fusion, or by folding a constant."""
-    fuses = np.array([op.type in optypes.FUSED_WITH_READER for op in ops.ops], np.bool_)
+    fuses = np.array([op.type in op_types.FUSED_WITH_READER for op in ops.ops], np.bool_)
     for i in np.flatnonzero(takes).tolist():
         for value in ops.inputs[i]:
             maker, root = int(ops.producer[value]), int(ops.producer[ops.storage[value]])
-            if optypes.fold_together(ops.ops[i].type, ops.ops[root].type):
+            if op_types.fold_together(ops.ops[i].type, ops.ops[root].type):
                 fuses[maker] = fuses[root] = True
     return fuses
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools.sizes import tensor_bytes
+from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import patching, whole_step
 from memsaving_gradients.budgets import (

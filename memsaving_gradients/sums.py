@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from graph_tools.capture import OpGraph
 from graph_tools.folding import input_name
-from graph_tools.sizes import tensor_bytes
+from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs
 from memsaving_gradients.lifetimes import SUMMED_AT_ONCE, summed_first
 from memsaving_gradients.training_graph import LONG_SUM, IntArray, TrainingGraph

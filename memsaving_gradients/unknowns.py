@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import optypes
-from graph_tools.sizes import is_guess, tensor_bytes
+from graph_tools.ops import op_types
+from graph_tools.ops.sizes import is_guess, tensor_bytes
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.roles import CapturedStep
 
@@ -82,7 +82,7 @@ def _guessed(step: CapturedStep) -> set[int]:
             value = source.value(tensor)
             if storage[value] != value or not is_guess(tensor):
                 continue
-            by_inputs = op.type in optypes.SIZED_BY_INPUTS and largest is not None
+            by_inputs = op.type in op_types.SIZED_BY_INPUTS and largest is not None
             if not (by_inputs and size[largest]) or largest in found:
                 found.add(value)
     return found

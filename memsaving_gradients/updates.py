@@ -26,17 +26,17 @@ from itertools import chain
 
 import tensorflow as tf
 
-from graph_tools import optypes
-from graph_tools.devices import Home
 from graph_tools.edit import Rewiring
+from graph_tools.ops import op_types
+from graph_tools.ops.devices import Home
+from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.precedence import Precedence
-from graph_tools.sizes import tensor_bytes
 from graph_tools.tf_private import graphs
 
 __all__ = ["Updates"]
 
 #: What waits for one of these prevents, or changes, how it is merged with others, or waits for nothing.
-_NOT_WAITED_FOR = optypes.FUSED | optypes.MERGED_AT_RUN_TIME | optypes.VIEWS
+_NOT_WAITED_FOR = op_types.FUSED | op_types.MERGED_AT_RUN_TIME | op_types.VIEWS
 
 #: Tensors of at most so many bytes may be kept alive: losses, counters.
 SMALL = 256
@@ -117,10 +117,10 @@ class Updates:
     ) -> bool:
         """Whether an op reads a variable of more than a few numbers, and others make something of it before a gradient is needed."""
         return (
-            op.type in optypes.READS
+            op.type in op_types.READS
             and tensor_bytes(op.outputs[0]).at(1) > SMALL
             and any(
-                reader not in owner and reader.type not in optypes.VIEWS
+                reader not in owner and reader.type not in op_types.VIEWS
                 for reader in self.steps.after(op)
             )
         )
@@ -142,7 +142,7 @@ class Updates:
             if op in self.grads:
                 # A gradient may be a value of the forward pass, whose ops are fused.
                 forward = graphs.creation_index(op) < self.first_backward
-                if op.type not in (_NOT_WAITED_FOR if forward else optypes.MERGED_AT_RUN_TIME):
+                if op.type not in (_NOT_WAITED_FOR if forward else op_types.MERGED_AT_RUN_TIME):
                     found[op] = None
             elif op.type in _NOT_WAITED_FOR:
                 stack += [other for other in self.steps.before(op) if other in owner]
@@ -155,7 +155,7 @@ class Updates:
 
         Else what is read of the forward and the backward pass, which would be let go, and what is returned (``outputs``).
         """
-        changes = optypes.ASSIGNS | optypes.UPDATES_IN_PLACE
+        changes = op_types.ASSIGNS | op_types.UPDATES_IN_PLACE
         if any(op.type in changes for op in self.operations):
             return float("inf")
         read = (tensor for op in self.operations for tensor in op.inputs)
@@ -272,11 +272,11 @@ def _before_split(op: tf.Operation) -> list[tf.Operation]:
 
 def _past(tensor: tf.Tensor) -> tf.Tensor:
     """What ``tensor`` is a view of, if together with others, unless these wait for something."""
-    while optypes.is_split(tensor.op):
+    while op_types.is_split(tensor.op):
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 
 
 def _is_source(tensor: tf.Tensor) -> bool:
     """Whether a tensor is there before the step, or too small to matter."""
-    return tensor.op.type in optypes.SOURCES or tensor_bytes(tensor).at(1) <= SMALL
+    return tensor.op.type in op_types.SOURCES or tensor_bytes(tensor).at(1) <= SMALL

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graph_tools import optypes
 from graph_tools.capture import OpGraph
-from graph_tools.sizes import tensor_bytes
+from graph_tools.ops import op_types
+from graph_tools.ops.sizes import tensor_bytes
 
 __all__ = ["Updated", "persistent_bytes", "updated_variables"]
 
@@ -44,7 +44,7 @@ def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
     """Bytes of the variables and fed inputs that a graph reads, by a tensor that stands for them."""
     found: dict[object, int] = {}
     for op, here in zip(ops.ops, ops.here, strict=True):
-        if here and op.type in optypes.SOURCES and op.type != "Const" and op.outputs:
+        if here and op.type in op_types.SOURCES and op.type != "Const" and op.outputs:
             # Reads of one variable are one buffer.
             owner = op.inputs[0].ref() if op.inputs else op.outputs[0].ref()
             found[owner] = tensor_bytes(op.outputs[0]).at(batch)
@@ -72,9 +72,9 @@ def updated_variables(
     for i, op in enumerate(ops.ops):
         if not ops.here[i]:
             continue
-        if op.type in optypes.ASSIGNS:
+        if op.type in op_types.ASSIGNS:
             updates.setdefault(ops.inputs[i][0], []).append((i, storage[ops.inputs[i][-1]]))
-        elif op.type in optypes.UPDATES_IN_PLACE:
+        elif op.type in op_types.UPDATES_IN_PLACE:
             updates.setdefault(ops.inputs[i][0], []).append((i, -1))
     if not updates:
         return []
@@ -82,7 +82,7 @@ def updated_variables(
     users: dict[int, list[int]] = {}
     of_variable: dict[int, list[int]] = {handle: [] for handle in updates}
     for i, op in enumerate(ops.ops):
-        if op.type in optypes.READS and ops.inputs[i][0] in of_variable:
+        if op.type in op_types.READS and ops.inputs[i][0] in of_variable:
             of_variable[ops.inputs[i][0]].append(i)
             users[first[i]] = []
     for i, values in enumerate(reads):

@@ -26,11 +26,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.devices import Home
 from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
-from graph_tools.loops import behind_identities
-from graph_tools.sizes import tensor_bytes
+from graph_tools.ops.devices import Home
+from graph_tools.ops.sizes import tensor_bytes
+from graph_tools.ops.while_loops import behind_identities
 from graph_tools.tf_private import autodiff, graphs
 from graph_tools.warn import warn
 from memsaving_gradients import guard, registry, replicas

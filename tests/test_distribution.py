@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools import optypes
 from graph_tools.capture import capture
-from graph_tools.devices import Home
+from graph_tools.ops import op_types
+from graph_tools.ops.devices import Home
 from memsaving_gradients import replicas
 from tests.fresh import fresh
 from tests.support import numbers
@@ -171,8 +171,8 @@ def test_collectives_are_kept_in_order() -> None:
         graph = capture([other, one])
     first, second = graph.position[one.op.name], graph.position[other.op.name]
     assert first in graph.controls[second]
-    assert optypes.is_collective(one.op) and not optypes.is_clonable(one.op)
-    assert not optypes.is_collective(x.op)
+    assert op_types.is_collective(one.op) and not op_types.is_clonable(one.op)
+    assert not op_types.is_collective(x.op)
 
 
 # --- strategies

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from graph_tools import optypes
 from graph_tools.allocations import allocation_events
+from graph_tools.ops import op_types
 from tests.fresh import fresh
 
 #: Bytes of a tensor that an op may write into.
@@ -62,7 +62,7 @@ def asked_for() -> dict[str, int]:
         return tf.reduce_any(result) if logical else tf.reduce_sum(result)
 
     found = {}
-    for kind in sorted(optypes.FORWARDING | COPYING):
+    for kind in sorted(op_types.FORWARDING | COPYING):
         step = tf.function(lambda kind=kind: call(kind))
         step()
         found[kind] = sum(
@@ -78,21 +78,21 @@ def asked() -> dict[str, int]:
     return fresh("tests.test_forwarding:asked_for")
 
 
-@pytest.mark.parametrize("kind", sorted(optypes.FORWARDING))
+@pytest.mark.parametrize("kind", sorted(op_types.FORWARDING))
 def test_an_op_that_forwards_asks_for_no_buffer(asked, kind):
     assert asked[kind] == 0
 
 
 @pytest.mark.parametrize("kind", sorted(COPYING))
 def test_an_op_that_does_not_forward_asks_for_one(asked, kind):
-    assert kind not in optypes.FORWARDING and asked[kind] == 1
+    assert kind not in op_types.FORWARDING and asked[kind] == 1
 
 
 def transposed(arithmetic: bool) -> dict[str, list[bool]]:
     """Of transposed matrices: which are said to be views, and which ask for no buffer (in a process made for it)."""
     import tensorflow as tf
 
-    from graph_tools.views import viewed_input
+    from graph_tools.ops.views import viewed_input
 
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": arithmetic})
     x = tf.random.uniform([8, 16, 32])

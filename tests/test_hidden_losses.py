@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.variants import variant_bytes
+from graph_tools.ops.variant_bytes import variant_bytes
 from memsaving_gradients.gates import fixed_inputs
 from tests.fresh import fresh
 

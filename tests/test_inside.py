@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from graph_tools.allocations import allocation_events
 from graph_tools.inside import inside
-from graph_tools.loops import trip_count
+from graph_tools.ops.variant_bytes import variant_bytes
+from graph_tools.ops.while_loops import trip_count
 from graph_tools.tf_private import loops
-from graph_tools.variants import variant_bytes
 from tests.fresh import fresh
 
 STEPS, SIZE = 20, 64

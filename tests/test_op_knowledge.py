@@ -9,7 +9,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import capture, edit, optypes
+from graph_tools import capture, edit
+from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 
 v1 = tf.compat.v1
@@ -25,9 +26,9 @@ def test_draws_with_state_are_never_clonable(graph):
         tf.raw_ops.RandomGamma(shape=[2], alpha=[1.0]).op,
         tf.raw_ops.Multinomial(logits=[[1.0, 2.0]], num_samples=3).op,
     ):
-        stateful = next(o for o in capture([op]).ops if optypes.is_random(o))
-        assert optypes.is_stateful(stateful), stateful.type
-        assert not optypes.is_clonable(stateful), stateful.type
+        stateful = next(o for o in capture([op]).ops if op_types.is_random(o))
+        assert op_types.is_stateful(stateful), stateful.type
+        assert not op_types.is_clonable(stateful), stateful.type
 
 
 def test_stateless_draws_are_clonable(graph):
@@ -38,11 +39,11 @@ def test_stateless_draws_are_clonable(graph):
         draws = [
             o
             for o in capture([op]).ops
-            if optypes.is_random(o) and "Key" not in o.type and "Alg" not in o.type
+            if op_types.is_random(o) and "Key" not in o.type and "Alg" not in o.type
         ]
         assert draws
         for draw in draws:
-            assert optypes.is_clonable(draw) and not optypes.is_stateful(draw), draw.type
+            assert op_types.is_clonable(draw) and not op_types.is_stateful(draw), draw.type
 
 
 def test_ordinary_ops_are_clonable_and_not_stateful(graph):
@@ -57,14 +58,14 @@ def test_ordinary_ops_are_clonable_and_not_stateful(graph):
         tf.reshape(x, [16]),
         tf.nn.softmax(x),
     ):
-        assert optypes.is_clonable(tensor.op), tensor.op.type
-        assert not optypes.is_stateful(tensor.op) and not optypes.is_random(tensor.op)
+        assert op_types.is_clonable(tensor.op), tensor.op.type
+        assert not op_types.is_stateful(tensor.op) and not op_types.is_random(tensor.op)
 
 
 def test_names_decide_nothing(graph):
     x = v1.placeholder(tf.float32, [4])
     y = tf.tanh(x, name="RandomUniform/Dropout/ReadVariableOp")
-    assert optypes.is_clonable(y.op) and not optypes.is_random(y.op)
+    assert op_types.is_clonable(y.op) and not op_types.is_random(y.op)
 
 
 def test_what_touches_state_or_the_world_is_not_clonable(graph):
@@ -98,7 +99,7 @@ def test_what_touches_state_or_the_world_is_not_clonable(graph):
         reference.value().op,
     ]
     for op in bad:
-        assert not optypes.is_clonable(op), op.type
+        assert not op_types.is_clonable(op), op.type
 
 
 def test_calls_with_state_inside_are_not_clonable():
@@ -119,9 +120,9 @@ def test_calls_with_state_inside_are_not_clonable():
 
     ops = outer.get_concrete_function(tf.TensorSpec([4])).graph.get_operations()
     (call,) = [op for op in ops if op.type == "StatefulPartitionedCall"]
-    assert not optypes.is_clonable(call)
+    assert not op_types.is_clonable(call)
     (other,) = [op for op in ops if op.type == "PartitionedCall"]
-    assert optypes.is_clonable(other)
+    assert op_types.is_clonable(other)
 
 
 def test_ops_in_tf1_frames_are_not_clonable():
@@ -137,7 +138,7 @@ def test_ops_in_tf1_frames_are_not_clonable():
                 return inside[0]
 
             v1.cond(x > 0, branch, lambda: tf.cos(x))
-            assert not optypes.is_clonable(inside[0].op)
+            assert not op_types.is_clonable(inside[0].op)
     finally:
         if was:
             v1.enable_control_flow_v2()
@@ -149,11 +150,11 @@ def test_sets_of_types_are_of_types_that_exist():
     unknown = {
         kind
         for kinds in (
-            optypes.VIEWS,
-            optypes.SHAPE_READERS,
-            optypes.CONCATENATIONS,
-            optypes.MERGED_AT_RUN_TIME,
-            optypes.MERGES_AT_RUN_TIME,
+            op_types.VIEWS,
+            op_types.SHAPE_READERS,
+            op_types.CONCATENATIONS,
+            op_types.MERGED_AT_RUN_TIME,
+            op_types.MERGES_AT_RUN_TIME,
         )
         for kind in kinds
         if op_def_registry.get(kind) is None

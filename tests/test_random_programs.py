@@ -242,7 +242,7 @@ def test_a_second_trace_gives_the_same_plan_and_names():
     for _ in range(2):
         _, seen, built_graphs = _run(program, "memory", weights)
         names.append(
-            ([op.name for op in graphs[0][0].get_operations()], [s.steps for _, s in seen])
+            ([op.name for op in built_graphs[0][0].get_operations()], [s.steps for _, s in seen])
         )
     assert names[0] == names[1]
 

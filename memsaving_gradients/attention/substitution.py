@@ -17,8 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.edit import Rewiring
+from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 from memsaving_gradients import guard
 from memsaving_gradients.attention.elementwise import Unclear
@@ -156,7 +156,7 @@ def _check_readers(found: Found, idle: Collection[int]) -> None:
     for op in found.ops[:-1]:
         for tensor in op.outputs:
             for reader in tensor.consumers():
-                if reader in own or reader.type in optypes.SHAPE_READERS:
+                if reader in own or reader.type in op_types.SHAPE_READERS:
                     continue
                 if graphs.creation_index(reader) not in idle:
                     raise Unclear(f"{reader.name!r} ({reader.type}) reads {tensor.name!r} besides")
@@ -267,7 +267,7 @@ def _check_order(found: Found, first_backward: int, ys: Sequence[tf.Tensor]) -> 
         for op in found.ops[:-1]
         for reader in op.outputs[0].consumers()
         if reader not in own
-        and reader.type not in optypes.SHAPE_READERS
+        and reader.type not in op_types.SHAPE_READERS
         and graphs.creation_index(reader) < first_backward
     }
     if not others:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.errors import GraphError
-from graph_tools.loops import Loop, trip_count
+from graph_tools.ops import op_types
+from graph_tools.ops.variant_bytes import buffer_bytes
+from graph_tools.ops.while_loops import Loop, trip_count
 from graph_tools.tf_private import autodiff
-from graph_tools.variants import buffer_bytes
 from memsaving_gradients.loops import pairs
 from memsaving_gradients.loops.division import Division, Replayed, leaf_for, states_for
 from memsaving_gradients.loops.gradient import Gradient
@@ -83,7 +83,7 @@ def division_for(
 
 def _bytes(tensors: Iterable[tf.Tensor], batch: int, xla: bool) -> int:
     # What is read of a variable is the variable's own buffer, but for XLA.
-    own = (t for t in tensors if xla or t.op.type not in optypes.READS)
+    own = (t for t in tensors if xla or t.op.type not in op_types.READS)
     return sum(buffer_bytes(t).at(batch) for t in own)
 
 

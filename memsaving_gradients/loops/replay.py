@@ -6,7 +6,7 @@ gradient, a loop too, takes them from the end. Both stay what they are; only wha
 - *The loop* keeps its place, inputs, outputs and condition. One step of it becomes a segment: the state is appended to
   lists, in the place of accumulators, and an inner loop runs the body's ops up to the end of the segment.
 - *The gradient* becomes a loop over segments, from the last one on: the state is taken from the lists, an inner loop
-  runs the part of the body that the gradient needs and fills accumulators (:meth:`graph_tools.loops.Loop.part`), and a copy of TensorFlow's
+  runs the part of the body that the gradient needs and fills accumulators (:meth:`graph_tools.ops.while_loops.Loop.part`), and a copy of TensorFlow's
   gradient loop consumes them. With several levels a segment is divided in the same way before.
 
 No op is differentiated here, so whatever TensorFlow can differentiate can be replayed: every sum has the terms and the order that it
@@ -26,7 +26,7 @@ import tensorflow as tf
 from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.inside import UNKNOWN_STEPS, note_steps, noted_steps
-from graph_tools.loops import Loop, Part, behind_identities
+from graph_tools.ops.while_loops import Loop, Part, behind_identities
 from graph_tools.tf_private import graphs, loops
 from memsaving_gradients.loops.division import Cut, Division, Replayed
 from memsaving_gradients.loops.gradient import Gradient

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from graph_tools import optypes
-from graph_tools.loops import in_order
+from graph_tools.ops import op_types
+from graph_tools.ops.while_loops import in_order
 from graph_tools.tf_private import graphs, loops
 
 __all__ = ["Tensors", "behind", "transplant", "wanted"]
@@ -38,7 +38,7 @@ def wanted(graph: tf.Graph, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
     found: set[tf.Operation] = set()
     stack = [t.op for t in outputs]
     stack += [
-        op for op in graph.get_operations() if op.type != "Placeholder" and optypes.is_stateful(op)
+        op for op in graph.get_operations() if op.type != "Placeholder" and op_types.is_stateful(op)
     ]
     while stack:
         op = stack.pop()
@@ -76,7 +76,7 @@ def transplant(
 
 
 def _loses_readers(op: tf.Operation, inside: set[tf.Operation]) -> bool:
-    if op.type not in optypes.FUSED_WITH_READER:
+    if op.type not in op_types.FUSED_WITH_READER:
         return False
     readers = {reader for out in op.outputs for reader in out.consumers()}
     return len(readers) > 1 and len(readers & inside) == 1

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.capture import OpGraph, capture
+from graph_tools.ops import op_types
 from graph_tools.parameters import parameters
 
 __all__ = ["mixing_op"]
@@ -51,11 +51,11 @@ _OF_ROWS = frozenset("SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWit
 _LONGER_OR_SHORTER = frozenset(
     "Concat ConcatV2 MirrorPad Pad PadV2 Slice Split SplitV Tile".split()
 )
-_LINEAR = optypes.VIEWS | frozenset(
+_LINEAR = op_types.VIEWS | frozenset(
     "Add AddN AddV2 Cast ConcatV2 Mean Neg Pack Slice Split StridedSlice Sub Sum Transpose".split()
 )
 #: They look at shapes only.
-_SHAPES = optypes.SHAPE_READERS | {"BroadcastGradientArgs"}
+_SHAPES = op_types.SHAPE_READERS | {"BroadcastGradientArgs"}
 
 
 class _Mixed(Exception):
@@ -310,7 +310,7 @@ def _slice(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | No
 
 
 _RULES: dict[str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes]], Axes | None]] = {
-    **dict.fromkeys((optypes.FORWARDING | _COMPARISONS) - _OF_ROWS, _elementwise),
+    **dict.fromkeys((op_types.FORWARDING | _COMPARISONS) - _OF_ROWS, _elementwise),
     **dict.fromkeys(_PRODUCTS, _product),
     **dict.fromkeys(_LONGER_OR_SHORTER, _same_rank),
     "Einsum": _einsum,

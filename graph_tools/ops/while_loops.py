@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.errors import GraphError
+from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs, loops
 from graph_tools.tf_private.autodiff import enclosing_graphs, home_of
 
@@ -170,7 +170,7 @@ class Loop:
             if after < graphs.creation_index(op) < border
         )
         return any(
-            not optypes.PYTHON.isdisjoint(_types_in(op))
+            not op_types.PYTHON.isdisjoint(_types_in(op))
             for op in (*self.body.get_operations(), *between)
         )
 
@@ -230,33 +230,33 @@ class Loop:
         )
 
     def _may_run_again(self, op: tf.Operation) -> bool:
-        if op.type in optypes.READS:
+        if op.type in op_types.READS:
             root = self._arguments.get(behind_identities(op.inputs[0]).ref())
             return root is not None and root not in self._written
-        if op.type in optypes.FUNCTIONAL:
+        if op.type in op_types.FUNCTIONAL:
             handles = (
                 self._arguments.get(behind_identities(t).ref())
                 for t in op.inputs
                 if t.dtype == tf.resource
             )
             return is_pure(op) and self._written.isdisjoint(handles)
-        return not optypes.is_stateful(op) or op.type in _CHECKS
+        return not op_types.is_stateful(op) or op.type in _CHECKS
 
     @property
     def condition_is_pure(self) -> bool:
         """Whether the condition may be asked more than once."""
         return all(
-            op.type in ("Placeholder", *optypes.READS)
-            or (is_pure(op) if op.type in optypes.FUNCTIONAL else not optypes.is_stateful(op))
+            op.type in ("Placeholder", *op_types.READS)
+            or (is_pure(op) if op.type in op_types.FUNCTIONAL else not op_types.is_stateful(op))
             for op in self.condition.get_operations()
         )
 
 
 def _changed_by(op: tf.Operation) -> Iterator[int]:
     """The inputs of ``op`` that are handles of what it may change."""
-    if op.type in optypes.READS or not optypes.is_stateful(op):
+    if op.type in op_types.READS or not op_types.is_stateful(op):
         return
-    reads = loops.read_only_inputs(op) if op.type in optypes.FUNCTIONAL else frozenset()
+    reads = loops.read_only_inputs(op) if op.type in op_types.FUNCTIONAL else frozenset()
     for k, tensor in enumerate(op.inputs):
         if tensor.dtype == tf.resource and k not in reads:
             yield k
@@ -280,7 +280,7 @@ def in_order(ops: Collection[tf.Operation]) -> list[tf.Operation]:
 def is_pure(op: tf.Operation) -> bool:
     """Whether all that a loop, a branch or a call does is computing and reading variables."""
     return not any(
-        kind not in optypes.READS | _CHECKS | optypes.FUNCTIONAL and loops.is_stateful_type(kind)
+        kind not in op_types.READS | _CHECKS | op_types.FUNCTIONAL and loops.is_stateful_type(kind)
         for kind in _types_in(op)
     )
 
@@ -288,14 +288,14 @@ def is_pure(op: tf.Operation) -> bool:
 def _types_in(op: tf.Operation) -> Iterator[str]:
     """The types of an op and of those in functions that it runs, in whatever depth."""
     yield op.type
-    if op.type not in optypes.FUNCTIONAL:
+    if op.type not in op_types.FUNCTIONAL:
         return
     nodes = [node for _, nodes in loops.functions_in(op) for node in nodes]
     seen: set[str] = set()
     while nodes:
         node = nodes.pop()
         yield node.op
-        if node.op in optypes.FUNCTIONAL:
+        if node.op in op_types.FUNCTIONAL:
             for name, inner in loops.functions_of(op.graph, node):
                 if name not in seen:
                     seen.add(name)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from graph_tools import optypes
+from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 
 __all__ = ["UNKNOWN_DIM", "Bytes", "tensor_bytes"]
@@ -87,7 +87,7 @@ def is_guess(tensor: tf.Tensor) -> bool:
 def _is_reserve(tensor: tf.Tensor) -> bool:
     """Whether a tensor of unknown rank is what an op reserves for its gradient."""
     op = tensor.op
-    return op.type in optypes.RESERVES and tensor.value_index == len(op.outputs) - 1
+    return op.type in op_types.RESERVES and tensor.value_index == len(op.outputs) - 1
 
 
 def _reserved_bytes(tensor: tf.Tensor) -> Bytes:

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from graph_tools import optypes
 from graph_tools.inside import steps_of
-from graph_tools.sizes import Bytes, tensor_bytes
+from graph_tools.ops import op_types
+from graph_tools.ops.sizes import Bytes, tensor_bytes
 from graph_tools.tf_private import loops
 
 __all__ = ["buffer_bytes", "variant_bytes"]
@@ -24,7 +24,7 @@ __all__ = ["buffer_bytes", "variant_bytes"]
 #: Ops that add an element to a list, and which of their inputs that is.
 _ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 #: What these give is the buffer of a variable, or a constant, however often it is in a list.
-_SHARED = optypes.READS | optypes.SHAPE_READERS | {"Const", "Fill"}
+_SHARED = op_types.READS | op_types.SHAPE_READERS | {"Const", "Fill"}
 #: Ops that make a list with elements of its own, as many and as large as those of their first input.
 _LIKE_FIRST = frozenset("ZerosLike AddN".split())
 _NONE = Bytes(0, 0)
@@ -71,7 +71,7 @@ def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
             steps = steps_of(op)
             yield Bytes(*(steps * part for part in size))
             every |= replaced
-        elif op.type in optypes.FUNCTIONAL:
+        elif op.type in op_types.FUNCTIONAL:
             # The lists of loops that are called are results of the call, where the gradient's call reads them.
             results = [body.outputs[tensor.value_index] for body in loops.bodies(op) if body]
             yield max(map(variant_bytes, map(_viewed, results)), default=_NONE)
@@ -81,7 +81,7 @@ def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
         elif every and op.type in _ITEMS:
             # One that stands by itself takes up the tensor that it adds, which is counted already.
             yield tensor_bytes(op.inputs[_ITEMS[op.type]])
-        elif op.type not in optypes.VIEWS:
+        elif op.type not in op_types.VIEWS:
             return
         if not every:
             return
@@ -111,12 +111,12 @@ def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
 def _held(component: tf.Tensor) -> Bytes:
     """Bytes of what a branch puts into an optional, if the branch has made it."""
     component = _viewed(component)
-    return _NONE if component.op.type in optypes.SOURCES else buffer_bytes(component)
+    return _NONE if component.op.type in op_types.SOURCES else buffer_bytes(component)
 
 
 def _viewed(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor whose buffer ``tensor`` looks at."""
-    while tensor.op.type in optypes.VIEWS:
+    while tensor.op.type in op_types.VIEWS:
         tensor = tensor.op.inputs[0]
     return tensor
 

@@ -1,6 +1,6 @@
 """Which outputs look at an input's buffer instead of having one of their own.
 
-Some ops always pass a buffer on (`graph_tools.optypes.VIEWS`). Others do so for some shapes: a slice along the first dimension
+Some ops always pass a buffer on (`graph_tools.ops.op_types.VIEWS`). Others do so for some shapes: a slice along the first dimension
 is a window on the buffer of the whole, which lives as long as any window, if its rows are aligned; and an addition of zero or a
 product with one disappears, because grappler takes it out. So does a transposition of matrices that only products read: they
 read it the other way round. (``unpack_op.cc``, ``split_op.cc``, ``slice_op.cc``, ``strided_slice_op.cc``, ``constant_folding.cc`` and
@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import optypes
-from graph_tools.elsewhere import is_elsewhere
+from graph_tools.ops import op_types
+from graph_tools.ops.device_copies import is_elsewhere
 from graph_tools.tf_private import graphs
 
 __all__ = ["unchanged_input", "viewed_input"]
@@ -55,7 +55,7 @@ def viewed_input(op: tf.Operation, output: int) -> int | None:
     [0, None, 0]
     """
     kind = op.type
-    if kind in optypes.VIEWS:
+    if kind in op_types.VIEWS:
         if kind == "Identity" and is_elsewhere(op) != is_elsewhere(op.inputs[0].op):
             return None
         return output if kind == "IdentityN" else 0

@@ -58,7 +58,7 @@ VIEWS = frozenset(
     Bitcast""".split()
 )
 
-#: Ops whose outputs may be such views, too, depending on shapes and constants (:mod:`graph_tools.views`).
+#: Ops whose outputs may be such views, too, depending on shapes and constants (:mod:`graph_tools.ops.views`).
 MAY_VIEW = frozenset(
     "Unpack Split SplitV Slice StridedSlice Transpose Mul Add AddV2 Sub Div RealDiv".split()
 )
