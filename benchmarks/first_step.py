@@ -151,7 +151,7 @@ def first_step(model: str, options: dict[str, Any], way: str) -> dict[str, Any]:
     again = time.process_time()
     step(*batch).numpy()
     result["second"] = time.process_time() - again
-    from graph_tools.capture import capture
+    from graph_tools.graph.capture import capture
 
     result["forward"] = len(capture(losses[:1]).ops)
     result["ops"] = len(graph.get_operations())

@@ -199,8 +199,8 @@ def _flops(step: Any, batch: list[Any], checkpoints: bool) -> float:
     import tensorflow as tf
 
     import memsaving_gradients as ms
-    from graph_tools.capture import capture
     from graph_tools.costs import op_flops
+    from graph_tools.graph.capture import capture
     from graph_tools.tf_private import autodiff
 
     with ms.patched(**CHECKPOINTS) if checkpoints else contextlib.nullcontext():

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools.capture import OpGraph
+from graph_tools.graph.capture import OpGraph
 from graph_tools.inside import inside
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes

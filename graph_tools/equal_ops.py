@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graph_tools.capture import OpGraph
+from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 

@@ -24,7 +24,7 @@ from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs, loops
 
 if TYPE_CHECKING:
-    from graph_tools.capture import OpGraph
+    from graph_tools.graph.capture import OpGraph
 
 __all__ = [
     "UNKNOWN_STEPS",
@@ -99,8 +99,8 @@ def _step(body: Any, batch: int, *, called: bool, expands: bool = False) -> tupl
     What a step of a loop begins with is in these outputs' place, until it is read for the last time. What a function is ``called`` with
     is counted around it. ``expands``: depthwise filters have their gradients made as those of whole ones.
     """
-    from graph_tools.capture import capture
     from graph_tools.costs import op_seconds
+    from graph_tools.graph.capture import capture
 
     graph = capture(body.outputs, besides=body.inputs)
     sizes, storage = graph.value_bytes(batch).tolist(), graph.storage.tolist()

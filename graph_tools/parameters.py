@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools.capture import OpGraph
+from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 

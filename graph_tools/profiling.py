@@ -29,8 +29,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from graph_tools import costs, kernels
-from graph_tools.capture import OpGraph
 from graph_tools.cost_cache import CostCache, describe
+from graph_tools.graph.capture import OpGraph
 from graph_tools.kernels import Input, Kernel
 from graph_tools.ops import op_types
 from graph_tools.parameters import known_shape, parameters

@@ -34,9 +34,9 @@ from heapq import heappop, heappush
 import numpy as np
 
 from graph_tools import costs
-from graph_tools.capture import OpGraph
 from graph_tools.equal_ops import equal_ops
 from graph_tools.folding import folded
+from graph_tools.graph.capture import OpGraph
 from graph_tools.liveness import timeline
 from graph_tools.ops import op_types
 from graph_tools.ops.views import viewed_input

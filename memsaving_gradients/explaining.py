@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools.capture import OpGraph, capture
+from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.describe import source_line
 from memsaving_gradients.execution import simulate_execution

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 
-from graph_tools.capture import OpGraph
+from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
 from graph_tools.ops.views import unchanged_input
 from memsaving_gradients.roles import CapturedStep

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from graph_tools import profiling
-from graph_tools.capture import OpGraph, capture
 from graph_tools.folding import takes_constant
+from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.ops import op_types
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import graphs

@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.capture import OpGraph, capture
 from graph_tools.edit import CLONE_SUFFIX, Rewiring
 from graph_tools.errors import GraphError
+from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import guard, registry

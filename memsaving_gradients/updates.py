@@ -27,10 +27,10 @@ from itertools import chain
 import tensorflow as tf
 
 from graph_tools.edit import Rewiring
+from graph_tools.graph.precedence import Precedence
 from graph_tools.ops import op_types
 from graph_tools.ops.devices import Home
 from graph_tools.ops.sizes import tensor_bytes
-from graph_tools.precedence import Precedence
 from graph_tools.tf_private import graphs
 
 __all__ = ["Updates"]

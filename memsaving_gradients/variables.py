@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graph_tools.capture import OpGraph
+from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_tools import capture, costs
+from graph_tools import costs
+from graph_tools.graph import capture
 
 v1 = tf.compat.v1
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.capture import capture
+from graph_tools.graph.capture import capture
 from graph_tools.ops import op_types
 from graph_tools.ops.devices import Home
 from memsaving_gradients import replicas

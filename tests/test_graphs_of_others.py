@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import function
 
 import memsaving_gradients as ms
-from graph_tools import capture
+from graph_tools.graph import capture
 from graph_tools.tf_private import autodiff
 from memsaving_gradients.execution import simulate_execution
 from tests.fresh import fresh

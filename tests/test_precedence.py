@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_tools.errors import GraphError
-from graph_tools.precedence import Precedence
+from graph_tools.graph.precedence import Precedence
 
 edges = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=40)
 

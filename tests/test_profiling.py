@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_tools import capture, cost_cache, kernels, profiling
+from graph_tools import cost_cache, kernels, profiling
 from graph_tools.cost_cache import CostCache
 from graph_tools.costs import START_SECONDS
 from graph_tools.errors import CacheWarning
+from graph_tools.graph import capture
 from graph_tools.kernels import Measured
 from graph_tools.parameters import parameters
 from graph_tools.tf_private import graphs

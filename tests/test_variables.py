@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from graph_tools.allocator import allocated_peak, irregular_peaks
-from graph_tools.capture import capture
+from graph_tools.graph.capture import capture
 from graph_tools.tf_private import autodiff
 from memsaving_gradients.execution import simulate_execution
 from tests.fresh import fresh

@@ -18,8 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.capture import OpGraph, capture
 from graph_tools.errors import GraphError
+from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.tf_private import autodiff
 from memsaving_gradients import patching, registry
 from memsaving_gradients.budgets import safe_bytes

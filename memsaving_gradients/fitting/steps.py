@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.capture import capture
+from graph_tools.graph.capture import capture
 from graph_tools.tf_private import autodiff
 from memsaving_gradients.errors import ArgumentError, MemorySavingError
 from memsaving_gradients.fitting.rehearsal import held_by_stalled

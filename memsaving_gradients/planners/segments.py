@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.separators import frontier, frontier_bytes
+from graph_tools.graph.separators import frontier, frontier_bytes
 from memsaving_gradients.schedule import recompute_lazily, simulate
 from memsaving_gradients.training_graph import IntArray, TrainingGraph
 
