@@ -8,8 +8,8 @@ running at the same time is alive at the same time.
 
 This is a model of that (``executor.cc``, ``propagator_state.h``, Eigen's thread pool; TensorFlow 2.16 to 2.21), driven by the
 estimated time of each op. It is played on the graph as it will run: after the rewrite, with clones, gates and holds, with
-constants where grappler moves them (:mod:`graph_tools.folding`), with one op where it makes one of equal ones
-(:mod:`graph_tools.equal_ops`), and with views where kernels make views (:mod:`graph_tools.ops.views`).
+constants where grappler moves them (:mod:`graph_tools.grappler.constant_folding`), with one op where it makes one of equal ones
+(:mod:`graph_tools.grappler.common_subexpressions`), and with views where kernels make views (:mod:`graph_tools.ops.views`).
 
 **The allowance for chance.** Which of two threads is faster is chance, and estimated times are rough. So a step is played
 several times: with two threads of equal speed, with either thread slower than the other, and with times of single ops drawn anew (from
@@ -34,9 +34,9 @@ from heapq import heappop, heappush
 import numpy as np
 
 from graph_tools import costs
-from graph_tools.equal_ops import equal_ops
-from graph_tools.folding import folded
 from graph_tools.graph.capture import OpGraph
+from graph_tools.grappler.common_subexpressions import equal_ops
+from graph_tools.grappler.constant_folding import folded
 from graph_tools.liveness import timeline
 from graph_tools.ops import op_types
 from graph_tools.ops.views import viewed_input

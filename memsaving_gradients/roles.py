@@ -16,8 +16,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from graph_tools import profiling
-from graph_tools.folding import takes_constant
 from graph_tools.graph.capture import OpGraph, capture
+from graph_tools.grappler.constant_folding import takes_constant
 from graph_tools.ops import op_types
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import graphs
@@ -32,7 +32,7 @@ __all__ = ["CapturedStep", "capture_step"]
 class CapturedStep:
     """A training graph and the TensorFlow graph that it was read from; ops and values have the same numbers.
 
-    ``takes``: for each op, whether folding gives it a constant to combine (`graph_tools.folding.takes_constant`).
+    ``takes``: for each op, whether folding gives it a constant to combine (`graph_tools.grappler.constant_folding.takes_constant`).
     """
 
     graph: TrainingGraph

@@ -24,8 +24,8 @@ from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
-from graph_tools.folding import input_name
 from graph_tools.graph.capture import OpGraph
+from graph_tools.grappler.constant_folding import input_name
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs
 from memsaving_gradients.lifetimes import SUMMED_AT_ONCE, summed_first

@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_tools.equal_ops import equal_ops
 from graph_tools.graph import capture
+from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.measure import measure_peak
 from graph_tools.tf_private import graphs
 from memsaving_gradients.execution import simulate_execution

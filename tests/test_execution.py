@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.folding import folded
 from graph_tools.graph import capture
+from graph_tools.grappler.constant_folding import folded
 from graph_tools.ops.views import viewed_input
 from memsaving_gradients import execution, following
 from memsaving_gradients.execution import simulate_execution

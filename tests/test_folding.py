@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.python.eager import context
 
-from graph_tools.folding import folded
 from graph_tools.graph import capture
+from graph_tools.grappler.constant_folding import folded
 from tests.sampling import examples
 
 #: A factor by the letter that its name begins with, a constant, or a product of two.
