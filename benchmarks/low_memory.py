@@ -199,7 +199,7 @@ def _flops(step: Any, batch: list[Any], checkpoints: bool) -> float:
     import tensorflow as tf
 
     import memsaving_gradients as ms
-    from graph_tools.costs import op_flops
+    from graph_tools.costs.estimates import op_flops
     from graph_tools.graph.capture import capture
     from graph_tools.tf_private import autodiff
 

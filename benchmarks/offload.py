@@ -122,7 +122,7 @@ def captured(model: str, options: dict[str, Any]) -> Any:
 
     from benchmarks.models import build
     from benchmarks.models.deep import deep_resnet
-    from graph_tools.costs import Speeds, op_seconds
+    from graph_tools.costs.estimates import Speeds, op_seconds
     from memsaving_gradients.offload import Offload
     from memsaving_gradients.options import Options
     from memsaving_gradients.roles import capture_step

@@ -216,7 +216,7 @@ def _of_a_pass(model: Any, loss: Any, batch: Arrays, checkpoints: bool) -> dict[
     import tensorflow as tf
 
     import memsaving_gradients as ms
-    from graph_tools.costs import op_flops
+    from graph_tools.costs.estimates import op_flops
     from graph_tools.graph.capture import capture
 
     def computed(x: Any, y: Any) -> Any:

@@ -33,7 +33,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from graph_tools import costs
+from graph_tools.costs import estimates
 from graph_tools.graph.capture import OpGraph
 from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.grappler.constant_folding import folded
@@ -192,11 +192,11 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         storage=storage,
         size=[size if storage[v] == v else 0 for v, size in enumerate(sizes)],
         there=there,
-        seconds=costs.op_seconds(ops, batch).tolist(),
+        seconds=estimates.op_seconds(ops, batch).tolist(),
         # What runs elsewhere asks for no thread here.
         cheap=[op.type in CHEAP or not here for op, here in zip(ops.ops, ops.here, strict=True)],
         forwards=[op.type in op_types.FORWARDING for op in ops.ops],
-        workspace=np.where(runs, costs.op_workspace(ops, batch), 0).tolist(),
+        workspace=np.where(runs, estimates.op_workspace(ops, batch), 0).tolist(),
         held=held,
         variables=updated_variables(ops, reads, storage, persistent),
         persistent=persistent,

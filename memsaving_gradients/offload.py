@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
+from graph_tools.costs.links import measured_link
 from graph_tools.errors import GraphError
-from graph_tools.links import measured_link
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.units import parse_bytes
 

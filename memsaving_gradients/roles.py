@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import profiling
+from graph_tools.costs import profiles
 from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.grappler.constant_folding import takes_constant
 from graph_tools.ops import op_types
@@ -53,7 +53,7 @@ def capture_step(
     beside: Collection[tf.Operation] = (),
     home: Home | None = None,
     profile: bool = False,
-    progress: profiling.Progress | None = None,
+    progress: profiles.Progress | None = None,
 ) -> CapturedStep:
     """Capture what ``ys`` and ``grads`` need; ops created at or after number ``first_backward`` are backward ops.
 
@@ -80,9 +80,9 @@ def capture_step(
     if may_chain:
         sums = chainable(ops, border, sizes, set(results), short=short_sums, small=all_sums)
     if profile:
-        costs = profiling.measured(ops, batch, progress=progress)
+        costs = profiles.measured(ops, batch, progress=progress)
     else:
-        costs = profiling.estimated(ops, batch)
+        costs = profiles.estimated(ops, batch)
     graph = TrainingGraph(
         first_backward=border,
         reads=reads,

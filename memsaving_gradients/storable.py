@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from graph_tools import costs
+from graph_tools.costs import estimates
 from memsaving_gradients.encodings import ENCODINGS, Encoding
 from memsaving_gradients.offload import Offload
 from memsaving_gradients.options import Options
@@ -82,10 +82,10 @@ def _shares_workspace(tensor: tf.Tensor) -> bool:
 def _encoded(step: CapturedStep, value: int, tensor: tf.Tensor, encoding: Encoding) -> Stored:
     size = int(step.graph.size[value])
     kept = encoding.bytes(size, tensor.dtype.size)
-    seconds = costs.START_SECONDS + encoding.passes * (size + kept) / costs.BYTES_PER_SECOND
+    seconds = estimates.START_SECONDS + encoding.passes * (size + kept) / estimates.BYTES_PER_SECOND
     return Stored(value, encoding.name, kept, seconds, seconds)
 
 
 def _offloaded(step: CapturedStep, value: int, offload: Offload) -> Stored:
     seconds = offload.seconds(int(step.graph.size[value]))
-    return Stored(value, OFFLOAD, 0, costs.START_SECONDS, costs.START_SECONDS, seconds)
+    return Stored(value, OFFLOAD, 0, estimates.START_SECONDS, estimates.START_SECONDS, seconds)

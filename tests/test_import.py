@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graph_tools.cost_cache import ENVIRONMENT
+from graph_tools.costs.cache import ENVIRONMENT
 
 SLOW = ("matplotlib", "networkx", "ortools", "pandas", "platformdirs", "rich", "scipy", "sklearn")
 
@@ -24,7 +24,7 @@ added = {*sys.modules} - before
 import graph_tools, graph_tools.cost_cache
 with tf.Graph().as_default():
     ops = len(graph_tools.graph.capture([tf.compat.v1.placeholder(tf.float32)]).dag)
-graph_tools.cost_cache.folder()
+graph_tools.costs.cache.folder()
 late = ["networkx" in sys.modules, "platformdirs" in sys.modules]
 print(json.dumps({"added": sorted(added), "ops": ops, "late": late}))
 """

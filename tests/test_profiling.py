@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_tools import cost_cache, kernels, profiling
-from graph_tools.cost_cache import CostCache
-from graph_tools.costs import START_SECONDS
+from graph_tools.costs import kernels, profiles
+from graph_tools.costs.cache import ENVIRONMENT, CostCache, describe
+from graph_tools.costs.estimates import START_SECONDS
+from graph_tools.costs.kernels import Measured
+from graph_tools.costs.parameters import parameters
 from graph_tools.errors import CacheWarning
 from graph_tools.graph import capture
-from graph_tools.kernels import Measured
-from graph_tools.parameters import parameters
 from graph_tools.tf_private import graphs
 from memsaving_gradients.roles import capture_step
 
@@ -26,7 +26,7 @@ v1 = tf.compat.v1
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(cost_cache.ENVIRONMENT, str(tmp_path))
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
     return tmp_path
 
 
@@ -40,7 +40,7 @@ def counted(monkeypatch):
         return Measured(len(calls) * 1e-6, 10 * len(calls))
 
     monkeypatch.setattr(kernels, "measure", measure)
-    monkeypatch.setattr(profiling, "ROUNDS", 1)
+    monkeypatch.setattr(profiles, "ROUNDS", 1)
     return calls
 
 
@@ -66,13 +66,13 @@ def of_type(graph, kind):
 
 def test_a_larger_product_takes_longer():
     graph = layers(64, 64, 1024, batch=256)
-    small, large = profiling.measured(graph, 1).seconds[of_type(graph, "MatMul")]
+    small, large = profiles.measured(graph, 1).seconds[of_type(graph, "MatMul")]
     assert 0 < small < large < 10
 
 
 def test_equal_kernels_are_measured_once(counted):
     graph = layers(*[128] * 20)
-    costs = profiling.measured(graph, 32)
+    costs = profiles.measured(graph, 32)
     assert sorted(kernel.kind for kernel in counted) == ["MatMul", "Tanh"]
     assert len(set(costs.seconds[of_type(graph, "MatMul")])) == 1
     assert len(set(costs.workspace[of_type(graph, "Tanh")])) == 1
@@ -88,15 +88,15 @@ def test_what_takes_most_is_measured_again_after_all_others(monkeypatch):
         return Measured(1e-3 if len(calls) > 3 else 2e-3, 10)
 
     monkeypatch.setattr(kernels, "measure", measure)
-    costs = profiling.measured(graph, 1, progress=lambda *told: progress.append(told))
+    costs = profiles.measured(graph, 1, progress=lambda *told: progress.append(told))
     often = {call: calls.count(call) for call in calls}
-    assert often["MatMul", 128, 128] == often["MatMul", 128, 64] == profiling.ROUNDS
+    assert often["MatMul", 128, 128] == often["MatMul", 128, 64] == profiles.ROUNDS
     assert often["Tanh", 1 << 14, 1] == 1
     assert calls[: len(often)] == list(often)
     assert set(costs.seconds[of_type(graph, "MatMul")][:2]) == {1e-3 + START_SECONDS}
     assert progress[-1] == (len(calls), len(calls))
     # What is kept on disk is not measured again.
-    profiling.measured(graph, 1)
+    profiles.measured(graph, 1)
     assert progress[-1] == (len(calls), len(calls))
 
 
@@ -106,7 +106,7 @@ def test_shapes_dtypes_and_attributes_tell_kernels_apart(counted):
         graph = capture(
             [a @ a, tf.matmul(a, a, transpose_a=True), a @ b, c @ c, tf.matmul(a, a, name="again")]
         )
-    profiling.measured(graph, 1)
+    profiles.measured(graph, 1)
     assert len(counted) == 4
 
 
@@ -116,16 +116,16 @@ def test_parameters_tell_kernels_apart_and_data_do_not(counted):
         graph = capture(
             [tf.reduce_sum(x, 0), tf.reduce_sum(x, 1), x * tf.fill([64, 64], 2.0), x * x]
         )
-    profiling.measured(graph, 1)
+    profiles.measured(graph, 1)
     assert sorted(kernel.kind for kernel in counted) == ["Mul", "Sum", "Sum"]
 
 
 def test_the_batch_is_put_in(counted):
     graph = layers(256, 256)
-    profiling.measured(graph, 7)
+    profiles.measured(graph, 7)
     (product,) = (kernel for kernel in counted if kernel.kind == "MatMul")
     assert product.inputs[0].shape == (7, 256) and product.outputs == ((tf.float32, (7, 256)),)
-    profiling.measured(graph, 8)
+    profiles.measured(graph, 8)
     assert len(counted) == 4
 
 
@@ -136,7 +136,7 @@ def test_what_cannot_run_alone_is_estimated(counted):
         y = tf.random.uniform([256, 256]) * (x @ x) + tf.tanh(unknown)
         variable = tf.Variable(tf.zeros([256, 256]))
         graph = capture([y, tf.gather(variable, [1, 2])])
-    costs = profiling.measured(graph, 4)
+    costs = profiles.measured(graph, 4)
     kinds = {kernel.kind for kernel in counted}
     assert "MatMul" in kinds and kinds.isdisjoint({"RandomUniform", "Tanh", "ResourceGather"})
     for kind in ("RandomUniform", "Tanh", "ResourceGather"):
@@ -150,8 +150,8 @@ def test_what_is_estimated_is_scaled_by_what_was_measured(counted):
     with tf.Graph().as_default():
         x = place(512, 512)
         graph = capture([tf.tanh(x) * tf.tanh(place(None, None))])
-    static = profiling.estimated(graph, 4).seconds
-    found = profiling.measured(graph, 4).seconds
+    static = profiles.estimated(graph, 4).seconds
+    found = profiles.measured(graph, 4).seconds
     known, unknown = of_type(graph, "Tanh")
     assert found[known] - START_SECONDS in (pytest.approx(1e-6), pytest.approx(2e-6))
     assert found[unknown] < static[unknown]
@@ -170,10 +170,8 @@ def test_a_kernel_that_fails_is_estimated_and_not_tried_again():
         grad.set_shape([2, 16, 16, 8])
         graph = capture([grad])
     (op,) = of_type(graph, "Conv2DBackpropInput")
-    assert profiling.measured(graph, 1).seconds[op] > 0
-    (entry,) = (
-        v for k, v in CostCache(cost_cache.describe("CPU:0")).entries.items() if "Conv" in k
-    )
+    assert profiles.measured(graph, 1).seconds[op] > 0
+    (entry,) = (v for k, v in CostCache(describe("CPU:0")).entries.items() if "Conv" in k)
     assert entry is None
 
 
@@ -182,8 +180,8 @@ def test_gradients_of_convolutions_and_pooling_run_alone():
         x, w = place(None, 32, 32, 16), place(3, 3, 16, 16)
         y = tf.nn.max_pool2d(tf.nn.conv2d(x, w, 1, "SAME"), 2, 2, "SAME")
         graph = capture(tf.gradients(y, [x, w]))
-    profiling.measured(graph, 2)
-    entries = CostCache(cost_cache.describe("CPU:0")).entries
+    profiles.measured(graph, 2)
+    entries = CostCache(describe("CPU:0")).entries
     for kind in ("Conv2D(", "Conv2DBackpropInput(", "Conv2DBackpropFilter(", "MaxPoolGrad("):
         (entry,) = (entry for key, entry in entries.items() if key.startswith(kind))
         assert entry is not None, kind
@@ -196,7 +194,7 @@ def test_workspace_is_what_a_kernel_allocates_beside_its_outputs():
         y = tf.nn.conv3d(x, w, [1, 1, 1, 1, 1], "SAME")
         top = tf.math.top_k(place(64, 1024), 8).values
         graph = capture([*tf.gradients(y, [x, w]), top, tf.tanh(place(1000))])
-    costs = profiling.measured(graph, 1)
+    costs = profiles.measured(graph, 1)
     assert (costs.workspace >= 0).all()
     assert (costs.workspace < 1 << 30).all()
     assert not costs.workspace[of_type(graph, "Tanh")].any()
@@ -206,7 +204,7 @@ def test_profiling_works_while_a_function_is_traced():
     @tf.function
     def f(x):
         y = tf.tanh(x @ x)
-        found.append(profiling.measured(capture([y]), 1).seconds.sum())
+        found.append(profiles.measured(capture([y]), 1).seconds.sum())
         return y
 
     found = []
@@ -237,9 +235,9 @@ def test_integers_that_shapes_decide_are_known():
 
 def test_a_second_time_nothing_is_measured(counted):
     graph = layers(256, 128, 64)
-    first = profiling.measured(graph, 16)
+    first = profiles.measured(graph, 16)
     many = len(counted)
-    second = profiling.measured(graph, 16)
+    second = profiles.measured(graph, 16)
     assert many == len(counted) > 0
     np.testing.assert_array_equal(first.seconds, second.seconds)
     np.testing.assert_array_equal(first.workspace, second.workspace)
@@ -248,13 +246,13 @@ def test_a_second_time_nothing_is_measured(counted):
 @pytest.mark.parametrize("what", ["version", "device"])
 def test_another_version_or_device_is_measured_anew(counted, monkeypatch, folder, what):
     graph = layers(256, 128)
-    profiling.measured(graph, 16)
+    profiles.measured(graph, 16)
     many = len(counted)
     if what == "version":
         monkeypatch.setattr(tf, "__version__", "9.9.9")
     else:
-        monkeypatch.setattr(profiling, "describe", lambda device: "a faster one")
-    profiling.measured(graph, 16)
+        monkeypatch.setattr(profiles, "describe", lambda device: "a faster one")
+    profiles.measured(graph, 16)
     assert len(counted) == 2 * many
     assert len(list(folder.iterdir())) == 2
 
@@ -276,26 +274,26 @@ def test_another_version_or_device_is_measured_anew(counted, monkeypatch, folder
 )
 def test_a_file_that_cannot_be_read_is_written_anew(counted, content):
     graph = layers(256, 128)
-    profiling.measured(graph, 16)
+    profiles.measured(graph, 16)
     many = len(counted)
-    cache = CostCache(cost_cache.describe("CPU:0"))
+    cache = CostCache(describe("CPU:0"))
     if "kernels" in content:
         content = json.dumps({**cache.header, **json.loads(content)})
     cache.path.write_text(content, encoding="utf-8")
     with pytest.warns(CacheWarning, match="written anew"):
-        profiling.measured(graph, 16)
+        profiles.measured(graph, 16)
     assert len(counted) == 2 * many
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        profiling.measured(graph, 16)
+        profiles.measured(graph, 16)
     assert len(counted) == 2 * many
 
 
 def test_a_folder_that_cannot_be_written_to_is_said_once(counted, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(cost_cache.ENVIRONMENT, str(tmp_path / "file"))
-    with pytest.warns(CacheWarning, match=cost_cache.ENVIRONMENT):
-        costs = profiling.measured(layers(256, 128), 16)
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "file"))
+    with pytest.warns(CacheWarning, match=ENVIRONMENT):
+        costs = profiles.measured(layers(256, 128), 16)
     assert costs.seconds.sum() > 0
 
 
@@ -335,9 +333,9 @@ def test_many_writers_never_leave_half_a_file(folder):
 
 def test_the_most_expensive_kernels_come_first_and_the_time_is_limited(counted):
     graph = layers(16, 256, 1024, 1024, batch=512)
-    profiling.measured(graph, 1, limit=0.0)
+    profiles.measured(graph, 1, limit=0.0)
     assert not counted
-    profiling.measured(graph, 1)
+    profiles.measured(graph, 1)
     sizes = [kernel.inputs[1].shape for kernel in counted if kernel.kind == "MatMul"]
     assert sizes[:2] == [(1024, 1024), (256, 1024)]
 
@@ -345,7 +343,7 @@ def test_the_most_expensive_kernels_come_first_and_the_time_is_limited(counted):
 def test_progress_is_told_and_may_stop(counted):
     graph = layers(16, 256, 1024, batch=512)
     told = []
-    profiling.measured(graph, 1, progress=lambda done, total: told.append((done, total)))
+    profiles.measured(graph, 1, progress=lambda done, total: told.append((done, total)))
     many = len(counted)
     assert told == [(k, many) for k in range(many + 1)]
 
@@ -356,9 +354,9 @@ def test_progress_is_told_and_may_stop(counted):
     counted.clear()
     graph = layers(32, 512, 2048, batch=512)
     with pytest.raises(KeyboardInterrupt):
-        profiling.measured(graph, 1, progress=interrupt)
+        profiles.measured(graph, 1, progress=interrupt)
     assert len(counted) == 1
-    entries = CostCache(cost_cache.describe("CPU:0")).entries
+    entries = CostCache(describe("CPU:0")).entries
     assert any("512,2048" in key for key in entries)  # kept, though it was stopped
 
 

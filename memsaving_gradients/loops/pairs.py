@@ -19,8 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from graph_tools.costs.function_bodies import note_steps
 from graph_tools.errors import GraphError
-from graph_tools.inside import note_steps
 from graph_tools.ops.while_loops import Loop, trip_count
 from graph_tools.tf_private import loops
 from graph_tools.tf_private.autodiff import (

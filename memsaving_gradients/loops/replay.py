@@ -23,9 +23,9 @@ from functools import cached_property
 
 import tensorflow as tf
 
+from graph_tools.costs.function_bodies import UNKNOWN_STEPS, note_steps, noted_steps
 from graph_tools.edit import Rewiring
 from graph_tools.errors import GraphError
-from graph_tools.inside import UNKNOWN_STEPS, note_steps, noted_steps
 from graph_tools.ops.while_loops import Loop, Part, behind_identities
 from graph_tools.tf_private import graphs, loops
 from memsaving_gradients.loops.division import Cut, Division, Replayed

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from graph_tools.costs.parameters import parameters
 from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.ops import op_types
-from graph_tools.parameters import parameters
 
 __all__ = ["mixing_op"]
 

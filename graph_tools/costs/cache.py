@@ -20,8 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from graph_tools.costs.kernels import Measured
 from graph_tools.errors import CacheWarning
-from graph_tools.kernels import Measured
 from graph_tools.warn import warn
 
 __all__ = ["CostCache", "describe", "folder"]

@@ -99,7 +99,7 @@ def _step(body: Any, batch: int, *, called: bool, expands: bool = False) -> tupl
     What a step of a loop begins with is in these outputs' place, until it is read for the last time. What a function is ``called`` with
     is counted around it. ``expands``: depthwise filters have their gradients made as those of whole ones.
     """
-    from graph_tools.costs import op_seconds
+    from graph_tools.costs.estimates import op_seconds
     from graph_tools.graph.capture import capture
 
     graph = capture(body.outputs, besides=body.inputs)

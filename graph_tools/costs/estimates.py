@@ -8,7 +8,7 @@ read their input several times as many more. Loops take the time of their bodies
 so many passes over what goes in and out.
 
 Static estimates are good enough to compare plans for one graph; absolute seconds are not to be believed
-(:mod:`graph_tools.profiling` measures them). Cost: 5 µs an op.
+(:mod:`graph_tools.costs.profiles` measures them). Cost: 5 µs an op.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from graph_tools.costs.function_bodies import inside
 from graph_tools.graph.capture import OpGraph
-from graph_tools.inside import inside
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import loops

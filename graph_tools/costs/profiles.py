@@ -28,12 +28,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools import costs, kernels
-from graph_tools.cost_cache import CostCache, describe
+from graph_tools.costs import estimates, kernels
+from graph_tools.costs.cache import CostCache, describe
+from graph_tools.costs.kernels import Input, Kernel
+from graph_tools.costs.parameters import known_shape, parameters
 from graph_tools.graph.capture import OpGraph
-from graph_tools.kernels import Input, Kernel
 from graph_tools.ops import op_types
-from graph_tools.parameters import known_shape, parameters
 
 __all__ = ["Costs", "estimated", "measured"]
 
@@ -66,7 +66,7 @@ class Costs:
 
 
 def estimated(graph: OpGraph, batch: int) -> Costs:
-    """Costs from shapes alone (:mod:`graph_tools.costs`).
+    """Costs from shapes alone (:mod:`graph_tools.costs.estimates`).
 
     Examples
     --------
@@ -81,7 +81,7 @@ def estimated(graph: OpGraph, batch: int) -> Costs:
     >>> first < second
     np.True_
     """
-    return Costs(costs.op_seconds(graph, batch), costs.op_workspace(graph, batch))
+    return Costs(estimates.op_seconds(graph, batch), estimates.op_workspace(graph, batch))
 
 
 def measured(
@@ -109,16 +109,16 @@ def measured(
         Seconds after which no further kernel is measured.
     """
     device = device or kernels.default_device()
-    static = costs.op_seconds(graph, batch)
+    static = estimates.op_seconds(graph, batch)
     found, keys = _kernels(graph, batch, static)
     cache = CostCache(describe(device))
     _measure(_worthwhile(found, keys, static, cache), cache, device, progress, limit)
-    seconds, workspace = static.copy(), costs.op_workspace(graph, batch)
+    seconds, workspace = static.copy(), estimates.op_workspace(graph, batch)
     known = np.zeros(len(graph.ops), np.bool_)
     for i, key in enumerate(keys):
         entry = cache.entries.get(key) if key is not None else None
         if entry is not None:
-            seconds[i], workspace[i] = entry.seconds + costs.START_SECONDS, entry.workspace
+            seconds[i], workspace[i] = entry.seconds + estimates.START_SECONDS, entry.workspace
             known[i] = True
     expensive = np.array([op.type in op_types.EXPENSIVE for op in graph.ops], np.bool_)
     for group in (expensive, ~expensive):
