@@ -4,7 +4,7 @@ XLA fuses elementwise ops into every op that reads them, even if they are comput
 number of them. The gradient of a residual stream becomes, in each of its readers, the sum of everything that was
 ever added to it, and all that this sum reads stays alive: an 83-layer ResNet needs 92 MB, of which recomputation
 accounts for 40. Gradients that are alive when a gate opens therefore go through an identity that XLA cannot look through
-(:mod:`graph_tools.opaque`).
+(:mod:`graph_tools.editing.opaque`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import opaque
-from graph_tools.edit import Rewiring
+from graph_tools.editing import opaque
+from graph_tools.editing.rewiring import Rewiring
 from memsaving_gradients.roles import CapturedStep
 
 __all__ = ["Barriers"]

@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff, graphs
-from memsaving_gradients import guard, registry, replicas, whole_step
+from memsaving_gradients import registry, replicas, whole_step
 from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.following import Following
 from memsaving_gradients.gates import gated
@@ -21,7 +22,7 @@ from memsaving_gradients.site import Site
 
 __all__ = ["components", "observing", "save_memory"]
 
-guard.install()
+original_view.install()
 whole_step.install()
 pairs.install()
 
@@ -115,7 +116,7 @@ def save_memory(
         site.treat_loops(None)
         return list(grads)
     outcome, result = followed.outcome, followed.result
-    guard.remember(graph, site.packed.rewiring)
+    original_view.remember(graph, site.packed.rewiring)
     position = outcome.step.source.position
     # Other replicas may have had their turn meanwhile.
     unread = (
@@ -128,7 +129,7 @@ def save_memory(
         warn_stopped(outcome.plan, outcome.stopped)
     found = list(grads)
     if result is not None:
-        guard.remember(graph, result.rewiring)
+        original_view.remember(graph, result.rewiring)
         found = [_stand_in(grad, result) for grad in grads]
         if result.readers_of:
             found = [

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
+from graph_tools.editing import original_view
 from graph_tools.errors import GraphError
-from memsaving_gradients import guard
 from memsaving_gradients.budgets import MANY_OPS, chunk_bytes, safe_bytes, worst_bytes
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.goal import too_small
@@ -388,7 +388,7 @@ class Following:
                 if self.shared is not None:
                     self.shared.plan = lower.outcome.plan
         assert lower.result is not None
-        guard.remember(self.site.graph, lower.result.rewiring)
+        original_view.remember(self.site.graph, lower.result.rewiring)
         return lower
 
     def _lower_than_others(self, found: Followed, play: Play) -> Followed:

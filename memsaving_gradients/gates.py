@@ -5,7 +5,7 @@ is exempt from grappler. A control edge on the root itself would order as well, 
 into kernels that its original is fused into, and fused kernels give other last bits.
 
 XLA drops control edges and merges equal ops. There the root reads an input through an identity that XLA cannot look through,
-and that needs a gradient computed just before the run (:mod:`graph_tools.opaque`).
+and that needs a gradient computed just before the run (:mod:`graph_tools.editing.opaque`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from graph_tools import opaque
+from graph_tools.editing import opaque
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs, loops

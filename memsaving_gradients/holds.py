@@ -18,7 +18,7 @@ from itertools import repeat
 
 import tensorflow as tf
 
-from graph_tools.edit import Rewiring
+from graph_tools.editing.rewiring import Rewiring
 from graph_tools.ops import op_types
 from memsaving_gradients.gates import fixed_inputs, gated, widest_input
 from memsaving_gradients.merging import Merging

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from graph_tools.edit import Rewiring
+from graph_tools.editing.rewiring import Rewiring
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 from memsaving_gradients.partial_reads import Part, parts_read

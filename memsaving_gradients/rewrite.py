@@ -35,7 +35,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import edit
+from graph_tools.editing.rewiring import Rewiring, clone
 from graph_tools.ops import op_types
 from graph_tools.ops.device_copies import stays_elsewhere
 from graph_tools.ops.views import unchanged_input
@@ -75,7 +75,7 @@ class Rewrite:
         itself: whoever updates it must wait for them.
     """
 
-    rewiring: edit.Rewiring = field(default_factory=edit.Rewiring)
+    rewiring: Rewiring = field(default_factory=Rewiring)
     built: list[tf.Operation] = field(default_factory=list)
     clones: dict[tuple[int, int], tf.Operation] = field(default_factory=dict)
     replaced: dict[object, tf.Tensor] = field(default_factory=dict)
@@ -212,7 +212,7 @@ class _Writer:
                 )
         # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused, by that.
         inputs = [self._behind(gate, tensor) for tensor in inputs]
-        copy = self.result.clones[key] = edit.clone(op, inputs)
+        copy = self.result.clones[key] = clone(op, inputs)
         self.result.rewiring.forbid_feeding(op.outputs)
         self.gates[key] = gate
         self.runs.add(key, reads, here=gate is self.gate)
@@ -241,7 +241,7 @@ class _Writer:
         held = gate.held[source.ref()]
         for made, k in reversed(again):
             inputs = [held if i == k else other for i, other in enumerate(made.op.inputs)]
-            held = gate.held[made.ref()] = edit.clone(made.op, inputs).outputs[0]
+            held = gate.held[made.ref()] = clone(made.op, inputs).outputs[0]
             self.result.rewiring.forbid_feeding([made])
         return held
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff, graphs
-from memsaving_gradients import guard, registry, whole_step
+from memsaving_gradients import registry, whole_step
 from memsaving_gradients.attention.substitution import (
     Prepared,
     Substituted,
@@ -120,7 +121,7 @@ def _in_blocks(
     """Attention that was found, computed in blocks."""
     with paused():
         done = substitute(found, first_backward, components(grads, graph), ys, kept)
-    guard.remember(graph, done.rewiring)
+    original_view.remember(graph, done.rewiring)
     registry.idle(graph).update(map(graphs.creation_index, done.idle))
     return done
 
@@ -128,7 +129,7 @@ def _in_blocks(
 def _take_back(graph: tf.Graph, found: Prepared, done: Substituted) -> None:
     """Leave attention as TensorFlow built it."""
     done.rewiring.undo()
-    guard.forget(graph, done.rewiring)
+    original_view.forget(graph, done.rewiring)
     idle = registry.idle(graph)
     idle.difference_update(map(graphs.creation_index, done.idle))
     idle.update(map(graphs.creation_index, found.ops))

@@ -20,8 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff
-from memsaving_gradients import guard
 from memsaving_gradients.errors import SelectionError
 from memsaving_gradients.marks import marked
 
@@ -61,7 +61,7 @@ def resolve(
     SelectionError
         For the first item that cannot be used.
     """
-    with guard.as_built(graph):
+    with original_view.as_built(graph):
         between = _Between(graph, ys, xs)
         names = _Names(graph.get_operations()[:first_backward], between.inside)
         found: dict[Any, tf.Tensor] = {}
@@ -88,7 +88,7 @@ def marks_between(
     """The marked tensors that lie between ``xs`` and ``ys`` (others belong to other gradients)."""
     if not (tensors := marked(graph)):
         return []
-    with guard.as_built(graph):
+    with original_view.as_built(graph):
         between = _Between(graph, ys, xs)
         return [t for t in tensors if between.problem(t) is None]
 

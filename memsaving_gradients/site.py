@@ -10,12 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.edit import CLONE_SUFFIX, Rewiring
+from graph_tools.editing import original_view
+from graph_tools.editing.rewiring import CLONE_SUFFIX, Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import autodiff, graphs
-from memsaving_gradients import guard, registry
+from memsaving_gradients import registry
 from memsaving_gradients.alive import Part, with_names
 from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.budgets import FLOORS, Search
@@ -355,7 +356,7 @@ class Site:
     def take_back(self, result: Rewrite) -> None:
         """Undo a rewrite, for good."""
         result.rewiring.undo()
-        guard.forget(self.graph, result.rewiring)
+        original_view.forget(self.graph, result.rewiring)
         registry.retire(self.graph, result.built)
 
     def abandon(self) -> None:

@@ -26,7 +26,7 @@ from itertools import chain
 
 import tensorflow as tf
 
-from graph_tools.edit import Rewiring
+from graph_tools.editing.rewiring import Rewiring
 from graph_tools.graph.precedence import Precedence
 from graph_tools.ops import op_types
 from graph_tools.ops.devices import Home

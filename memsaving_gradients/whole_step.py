@@ -26,14 +26,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.edit import Rewiring
+from graph_tools.editing import original_view
+from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.ops.devices import Home
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.ops.while_loops import behind_identities
 from graph_tools.tf_private import autodiff, graphs
 from graph_tools.warn import warn
-from memsaving_gradients import guard, registry, replicas
+from memsaving_gradients import registry, replicas
 from memsaving_gradients.attention.needs import plain_as_well
 from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
@@ -237,7 +238,7 @@ def _ends(built: _Built, updates: Updates) -> dict[str, list[tf.Operation]]:
     """By name of a gradient's op, as it was built, what ends the use of the gradient."""
     site, rewiring = built.following.site, Rewiring()
     updates.split(rewiring)
-    guard.remember(site.graph, rewiring)
+    original_view.remember(site.graph, rewiring)
     ends = updates.ends()
     pairs = zip(site.grads, built.grads, strict=True)
     return {grad.op.name: ends[given.op] for grad, given in pairs if given.op in ends}

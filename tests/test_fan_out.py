@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.edit import CLONE_SUFFIX
+from graph_tools.editing.rewiring import CLONE_SUFFIX
 from graph_tools.measure import measure_peak
 from memsaving_gradients.errors import NothingSavedWarning
 from memsaving_gradients.site import Site

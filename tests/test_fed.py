@@ -90,7 +90,7 @@ def test_what_is_taken_back_may_be_fed() -> None:
 
 
 def test_what_users_forbid_stays_forbidden() -> None:
-    from graph_tools.edit import Rewiring
+    from graph_tools.editing.rewiring import Rewiring
 
     with tf.Graph().as_default() as graph:
         x = tf.sin(v1.placeholder(tf.float32, [4]))

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.edit import Rewiring
-from memsaving_gradients import guard
+from graph_tools.editing import original_view
+from graph_tools.editing.rewiring import Rewiring
 
 
 def test_second_order_in_a_branch_with_respect_to_a_recomputed_tensor() -> None:
@@ -93,9 +93,9 @@ def test_edits_are_made_again_at_the_end_of_the_outermost_context() -> None:
         y = tf.sin(one)
         rewiring = Rewiring()
         rewiring.point(y.op, 0, other)
-        guard.remember(graph, rewiring)
-        with guard.as_built(graph):
-            with guard.as_built(graph):
+        original_view.remember(graph, rewiring)
+        with original_view.as_built(graph):
+            with original_view.as_built(graph):
                 assert y.op.inputs[0] is one
             assert y.op.inputs[0] is one
         assert y.op.inputs[0] is other

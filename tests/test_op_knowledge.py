@@ -9,7 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from graph_tools import edit
+from graph_tools.editing.rewiring import CLONE_SUFFIX, Rewiring, clone
 from graph_tools.graph import capture
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
@@ -181,9 +181,9 @@ def test_clones_compute_the_same(graph):
     copies = []
     with graphs.outside_scopes(graph):
         for out in outs:
-            copy = edit.clone(out.op, list(out.op.inputs))
+            copy = clone(out.op, list(out.op.inputs))
             assert copy.type == out.op.type and copy is not out.op
-            assert copy.name.endswith(edit.CLONE_SUFFIX)
+            assert copy.name.endswith(CLONE_SUFFIX)
             assert copy.node_def.attr == out.op.node_def.attr
             assert [t.shape for t in copy.outputs] == [t.shape for t in out.op.outputs]
             assert [t.dtype for t in copy.outputs] == [t.dtype for t in out.op.outputs]
@@ -206,8 +206,8 @@ def test_clones_inherit_no_scope_and_wait_for_what_is_given(graph):
         tf.name_scope("elsewhere"),
         graphs.outside_scopes(graph),
     ):
-        copy = edit.clone(y.op, [x], [trigger.op])
-        placed = edit.clone(z.op, [x])
+        copy = clone(y.op, [x], [trigger.op])
+        placed = clone(z.op, [x])
     assert list(copy.control_inputs) == [trigger.op]
     assert copy.device == y.op.device == ""
     assert placed.device == z.op.device != ""
@@ -217,7 +217,7 @@ def test_clones_inherit_no_scope_and_wait_for_what_is_given(graph):
 def test_two_clones_have_two_names(graph):
     y = tf.tanh(v1.placeholder(tf.float32, [4]), name="y")
     with graphs.outside_scopes(graph):
-        names = {edit.clone(y.op, list(y.op.inputs)).name for _ in range(3)}
+        names = {clone(y.op, list(y.op.inputs)).name for _ in range(3)}
     assert len(names) == 3
 
 
@@ -225,7 +225,7 @@ def test_rewiring_is_undone_and_made_again(graph):
     x = v1.placeholder(tf.float32, [4])
     a, b, c = tf.sin(x), tf.cos(x), tf.tan(x)
     y = a * b
-    rewiring = edit.Rewiring()
+    rewiring = Rewiring()
     rewiring.point(y.op, 0, b)
     rewiring.point(y.op, 1, c)
     rewiring.point(y.op, 0, c)  # the same edge twice

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_tools import opaque
+from graph_tools.editing import opaque
 from tests.sampling import covering
 
 v1 = tf.compat.v1

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.edit import Rewiring
+from graph_tools.editing.rewiring import Rewiring
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.updates import Updates
 from tests.greedy import greedy

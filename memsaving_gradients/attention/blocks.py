@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools import opaque
+from graph_tools.editing import opaque
 
 __all__ = ["Cut", "Shelf", "block_sizes", "dims", "if_long", "loop", "run", "up", "zero_like"]
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.edit import Rewiring
+from graph_tools.editing import original_view
+from graph_tools.editing.rewiring import Rewiring
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
-from memsaving_gradients import guard
 from memsaving_gradients.attention.elementwise import Unclear
 from memsaving_gradients.attention.found import (
     Found,
@@ -272,7 +272,7 @@ def _check_order(found: Found, first_backward: int, ys: Sequence[tf.Tensor]) -> 
     }
     if not others:
         return
-    with guard.as_built(found.softmax.graph):
+    with original_view.as_built(found.softmax.graph):
         plain = Needs().of(ys)
     if not others.isdisjoint(plain):
         raise Unclear("its gradient is differentiated once more")

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools.costs.function_bodies import note_steps
+from graph_tools.editing import original_view
 from graph_tools.errors import GraphError
 from graph_tools.ops.while_loops import Loop, trip_count
 from graph_tools.tf_private import loops
@@ -31,7 +32,6 @@ from graph_tools.tf_private.autodiff import (
     vectorized,
 )
 from graph_tools.warn import warn
-from memsaving_gradients import guard
 from memsaving_gradients.errors import HigherOrderError, NothingSavedWarning
 from memsaving_gradients.loops.division import Replayed
 from memsaving_gradients.loops.gradient import Gradient
@@ -127,13 +127,13 @@ def replay_of(loop: tf.Operation) -> Replay | None:
 def note_replay(replay: Replay) -> None:
     """Note that a loop is replayed: to whoever differentiates, it is what TensorFlow made of it."""
     setattr(replay.loop.op, _REPLAY, replay)
-    guard.remember(replay.loop.op.graph, replay.rewiring)
+    original_view.remember(replay.loop.op.graph, replay.rewiring)
 
 
 def forget_replay(replay: Replay) -> None:
     """Give the loop back what TensorFlow made of it, for good."""
     setattr(replay.loop.op, _REPLAY, None)
-    guard.forget(replay.loop.op.graph, replay.rewiring)
+    original_view.forget(replay.loop.op.graph, replay.rewiring)
     replay.abandon()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.edit import Rewiring
+from graph_tools.editing.rewiring import Rewiring
 from graph_tools.tf_private.autodiff import differentiate, enclosing_graphs, replace_differentiate
 
 __all__ = ["as_built", "forget", "install", "remember"]

@@ -4,7 +4,7 @@
 differentiation of the graph sees are recorded, so that they can be taken back and made again (`Rewiring`).
 
 What has been copied must also be held back, or it runs at once: by control edges for TensorFlow's executor, by
-:mod:`graph_tools.opaque` for XLA.
+:mod:`graph_tools.editing.opaque` for XLA.
 """
 
 from __future__ import annotations
