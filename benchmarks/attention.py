@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks.bars import Figure, print_figures, write
 from benchmarks.runner import ENVIRONMENT
-from graph_tools.measure import in_fresh_process, measure_peak, time_ratio
+from graph_tools.memory.measure import in_fresh_process, measure_peak, time_ratio
 
 RESULTS = Path(__file__).parent / "results" / "attention.json"
 

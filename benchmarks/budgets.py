@@ -27,7 +27,7 @@ from benchmarks.arguments import shares as parse_shares
 from benchmarks.bars import Figure, mark, print_figures, write
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.errors import GraphToolsError
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 
 RESULTS = Path(__file__).parent / "results" / "budgets.json"
 

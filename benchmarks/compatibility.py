@@ -38,7 +38,7 @@ from benchmarks.budgets import planned
 from benchmarks.compatibility_page import failures, page, print_results
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.errors import GraphToolsError
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 
 __all__ = ["LIBRARIES", "SHARES", "code_version", "main", "measure", "pending"]
 

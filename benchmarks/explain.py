@@ -25,7 +25,7 @@ from benchmarks import at_peak
 from benchmarks.bars import Figure, mark, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
 from benchmarks.simulation import NETWORKS
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 
 RESULTS = Path(__file__).parent / "results" / "explain.json"
 
@@ -110,7 +110,7 @@ def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, i
     from benchmarks.at_peak import kinds_of, parts_at_peak
     from benchmarks.models import build
     from benchmarks.steps import make_optimizer, make_step
-    from graph_tools.allocations import allocation_events, requested_peak
+    from graph_tools.memory.allocation_trace import allocation_events, requested_peak
     from memsaving_gradients.explaining import NEAR
     from memsaving_gradients.study import Study, asked
 

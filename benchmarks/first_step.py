@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks.arguments import at_least_one, some_of
 from benchmarks.bars import Figure, chosen, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 
 RESULTS = Path(__file__).parent / "results" / "first_step.json"
 #: First step of ours over that of plain training; seconds to import the package beside TensorFlow.

@@ -25,7 +25,7 @@ from benchmarks.arguments import count
 from benchmarks.bars import Figure, chosen, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.errors import GraphToolsError
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 from memsaving_gradients.planners import PLANNERS
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
@@ -97,7 +97,7 @@ def device(kind: str) -> str | None:
 
 def peak(name: str, kind: str, settings: dict[str, Any] | None, on: str) -> dict[str, Any]:
     """The transient peak on a device, and whether XLA compiled the step; ``settings`` as in `WAYS`."""
-    from graph_tools.measure import measure_peak
+    from graph_tools.memory.measure import measure_peak
 
     run, compiled = _runner(name, kind, settings)
     return {**dataclasses.asdict(measure_peak(run, device=on)), "xla": compiled}
@@ -105,7 +105,7 @@ def peak(name: str, kind: str, settings: dict[str, Any] | None, on: str) -> dict
 
 def ratio(name: str, kind: str, settings: dict[str, Any], pairs: int) -> dict[str, Any]:
     """The time of ours over that of plain training of the same kind."""
-    from graph_tools.measure import time_ratio
+    from graph_tools.memory.measure import time_ratio
 
     plain, ours = _runner(name, kind, None)[0], _runner(name, kind, settings)[0]
     return dataclasses.asdict(time_ratio(ours, plain, pairs=pairs))

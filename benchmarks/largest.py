@@ -20,7 +20,7 @@ from rich.console import Console
 
 from benchmarks.bars import Figure, print_figures, write
 from benchmarks.runner import ENVIRONMENT
-from graph_tools.measure import EndedBySignalError, in_fresh_process
+from graph_tools.memory.measure import EndedBySignalError, in_fresh_process
 
 RESULTS = Path(__file__).parent / "results" / "largest.json"
 

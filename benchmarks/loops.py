@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 
 RESULTS = Path(__file__).parent / "results" / "loops.json"
 

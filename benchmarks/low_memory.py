@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.at_peak import PARTS
 from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 
 RESULTS = Path(__file__).parent / "results" / "low_memory.json"
 
@@ -101,8 +101,8 @@ def measured(name: str, techniques: list[str]) -> dict[str, Any]:
     from benchmarks.at_peak import kinds_of, parts_at_peak
     from benchmarks.models import build
     from benchmarks.models.dynamic import loss_of_words
-    from graph_tools.allocations import allocation_events
-    from graph_tools.measure import measure_peak
+    from graph_tools.memory.allocation_trace import allocation_events
+    from graph_tools.memory.measure import measure_peak
     from memsaving_gradients.engine import components
     from memsaving_gradients.keras_models import bytes_of
 

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
 from benchmarks.runner import ENVIRONMENT
-from graph_tools.measure import in_fresh_process, measure_peak
+from graph_tools.memory.measure import in_fresh_process, measure_peak
 
 RESULTS = Path(__file__).parent / "results" / "microbatches.json"
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
 from benchmarks.budgets import MODELS as BUDGETED
 from benchmarks.runner import ENVIRONMENT
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 
 RESULTS = Path(__file__).parent / "results" / "offload.json"
 
@@ -81,7 +81,7 @@ def peaks(model: str, options: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.cluster import HOST, host
     from benchmarks.models import build
     from benchmarks.steps import make_step
-    from graph_tools.measure import measure_peak
+    from graph_tools.memory.measure import measure_peak
 
     settings = {"planner": "keep", "offload": HOST}
     with host():

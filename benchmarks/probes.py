@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks import xla
 from benchmarks.steps import Step, make_step
-from graph_tools.allocations import allocation_events, requested_peak
-from graph_tools.measure import measure_peak, time_ratio
+from graph_tools.memory.allocation_trace import allocation_events, requested_peak
+from graph_tools.memory.measure import measure_peak, time_ratio
 
 __all__ = ["budget_peak", "budget_ratio", "peak", "plan_of", "ratio"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import xla
 from benchmarks.cases import Bar, Case
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 
 __all__ = ["figures", "run", "simulation_errors", "verdicts"]
 

@@ -1,7 +1,7 @@
 """``python -m benchmarks.simulation``: simulated against measured peaks, in bytes asked for and in the allocator's chunks.
 
 Each row is a network and a way to train it. The measured peak is the worst of five steps after two warm-ups, in a process of its
-own: once more of the allocator's statistics, once from the profiler's list of allocations (`graph_tools.allocations`).
+own: once more of the allocator's statistics, once from the profiler's list of allocations (`graph_tools.memory.allocation_trace`).
 An error is what the simulation gives, relative to that; below zero it has promised too little.
 """
 
@@ -20,8 +20,8 @@ from rich.table import Table
 from benchmarks.bars import options_for
 from benchmarks.runner import ENVIRONMENT
 from benchmarks.steps import make_step
-from graph_tools.allocations import allocation_events, requested_peak
-from graph_tools.measure import in_fresh_process, measure_peak
+from graph_tools.memory.allocation_trace import allocation_events, requested_peak
+from graph_tools.memory.measure import in_fresh_process, measure_peak
 
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50": ("application", {"name": "ResNet50", "batch": 8}),

@@ -283,7 +283,7 @@ def table(name: str, results: dict[str, list[dict[str, Any]]]) -> Table:
 
 def main() -> int:
     """Read the command line, run, print."""
-    from graph_tools.measure import in_fresh_process
+    from graph_tools.memory.measure import in_fresh_process
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument

@@ -12,7 +12,7 @@ from graph_tools.graph.capture import capture as capture
 from graph_tools.graph.separators import articulation_points as articulation_points
 from graph_tools.graph.separators import frontier as frontier
 from graph_tools.graph.separators import frontier_bytes as frontier_bytes
-from graph_tools.liveness import timeline as timeline
+from graph_tools.memory.liveness import timeline as timeline
 from graph_tools.ops.sizes import Bytes as Bytes
 from graph_tools.ops.sizes import tensor_bytes as tensor_bytes
 

@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_tools.allocator import allocated_peak, irregular_peaks
+from graph_tools.memory.bfc_allocator import allocated_peak, irregular_peaks
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Improve, Interrupted, Limits, Planner, Proposal

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from graph_tools.liveness import timeline
+from graph_tools.memory.liveness import timeline
+from graph_tools.memory.peak_tensors import Part, with_names
 from graph_tools.tf_private import graphs
-from memsaving_gradients.alive import Part, with_names
 from memsaving_gradients.budgets import Found
 from memsaving_gradients.fingerprint import fingerprint
 from memsaving_gradients.loops.choice import Loops

@@ -1,7 +1,7 @@
 """`explain`: where the memory of a training step goes, and what each budget costs, before a step is run.
 
 The step is traced as TensorFlow would trace it, and the gradients that it asks for are looked at and left alone. The graph of the whole step is
-then played (:mod:`memsaving_gradients.execution`): what is alive at its peak, or within a hundredth of it for the first time, are the
+then played (:mod:`graph_tools.memory.executor`): what is alive at its peak, or within a hundredth of it for the first time, are the
 parts. The least budget comes from the search that an error about a budget would name it by, plans for a row of budgets, evenly spread from
 plain training down to that, from :mod:`memsaving_gradients.planners.curve`.
 
@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph, capture
+from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.describe import source_line
-from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.explanation import Explanation, Layer, Parts, Point
 from memsaving_gradients.planners import Limits, Proposal, curve
 from memsaving_gradients.progress import showing

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools.measure import (
+from graph_tools.memory.measure import (
     EndedBySignalError,
     MeasurementError,
     in_fresh_process,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from graph_tools.memory.peak_tensors import Alive
 from memsaving_gradients import planfile, plantext
-from memsaving_gradients.alive import Alive
 from memsaving_gradients.budgets import chunk_bytes, plain_bytes
 from memsaving_gradients.comparison import Comparison
 from memsaving_gradients.errors import PlanError

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools.errors import GraphError
-from graph_tools.liveness import timeline
+from graph_tools.memory.liveness import timeline
 from graph_tools.warn import warn
 from memsaving_gradients import registry
 from memsaving_gradients.budgets import (

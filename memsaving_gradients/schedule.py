@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.allocator import Buffers, Peaks, allocated_peak, irregular_peaks
-from graph_tools.liveness import timeline
-from memsaving_gradients.alive import Alive
+from graph_tools.memory.bfc_allocator import Buffers, Peaks, allocated_peak, irregular_peaks
+from graph_tools.memory.liveness import timeline
+from graph_tools.memory.peak_tensors import Alive
 from memsaving_gradients.lifetimes import Lives, Runs, lifetimes, runs_lazily, runs_of
 from memsaving_gradients.stored import Stored
 from memsaving_gradients.training_graph import TrainingGraph

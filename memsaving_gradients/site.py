@@ -14,14 +14,14 @@ from graph_tools.editing import original_view
 from graph_tools.editing.rewiring import CLONE_SUFFIX, Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.graph.capture import OpGraph, capture
+from graph_tools.memory.executor import simulate_execution
+from graph_tools.memory.peak_tensors import Part, with_names
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import registry
-from memsaving_gradients.alive import Part, with_names
 from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.budgets import FLOORS, Search
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.goal import Goal
 from memsaving_gradients.loops.choice import Loops
 from memsaving_gradients.options import Options

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graph_tools.memory.executor import CHANCE
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import patching, whole_step
@@ -28,7 +29,6 @@ from memsaving_gradients.budgets import (
 )
 from memsaving_gradients.engine import observing
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.execution import CHANCE
 from memsaving_gradients.following import FIRST_SHARE, Following
 from memsaving_gradients.options import Options
 from memsaving_gradients.planners import Limits, Proposal, chain, curve

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.measure import measure_peak
+from graph_tools.memory.measure import measure_peak
 from tests.support import arithmetic_rewriting, numbers
 
 DEVICES = ["CPU:0", "CPU:1"]

@@ -1,6 +1,6 @@
 """Calls in fresh processes, without an import of TensorFlow for each.
 
-What `graph_tools.measure.in_fresh_process` does by starting Python takes 3 to 6 seconds before the first op. Here, a process that
+What `graph_tools.memory.measure.in_fresh_process` does by starting Python takes 3 to 6 seconds before the first op. Here, a process that
 has imported TensorFlow and computed nothing (:mod:`multiprocessing`'s fork server) forks each fresh one in hundredths of a second.
 That is safe because TensorFlow starts its threads, devices and allocators with the first op: a fork has them to itself.
 

@@ -17,7 +17,7 @@ import memsaving_gradients as ms
 from benchmarks import cluster
 from benchmarks.cluster import HOST
 from benchmarks.models import build, small
-from graph_tools.measure import measure_peak
+from graph_tools.memory.measure import measure_peak
 from tests.support import arithmetic_rewriting, numbers
 
 

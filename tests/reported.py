@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import memsaving_gradients as ms
-from memsaving_gradients.alive import Alive
+from graph_tools.memory.peak_tensors import Alive
 from memsaving_gradients.explanation import Explanation, Layer, Parts, Point
 from memsaving_gradients.schedule import Simulation
 

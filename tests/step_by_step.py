@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from graph_tools.liveness import timeline
+from graph_tools.memory.liveness import timeline
 from memsaving_gradients.lifetimes import SUMMED_AT_ONCE, summed_first
 from memsaving_gradients.needs import after_needs
 from memsaving_gradients.schedule import Schedule, Simulation, Step

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from graph_tools.allocations import alive_at_peak, allocation_events, requested_peak
-from graph_tools.measure import MeasurementError, measure_peak
+from graph_tools.memory.allocation_trace import alive_at_peak, allocation_events, requested_peak
+from graph_tools.memory.measure import MeasurementError, measure_peak
 from tests.fresh import fresh
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_tools.measure import measure_peak
+from graph_tools.memory.measure import measure_peak
 from memsaving_gradients.attention import (
     additive_attention,
     dot_product_attention,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from graph_tools.measure import measure_peak
+from graph_tools.memory.measure import measure_peak
 from memsaving_gradients.attention import blocks
 from memsaving_gradients.attention.elementwise import Unclear, elementwise
 from memsaving_gradients.attention.found import found_in

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from benchmarks.models import small
-from graph_tools.allocator import irregular_peaks
+from graph_tools.memory.bfc_allocator import irregular_peaks
 from memsaving_gradients import budgets
 from memsaving_gradients.budgets import Meter, Search
 from memsaving_gradients.following import Following
@@ -220,7 +220,7 @@ def step_under_a_budget(share: float) -> dict[str, Any]:
 
     A plan leaves a twentieth of its budget to chance, here two tensors: a busy machine may stop a thread in the middle of the step.
     """
-    from graph_tools.measure import measure_peak
+    from graph_tools.memory.measure import measure_peak
 
     @tf.function
     def step(x: tf.Tensor) -> Any:

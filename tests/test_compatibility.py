@@ -17,8 +17,8 @@ from benchmarks.compatibility import main, measure, pending
 from benchmarks.compatibility_page import failures, page
 from benchmarks.foreign import sizes
 from benchmarks.models import build
-from graph_tools import measure as measuring
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory import measure as measuring
+from graph_tools.memory.measure import in_fresh_process
 from tests.fresh import fresh
 
 ROW = "applications/MobileNetV2"

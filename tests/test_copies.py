@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from graph_tools.measure import measure_peak
+from graph_tools.memory.measure import measure_peak
 from memsaving_gradients import following
 from memsaving_gradients.budgets import Found
 from memsaving_gradients.describe import describe

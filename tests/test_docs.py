@@ -18,7 +18,7 @@ import pytest
 
 import graph_tools
 import memsaving_gradients as ms
-from graph_tools import measure
+from graph_tools.memory import measure
 from memsaving_gradients import errors, planners
 from memsaving_gradients.command.arguments import PROGRAM, parse
 from memsaving_gradients.options import Options

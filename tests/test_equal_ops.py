@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from graph_tools.graph import capture
 from graph_tools.grappler.common_subexpressions import equal_ops
-from graph_tools.measure import measure_peak
+from graph_tools.memory.executor import simulate_execution
+from graph_tools.memory.measure import measure_peak
 from graph_tools.tf_private import graphs
-from memsaving_gradients.execution import simulate_execution
 from tests.fresh import fresh
 from tests.sampling import examples
 

@@ -109,7 +109,7 @@ def test_low_memory_of_a_small_network(
         assert target == "examples.low_memory:train"
         return fresh("tests.test_examples:low_memory_trained", what)
 
-    monkeypatch.setattr("graph_tools.measure.in_fresh_process", trained)
+    monkeypatch.setattr("graph_tools.memory.measure.in_fresh_process", trained)
     options = ["digits", "--runs", "float32,all", "--epochs", "1", "--steps", "3"]
     monkeypatch.setattr(sys, "argv", ["low_memory.py", *options])
     assert low_memory.main() == 0

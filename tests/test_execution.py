@@ -9,9 +9,10 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from graph_tools.graph import capture
 from graph_tools.grappler.constant_folding import folded
+from graph_tools.memory import executor
+from graph_tools.memory.executor import simulate_execution
 from graph_tools.ops.views import viewed_input
-from memsaving_gradients import execution, following
-from memsaving_gradients.execution import simulate_execution
+from memsaving_gradients import following
 from memsaving_gradients.planners import auto
 from tests.fresh import fresh
 from tests.processor import needs_bfloat16
@@ -51,13 +52,13 @@ def test_inputs_stay_while_an_op_runs_on_another_thread():
         x = fed(128, 128)
         slow = tf.matmul(tf.sin(x), tf.cos(x))
         graph = capture([slow])
-    work = execution._work(graph, 1, ())
-    order, until = execution._play(work, (1, 1))
+    work = executor._work(graph, 1, ())
+    order, until = executor._play(work, (1, 1))
     place = {graph.ops[op].type: k for k, op in enumerate(order)}
     sin, cos = (graph.position[name] for name in ("Sin", "Cos"))
     # Both begin before either is done.
     assert until[sin] >= place["Cos"] and until[cos] >= place["Cos"]
-    alone = execution._play(work, (1,))
+    alone = executor._play(work, (1,))
     assert alone[1][sin] < alone[0].index(cos) or alone[1][cos] < alone[0].index(sin)
 
 
@@ -70,8 +71,8 @@ def test_every_op_starts_once_and_after_all_that_it_waits_for_has_ended(slowness
                 y = tf.matmul(tf.sin(y), tf.reshape(tf.cos(x), [32, 32])) + y
         grads = tf.gradients(y, x)
         graph = capture(grads)
-    work = execution._work(graph, 1, ())
-    order, until = execution._play(work, slowness)
+    work = executor._work(graph, 1, ())
+    order, until = executor._play(work, slowness)
     assert sorted(order) == list(range(len(graph.ops)))
     start = {op: k for k, op in enumerate(order)}
     for op, before in enumerate(work.before):
@@ -163,7 +164,7 @@ def test_views_by_shape():
 
 def run_views() -> list[bool]:
     """Whether the runtime agrees that a slice has no buffer of its own."""
-    from graph_tools.allocations import allocation_events
+    from graph_tools.memory.allocation_trace import allocation_events
 
     answers = []
     for cut in (lambda x: tf.unstack(x)[1], lambda x: x[1:3], lambda x: x[:, :32]):
@@ -223,7 +224,7 @@ def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
 
     monkeypatch.setattr(following.Following, "_rewritten", spy)
     # A thread that is four times slower than the other may still be at the loss when the backward pass is far on.
-    monkeypatch.setattr(execution, "PLAYS", execution.PLAYS[:1])
+    monkeypatch.setattr(executor, "PLAYS", executor.PLAYS[:1])
     # What constraint programming makes of a plan may begin to recompute earlier than anything reads it, which the executor need not.
     monkeypatch.setattr(auto, "improved", None)
     with tf.Graph().as_default():
@@ -235,7 +236,7 @@ def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
 
 def run_normalizations(dtype: str) -> dict[str, int]:
     """Bytes of a chain of convolutions, batch normalizations and ReLUs: as simulated, and as asked for when it runs."""
-    from graph_tools.allocations import allocation_events, requested_peak
+    from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 
     filters = tf.Variable(tf.ones([8, 1, 1, 32, 32], dtype) / 32)
     simulated = []

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.editing.rewiring import CLONE_SUFFIX
-from graph_tools.measure import measure_peak
+from graph_tools.memory.measure import measure_peak
 from memsaving_gradients.errors import NothingSavedWarning
 from memsaving_gradients.site import Site
 from tests.fresh import fresh

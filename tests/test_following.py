@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.allocator import irregular_peaks
+from graph_tools.memory.bfc_allocator import irregular_peaks
 from memsaving_gradients import following
 from memsaving_gradients.budgets import safe_bytes, worst_bytes
 

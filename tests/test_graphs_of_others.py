@@ -12,8 +12,8 @@ from tensorflow.python.framework import function
 
 import memsaving_gradients as ms
 from graph_tools.graph import capture
+from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff
-from memsaving_gradients.execution import simulate_execution
 from tests.fresh import fresh
 
 v1 = tf.compat.v1

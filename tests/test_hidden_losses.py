@@ -69,7 +69,7 @@ def make_step(loss: str, depth: int, **options: Any) -> Any:
 
 def run(loss: str, depth: int, budget: float) -> dict[str, int]:
     """Bytes asked for in a step without and with a budget, what plain training is said to take, and the budget."""
-    from graph_tools.allocations import allocation_events, requested_peak
+    from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 
     x = tf.random.stateless_normal([ROWS, WIDTH], [1, 2])
     found = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from graph_tools.allocations import allocation_events
 from graph_tools.costs.function_bodies import inside
+from graph_tools.memory.allocation_trace import allocation_events
 from graph_tools.ops.variant_bytes import variant_bytes
 from graph_tools.ops.while_loops import trip_count
 from graph_tools.tf_private import loops

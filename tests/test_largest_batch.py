@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.measure import EndedBySignalError, MeasurementError
+from graph_tools.memory.measure import EndedBySignalError, MeasurementError
 from memsaving_gradients import largest
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from tests.fresh import FreshProcessError, fresh

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.measure import measure_peak
+from graph_tools.memory.measure import measure_peak
 from tests.fresh import fresh
 from tests.sampling import covering
 from tests.support import numbers

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from graph_tools import measure
 from graph_tools.errors import GraphToolsError
-from graph_tools.measure import (
+from graph_tools.memory import measure
+from graph_tools.memory.measure import (
     MeasurementError,
     PeakMeasurement,
     TimeRatio,

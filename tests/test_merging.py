@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 from graph_tools.tf_private import graphs
 from memsaving_gradients.merging import Merging
 from tests.merged import circle, pairs

@@ -417,7 +417,7 @@ def test_ragged_batches_are_refused() -> None:
 
 def peaks() -> dict[str, int]:
     """Transient peaks of a wide step: plain, and in microbatches (in a process made for it)."""
-    from graph_tools.measure import measure_peak
+    from graph_tools.memory.measure import measure_peak
 
     ws = [tf.Variable(tf.random.normal([64, 64]) / 8) for _ in range(16)]
 

@@ -18,7 +18,7 @@ from benchmarks.peers import __main__ as side_by_side
 from benchmarks.peers import cells, page, variants
 from benchmarks.peers.lines import added_lines, code_lines
 from benchmarks.peers.networks import NETWORKS, PEERS, peers_of
-from graph_tools import measure
+from graph_tools.memory import measure
 from graph_tools.tf_private.config import function_config
 from tests.fresh import fresh
 

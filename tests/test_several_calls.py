@@ -65,7 +65,7 @@ def test_gradients_of_gradients_are_one_step() -> None:
 
 
 def peaks_together() -> tuple[int, int]:
-    from graph_tools.measure import measure_peak
+    from graph_tools.memory.measure import measure_peak
 
     @tf.function(autograph=False)
     def step(a, b):

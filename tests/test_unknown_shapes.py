@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.measure import measure_peak
-from memsaving_gradients.execution import CHANCE
+from graph_tools.memory.executor import CHANCE
+from graph_tools.memory.measure import measure_peak
 from tests.fresh import fresh
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_tools.allocator import allocated_peak, irregular_peaks
 from graph_tools.graph.capture import capture
+from graph_tools.memory.bfc_allocator import allocated_peak, irregular_peaks
+from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff
-from memsaving_gradients.execution import simulate_execution
 from tests.fresh import fresh
 
 WIDTH, LAYERS = 512, 6
@@ -49,7 +49,7 @@ def step_of(kind: str) -> tf.types.experimental.ConcreteFunction:
 
 
 def peaks(kind: str) -> dict[str, float]:
-    from graph_tools.allocations import allocation_events, requested_peak
+    from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 
     concrete = step_of(kind)
     x = tf.ones([8, WIDTH])

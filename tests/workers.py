@@ -177,7 +177,7 @@ def mirrored(
 
 
 def _peak(run: Callable[[], Any]) -> int:
-    """The most bytes that a step takes in this process (`graph_tools.measure` waits for remote devices, which are not connected here)."""
+    """The most bytes that a step takes in this process (`graph_tools.memory.measure` waits for remote devices, which are not connected here)."""
     import tensorflow as tf
 
     found = []

@@ -68,7 +68,7 @@ def timed(name: str, pairs: int = PAIRS) -> dict[str, Any]:
     """Steps with √n segments and with ours in as much memory (in a process of its own)."""
     import memsaving_gradients as ms
     from benchmarks.steps import make_step
-    from graph_tools.measure import time_ratio
+    from graph_tools.memory.measure import time_ratio
 
     network = NETWORKS[name]
     options = {**network.options, **SMALLER}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from benchmarks.runner import ENVIRONMENT
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 
 __all__ = ["Line", "Results", "Work", "fresh", "planned_step"]
 

@@ -28,7 +28,7 @@ from benchmarks.peers.lines import added_lines
 from benchmarks.peers.networks import NETWORKS, peers_of
 from benchmarks.runner import ENVIRONMENT
 from graph_tools.errors import GraphToolsError
-from graph_tools.measure import in_fresh_process
+from graph_tools.memory.measure import in_fresh_process
 from memsaving_gradients.planners import PLANNERS
 
 RESULTS = Path(__file__).parents[1] / "results" / "peers.json"

@@ -16,7 +16,7 @@ from benchmarks.models import Model
 from benchmarks.peers import variants
 from benchmarks.peers.cells import differences, nearest
 from benchmarks.peers.networks import NETWORKS, settings_of
-from graph_tools.measure import measure_peak
+from graph_tools.memory.measure import measure_peak
 
 __all__ = ["numbers", "peak", "times"]
 

@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from graph_tools.errors import GraphError
 from graph_tools.graph.capture import OpGraph, capture
+from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff
 from memsaving_gradients import patching, registry
 from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.errors import BudgetError, BudgetWarning
-from memsaving_gradients.execution import simulate_execution
 from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.options import Options
 

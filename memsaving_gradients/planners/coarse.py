@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_tools.liveness import timeline
+from graph_tools.memory.liveness import timeline
 from memsaving_gradients.planners.retention import DROPPED, KEPT, Problem, decide, run
 from memsaving_gradients.planners.segments import small_storages
 from memsaving_gradients.recorder import Recorder

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.liveness import timeline
+from graph_tools.memory.liveness import timeline
 from memsaving_gradients.planners.cheap_ops import expensive_storages
 from memsaving_gradients.planners.rotor import Chain
 from memsaving_gradients.planners.segments import (

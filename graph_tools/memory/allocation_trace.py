@@ -7,7 +7,7 @@ and `alive_at_peak` says which buffers make the peak.  The allocator notes them 
 however many threads there are.
 
 Works where the allocator is the BFC allocator: on GPUs, and on CPUs in a process that was started with
-``TF_CPU_ALLOCATOR_USE_BFC=1`` (:func:`graph_tools.measure.in_fresh_process` does).  The profiler slows a step down by some
+``TF_CPU_ALLOCATOR_USE_BFC=1`` (:func:`graph_tools.memory.measure.in_fresh_process` does).  The profiler slows a step down by some
 microseconds an op; TensorFlow allows one profiler a process.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graph_tools.measure import MeasurementError
+from graph_tools.memory.measure import MeasurementError
 from graph_tools.tf_private import graphs
 
 __all__ = ["AllocationEvent", "alive_at_peak", "allocation_events", "requested_peak"]

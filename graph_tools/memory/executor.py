@@ -16,7 +16,7 @@ several times: with two threads of equal speed, with either thread slower than t
 fixed seeds). A thread that is stalled for long, because its core is given to somebody else, is not considered. The peak is the worst
 of these; that of the first play is what is to be expected (`simulate_execution` gives both). A large difference means that the
 order matters and nothing fixes it. Into which holes between chunks buffers fall is chance, too: chunks are counted as they are on average
-(:func:`graph_tools.allocator.irregular_peaks`), and `CHANCE` is added to what is promised.
+(:func:`graph_tools.memory.bfc_allocator.irregular_peaks`), and `CHANCE` is added to what is promised.
 
 Not covered: one inter-op thread alone, which runs all queued ops last; kernels' scratch space, which is small beside the peaks of
 the networks in the benchmarks, but was not listed for each of them.
@@ -37,12 +37,12 @@ from graph_tools.costs import estimates
 from graph_tools.graph.capture import OpGraph
 from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.grappler.constant_folding import folded
-from graph_tools.liveness import timeline
+from graph_tools.memory.liveness import timeline
+from graph_tools.memory.variables import Updated, persistent_bytes, updated_variables
 from graph_tools.ops import op_types
 from graph_tools.ops.views import viewed_input
 from memsaving_gradients.schedule import Simulation
 from memsaving_gradients.training_graph import IntArray
-from memsaving_gradients.variables import Updated, persistent_bytes, updated_variables
 
 __all__ = ["simulate_execution"]
 

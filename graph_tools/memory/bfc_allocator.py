@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.liveness import timeline
+from graph_tools.memory.liveness import timeline
 
 __all__ = ["Buffers", "Peaks", "allocated_peak", "irregular_peaks"]
 
