@@ -24,13 +24,15 @@ from functools import cached_property
 import numpy as np
 
 from graph_tools.memory.bfc_allocator import allocated_peak, irregular_peaks
+from graph_tools.memory.timeline import Timeline
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Improve, Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bound import least_extra_seconds
 from memsaving_gradients.planners.integer_bound import SHALLOW, bound_within
 from memsaving_gradients.planners.short_sums import left_alone
-from memsaving_gradients.schedule import Simulation, plain, simulate
+from memsaving_gradients.schedule import plain
+from memsaving_gradients.simulate import Simulation, simulate
 from memsaving_gradients.training_graph import TrainingGraph
 from memsaving_gradients.validity import problem_of
 
@@ -61,7 +63,7 @@ MOST_IMPROVED = 2
 FLOORS = (1.0, 0.85, 1.04, 1.1)
 
 
-def chunk_bytes(simulation: Simulation, gating: str) -> int:
+def chunk_bytes(simulation: Timeline, gating: str) -> int:
     """A simulated peak as TensorFlow's allocator counts it: in chunks, larger than the buffers in them.
 
     XLA (``gating="data"``) takes one buffer for a whole program.
@@ -74,12 +76,12 @@ def plain_bytes(simulation: Simulation, gating: str) -> int:
     return _one_chunk(simulation.peak) if gating == "data" else simulation.allocated_least
 
 
-def safe_bytes(simulation: Simulation, gating: str) -> int:
+def safe_bytes(simulation: Timeline, gating: str) -> int:
     """What a step that was played may need of a budget: its chunks, and what is left to chance."""
     return int(chunk_bytes(simulation, gating) * (1 + simulation.margin))
 
 
-def worst_bytes(simulation: Simulation, gating: str) -> int:
+def worst_bytes(simulation: Timeline, gating: str) -> int:
     """The same, but no less than the worst of the steps that were simulated took."""
     safe = safe_bytes(simulation, gating)
     return safe if gating == "data" else max(safe, simulation.allocated_worst)

@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools.memory.liveness import timeline
-from graph_tools.memory.peak_tensors import Part, with_names
+from graph_tools.memory.peak_tensors import with_names
+from graph_tools.memory.timeline import Part
 from graph_tools.tf_private import graphs
 from memsaving_gradients.budgets import Found
 from memsaving_gradients.fingerprint import fingerprint
@@ -16,7 +17,7 @@ from memsaving_gradients.loops.choice import Loops
 from memsaving_gradients.plan import Decision, Fate, Plan
 from memsaving_gradients.planners import Proposal
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.schedule import Simulation
+from memsaving_gradients.simulate import Simulation
 from memsaving_gradients.stored import OFFLOAD, Stored
 from memsaving_gradients.training_graph import TrainingGraph
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.memory.peak_tensors import Alive
+from graph_tools.memory.timeline import Alive
 from memsaving_gradients import planfile, plantext
 from memsaving_gradients.budgets import chunk_bytes, plain_bytes
 from memsaving_gradients.comparison import Comparison
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.fingerprint import Fingerprint
 from memsaving_gradients.loops.division import Replayed
-from memsaving_gradients.schedule import Schedule, Simulation
+from memsaving_gradients.schedule import Schedule
+from memsaving_gradients.simulate import Simulation
 
 if TYPE_CHECKING:
     import pandas as pd

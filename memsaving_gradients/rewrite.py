@@ -47,7 +47,8 @@ from memsaving_gradients.loads import Loads
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.runs import Runs
-from memsaving_gradients.schedule import Schedule, Simulation, Step
+from memsaving_gradients.schedule import Schedule, Step
+from memsaving_gradients.simulate import Simulation
 from memsaving_gradients.stored import OFFLOAD
 from memsaving_gradients.stragglers import Stragglers
 from memsaving_gradients.sums import Sums

@@ -15,7 +15,8 @@ from graph_tools.editing.rewiring import CLONE_SUFFIX, Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.memory.executor import simulate_execution
-from graph_tools.memory.peak_tensors import Part, with_names
+from graph_tools.memory.peak_tensors import with_names
+from graph_tools.memory.timeline import Part
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import registry
@@ -28,7 +29,8 @@ from memsaving_gradients.options import Options
 from memsaving_gradients.packing import Packed, pack, packable
 from memsaving_gradients.rewrite import Rewrite
 from memsaving_gradients.roles import CapturedStep, capture_step
-from memsaving_gradients.schedule import Simulation, plain, simulate
+from memsaving_gradients.schedule import plain
+from memsaving_gradients.simulate import Simulation, simulate
 from memsaving_gradients.storable import with_storable
 
 __all__ = ["Site", "Sought"]
@@ -287,10 +289,8 @@ class Site:
     def _simulated(
         self, ops: OpGraph, held: Sequence[int], extra_seconds: float = 0.0
     ) -> Simulation:
-        played, _ = simulate_execution(
-            ops, batch=self.options.batch, held=held, extra_seconds=extra_seconds
-        )
-        return self._named(played, ops)
+        played, _ = simulate_execution(ops, batch=self.options.batch, held=held)
+        return self._named(Simulation.of(played, extra_seconds), ops)
 
     def _named(self, simulation: Simulation, ops: OpGraph) -> Simulation:
         border = graphs.creation_index(self.first_operation)

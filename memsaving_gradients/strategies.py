@@ -20,7 +20,8 @@ from typing import Any
 
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Limits, cheap_ops, chen_budget
-from memsaving_gradients.schedule import plain, simulate
+from memsaving_gradients.schedule import plain
+from memsaving_gradients.simulate import simulate
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["Strategies", "Strategy", "strategies"]

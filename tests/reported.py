@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 import memsaving_gradients as ms
-from graph_tools.memory.peak_tensors import Alive
+from graph_tools.memory.timeline import Alive
 from memsaving_gradients.explanation import Explanation, Layer, Parts, Point
-from memsaving_gradients.schedule import Simulation
+from memsaving_gradients.simulate import Simulation
 
 MIB = 1 << 20
 
@@ -24,7 +24,7 @@ def simulation(*mebibytes: int, largest: tuple[Alive, ...] = ()) -> Simulation:
     alive = np.array(mebibytes, np.int64) * MIB
     peak = int(alive.max(initial=0))
     lives = np.zeros(1, np.int64), np.ones(1, np.int64), np.array([peak])
-    return Simulation(alive, peak, 0.0, lives, largest=largest)
+    return Simulation(alive, peak, lives, largest=largest)
 
 
 def plan(**fields: Any) -> ms.Plan:

@@ -10,7 +10,8 @@ import numpy as np
 from graph_tools.memory.liveness import timeline
 from memsaving_gradients.lifetimes import SUMMED_AT_ONCE, summed_first
 from memsaving_gradients.needs import after_needs
-from memsaving_gradients.schedule import Schedule, Simulation, Step
+from memsaving_gradients.schedule import Schedule, Step
+from memsaving_gradients.simulate import Simulation
 from memsaving_gradients.training_graph import TrainingGraph
 from memsaving_gradients.transfers import transfers
 
@@ -148,7 +149,7 @@ def simulate_step_by_step(graph: TrainingGraph, schedule: Schedule) -> Simulatio
         sizes += scratch[during].tolist()
     lives = (np.array(born, np.int64), np.array(dies, np.int64), np.array(sizes, np.int64))
     alive = timeline(*lives, len(schedule.steps))
-    return Simulation(alive, int(alive.max(initial=0)), extra, lives, owner)
+    return Simulation(alive, int(alive.max(initial=0)), lives, owner, extra_seconds=extra)
 
 
 def _added_at(addends: Sequence[int], born: Sequence[int]) -> list[int]:

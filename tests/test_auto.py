@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsaving_gradients.planners import Interrupted, Limits, Proposal, auto, chen_budget
-from memsaving_gradients.schedule import Schedule, Step, plain, simulate
+from memsaving_gradients.schedule import Schedule, Step, plain
+from memsaving_gradients.simulate import simulate
 from memsaving_gradients.training_graph import TrainingGraph
 from tests.checker import check_proposal
 from tests.graphs import GRAPHS, Maker, chain, residual_chain

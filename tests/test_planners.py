@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from memsaving_gradients.planners import Limits, cheap_ops, least_memory, named
-from memsaving_gradients.schedule import plain, recompute_lazily, simulate
+from memsaving_gradients.schedule import plain, recompute_lazily
+from memsaving_gradients.simulate import simulate
 from memsaving_gradients.training_graph import TrainingGraph
 from tests.checker import check_schedule, naive_peak
 from tests.graphs import (

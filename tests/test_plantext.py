@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from memsaving_gradients.schedule import Buffers, Simulation
+from graph_tools.memory.bfc_allocator import Buffers
+from memsaving_gradients.simulate import Simulation
 from tests.greedy import greedy
 
 v1 = tf.compat.v1
@@ -24,7 +25,7 @@ def buffers(*sizes: int) -> Buffers:
 
 def simulation(size: int, worst: int) -> Simulation:
     """One that takes ``size`` bytes in the best of two orders, ``worst`` in the other."""
-    return Simulation(np.array([size]), size, 0.0, buffers(size), other_orders=(buffers(worst),))
+    return Simulation(np.array([size]), size, buffers(size), other_orders=(buffers(worst),))
 
 
 def plan(**fields: Any) -> ms.Plan:

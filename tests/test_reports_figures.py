@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import memsaving_gradients as ms
-from graph_tools.memory.peak_tensors import Alive
+from graph_tools.memory.timeline import Alive
 from memsaving_gradients.errors import ArgumentError, MissingExtraError
 from memsaving_gradients.explanation import Layer, Parts, Point
 from memsaving_gradients.reports import plan_figure

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsaving_gradients.planners.storing import store
-from memsaving_gradients.schedule import Schedule, Step, plain, recompute_lazily, simulate
+from memsaving_gradients.schedule import Schedule, Step, plain, recompute_lazily
+from memsaving_gradients.simulate import simulate
 from memsaving_gradients.stored import Stored
 from tests.checker import check_schedule, naive_peak
 from tests.graphs import GRAPHS, Maker, chain

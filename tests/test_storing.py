@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Limits, auto, keep, least_memory
 from memsaving_gradients.planners.storing import planner_that_stores, store
-from memsaving_gradients.schedule import plain, simulate
+from memsaving_gradients.schedule import plain
+from memsaving_gradients.simulate import simulate
 from memsaving_gradients.stored import Stored
 from memsaving_gradients.validity import problem_of
 from tests.checker import check_schedule

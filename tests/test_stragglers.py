@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from memsaving_gradients.schedule import Schedule, Simulation, recompute_lazily, simulate
+from memsaving_gradients.schedule import Schedule, recompute_lazily
+from memsaving_gradients.simulate import Simulation, simulate
 from memsaving_gradients.stragglers import Stragglers
 from memsaving_gradients.training_graph import TrainingGraph
 from tests.graphs import Maker

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from memsaving_gradients import planning
 from memsaving_gradients.roles import capture_step
-from memsaving_gradients.schedule import Schedule, Step, simulate
+from memsaving_gradients.schedule import Schedule, Step
+from memsaving_gradients.simulate import simulate
 from memsaving_gradients.sums import Sums
 from memsaving_gradients.training_graph import TrainingGraph
 from tests.random_graphs import rich

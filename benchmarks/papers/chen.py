@@ -42,7 +42,8 @@ def unrolled() -> dict[str, Any]:
     from benchmarks.models import build
     from benchmarks.periodic import captured_step
     from memsaving_gradients.planners import Limits, auto, chen_budget
-    from memsaving_gradients.schedule import plain, simulate
+    from memsaving_gradients.schedule import plain
+    from memsaving_gradients.simulate import simulate
 
     whole = captured_step("recurrence", UNROLLED, profile=False).graph
     weights = build("recurrence", **{**UNROLLED, "length": 1}).variables

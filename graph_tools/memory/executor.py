@@ -37,12 +37,11 @@ from graph_tools.costs import estimates
 from graph_tools.graph.capture import OpGraph
 from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.grappler.constant_folding import folded
-from graph_tools.memory.liveness import timeline
+from graph_tools.memory.liveness import IntArray, timeline
+from graph_tools.memory.timeline import Timeline
 from graph_tools.memory.variables import Updated, persistent_bytes, updated_variables
 from graph_tools.ops import op_types
 from graph_tools.ops.views import viewed_input
-from memsaving_gradients.schedule import Simulation
-from memsaving_gradients.training_graph import IntArray
 
 __all__ = ["simulate_execution"]
 
@@ -96,8 +95,8 @@ class _Work:
 
 
 def simulate_execution(
-    ops: OpGraph, *, batch: int, held: Sequence[int] = (), extra_seconds: float = 0.0
-) -> tuple[Simulation, Simulation]:
+    ops: OpGraph, *, batch: int, held: Sequence[int] = ()
+) -> tuple[Timeline, Timeline]:
     """Bytes alive while the executor runs a graph, in the worst of the orders considered.
 
     Parameters
@@ -108,8 +107,6 @@ def simulate_execution(
         Stands in for an unknown batch dimension.
     held
         Values that live to the end of the step.
-    extra_seconds
-        Passed on to the result: clones are ops like any others here.
 
     Returns
     -------
@@ -117,7 +114,7 @@ def simulate_execution(
         The worst play, and the one with threads of equal speed.
     """
     work = _work(ops, batch, held)
-    plays: list[Simulation] = []
+    plays: list[Timeline] = []
     many = len(work.reads)
     # What is there before the step takes no place in it.
     begins = min(sum(work.there), many - 1)
@@ -129,7 +126,7 @@ def simulate_execution(
         lives = (born - begins, dies - begins, size)
         alive = timeline(*lives, many - begins)
         peak = int(alive.max(initial=0))
-        plays.append(Simulation(alive, peak, extra_seconds, lives, owner, replaces=(into,)))
+        plays.append(Timeline(alive, peak, lives, owner, replaces=(into,)))
     worst = max(plays, key=lambda play: play.peak)
     others = [play for play in plays if play is not worst]
     replaces = tuple(play.replaces[0] for play in (worst, *others))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["timeline"]
+__all__ = ["IntArray", "timeline"]
 
 IntArray = npt.NDArray[np.int64]
 

@@ -7,48 +7,25 @@ keeping the graph alive.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from memsaving_gradients.schedule import Simulation
+from graph_tools.memory.timeline import Alive, Part, Timeline
 
-__all__ = ["MOST_NAMED", "Alive", "Part", "with_names"]
-
-Part = Literal["forward", "recomputed", "backward", "scratch"]
+__all__ = ["MOST_NAMED", "with_names"]
 
 #: So many buffers get names.
 MOST_NAMED = 24
 
-
-@dataclass(frozen=True)
-class Alive:
-    """A buffer that is alive at the peak.
-
-    Attributes
-    ----------
-    tensor
-        The tensor that it was made for; of scratch space, an empty string.
-    bytes
-        Its bytes.
-    part
-        ``"forward"``: of the forward pass; ``"recomputed"``: of a clone; ``"backward"``: of the backward pass, and of the optimizer if it
-        was played; ``"scratch"``: what a kernel takes beside its outputs, and copies of variables.
-    first, last
-        The first and the last op, of those in the timeline, during which it is alive.
-    """
-
-    tensor: str
-    bytes: int
-    part: Part
-    first: int
-    last: int
+AnyTimeline = TypeVar("AnyTimeline", bound=Timeline)
 
 
-def with_names(simulation: Simulation, name: Callable[[int, int], tuple[str, Part]]) -> Simulation:
-    """A simulation that knows the largest buffers at its peak, largest first.
+def with_names(
+    simulation: AnyTimeline, name: Callable[[int, int], tuple[str, Part]]
+) -> AnyTimeline:
+    """Return the simulation with the largest buffers at its peak, largest first.
 
     Parameters
     ----------

@@ -27,7 +27,8 @@ from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal,
 from memsaving_gradients.planners.rotor import Action, Table
 from memsaving_gradients.planners.stages import Stages, cut_stages
 from memsaving_gradients.recorder import Recorder
-from memsaving_gradients.schedule import Schedule, ordered, simulate
+from memsaving_gradients.schedule import Schedule, ordered
+from memsaving_gradients.simulate import simulate
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["candidates", "plan", "record"]

@@ -10,15 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from memsaving_gradients.lifetimes import Runs, runs_lazily
-from memsaving_gradients.schedule import (
-    Schedule,
-    Simulation,
-    as_schedule,
-    ordered,
-    plain,
-    simulate,
-    simulate_runs,
-)
+from memsaving_gradients.schedule import Schedule, as_schedule, ordered, plain
+from memsaving_gradients.simulate import Simulation, simulate, simulate_runs
 from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = [

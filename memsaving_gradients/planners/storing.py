@@ -61,7 +61,8 @@ def store(graph: TrainingGraph, schedule: Schedule, chosen: Iterable[Stored]) ->
     A chain of three ops; the backward op reads the first value, which is stored in half of its bytes.
 
     >>> import numpy as np
-    >>> from memsaving_gradients.schedule import Step, simulate
+    >>> from memsaving_gradients.schedule import Step
+    >>> from memsaving_gradients.simulate import simulate
     >>> no = np.zeros(4, bool)
     >>> graph = TrainingGraph(
     ...     first_backward=3, reads=[(), (0,), (1,), (2, 0)], writes=[(0,), (1,), (2,), (3,)],

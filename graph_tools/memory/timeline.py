@@ -1,0 +1,115 @@
+"""Bytes alive during a training step, and what TensorFlow's allocator makes of them, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_tools.memory.bfc_allocator import Buffers, Peaks, allocated_peak, irregular_peaks
+
+__all__ = ["Alive", "Part", "Timeline"]
+
+Part = Literal["forward", "recomputed", "backward", "scratch"]
+
+#: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many buffers, within bounds; …
+ALLOCATED, FEWEST_STEPS, MOST_STEPS = 50_000, 6, 8
+#: … each in so many arenas, if they have fewer buffers than this.
+ARENAS, FEW_BUFFERS = 3, 20_000
+
+
+@dataclass(frozen=True)
+class Alive:
+    """A buffer that is alive at the peak.
+
+    Attributes
+    ----------
+    tensor
+        The tensor that it was made for; of scratch space, an empty string.
+    bytes
+        Its bytes.
+    part
+        ``"forward"``: of the forward pass; ``"recomputed"``: of a clone; ``"backward"``: of the backward pass, and of the optimizer if it
+        was played; ``"scratch"``: what a kernel takes beside its outputs, and copies of variables.
+    first, last
+        The first and the last op, of those in the timeline, during which it is alive.
+    """
+
+    tensor: str
+    bytes: int
+    part: Part
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Bytes alive during each op of a step, in one order or several.
+
+    Attributes
+    ----------
+    bytes_alive
+        Bytes during each op.
+    peak
+        The most of them: the simulated transient peak.
+    buffers
+        First op, last op and bytes of every buffer, workspace included.
+    owner
+        For each buffer, the value that it was made for; workspace, at the end, has none.
+    other_orders
+        Buffers for other orders that the ops may run in.
+    persistent
+        Bytes of variables and fed inputs, which are there before the step: they decide what holes buffers fall into.
+    replaces
+        For these buffers and those of other orders, which of the persistent ones each takes the place of (-1: of none).
+    margin
+        Share of its chunks by which a step may need more, for chance.
+    largest
+        The largest buffers at the peak, by name, where they were looked up.
+    """
+
+    bytes_alive: npt.NDArray[np.int64]
+    peak: int
+    buffers: Buffers
+    owner: list[int] = field(default_factory=list)
+    other_orders: tuple[Buffers, ...] = ()
+    persistent: tuple[int, ...] = ()
+    replaces: tuple[npt.NDArray[np.int64], ...] = ()
+    margin: float = 0.0
+    largest: tuple[Alive, ...] = ()
+
+    @cached_property
+    def allocated_least(self) -> int:
+        """The peak in chunks if the allocator has no past, in the order in which this one is least."""
+        return min(allocated_peak(*order) for order in (self.buffers, *self.other_orders))
+
+    @cached_property
+    def allocated_peak(self) -> int:
+        """The peak in chunks of TensorFlow's allocator, which are larger than the buffers in them.
+
+        A schedule is one order. The executor has several, and chance decides among them: a step may need more than this, by `margin`.
+        """
+        return self._peaks.average
+
+    @property
+    def allocated_worst(self) -> int:
+        """The peak in chunks in the worst of the steps that were simulated."""
+        return self._peaks.worst
+
+    @cached_property
+    def _peaks(self) -> Peaks:
+        if not (self.other_orders or self.persistent):
+            peak = allocated_peak(*self.buffers)
+            return Peaks(peak, peak)
+        orders = (self.buffers, *self.other_orders)
+        many = len(self.buffers[0])
+        return irregular_peaks(
+            orders,
+            before=self.persistent,
+            steps=min(max(ALLOCATED // max(many, 1), FEWEST_STEPS), MOST_STEPS),
+            arenas=ARENAS if many < FEW_BUFFERS else 1,
+            replaces=self.replaces,
+        )
