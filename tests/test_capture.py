@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_tools import Bytes, GraphError, GraphToolsError, tensor_bytes
-from graph_tools.graph import capture
+from graph_tools import Bytes, GraphError, GraphToolsError, capture, tensor_bytes
 from graph_tools.tf_private import graphs
 
 v1 = tf.compat.v1

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from graph_tools import capture
 from graph_tools.costs import estimates
-from graph_tools.graph import capture
 
 v1 = tf.compat.v1
 

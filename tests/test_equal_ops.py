@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graph_tools.graph import capture
+from graph_tools import capture
 from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.memory.measure import measure_peak

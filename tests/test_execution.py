@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.graph import capture
+from graph_tools import capture
 from graph_tools.grappler.constant_folding import folded
 from graph_tools.memory import executor
 from graph_tools.memory.executor import simulate_execution

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.python.eager import context
 
-from graph_tools.graph import capture
+from graph_tools import capture
 from graph_tools.grappler.constant_folding import folded
 from tests.sampling import examples
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import function
 
 import memsaving_gradients as ms
-from graph_tools.graph import capture
+from graph_tools import capture
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff
 from tests.fresh import fresh

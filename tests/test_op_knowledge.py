@@ -9,8 +9,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
+from graph_tools import capture
 from graph_tools.editing.rewiring import CLONE_SUFFIX, Rewiring, clone
-from graph_tools.graph import capture
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_tools.graph import capture
+from graph_tools import capture
 from memsaving_gradients.early_reductions import early_reductions
 from memsaving_gradients.training_graph import TrainingGraph
 from tests.sampling import one_of

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from graph_tools import capture
 from graph_tools.costs import kernels, profiles
 from graph_tools.costs.cache import ENVIRONMENT, CostCache, describe
 from graph_tools.costs.estimates import START_SECONDS
 from graph_tools.costs.kernels import Measured
 from graph_tools.costs.parameters import parameters
 from graph_tools.errors import CacheWarning
-from graph_tools.graph import capture
 from graph_tools.tf_private import graphs
 from memsaving_gradients.roles import capture_step
 

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
+from graph_tools import capture
 from graph_tools.editing.rewiring import CLONE_SUFFIX
-from graph_tools.graph import capture
 from graph_tools.tf_private import graphs
 from memsaving_gradients import following
 from memsaving_gradients.planners import Limits, named
