@@ -24,7 +24,6 @@ NAMES = (
 )
 #: Functions with the name of their module, which is found in their place.
 OWN_MODULES = {
-    "graph_tools.graph.capture": "graph_tools.graph.capture.capture",
     "memsaving_gradients.gradient_error": "memsaving_gradients.gradient_error.gradient_error",
 }
 

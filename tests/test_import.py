@@ -21,9 +21,9 @@ import tensorflow as tf
 before = {*sys.modules}
 import memsaving_gradients
 added = {*sys.modules} - before
-import graph_tools, graph_tools.cost_cache
+import graph_tools, graph_tools.costs.cache
 with tf.Graph().as_default():
-    ops = len(graph_tools.graph.capture([tf.compat.v1.placeholder(tf.float32)]).dag)
+    ops = len(graph_tools.capture([tf.compat.v1.placeholder(tf.float32)]).dag)
 graph_tools.costs.cache.folder()
 late = ["networkx" in sys.modules, "platformdirs" in sys.modules]
 print(json.dumps({"added": sorted(added), "ops": ops, "late": late}))

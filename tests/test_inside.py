@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from graph_tools.costs.estimates import op_seconds
 from graph_tools.costs.function_bodies import inside
 from graph_tools.memory.allocation_trace import allocation_events
 from graph_tools.ops.variant_bytes import variant_bytes
@@ -51,7 +52,7 @@ def test_a_call_takes_what_is_alive_inside() -> None:
     with tf.Graph().as_default() as graph:
         called(tf.compat.v1.placeholder(tf.float32, [SIZE, SIZE]))
     (call,) = (op for op in graph.get_operations() if op.type.endswith("PartitionedCall"))
-    found = inside(call, 1)
+    found = inside(call, 1, op_seconds)
     # Two sorted tensors at least, and no more than what else sorting makes.
     assert found is not None
     assert 2 * 4 * SIZE**2 <= found.workspace <= 8 * 4 * SIZE**2
@@ -75,7 +76,7 @@ def grouped(channels: int, groups: int, multiplier: int) -> dict[str, int]:
         step(*batch)
     graph = step.get_concrete_function(*batch).graph
     calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
-    takes = [found.workspace for op in calls if (found := inside(op, 2)) is not None]
+    takes = [found.workspace for op in calls if (found := inside(op, 2, op_seconds)) is not None]
     events = allocation_events(lambda: step(*batch)[0].numpy())
     return {"said": max(takes), "seen": max(event.requested for event in events)}
 

@@ -243,7 +243,7 @@ def op_workspace(graph: OpGraph, batch: int) -> npt.NDArray[np.int64]:
     """Bytes that every op of ``graph`` takes beside its outputs while it runs, as far as its type says: loops, branches and calls do."""
     found = np.zeros(len(graph.ops), np.int64)
     for i, op in enumerate(graph.ops):
-        if op.type in op_types.FUNCTIONAL and (within := inside(op, batch)) is not None:
+        if op.type in op_types.FUNCTIONAL and (within := inside(op, batch, op_seconds)) is not None:
             found[i] = within.workspace
     return found
 
@@ -272,7 +272,7 @@ def op_seconds(graph: OpGraph, batch: int, speeds: Speeds | None = None) -> npt.
         no_work = all(source[v] or storage[v] != v for v in outputs)
         if no_work or kind in op_types.VIEWS or kind in op_types.SOURCES:
             continue
-        if kind in _LOOKED_INTO and (within := inside(op, batch)) is not None:
+        if kind in _LOOKED_INTO and (within := inside(op, batch, op_seconds)) is not None:
             seconds[i] = speeds.start + within.seconds
             continue
         moved = sum(read[v] for v in outputs)

@@ -2,7 +2,7 @@
 
 To the graph around it a loop is one op. But its body is a graph, too: a step takes the time of its ops and the bytes that are alive
 between them. Branches, of which the dearest counts, and called functions are looked into in the same way, and so are loops in bodies. How often a
-loop runs is known from its condition (`graph_tools.ops.while_loops.trip_count`), was noted on it (`note_steps`), or is taken to be `UNKNOWN_STEPS`.
+loop runs, `graph_tools.ops.while_loops.steps_of` says.
 
 Functions that XLA compiles, as Keras has it for grouped convolutions on a CPU, are taken to hold what their ops do, one by one, but for the
 gradients of depthwise filters: on a CPU, XLA makes each as that of a filter between all channels, and holds that twice (measured with
@@ -13,31 +13,24 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
+from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
-from graph_tools.tf_private import graphs, loops
+from graph_tools.ops.while_loops import steps_of
+from graph_tools.tf_private import loops
 
-if TYPE_CHECKING:
-    from graph_tools.graph.capture import OpGraph
+__all__ = ["Inside", "OpSeconds", "inside"]
 
-__all__ = [
-    "UNKNOWN_STEPS",
-    "Inside",
-    "inside",
-    "note_steps",
-    "noted_steps",
-    "steps_of",
-]
-
-#: Stands in for the number of steps of a loop where nothing is known of it.
-UNKNOWN_STEPS = 256
-_STEPS = "_graph_tools_steps"
+#: Seconds of each op of a graph at a batch.
+OpSeconds: TypeAlias = Callable[[OpGraph, int], npt.NDArray[np.float64]]
 
 _known: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, bool], tuple[float, int]]] = (
     weakref.WeakKeyDictionary()
@@ -52,28 +45,8 @@ class Inside:
     workspace: int
 
 
-def note_steps(op: tf.Operation, steps: int | None) -> None:
-    """Note how often a loop runs, ``None``: not known."""
-    graphs.set_attribute(op, *noted_steps(steps))
-
-
-def noted_steps(steps: int | None) -> tuple[str, Any]:
-    """The attribute by which `note_steps` notes that, and its value."""
-    return _STEPS, tf.compat.v1.AttrValue(i=UNKNOWN_STEPS if steps is None else steps)
-
-
-def steps_of(op: tf.Operation) -> int:
-    """How often a loop runs, about."""
-    from graph_tools.ops.while_loops import trip_count
-
-    if _STEPS in op.node_def.attr:
-        return int(op.node_def.attr[_STEPS].i)
-    steps = trip_count(op)
-    return UNKNOWN_STEPS if steps is None else steps
-
-
-def inside(op: tf.Operation, batch: int) -> Inside | None:
-    """What ``op``, of `optypes.FUNCTIONAL`, takes inside at a batch of ``batch`` examples; ``None`` if its body is not known."""
+def inside(op: tf.Operation, batch: int, op_seconds: OpSeconds) -> Inside | None:
+    """Return what ``op``, of `op_types.FUNCTIONAL`, takes inside at a batch of ``batch`` examples; ``None`` if its body is not known."""
     is_loop = op.type in loops.LOOPS
     bodies = loops.bodies(op)
     if None in bodies:
@@ -86,22 +59,21 @@ def inside(op: tf.Operation, batch: int) -> Inside | None:
         found = _known.setdefault(body, {})
         key = batch, len(body.get_operations()), expands
         if key not in found:
-            found[key] = _step(body, batch, called=not is_loop, expands=expands)
+            found[key] = _step(body, batch, op_seconds, called=not is_loop, expands=expands)
         takes.append(found[key])
     seconds, workspace = map(max, zip(*takes, strict=True))
     steps = steps_of(op) if is_loop else 1
     return Inside(seconds * steps, workspace if steps else 0)
 
 
-def _step(body: Any, batch: int, *, called: bool, expands: bool = False) -> tuple[float, int]:
+def _step(
+    body: Any, batch: int, op_seconds: OpSeconds, *, called: bool, expands: bool
+) -> tuple[float, int]:
     """Seconds of a step, and the most bytes alive in it beside the op's outputs, which the graph around it counts all the while.
 
     What a step of a loop begins with is in these outputs' place, until it is read for the last time. What a function is ``called`` with
     is counted around it. ``expands``: depthwise filters have their gradients made as those of whole ones.
     """
-    from graph_tools.costs.estimates import op_seconds
-    from graph_tools.graph.capture import capture
-
     graph = capture(body.outputs, besides=body.inputs)
     sizes, storage = graph.value_bytes(batch).tolist(), graph.storage.tolist()
     ends = [storage[graph.value(t)] for t in body.outputs]
@@ -125,7 +97,7 @@ def _step(body: Any, batch: int, *, called: bool, expands: bool = False) -> tupl
         made = [v for v in range(bounds[i], bounds[i + 1]) if storage[v] == v]
         taken = _taken_over(op, made, dying, sizes)
         alive += sum(sizes[v] for v in made) - taken
-        within = inside(op, batch) if op.type in op_types.FUNCTIONAL else None
+        within = inside(op, batch, op_seconds) if op.type in op_types.FUNCTIONAL else None
         workspace = 0 if within is None else within.workspace
         if expands and op.type == "Conv2DBackpropFilter":
             workspace = _expanded(op)

@@ -325,7 +325,7 @@ _CHILD = """\
 import json, sys
 request = json.load(sys.stdin)
 sys.path[:] = request["path"]
-from graph_tools.measure import _answer
+from graph_tools.memory.measure import _answer
 _answer(request)
 """
 

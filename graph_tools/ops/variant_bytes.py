@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from graph_tools.costs.function_bodies import steps_of
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import Bytes, tensor_bytes
+from graph_tools.ops.while_loops import steps_of
 from graph_tools.tf_private import loops
 
 __all__ = ["buffer_bytes", "variant_bytes"]

@@ -22,7 +22,22 @@ from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs, loops
 from graph_tools.tf_private.autodiff import enclosing_graphs, home_of
 
-__all__ = ["Loop", "Part", "behind_identities", "in_order", "is_pure", "trip_count"]
+__all__ = [
+    "UNKNOWN_STEPS",
+    "Loop",
+    "Part",
+    "behind_identities",
+    "in_order",
+    "is_pure",
+    "note_steps",
+    "noted_steps",
+    "steps_of",
+    "trip_count",
+]
+
+#: Stands in for the number of steps of a loop where nothing is known of it.
+UNKNOWN_STEPS = 256
+_STEPS = "_graph_tools_steps"
 
 #: Stateful by their definition, but what they give is their input, and they have nothing to say that they did not say before.
 _CHECKS = frozenset("CheckNumerics CheckNumericsV2".split())
@@ -390,3 +405,21 @@ def behind_identities(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor
+
+
+def note_steps(op: tf.Operation, steps: int | None) -> None:
+    """Note how often a loop runs, ``None``: not known."""
+    graphs.set_attribute(op, *noted_steps(steps))
+
+
+def noted_steps(steps: int | None) -> tuple[str, Any]:
+    """The attribute by which `note_steps` notes that, and its value."""
+    return _STEPS, tf.compat.v1.AttrValue(i=UNKNOWN_STEPS if steps is None else steps)
+
+
+def steps_of(op: tf.Operation) -> int:
+    """Return how often a loop runs: as noted on it, or known from its condition; else `UNKNOWN_STEPS`."""
+    if _STEPS in op.node_def.attr:
+        return int(op.node_def.attr[_STEPS].i)
+    steps = trip_count(op)
+    return UNKNOWN_STEPS if steps is None else steps

@@ -19,10 +19,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.costs.function_bodies import note_steps
 from graph_tools.editing import original_view
 from graph_tools.errors import GraphError
-from graph_tools.ops.while_loops import Loop, trip_count
+from graph_tools.ops.while_loops import Loop, note_steps, trip_count
 from graph_tools.tf_private import loops
 from graph_tools.tf_private.autodiff import (
     enclosing_graphs,

@@ -23,10 +23,16 @@ from functools import cached_property
 
 import tensorflow as tf
 
-from graph_tools.costs.function_bodies import UNKNOWN_STEPS, note_steps, noted_steps
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
-from graph_tools.ops.while_loops import Loop, Part, behind_identities
+from graph_tools.ops.while_loops import (
+    UNKNOWN_STEPS,
+    Loop,
+    Part,
+    behind_identities,
+    note_steps,
+    noted_steps,
+)
 from graph_tools.tf_private import graphs, loops
 from memsaving_gradients.loops.division import Cut, Division, Replayed
 from memsaving_gradients.loops.gradient import Gradient
