@@ -95,8 +95,8 @@ def explained(model: str, options: dict[str, Any]) -> dict[str, Any]:
 def _gap(study: Any, share: float) -> list[float]:
     """Extra time of a plan, and its lower bound, in hundredths of the step's."""
     from memsaving_gradients.planners import Limits, auto
-    from memsaving_gradients.schedule import plain
-    from memsaving_gradients.simulate import simulate
+    from memsaving_gradients.schedules.schedule import plain
+    from memsaving_gradients.schedules.simulate import simulate
 
     graph = study.graph
     limits = Limits(budget=int(share * simulate(graph, plain(graph)).peak))

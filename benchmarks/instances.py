@@ -31,7 +31,7 @@ from benchmarks.arguments import shares
 from benchmarks.bars import Figure, mark, options_for, print_figures, write
 from benchmarks.models.layered import NETWORKS, Instance, random_layered
 from memsaving_gradients.planners import Limits
-from memsaving_gradients.validity import problem_of
+from memsaving_gradients.schedules.validation import problem_of
 
 RESULTS = Path(__file__).parent / "results" / "instances.json"
 

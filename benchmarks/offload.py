@@ -162,9 +162,9 @@ def timeline(model: str, options: dict[str, Any]) -> dict[str, Any]:
     """The least share of the plain peak at which transfers are hidden and a step is hardly slower."""
     from memsaving_gradients.planners import Limits, keep
     from memsaving_gradients.planners.storing import planner_that_stores
-    from memsaving_gradients.schedule import plain
-    from memsaving_gradients.simulate import simulate
-    from memsaving_gradients.transfers import transfers
+    from memsaving_gradients.schedules.schedule import plain
+    from memsaving_gradients.schedules.simulate import simulate
+    from memsaving_gradients.schedules.transfers import transfers
 
     graph = captured(model, options)
     most = simulate(graph, plain(graph)).peak
@@ -190,8 +190,8 @@ def hybrid(model: str, options: dict[str, Any], share: float = HYBRID) -> dict[s
     """Estimated extra time at a share of the plain peak, by recomputing, by offloading, and by both; ``None``: does not fit."""
     from memsaving_gradients.planners import Limits, auto, keep
     from memsaving_gradients.planners.storing import planner_that_stores
-    from memsaving_gradients.schedule import plain
-    from memsaving_gradients.simulate import simulate
+    from memsaving_gradients.schedules.schedule import plain
+    from memsaving_gradients.schedules.simulate import simulate
 
     graph = captured(model, options)
     budget = int(simulate(graph, plain(graph)).peak * share)

@@ -34,8 +34,8 @@ from benchmarks.models.deep import deep_resnet, units_of
 from graph_tools.tf_private import graphs
 from memsaving_gradients.planners import Limits
 from memsaving_gradients.roles import capture_step
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 from memsaving_gradients.strategies import strategies
-from memsaving_gradients.training_graph import TrainingGraph
 
 RESULTS = Path(__file__).parent / "results" / "paper.json"
 GB = 2**30

@@ -31,9 +31,9 @@ from benchmarks.models import build
 from graph_tools.tf_private import graphs
 from memsaving_gradients.planners import Limits, named
 from memsaving_gradients.roles import CapturedStep, capture_step
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 RESULTS = Path(__file__).parent / "results" / "periodic.json"
 #: Our extra time over the periodic plan's: the median over segments and models, and the most.

@@ -20,7 +20,7 @@ NAMES = (
     (re.compile(r"((?:[A-Z]\w+(?:Error|Warning))|PlanNote)"), "memsaving_gradients.errors.{}"),
     (re.compile(r"(MemorySavingGradients|Reparameterize)"), "memsaving_gradients.keras.{}"),
     (re.compile(r"(Limits|Proposal|Interrupted)"), "memsaving_gradients.planners.{}"),
-    (re.compile(r"(TrainingGraph)"), "memsaving_gradients.training_graph.{}"),
+    (re.compile(r"(TrainingGraph)"), "memsaving_gradients.schedules.training_graph.{}"),
 )
 #: Functions with the name of their module, which is found in their place.
 OWN_MODULES = {

@@ -31,10 +31,10 @@ from memsaving_gradients.planners import Improve, Interrupted, Limits, Planner, 
 from memsaving_gradients.planners.bound import least_extra_seconds
 from memsaving_gradients.planners.integer_bound import SHALLOW, bound_within
 from memsaving_gradients.planners.short_sums import left_alone
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import Simulation, simulate
-from memsaving_gradients.training_graph import TrainingGraph
-from memsaving_gradients.validity import problem_of
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import Simulation, simulate
+from memsaving_gradients.schedules.training_graph import TrainingGraph
+from memsaving_gradients.schedules.validation import problem_of
 
 __all__ = [
     "FLOORS",

@@ -17,9 +17,9 @@ from memsaving_gradients.loops.choice import Loops
 from memsaving_gradients.plan import Decision, Fate, Plan
 from memsaving_gradients.planners import Proposal
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.simulate import Simulation
-from memsaving_gradients.stored import OFFLOAD, Stored
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.simulate import Simulation
+from memsaving_gradients.schedules.storage import OFFLOAD, Stored
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["describe", "source_line", "why_nothing"]
 

@@ -33,7 +33,7 @@ from memsaving_gradients.planning import (
 from memsaving_gradients.progress import showing
 from memsaving_gradients.replicas import Shared
 from memsaving_gradients.rewrite import Rewrite, rewrite
-from memsaving_gradients.simulate import Simulation
+from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.site import Site
 from memsaving_gradients.uncollected import uncollected
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from graph_tools.ops.device_copies import copy_back, copy_out
 from memsaving_gradients.encodings import ENCODINGS
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.stored import OFFLOAD, Stored
+from memsaving_gradients.schedules.storage import OFFLOAD, Stored
 
 __all__ = ["Loads"]
 

@@ -17,7 +17,7 @@ from graph_tools.ops import op_types
 from memsaving_gradients.gates import gated
 from memsaving_gradients.places import Places, is_alone
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.schedule import Step
+from memsaving_gradients.schedules.schedule import Step
 
 __all__ = ["Merging"]
 

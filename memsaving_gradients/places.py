@@ -23,7 +23,7 @@ from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
 from graph_tools.ops.views import unchanged_input
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.schedule import Step
+from memsaving_gradients.schedules.schedule import Step
 
 __all__ = ["Places", "is_alone"]
 

@@ -17,8 +17,8 @@ from memsaving_gradients.comparison import Comparison
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.fingerprint import Fingerprint
 from memsaving_gradients.loops.division import Replayed
-from memsaving_gradients.schedule import Schedule
-from memsaving_gradients.simulate import Simulation
+from memsaving_gradients.schedules.schedule import Schedule
+from memsaving_gradients.schedules.simulate import Simulation
 
 if TYPE_CHECKING:
     import pandas as pd

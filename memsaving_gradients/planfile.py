@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.fingerprint import Fingerprint
-from memsaving_gradients.schedule import LAG, Schedule, Step
-from memsaving_gradients.stored import Stored
+from memsaving_gradients.schedules.schedule import LAG, Schedule, Step
+from memsaving_gradients.schedules.storage import Stored
 
 if TYPE_CHECKING:
     from memsaving_gradients.plan import Plan

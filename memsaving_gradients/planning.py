@@ -47,13 +47,13 @@ from memsaving_gradients.planners import (
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.planners.storing import improve_that_stores, planner_that_stores
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.schedule import Schedule, ordered, plain
-from memsaving_gradients.simulate import Simulation, simulate
+from memsaving_gradients.schedules.schedule import Schedule, ordered, plain
+from memsaving_gradients.schedules.simulate import Simulation, simulate
+from memsaving_gradients.schedules.storage import OFFLOAD
+from memsaving_gradients.schedules.validation import problem_of
 from memsaving_gradients.site import Site, Sought
-from memsaving_gradients.stored import OFFLOAD
 from memsaving_gradients.units import exact_bytes, format_bytes, format_share
 from memsaving_gradients.unknowns import check_known
-from memsaving_gradients.validity import problem_of
 
 __all__ = [
     "LIMITED",

@@ -47,12 +47,12 @@ from memsaving_gradients.loads import Loads
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.runs import Runs
-from memsaving_gradients.schedule import Schedule, Step
-from memsaving_gradients.simulate import Simulation
-from memsaving_gradients.stored import OFFLOAD
+from memsaving_gradients.schedules.schedule import Schedule, Step
+from memsaving_gradients.schedules.simulate import Simulation
+from memsaving_gradients.schedules.storage import OFFLOAD
+from memsaving_gradients.schedules.transfers import waits
 from memsaving_gradients.stragglers import Stragglers
 from memsaving_gradients.sums import Sums
-from memsaving_gradients.transfers import waits
 
 __all__ = ["Rewrite", "rewrite"]
 

@@ -22,8 +22,8 @@ from graph_tools.ops import op_types
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import graphs
 from memsaving_gradients.early_reductions import early_reductions
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 from memsaving_gradients.sums import chainable, may_become_variables
-from memsaving_gradients.training_graph import TrainingGraph
 
 __all__ = ["CapturedStep", "capture_step"]
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from memsaving_gradients.holds import EARLY_SHARE, SLACK_SHARE
 from memsaving_gradients.merging import Merging
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["Runs"]
 

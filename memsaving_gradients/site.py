@@ -29,8 +29,8 @@ from memsaving_gradients.options import Options
 from memsaving_gradients.packing import Packed, pack, packable
 from memsaving_gradients.rewrite import Rewrite
 from memsaving_gradients.roles import CapturedStep, capture_step
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import Simulation, simulate
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.storable import with_storable
 
 __all__ = ["Site", "Sought"]

@@ -13,7 +13,7 @@ from memsaving_gradients.offload import Offload
 from memsaving_gradients.options import Options
 from memsaving_gradients.planners.segments import small_storages
 from memsaving_gradients.roles import CapturedStep
-from memsaving_gradients.stored import OFFLOAD, Stored
+from memsaving_gradients.schedules.storage import OFFLOAD, Stored
 
 __all__ = ["with_storable"]
 

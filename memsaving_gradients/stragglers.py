@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from memsaving_gradients.schedule import Schedule
-from memsaving_gradients.simulate import Simulation
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.schedule import Schedule
+from memsaving_gradients.schedules.simulate import Simulation
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["Stragglers"]
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Limits, cheap_ops, chen_budget
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["Strategies", "Strategy", "strategies"]
 

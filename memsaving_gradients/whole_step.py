@@ -40,7 +40,7 @@ from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
 from memsaving_gradients.following import Followed, Following
 from memsaving_gradients.planning import warn_stopped
-from memsaving_gradients.simulate import Simulation
+from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.site import Site
 from memsaving_gradients.units import exact_bytes, format_bytes
 from memsaving_gradients.updates import Updates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memsaving_gradients.planners import Limits, Proposal
 from memsaving_gradients.planners.proposal import propose
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 
 def greedy(graph: TrainingGraph, limits: Limits) -> Proposal:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 
 def least_seconds(graph: TrainingGraph, budget: int, *, forward_first: bool = True) -> float:

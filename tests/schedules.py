@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from memsaving_gradients.schedule import Schedule, Step
+from memsaving_gradients.schedules.schedule import Schedule, Step
 
 #: Copies after which nothing more is forgotten: programs in which everything is take exponentially many.
 MOST_COPIES = 150

@@ -8,12 +8,12 @@ from itertools import accumulate
 import numpy as np
 
 from graph_tools.memory.liveness import timeline
-from memsaving_gradients.lifetimes import SUMMED_AT_ONCE, summed_first
-from memsaving_gradients.needs import after_needs
-from memsaving_gradients.schedule import Schedule, Step
-from memsaving_gradients.simulate import Simulation
-from memsaving_gradients.training_graph import TrainingGraph
-from memsaving_gradients.transfers import transfers
+from memsaving_gradients.schedules.dependency_order import after_needs
+from memsaving_gradients.schedules.liveness import SUMMED_AT_ONCE, summed_first
+from memsaving_gradients.schedules.schedule import Schedule, Step
+from memsaving_gradients.schedules.simulate import Simulation
+from memsaving_gradients.schedules.training_graph import TrainingGraph
+from memsaving_gradients.schedules.transfers import transfers
 
 __all__ = ["recompute_op_by_op", "simulate_step_by_step"]
 
@@ -21,7 +21,7 @@ __all__ = ["recompute_op_by_op", "simulate_step_by_step"]
 def recompute_op_by_op(
     graph: TrainingGraph, kept: set[int], chained: Iterable[int] = ()
 ) -> Schedule:
-    """What `memsaving_gradients.schedule.recompute_lazily` gives."""
+    """What `memsaving_gradients.schedules.schedule.recompute_lazily` gives."""
     border = graph.first_backward
     reads, before = graph.losable_reads, graph.postponed_before
     producer = graph.producer.tolist()
@@ -42,7 +42,7 @@ def recompute_op_by_op(
 
 
 def simulate_step_by_step(graph: TrainingGraph, schedule: Schedule) -> Simulation:
-    """What `memsaving_gradients.schedule.simulate` gives, one execution after the other."""
+    """What `memsaving_gradients.schedules.schedule.simulate` gives, one execution after the other."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
     forwards, seconds = graph.forwards.tolist(), graph.seconds.tolist()
     many = len(storage)

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsaving_gradients.planners import Interrupted, Limits, Proposal, auto, chen_budget
-from memsaving_gradients.schedule import Schedule, Step, plain
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.schedule import Schedule, Step, plain
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 from tests.checker import check_proposal
 from tests.graphs import GRAPHS, Maker, chain, residual_chain
 from tests.oracle import least_seconds

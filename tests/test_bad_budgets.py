@@ -17,8 +17,8 @@ import memsaving_gradients as ms
 from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.planners import Limits, Proposal
 from memsaving_gradients.planners.proposal import propose
-from memsaving_gradients.schedule import Schedule, Step
-from memsaving_gradients.simulate import simulate
+from memsaving_gradients.schedules.schedule import Schedule, Step
+from memsaving_gradients.schedules.simulate import simulate
 from tests.greedy import greedy
 from tests.sampling import covering
 from tests.support import check_error

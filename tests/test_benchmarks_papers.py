@@ -18,8 +18,8 @@ from benchmarks.papers import __main__ as command
 from benchmarks.papers import checkpointing, chen, meng, rotor, sohoni
 from benchmarks.papers.page import page, print_work
 from benchmarks.papers.rows import Line, Work, planned_step
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import simulate
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
 from tests.graphs import chain
 
 

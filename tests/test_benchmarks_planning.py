@@ -27,8 +27,8 @@ from benchmarks import (
 from benchmarks.bars import Figure
 from benchmarks.models import SMALL
 from benchmarks.models.layered import Instance, fcn8, mobilenet, resnet50, unet_vgg, vgg
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import simulate
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
 from tests.sampling import examples
 
 

@@ -14,8 +14,8 @@ from benchmarks.models.layered import unet_vgg
 from memsaving_gradients.planners import Limits, auto
 from memsaving_gradients.planners.bound import least_extra_seconds
 from memsaving_gradients.planners.integer_bound import bound_within, tightest_bound
-from memsaving_gradients.schedule import plain, recompute_lazily
-from memsaving_gradients.simulate import simulate
+from memsaving_gradients.schedules.schedule import plain, recompute_lazily
+from memsaving_gradients.schedules.simulate import simulate
 from tests.graphs import GRAPHS, Maker, chain
 from tests.oracle import least_seconds
 from tests.random_graphs import rich, rigid, small

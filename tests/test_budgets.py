@@ -18,7 +18,7 @@ from memsaving_gradients.budgets import Meter, Search
 from memsaving_gradients.following import Following
 from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
-from memsaving_gradients.schedule import ordered
+from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.site import Site
 from tests.fresh import fresh
 from tests.graphs import GRAPHS, chain

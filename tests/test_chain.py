@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from memsaving_gradients.planners import Interrupted, Limits, chain, least_memory
 from memsaving_gradients.planners.stages import cut_stages
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 from tests.graphs import GRAPHS, Maker, residual_chain, two_states, u_shape
 from tests.graphs import chain as unit_chain
 from tests.sampling import examples

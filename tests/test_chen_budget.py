@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Interrupted, Limits, chen_budget, mirror
-from memsaving_gradients.schedule import Schedule, Step, ordered, plain, recompute_lazily
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.schedule import Schedule, Step, ordered, plain, recompute_lazily
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 from tests.graphs import GRAPHS, Maker, chain, two_states
 from tests.sampling import examples
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from memsaving_gradients.planners import coarse as coarse_module
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, LATE, STRICT, decide, run
-from memsaving_gradients.schedule import Schedule, Step
-from memsaving_gradients.simulate import Simulation, simulate
-from memsaving_gradients.validity import problem_of
+from memsaving_gradients.schedules.schedule import Schedule, Step
+from memsaving_gradients.schedules.simulate import Simulation, simulate
+from memsaving_gradients.schedules.validation import problem_of
 from tests.checker import check_schedule
 from tests.graphs import GRAPHS, Maker, chain
 from tests.random_graphs import rich, rigid

@@ -18,8 +18,8 @@ from memsaving_gradients.describe import describe
 from memsaving_gradients.merging import Merging
 from memsaving_gradients.planners.proposal import Proposal
 from memsaving_gradients.planning import Outcome
-from memsaving_gradients.schedule import Schedule, Step
-from memsaving_gradients.simulate import simulate
+from memsaving_gradients.schedules.schedule import Schedule, Step
+from memsaving_gradients.schedules.simulate import simulate
 from tests.checker import check_schedule
 from tests.fresh import fresh
 from tests.random_programs import KINDS, Program, Weights, build, inputs, programs

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 
 from memsaving_gradients.planners import Interrupted, Limits, auto, curve
 from memsaving_gradients.planners.bound import least_extra_seconds
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import simulate
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
 from tests.checker import check_schedule
 from tests.graphs import GRAPHS
 from tests.oracle import least_seconds

@@ -26,9 +26,9 @@ from memsaving_gradients.planners import (
 from memsaving_gradients.planners.coarse import coarsen
 from memsaving_gradients.planners.integer_bound import bound_within, tightest_bound
 from memsaving_gradients.planners.retention import run
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 from tests.checker import check_proposal
 from tests.fresh import fresh
 from tests.graphs import chain

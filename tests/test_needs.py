@@ -6,7 +6,7 @@ import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsaving_gradients.needs import after_needs
+from memsaving_gradients.schedules.dependency_order import after_needs
 
 
 @given(st.integers(1, 30), st.randoms(use_true_random=False))

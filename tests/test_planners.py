@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from memsaving_gradients.planners import Limits, cheap_ops, least_memory, named
-from memsaving_gradients.schedule import plain, recompute_lazily
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.schedule import plain, recompute_lazily
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 from tests.checker import check_schedule, naive_peak
 from tests.graphs import (
     GRAPHS,

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.memory.bfc_allocator import Buffers
-from memsaving_gradients.simulate import Simulation
+from memsaving_gradients.schedules.simulate import Simulation
 from tests.greedy import greedy
 
 v1 = tf.compat.v1

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from graph_tools import capture
 from memsaving_gradients.early_reductions import early_reductions
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 from tests.sampling import one_of
 from tests.support import KINDS, Inputs, Net, assert_same_gradients, in_session, numbers
 

@@ -22,7 +22,7 @@ from graph_tools.tf_private import graphs
 from memsaving_gradients import following
 from memsaving_gradients.planners import Limits, named
 from memsaving_gradients.planners.proposal import propose
-from memsaving_gradients.simulate import simulate
+from memsaving_gradients.schedules.simulate import simulate
 from tests.checker import check_schedule, naive_peak
 from tests.random_programs import (
     KINDS,

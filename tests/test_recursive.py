@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsaving_gradients.planners import Interrupted, Limits, recursive
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import simulate
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
 from tests.checker import check_schedule
 from tests.graphs import GRAPHS, chain, residual_chain
 from tests.random_graphs import rich

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsaving_gradients.planners.storing import store
-from memsaving_gradients.schedule import Schedule, Step, plain, recompute_lazily
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.stored import Stored
+from memsaving_gradients.schedules.schedule import Schedule, Step, plain, recompute_lazily
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.storage import Stored
 from tests.checker import check_schedule, naive_peak
 from tests.graphs import GRAPHS, Maker, chain
 from tests.random_graphs import rich

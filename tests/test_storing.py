@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Limits, auto, keep, least_memory
 from memsaving_gradients.planners.storing import planner_that_stores, store
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.stored import Stored
-from memsaving_gradients.validity import problem_of
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.storage import Stored
+from memsaving_gradients.schedules.validation import problem_of
 from tests.checker import check_schedule
 from tests.graphs import chain, residual_chain
 from tests.random_graphs import rich

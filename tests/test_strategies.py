@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from benchmarks.models.deep import deep_resnet, units_of
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.schedule import plain
-from memsaving_gradients.simulate import simulate
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.strategies import strategies
 from tests.graphs import GRAPHS, Maker, chain
 

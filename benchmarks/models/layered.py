@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = [
     "NETWORKS",

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import loops, paper
 from benchmarks.bars import results_of
 from benchmarks.papers.rows import Line, Results, Work, fresh
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 GB = 2**30
 BEFORE, AFTER, EXTRA = 48, 7, 0.30
@@ -42,8 +42,8 @@ def unrolled() -> dict[str, Any]:
     from benchmarks.models import build
     from benchmarks.periodic import captured_step
     from memsaving_gradients.planners import Limits, auto, chen_budget
-    from memsaving_gradients.schedule import plain
-    from memsaving_gradients.simulate import simulate
+    from memsaving_gradients.schedules.schedule import plain
+    from memsaving_gradients.schedules.simulate import simulate
 
     whole = captured_step("recurrence", UNROLLED, profile=False).graph
     weights = build("recurrence", **{**UNROLLED, "length": 1}).variables

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = [
     "PLANNERS",

@@ -34,7 +34,7 @@ from memsaving_gradients.planners.proving import prove
 from memsaving_gradients.planners.retention import Run
 from memsaving_gradients.planners.search import Search
 from memsaving_gradients.planners.starts import as_the_bound_says, fitting_cuts
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["improved", "plan"]
 

@@ -18,9 +18,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients.schedule import ordered
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.schedule import ordered
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Crowd", "least_extra_seconds"]
 

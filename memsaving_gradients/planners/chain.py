@@ -26,10 +26,10 @@ from functools import cached_property
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.rotor import Action, Table
 from memsaving_gradients.planners.stages import Stages, cut_stages
-from memsaving_gradients.recorder import Recorder
-from memsaving_gradients.schedule import Schedule, ordered
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.builder import Recorder
+from memsaving_gradients.schedules.schedule import Schedule, ordered
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["candidates", "plan", "record"]
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from memsaving_gradients.planners import least_memory
 from memsaving_gradients.planners.proposal import Limits, Proposal
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["expensive_storages", "plan"]
 

@@ -31,9 +31,9 @@ from memsaving_gradients.planners.cheap_ops import expensive_storages
 from memsaving_gradients.planners.mirror import checked, scheduled, sectioned
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.segments import Segments, measure_segments, narrow_cuts
-from memsaving_gradients.schedule import recompute_lazily
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.schedule import recompute_lazily
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Division", "divide", "plan"]
 

@@ -22,10 +22,10 @@ import numpy as np
 from graph_tools.memory.liveness import timeline
 from memsaving_gradients.planners.retention import DROPPED, KEPT, Problem, decide, run
 from memsaving_gradients.planners.segments import small_storages
-from memsaving_gradients.recorder import Recorder
-from memsaving_gradients.schedule import Schedule, ordered
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.builder import Recorder
+from memsaving_gradients.schedules.schedule import Schedule, ordered
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Coarse", "coarsen"]
 

@@ -14,7 +14,7 @@ from memsaving_gradients.planners import auto, intervals, least_memory
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.proposal import Limits, Proposal, untouched
 from memsaving_gradients.planners.proving import FEW, prove
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from memsaving_gradients.planners.bound import Crowd
 from memsaving_gradients.planners.moments import NEAR_ENOUGH, Program, Solved
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["SHALLOW", "THOROUGH", "USUAL", "Bound", "Depth", "bound_within", "tightest_bound"]
 

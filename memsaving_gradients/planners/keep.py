@@ -6,7 +6,7 @@ The planner behind ``planner="keep"``, for those who want to offload or encode, 
 from __future__ import annotations
 
 from memsaving_gradients.planners.proposal import Limits, Proposal, untouched
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]
 

@@ -29,7 +29,7 @@ from memsaving_gradients.planners.segments import (
     narrow_cuts,
     narrowest_cuts,
 )
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["kept_sets", "plan"]
 

@@ -10,7 +10,7 @@ A count m(v) per storage stands for a schedule (arXiv 1604.06174):
 Low levels are made in passing, on the way to something with a lower count: a value of count 1 in the middle of values of
 count 2 is a checkpoint of the recomputation, as a value of count 0 is one of the forward pass. Every copy runs as late as
 possible, and one that nothing needs does not run at all, so counts are upper limits. With all counts 0 the schedule is
-plain training; with counts 0 and 1 only it is `memsaving_gradients.schedule.recompute_lazily`.
+plain training; with counts 0 and 1 only it is `memsaving_gradients.schedules.schedule.recompute_lazily`.
 
 `sectioned` chooses counts by the paper's recursion g(n) = k + g(n/(k+1)): k cuts divide the line of forward positions, and
 each part is divided in turn. The values at the cuts get the count of their part, the parts themselves one more,
@@ -27,12 +27,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.needs import after_needs
 from memsaving_gradients.planners.proposal import Limits, Proposal, proposed
 from memsaving_gradients.planners.segments import TINY, measure_segments
-from memsaving_gradients.recorder import without_idle
-from memsaving_gradients.schedule import Schedule, Step
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.builder import without_idle
+from memsaving_gradients.schedules.dependency_order import after_needs
+from memsaving_gradients.schedules.schedule import Schedule, Step
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["checked", "mirrored", "recursive", "scheduled", "sectioned"]
 
@@ -55,7 +55,7 @@ def mirrored(graph: TrainingGraph, limits: Limits, mirror: Mapping[int, int]) ->
     Three ops in a row and the backward ops of the second and the third, which read what those have read:
 
     >>> import numpy as np
-    >>> from memsaving_gradients.training_graph import TrainingGraph
+    >>> from memsaving_gradients.schedules.training_graph import TrainingGraph
     >>> early, no = np.array([True] * 3 + [False] * 2), np.zeros(5, bool)
     >>> graph = TrainingGraph(
     ...     first_backward=3, reads=[(), (0,), (1,), (2, 1), (3, 0)], writes=[(k,) for k in range(5)],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from memsaving_gradients.planners.proposal import Limits, Proposal, propose
 from memsaving_gradients.planners.segments import measure_segments
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from memsaving_gradients.lifetimes import Runs, runs_lazily
-from memsaving_gradients.schedule import Schedule, as_schedule, ordered, plain
-from memsaving_gradients.simulate import Simulation, simulate, simulate_runs
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.liveness import Runs, runs_lazily
+from memsaving_gradients.schedules.schedule import Schedule, as_schedule, ordered, plain
+from memsaving_gradients.schedules.simulate import Simulation, simulate, simulate_runs
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = [
     "Interrupted",

@@ -23,7 +23,7 @@ from memsaving_gradients.planners import intervals
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.integer_bound import tightest_bound
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["FEW", "prove"]
 

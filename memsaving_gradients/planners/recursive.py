@@ -23,8 +23,8 @@ from memsaving_gradients.planners.chain import record
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
 from memsaving_gradients.planners.rotor import Action
 from memsaving_gradients.planners.stages import Stages, cut_stages
-from memsaving_gradients.schedule import Schedule
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.schedule import Schedule
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["advances", "levels", "plan", "recomputations_by_level", "reversal"]
 
@@ -115,7 +115,7 @@ def recomputations_by_level(schedule: Schedule) -> dict[int, int]:
 
     Examples
     --------
-    >>> from memsaving_gradients.schedule import Step
+    >>> from memsaving_gradients.schedules.schedule import Step
     >>> recomputations_by_level(Schedule((Step(0), Step(1), Step(0, 1), Step(1, 1), Step(0, 2))))
     {1: 1, 2: 1}
     """

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_tools.graph.separators import frontier, frontier_bytes
-from memsaving_gradients.schedule import recompute_lazily
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.schedule import recompute_lazily
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = [
     "Segments",

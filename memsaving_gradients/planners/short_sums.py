@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsaving_gradients.planners.proposal import Proposal
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import LONG_SUM, TrainingGraph
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import LONG_SUM, TrainingGraph
 
 __all__ = ["left_alone"]
 

@@ -30,9 +30,9 @@ from memsaving_gradients.planners.segments import (
     narrow_cuts,
     narrowest_cuts,
 )
-from memsaving_gradients.schedule import ordered
-from memsaving_gradients.simulate import simulate
-from memsaving_gradients.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.schedule import ordered
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Stages", "cut_stages"]
 

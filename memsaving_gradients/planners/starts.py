@@ -14,7 +14,7 @@ from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.integer_bound import Bound
 from memsaving_gradients.planners.proposal import Limits
 from memsaving_gradients.planners.retention import Run, run
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["as_the_bound_says", "fitting_cuts"]
 

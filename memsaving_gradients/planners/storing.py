@@ -24,11 +24,11 @@ from itertools import pairwise
 
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners.proposal import Limits, Proposal, proposed, untouched
-from memsaving_gradients.recorder import Recorder
-from memsaving_gradients.schedule import Schedule
-from memsaving_gradients.stored import Stored
-from memsaving_gradients.training_graph import TrainingGraph
-from memsaving_gradients.transfers import ahead
+from memsaving_gradients.schedules.builder import Recorder
+from memsaving_gradients.schedules.schedule import Schedule
+from memsaving_gradients.schedules.storage import Stored
+from memsaving_gradients.schedules.training_graph import TrainingGraph
+from memsaving_gradients.schedules.transfers import ahead
 
 __all__ = ["improve_that_stores", "planner_that_stores", "store"]
 
@@ -61,8 +61,8 @@ def store(graph: TrainingGraph, schedule: Schedule, chosen: Iterable[Stored]) ->
     A chain of three ops; the backward op reads the first value, which is stored in half of its bytes.
 
     >>> import numpy as np
-    >>> from memsaving_gradients.schedule import Step
-    >>> from memsaving_gradients.simulate import simulate
+    >>> from memsaving_gradients.schedules.schedule import Step
+    >>> from memsaving_gradients.schedules.simulate import simulate
     >>> no = np.zeros(4, bool)
     >>> graph = TrainingGraph(
     ...     first_backward=3, reads=[(), (0,), (1,), (2, 0)], writes=[(0,), (1,), (2,), (3,)],

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients.stored import Stored
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.storage import Stored
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["SUMMED_AT_ONCE", "Lives", "Runs", "lifetimes", "runs_lazily", "runs_of", "summed_first"]
 
@@ -132,7 +132,7 @@ def runs_lazily(graph: TrainingGraph, kept: Collection[int]) -> Runs:
 def _after_needs(
     wanted: _Wanted, asks: npt.NDArray[np.bool_], makers: list[int], begins: list[int]
 ) -> list[int]:
-    """As `memsaving_gradients.needs.after_needs` for what ops read that is lost, which stands for the ops that make it.
+    """As `memsaving_gradients.schedules.dependency_order.after_needs` for what ops read that is lost, which stands for the ops that make it.
 
     ``asks``: which of the wanted ops have to be looked at; those between them run as they stand. ``makers``: for all ops, one after
     the other, what they need; ``begins``: where those of each begin.

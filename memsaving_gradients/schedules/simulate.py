@@ -13,11 +13,11 @@ import numpy as np
 
 from graph_tools.memory.liveness import timeline
 from graph_tools.memory.timeline import Timeline
-from memsaving_gradients.lifetimes import Lives, Runs, lifetimes, runs_of
-from memsaving_gradients.schedule import Schedule
-from memsaving_gradients.stored import Stored
-from memsaving_gradients.training_graph import TrainingGraph
-from memsaving_gradients.transfers import transfers
+from memsaving_gradients.schedules.liveness import Lives, Runs, lifetimes, runs_of
+from memsaving_gradients.schedules.schedule import Schedule
+from memsaving_gradients.schedules.storage import Stored
+from memsaving_gradients.schedules.training_graph import TrainingGraph
+from memsaving_gradients.schedules.transfers import transfers
 
 __all__ = ["Simulation", "simulate", "simulate_runs"]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from memsaving_gradients.lifetimes import Runs, runs_lazily
-from memsaving_gradients.stored import Stored
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.liveness import Runs, runs_lazily
+from memsaving_gradients.schedules.storage import Stored
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = [
     "Schedule",

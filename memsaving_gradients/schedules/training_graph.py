@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients.needs import after_needs
-from memsaving_gradients.postponing import postponable
-from memsaving_gradients.stored import Stored
+from memsaving_gradients.schedules.deferrable import postponable
+from memsaving_gradients.schedules.dependency_order import after_needs
+from memsaving_gradients.schedules.storage import Stored
 
 __all__ = ["LONG_SUM", "IntArray", "TrainingGraph"]
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from memsaving_gradients.schedule import Schedule, Step
-from memsaving_gradients.stored import Stored
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.schedule import Schedule, Step
+from memsaving_gradients.schedules.storage import Stored
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["Recorder", "without_idle"]
 
@@ -43,7 +43,7 @@ class Recorder:
     A chain of three ops and one backward op, which reads the result of the second; that of the first is kept.
 
     >>> import numpy as np
-    >>> from memsaving_gradients.training_graph import TrainingGraph
+    >>> from memsaving_gradients.schedules.training_graph import TrainingGraph
     >>> yes, no = np.ones(4, bool), np.zeros(4, bool)
     >>> graph = TrainingGraph(
     ...     first_backward=3, reads=[(), (0,), (1,), (1, 2)], writes=[(0,), (1,), (2,), (3,)],

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
-    from memsaving_gradients.schedule import Schedule, Step
+    from memsaving_gradients.schedules.schedule import Schedule, Step
 
 __all__ = ["Transfers", "ahead", "transfers", "waits"]
 
@@ -89,8 +89,8 @@ def ahead(graph: TrainingGraph, schedule: Schedule, early: float = 1.0) -> Sched
     Examples
     --------
     >>> import numpy as np
-    >>> from memsaving_gradients.schedule import Schedule, Step
-    >>> from memsaving_gradients.stored import Stored
+    >>> from memsaving_gradients.schedules.schedule import Schedule, Step
+    >>> from memsaving_gradients.schedules.storage import Stored
     >>> no = np.zeros(5, bool)
     >>> graph = TrainingGraph(
     ...     first_backward=2, reads=[(), (0,), (1,), (2,), (3, 0)], writes=[(0,), (1,), (2,), (3,), (4,)],

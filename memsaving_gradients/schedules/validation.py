@@ -5,8 +5,8 @@ For schedules from outside: of a user's planner, of a file. Linear in executions
 
 from __future__ import annotations
 
-from memsaving_gradients.schedule import Schedule
-from memsaving_gradients.training_graph import TrainingGraph
+from memsaving_gradients.schedules.schedule import Schedule
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["problem_of"]
 
@@ -17,7 +17,7 @@ def problem_of(graph: TrainingGraph, schedule: Schedule) -> str | None:
     Examples
     --------
     >>> import numpy as np
-    >>> from memsaving_gradients.schedule import Step
+    >>> from memsaving_gradients.schedules.schedule import Step
     >>> no = np.zeros(2, bool)
     >>> graph = TrainingGraph(
     ...     first_backward=1, reads=[(), (0,)], writes=[(0,), (1,)], producer=np.arange(2),

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memsaving_gradients.training_graph import TrainingGraph
+    from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["postponable"]
 
