@@ -15,7 +15,7 @@ any                 an index below a number that is known    the same index, kep
 
 A tensor is only of interest if all its backward readers are in this table, or if it is huge. Such a one is kept in part beside the whole:
 the gradient of a filter, which lets go of the layer's input, runs before that of the input then, with which the rectifier would
-hold it (`TrainingGraph.brought_forward`); of the three largest buffers of a convolutional network's first layers, two are left. O(ops).
+hold it (`memsaving_gradients.schedules.order.brought_forward`); of the three largest buffers of a convolutional network's first layers, two are left. O(ops).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from memsaving_gradients.roles import CapturedStep
+from memsaving_gradients.schedules.order import huge_bytes
 
 __all__ = ["Part", "parts_read"]
 
@@ -83,7 +84,7 @@ def parts_read(step: CapturedStep) -> Iterator[Part]:
             if tensor.dtype.is_integer:
                 yield from _index(tensor, read_by)
             else:
-                yield from _floats(tensor, read_by, huge=size[root] >= graph.huge)
+                yield from _floats(tensor, read_by, huge=size[root] >= huge_bytes(graph))
 
 
 def _floats(

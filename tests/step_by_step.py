@@ -10,6 +10,7 @@ import numpy as np
 from graph_tools.memory.liveness import timeline
 from memsaving_gradients.schedules.dependency_order import after_needs
 from memsaving_gradients.schedules.liveness import SUMMED_AT_ONCE, summed_first
+from memsaving_gradients.schedules.order import deferrable_before, requested
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -23,7 +24,7 @@ def recompute_op_by_op(
 ) -> Schedule:
     """What `memsaving_gradients.schedules.schedule.recompute_lazily` gives."""
     border = graph.first_backward
-    reads, before = graph.losable_reads, graph.postponed_before
+    reads, before = graph.losable_reads, deferrable_before(graph)
     producer = graph.producer.tolist()
     lost = (graph.losable & ~np.isin(graph.storage, list(kept))).tolist()
 
@@ -32,7 +33,7 @@ def recompute_op_by_op(
         return [*(producer[v] for v in reads[op] if lost[v]), *before.get(op, ())]
 
     steps = [Step(op) for op in range(border)]
-    for op in after_needs(graph.wanted, needs):
+    for op in after_needs(requested(graph), needs):
         again = op < border
         copies = again or any(lost[v] for v in reads[op])
         steps.append(

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsaving_gradients.planners import Interrupted, Limits, Proposal, auto, chen_budget
+from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import Schedule, Step, plain
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -165,7 +166,7 @@ def test_short_chains_against_exhaustive_search(n):
 @settings(max_examples=examples(25), deadline=None, derandomize=True)
 def test_any_graph(graph, share, accumulate):
     whole = Schedule(
-        tuple(Step(op) for op in graph.order), frozenset(graph.sums if accumulate else ())
+        tuple(Step(op) for op in run_order(graph)), frozenset(graph.sums if accumulate else ())
     )
     peak = simulate(graph, whole).peak
     keep = {storage: "named" for k, storage in enumerate(graph.residuals) if k % 4 == 3}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from memsaving_gradients.planners import coarse as coarse_module
 from memsaving_gradients.planners.coarse import Coarse, coarsen
 from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, LATE, STRICT, decide, run
+from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.schedules.validation import problem_of
@@ -59,7 +60,7 @@ def followed(coarse: Coarse, decisions: list[int]) -> tuple[Schedule, Simulation
 
 def whole(graph, chained) -> Schedule:
     """Every original in the order of plans, nothing twice."""
-    return Schedule(tuple(Step(op) for op in graph.order), frozenset(chained))
+    return Schedule(tuple(Step(op) for op in run_order(graph)), frozenset(chained))
 
 
 @given(rich(sums=True), SEEDS, st.booleans())
@@ -126,7 +127,7 @@ def test_without_writes_in_place_no_byte_is_missing(graph, seed):
 def test_events_are_the_ops_in_order(graph, seed):
     coarse = coarsen(graph, kept_of(graph, seed))
     problem = coarse.problem
-    assert [op for ops in coarse.stretches for op in ops] == graph.order
+    assert [op for ops in coarse.stretches for op in ops] == run_order(graph)
     assert all(len({op < graph.first_backward for op in ops}) == 1 for ops in coarse.stretches)
     assert [ops[0] < graph.first_backward for ops in coarse.stretches] == [
         event < problem.border for event in range(len(coarse.stretches))

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from graph_tools import capture
 from memsaving_gradients.early_reductions import early_reductions
+from memsaving_gradients.schedules.order import deferrable
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 from tests.sampling import one_of
 from tests.support import KINDS, Inputs, Net, assert_same_gradients, in_session, numbers
@@ -140,7 +141,7 @@ def test_what_is_read_by_nobody_else_is_not_held_longer():
             seconds=np.ones(count),
             expensive=np.zeros(count, bool),
         )
-        return 2 in graph.postponable
+        return 2 in deferrable(graph)
 
     assert first_late(38)
     assert first_late(22)

@@ -12,9 +12,9 @@ import memsaving_gradients as ms
 from memsaving_gradients.planners import Limits
 from memsaving_gradients.planners.proposal import proposed
 from memsaving_gradients.planners.short_sums import left_alone
+from memsaving_gradients.schedules.order import LONG_SUM
 from memsaving_gradients.schedules.schedule import ordered, plain
 from memsaving_gradients.schedules.simulate import simulate
-from memsaving_gradients.schedules.training_graph import LONG_SUM
 from tests.random_graphs import rich
 from tests.sampling import examples
 from tests.schedules import forgetful

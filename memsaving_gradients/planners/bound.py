@@ -18,6 +18,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
@@ -84,7 +85,7 @@ class Crowd:
 
     def at(self, place: int) -> tuple[int, IntArray]:
         """Bytes that no plan can spare at a place, and which other storages (by their index here) are there in plain training."""
-        op = self.graph.order[place]
+        op = run_order(self.graph)[place]
         across = (self.born < place) & (self.last > place) & ~self.summed
         touched = self.touched(place)
         fixed = (across & ~self.free) | (touched & ~self.summed)
@@ -123,7 +124,7 @@ class Crowd:
 
     def touched(self, place: int) -> npt.NDArray[np.bool_]:
         """Which storages the op at a place reads."""
-        read = np.array(self.graph.reads[self.graph.order[place]], np.int64)
+        read = np.array(self.graph.reads[run_order(self.graph)[place]], np.int64)
         return np.isin(self.storages, self.graph.storage[read])
 
 
@@ -134,7 +135,7 @@ class _Lives:
         chained = frozenset(graph.sums if accumulate else ())
         self.alive = simulate(graph, ordered(graph, chained)).bytes_alive
         place = np.empty(graph.length, np.int64)
-        place[graph.order] = np.arange(graph.length)
+        place[run_order(graph)] = np.arange(graph.length)
         roots = graph.storage == np.arange(len(graph.storage))
         self.storages = np.flatnonzero(roots & ~graph.source & (graph.size > 0))
         self.size = graph.size[self.storages]

@@ -23,6 +23,7 @@ from graph_tools.memory.liveness import timeline
 from memsaving_gradients.planners.retention import DROPPED, KEPT, Problem, decide, run
 from memsaving_gradients.planners.segments import small_storages
 from memsaving_gradients.schedules.builder import Recorder
+from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import Schedule, ordered
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
@@ -48,7 +49,7 @@ class Coarse:
     storages
         The decided storages.
     stretches
-        For each event, its ops, in order; all together they are ``graph.order``.
+        For each event, its ops, in order; all together they are ``run_order(graph)``.
     passing
         For each event, the storages that nobody decides on and that no op behind it reads.
     """
@@ -77,7 +78,7 @@ class Coarse:
         return what
 
     def like(self, runs: Iterable[tuple[int, int]]) -> list[int]:
-        """The decisions of which come such runs of ops: each with the place of ``graph.order`` before which it is."""
+        """The decisions of which come such runs of ops: each with the place of ``run_order(graph)`` before which it is."""
         ends = np.cumsum([len(ops) for ops in self.stretches])
         recipe_of = self._recipe_of
         executions = [
@@ -245,7 +246,7 @@ def _stretches(graph: TrainingGraph, number: dict[int, int], beside: IntArray) -
     stretches: list[list[int]] = [[]]
     read: set[int] = set()
     most = 0
-    for place, op in enumerate(graph.order):
+    for place, op in enumerate(run_order(graph)):
         if op < graph.first_backward:
             stretches[-1].append(op)
             if any(v in number for v in graph.writes[op]):
@@ -364,7 +365,7 @@ def _beside(
     decided[: len(simulation.owner)] = np.isin(simulation.owner, list(number))
     until = dies.copy()
     at = {value: k for k, value in enumerate(simulation.owner)}
-    for place, op in enumerate(graph.order):
+    for place, op in enumerate(run_order(graph)):
         # A buffer that an op writes into, though it reads it, is there until then: it has no end before.
         now = int(born[at[graph.writes[op][0]]]) if op in chained else place
         for root in {int(graph.storage[v]) for v in graph.reads[op]} & at.keys():

@@ -31,6 +31,7 @@ from memsaving_gradients.planners.proposal import Limits, Proposal, proposed
 from memsaving_gradients.planners.segments import TINY, measure_segments
 from memsaving_gradients.schedules.builder import without_idle
 from memsaving_gradients.schedules.dependency_order import after_needs
+from memsaving_gradients.schedules.order import deferrable_before, requested
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
@@ -91,7 +92,7 @@ def scheduled(graph: TrainingGraph, counts: Mapping[int, int], chained: frozense
     """Algorithm 2 for these counts, each copy as late as possible."""
     border = graph.first_backward
     producer, losable = graph.producer.tolist(), graph.losable.tolist()
-    before, reads = graph.postponed_before, graph.losable_reads
+    before, reads = deferrable_before(graph), graph.losable_reads
     level = [
         int(counts.get(root, 0)) if may else 0
         for root, may in zip(graph.storage.tolist(), losable, strict=True)
@@ -104,7 +105,7 @@ def scheduled(graph: TrainingGraph, counts: Mapping[int, int], chained: frozense
         return [*wanted, *((maker, 0) for maker in before.get(op, ()))]
 
     steps = [Step(op) for op in range(border)]
-    for op, copy in after_needs(((op, 0) for op in graph.wanted), needs):
+    for op, copy in after_needs(((op, 0) for op in requested(graph)), needs):
         most = copy if op < border else MOST_LEVELS
         copies = tuple(min(most, level[v]) for v in graph.reads[op])
         steps.append(Step(op, copy, copies if copy or any(copies) else ()))

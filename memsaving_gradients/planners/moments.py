@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memsaving_gradients.planners.bound import Crowd
+from memsaving_gradients.schedules.order import run_order
 
 __all__ = ["NEAR_ENOUGH", "Moment", "Program", "Rows", "Solved"]
 
@@ -42,7 +43,7 @@ Row = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a solution: a place of ``graph.order``, and the storages that were made by then and are not there."""
+    """A moment of a solution: a place of ``run_order(graph)``, and the storages that were made by then and are not there."""
 
     place: int
     absent: frozenset[int]
@@ -61,7 +62,7 @@ class Solved:
     again
         For each stretch, the ops that this runs again: before the first moment, between two, and behind the last.
     runs
-        The same as late as it can be, in order: each with the place of ``graph.order`` before which it is.
+        The same as late as it can be, in order: each with the place of ``run_order(graph)`` before which it is.
     """
 
     seconds: float
@@ -91,7 +92,7 @@ class Program:
         self._born: list[int] = crowd.born[items].tolist()
         number = {value: k for k, value in enumerate(self.values)}
         storage = self._storage = graph.storage.tolist()
-        place = {op: k for k, op in enumerate(graph.order)}
+        place = {op: k for k, op in enumerate(run_order(graph))}
         self._number = number
         self._fixed_at: dict[int, int] = {}
         self._op = [int(graph.producer[value]) for value in self.values]
@@ -114,7 +115,7 @@ class Program:
                 self._useful[u] = max(self._useful[u], self._useful[k])
 
     def rows(self, places: Sequence[int]) -> Rows:
-        """The program of some places of ``graph.order``, the earliest first."""
+        """The program of some places of ``run_order(graph)``, the earliest first."""
         return Rows(self, places)
 
     def solve(
@@ -166,7 +167,9 @@ class Program:
         worst, most = None, int(NEAR * crowd.budget)
         for place in crowd.places.tolist():
             fixed = self._fixed(place)
-            read = {self._storage[v] for v in graph.reads[graph.order[place]]} & self._number.keys()
+            read = {
+                self._storage[v] for v in graph.reads[run_order(graph)[place]]
+            } & self._number.keys()
             touched = sum(
                 self._size[k]
                 for k in map(self._number.__getitem__, read)

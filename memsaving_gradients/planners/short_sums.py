@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsaving_gradients.planners.proposal import Proposal
+from memsaving_gradients.schedules.order import LONG_SUM
 from memsaving_gradients.schedules.simulate import simulate
-from memsaving_gradients.schedules.training_graph import LONG_SUM, TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["left_alone"]
 

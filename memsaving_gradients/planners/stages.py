@@ -30,6 +30,7 @@ from memsaving_gradients.planners.segments import (
     narrow_cuts,
     narrowest_cuts,
 )
+from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
@@ -109,7 +110,7 @@ def _places(graph: TrainingGraph, segments: Segments) -> list[int]:
     residual, storage = graph.residuals, graph.storage.tolist()
     producer = graph.producer.tolist()
     until = dict(zip(segments.parts.tolist(), segments.last.tolist(), strict=True))
-    order = graph.order[graph.first_backward :]
+    order = run_order(graph)[graph.first_backward :]
     low, high = [], []
     for op in order:
         read = [storage[v] for v in graph.reads[op] if storage[v] in residual]
@@ -133,7 +134,7 @@ def _early(graph: TrainingGraph, segments: Segments, cuts: IntArray, places: lis
     begin = np.concatenate([[-1], cuts])
     begins = begin[np.searchsorted(cuts, places)].tolist() if places else []
     found = set()
-    for op, start in zip(graph.order[graph.first_backward :], begins, strict=True):
+    for op, start in zip(run_order(graph)[graph.first_backward :], begins, strict=True):
         for value in graph.reads[op]:
             root = storage[value]
             if root in residual and graph.losable[root]:
@@ -167,7 +168,7 @@ class _Measure:
         self.begin = [-1, *cuts.tolist(), graph.first_backward - 1]
         self.length = len(self.begin) - 1
         self.inputs = [(), *(tuple(segments.frontier(c)) for c in cuts.tolist()), ()]
-        self.order = graph.order
+        self.order = run_order(graph)
         # Stages come from the last to the first: stage k has the backward ops from bounds[k + 1] to bounds[k].
         stage = np.searchsorted(cuts, places)
         self.bounds = (

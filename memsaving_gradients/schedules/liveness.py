@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from memsaving_gradients.schedules.order import deferrable, deferrable_before, requested
 from memsaving_gradients.schedules.storage import Stored
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
@@ -88,10 +89,10 @@ class _Wanted:
     """The backward ops as they are asked for, and which of them need more than to be run."""
 
     def __init__(self, graph: TrainingGraph) -> None:
-        self.ops = np.array(graph.wanted, np.int64)
-        self.before = graph.postponed_before
+        self.ops = np.array(requested(graph), np.int64)
+        self.before = deferrable_before(graph)
         self.watched = np.zeros(graph.length, np.bool_)
-        self.watched[[*self.before, *graph.postponable]] = True
+        self.watched[[*self.before, *deferrable(graph)]] = True
 
 
 def runs_of(graph: TrainingGraph, steps: Sequence[tuple[int, int, tuple[int, ...]]]) -> Runs:

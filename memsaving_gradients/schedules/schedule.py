@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from memsaving_gradients.schedules.liveness import Runs, runs_lazily
+from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.storage import Stored
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
@@ -79,7 +80,7 @@ def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
 
 def ordered(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
     """Every op once, in the order in which plans run the originals: `plain`, with postponable ops when they are due."""
-    return Schedule(tuple(Step(op) for op in graph.order), frozenset(chained))
+    return Schedule(tuple(Step(op) for op in run_order(graph)), frozenset(chained))
 
 
 def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int] = ()) -> Schedule:

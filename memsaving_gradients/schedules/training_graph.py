@@ -15,16 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients.schedules.deferrable import postponable
-from memsaving_gradients.schedules.dependency_order import after_needs
 from memsaving_gradients.schedules.storage import Stored
 
-__all__ = ["LONG_SUM", "IntArray", "TrainingGraph"]
+__all__ = ["IntArray", "TrainingGraph"]
 
-#: A sum of so many addends is a long one. (`AddN` adds up to nine in one expression.)
-LONG_SUM = 10
-#: A residual of at least this share of all is huge.
-HUGE_SHARE = 1 / 12
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -198,76 +192,6 @@ class TrainingGraph:
                     any(not source[storage[v]] and live[producer[v]] for v in self.reads[op])
                 )
         return live
-
-    @cached_property
-    def postponed_before(self) -> dict[int, tuple[int, ...]]:
-        """For ops that read or wait for postponable ops, which ones."""
-        late, producer = self.postponable, self.producer.tolist()
-        found = {}
-        for op in range(self.first_backward, self.length):
-            makers = (*(producer[v] for v in self.reads[op]), *self.waits.get(op, ()))
-            if late and not late.isdisjoint(makers):
-                found[op] = tuple(maker for maker in makers if maker in late)
-        return found
-
-    @cached_property
-    def postponable(self) -> frozenset[int]:
-        """Backward ops that could run long before their result is needed, and would hold memory from then on."""
-        producer = self.producer.tolist()
-        # What a long sum adds comes one by one.
-        long = (addends for addends in self.sums.values() if len(addends) >= LONG_SUM)
-        return postponable(self, {producer[v] for addends in long for v in addends})
-
-    @cached_property
-    def wanted(self) -> list[int]:
-        """Backward ops as they are asked for, each after what it needs: as they stand, but postponable ones last.
-
-        Those of these that are due earlier are needed earlier; the others are results.
-        """
-        late, sooner = self.postponable, self.brought_forward
-        stands = [op for op in range(self.first_backward, self.length) if op not in late]
-        return [
-            *sorted(stands, key=lambda op: (sooner.get(op, op), op not in sooner)),
-            *sorted(late),
-        ]
-
-    @cached_property
-    def huge(self) -> float:
-        """Bytes from which on a residual may decide by itself how high the peak is."""
-        return HUGE_SHARE * float(sum(self.size[root] for root in self.residuals))
-
-    @cached_property
-    def brought_forward(self) -> dict[int, int]:
-        """Products that are the only backward ops to read a huge residual, each with the op that they run before instead of after.
-
-        The gradient of a filter is small, and lets go of the layer's input; that of the input, which TensorFlow makes first, is as large.
-        """
-        storage, size, producer = self.storage.tolist(), self.size.tolist(), self.producer.tolist()
-        made = [sum(size[v] for v in values) for values in self.writes]
-        border = self.first_backward
-        readers: dict[int, set[int]] = {}
-        for op in range(border, self.length):
-            for value in self.reads[op]:
-                readers.setdefault(storage[value], set()).add(op)
-        found: dict[int, int] = {}
-        for root in sorted(self.residuals):
-            op, *others = readers[root]
-            lets_go = size[root] >= self.huge and made[op] < size[root]
-            if others or not lets_go or not self.expensive[op]:
-                continue
-            makers = (*(producer[v] for v in self.reads[op]), *self.waits.get(op, ()))
-            ready = max(border, *(maker + 1 for maker in makers))
-            first = next((other for other in range(ready, op) if made[other] >= self.huge), None)
-            if first is not None:
-                found[op] = first
-        return found
-
-    @cached_property
-    def order(self) -> list[int]:
-        """All ops in the order in which a plan runs the originals: as they stand, but postponable ones when they are due."""
-        before = self.postponed_before
-        backward = after_needs(self.wanted, lambda op: before.get(op, ()))
-        return [*range(self.first_backward), *backward]
 
     @cached_property
     def forward_seconds(self) -> float:
