@@ -161,7 +161,7 @@ def captured(model: str, options: dict[str, Any]) -> Any:
 def timeline(model: str, options: dict[str, Any]) -> dict[str, Any]:
     """The least share of the plain peak at which transfers are hidden and a step is hardly slower."""
     from memsaving_gradients.planners import Limits, keep
-    from memsaving_gradients.planners.storing import planner_that_stores
+    from memsaving_gradients.planners.with_storage import planner_that_stores
     from memsaving_gradients.schedules.schedule import plain
     from memsaving_gradients.schedules.simulate import simulate
     from memsaving_gradients.schedules.transfers import transfers
@@ -189,7 +189,7 @@ def timeline(model: str, options: dict[str, Any]) -> dict[str, Any]:
 def hybrid(model: str, options: dict[str, Any], share: float = HYBRID) -> dict[str, Any]:
     """Estimated extra time at a share of the plain peak, by recomputing, by offloading, and by both; ``None``: does not fit."""
     from memsaving_gradients.planners import Limits, auto, keep
-    from memsaving_gradients.planners.storing import planner_that_stores
+    from memsaving_gradients.planners.with_storage import planner_that_stores
     from memsaving_gradients.schedules.schedule import plain
     from memsaving_gradients.schedules.simulate import simulate
 

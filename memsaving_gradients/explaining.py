@@ -3,7 +3,7 @@
 The step is traced as TensorFlow would trace it, and the gradients that it asks for are looked at and left alone. The graph of the whole step is
 then played (:mod:`graph_tools.memory.executor`): what is alive at its peak, or within a hundredth of it for the first time, are the
 parts. The least budget comes from the search that an error about a budget would name it by, plans for a row of budgets, evenly spread from
-plain training down to that, from :mod:`memsaving_gradients.planners.curve`.
+plain training down to that, from :mod:`memsaving_gradients.planners.budget_curve`.
 
 Beside tracing it takes some seconds; in a network of 1001 layers half a minute, where the least plan is not rewritten to see what the
 executor adds to it.
@@ -23,8 +23,8 @@ from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.describe import source_line
 from memsaving_gradients.explanation import Explanation, Layer, Parts, Point
-from memsaving_gradients.planners import Limits, Proposal, curve
-from memsaving_gradients.progress import showing
+from memsaving_gradients.planners import Limits, Proposal, budget_curve
+from memsaving_gradients.planners.progress import showing
 from memsaving_gradients.study import Study, asked
 from memsaving_gradients.uncollected import uncollected
 
@@ -119,7 +119,7 @@ def _between(study: Study, least: int) -> Curve:
     budgets = np.linspace(most, min(least, most), POINTS)[1:-1].astype(int).tolist()
     with showing(study.site.options.progress) as progress:
         limits = Limits(keep=search.keep, accumulate=search.accumulate, progress=progress)
-        return curve.plans(search.meter.graph, limits, budgets)
+        return budget_curve.plans(search.meter.graph, limits, budgets)
 
 
 def _point(study: Study, found: Curve, proposal: Proposal, budget: int) -> Point:

@@ -15,11 +15,17 @@ import tensorflow as tf
 
 from graph_tools.editing import original_view
 from graph_tools.errors import GraphError
-from memsaving_gradients.budgets import MANY_OPS, chunk_bytes, safe_bytes, worst_bytes
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.goal import too_small
 from memsaving_gradients.loops.choice import WAYS
 from memsaving_gradients.plan import Plan
+from memsaving_gradients.planners.budget_search import (
+    MANY_OPS,
+    chunk_bytes,
+    safe_bytes,
+    worst_bytes,
+)
+from memsaving_gradients.planners.progress import showing
 from memsaving_gradients.planning import (
     LIMITED,
     Outcome,
@@ -30,7 +36,6 @@ from memsaving_gradients.planning import (
     search_of,
     warn_nothing_saved,
 )
-from memsaving_gradients.progress import showing
 from memsaving_gradients.replicas import Shared
 from memsaving_gradients.rewrite import Rewrite, rewrite
 from memsaving_gradients.schedules.simulate import Simulation

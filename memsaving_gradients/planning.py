@@ -13,14 +13,6 @@ from graph_tools.errors import GraphError
 from graph_tools.memory.liveness import timeline
 from graph_tools.warn import warn
 from memsaving_gradients import registry
-from memsaving_gradients.budgets import (
-    Found,
-    Meter,
-    Search,
-    chunk_bytes,
-    plain_bytes,
-    safe_bytes,
-)
 from memsaving_gradients.describe import describe, why_nothing
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import (
@@ -44,8 +36,16 @@ from memsaving_gradients.planners import (
     named,
     planner_name,
 )
+from memsaving_gradients.planners.budget_search import (
+    Found,
+    Meter,
+    Search,
+    chunk_bytes,
+    plain_bytes,
+    safe_bytes,
+)
 from memsaving_gradients.planners.short_sums import left_alone
-from memsaving_gradients.planners.storing import improve_that_stores, planner_that_stores
+from memsaving_gradients.planners.with_storage import improve_that_stores, planner_that_stores
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedules.schedule import Schedule, ordered, plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate

@@ -11,7 +11,7 @@ from graph_tools.costs import estimates
 from memsaving_gradients.encodings import ENCODINGS, Encoding
 from memsaving_gradients.offload import Offload
 from memsaving_gradients.options import Options
-from memsaving_gradients.planners.segments import small_storages
+from memsaving_gradients.planners.chains.frontiers import small_storages
 from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedules.storage import OFFLOAD, Stored
 

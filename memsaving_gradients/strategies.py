@@ -6,7 +6,7 @@ The paper (arXiv 1604.06174, section 5.1) compares, by planning alone:
 - ``inplace``: an elementwise op writes into an input that nobody reads any more; nothing is freed otherwise;
 - ``sharing``: buffers are freed at their last use as well: what TensorFlow's executor does;
 - ``drop cheap``: results of cheap ops (normalizations, activations) are dropped and made again;
-- ``sublinear plan``: segments of a budget that is searched for (:mod:`memsaving_gradients.planners.chen_budget`).
+- ``sublinear plan``: segments of a budget that is searched for (:mod:`memsaving_gradients.planners.chen`).
 
 Figures are simulated and nothing runs. As in the paper, parameters and what kernels take as scratch are no part of them; they
 stand beside them.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.planners import Limits, cheap_ops, chen_budget
+from memsaving_gradients.planners import Limits, cheap_ops, chen
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -146,7 +146,7 @@ def strategies(
         Strategy("inplace", _in_place(graph)),
         Strategy("sharing", simulate(graph, plain(graph)).peak),
     ]
-    for name, plan in (("drop cheap", cheap_ops.plan), ("sublinear plan", chen_budget.plan)):
+    for name, plan in (("drop cheap", cheap_ops.plan), ("sublinear plan", chen.plan)):
         proposal = plan(graph, Limits())
         clones = proposal.schedule.clones
         rows.append(Strategy(name, proposal.peak, proposal.extra_seconds / whole, clones))

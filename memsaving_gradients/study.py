@@ -18,7 +18,12 @@ from graph_tools.memory.executor import CHANCE
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import patching, whole_step
-from memsaving_gradients.budgets import (
+from memsaving_gradients.engine import observing
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.following import FIRST_SHARE, Following
+from memsaving_gradients.options import Options
+from memsaving_gradients.planners import Limits, Proposal, budget_curve
+from memsaving_gradients.planners.budget_search import (
     FLOORS,
     MANY_OPS,
     Found,
@@ -27,11 +32,7 @@ from memsaving_gradients.budgets import (
     plain_bytes,
     safe_bytes,
 )
-from memsaving_gradients.engine import observing
-from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.following import FIRST_SHARE, Following
-from memsaving_gradients.options import Options
-from memsaving_gradients.planners import Limits, Proposal, chain, curve
+from memsaving_gradients.planners.chains import chain
 from memsaving_gradients.planning import seek
 from memsaving_gradients.site import Site
 
@@ -130,7 +131,7 @@ class Study:
         most = plan.peak * budget / max(self.need(plan) * adds, 1)
         asked = [int(most * share) for share in ASKED]
         limits = Limits(keep=self.search.keep, accumulate=self.search.accumulate)
-        found = [plan for _, plan in curve.plans(self.search.meter.graph, limits, asked)]
+        found = [plan for _, plan in budget_curve.plans(self.search.meter.graph, limits, asked)]
         fits = [one for one in found if self.budget_for(self.need(one)) * adds <= budget]
         return min(self.extra_time(one) for one in [plan, *fits])
 

@@ -36,9 +36,9 @@ from graph_tools.tf_private import autodiff, graphs
 from graph_tools.warn import warn
 from memsaving_gradients import registry, replicas
 from memsaving_gradients.attention.needs import plain_as_well
-from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
 from memsaving_gradients.following import Followed, Following
+from memsaving_gradients.planners.budget_search import safe_bytes
 from memsaving_gradients.planning import warn_stopped
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.site import Site

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsaving_gradients.planners import Interrupted, Limits, Proposal, auto, chen_budget
+from memsaving_gradients.planners import Interrupted, Limits, Proposal, auto, chen
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import Schedule, Step, plain
 from memsaving_gradients.schedules.simulate import simulate
@@ -125,13 +125,13 @@ def check_chain(n: int) -> None:
     """Every whole budget of a unit chain: kept, never slower than a smaller one, no slower than Chen's plan."""
     graph = chain([1] * n)
     peak = simulate(graph, plain(graph)).peak
-    least = chen_budget.plan(graph, Limits(budget=0)).peak
+    least = chen.plan(graph, Limits(budget=0)).peak
     before = math.inf
     for budget in range(least, peak + 1):
         proposal = planned(graph, budget)
         assert proposal.peak <= budget
         assert proposal.extra_seconds <= before, f"budget {budget}: slower than {budget - 1}"
-        other = chen_budget.plan(graph, Limits(budget=budget))
+        other = chen.plan(graph, Limits(budget=budget))
         assert proposal.extra_seconds <= other.extra_seconds, f"budget {budget}: Chen is faster"
         before = proposal.extra_seconds
     assert before == 0

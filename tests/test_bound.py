@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks.models.layered import unet_vgg
 from memsaving_gradients.planners import Limits, auto
-from memsaving_gradients.planners.bound import least_extra_seconds
-from memsaving_gradients.planners.integer_bound import bound_within, tightest_bound
+from memsaving_gradients.planners.bounds.integer import bound_within, tightest_bound
+from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import plain, recompute_lazily
 from memsaving_gradients.schedules.simulate import simulate

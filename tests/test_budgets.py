@@ -13,11 +13,10 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from benchmarks.models import small
 from graph_tools.memory.bfc_allocator import irregular_peaks
-from memsaving_gradients import budgets
-from memsaving_gradients.budgets import Meter, Search
 from memsaving_gradients.following import Following
 from memsaving_gradients.goal import Goal, too_small
-from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
+from memsaving_gradients.planners import Limits, Proposal, auto, budget_search, least_memory
+from memsaving_gradients.planners.budget_search import Meter, Search
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.site import Site
 from tests.fresh import fresh
@@ -102,9 +101,11 @@ def test_large_graphs_are_played_amidst_of_what_is_there(monkeypatch: pytest.Mon
     alone = Meter(graph, "control")
     small = Meter(graph, "control", there)
     assert small.need(small.plain) == alone.need(alone.plain)
-    monkeypatch.setattr(budgets, "MANY_OPS", 1)
+    monkeypatch.setattr(budget_search, "MANY_OPS", 1)
     large = Meter(graph, "control", there)
-    played = irregular_peaks([large.plain.simulation.buffers], before=there, steps=budgets.STEPS)
+    played = irregular_peaks(
+        [large.plain.simulation.buffers], before=there, steps=budget_search.STEPS
+    )
     assert large.need(large.plain) == played.average != alone.need(alone.plain)
 
 

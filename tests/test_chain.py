@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsaving_gradients.planners import Interrupted, Limits, chain, least_memory
-from memsaving_gradients.planners.stages import cut_stages
+from memsaving_gradients.planners import Interrupted, Limits, least_memory
+from memsaving_gradients.planners.chains import chain
+from memsaving_gradients.planners.chains.stages import cut_stages
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.planners import Interrupted, Limits, chen_budget, mirror
+from memsaving_gradients.planners import Interrupted, Limits, chen
+from memsaving_gradients.planners.chains import mirror_counts
 from memsaving_gradients.schedules.schedule import Schedule, Step, ordered, plain, recompute_lazily
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -74,8 +75,8 @@ def algorithm_2(graph: TrainingGraph, counts: dict[int, int]) -> list[tuple]:
 def numbered_by_level(graph: TrainingGraph, counts: dict[int, int]) -> list[tuple]:
     """The library's schedule before copies are numbered as they come: op, level, levels read."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mirror, "without_idle", lambda _, schedule: schedule)
-        steps = mirror.scheduled(graph, counts, frozenset()).steps
+        patch.setattr(mirror_counts, "without_idle", lambda _, schedule: schedule)
+        steps = mirror_counts.scheduled(graph, counts, frozenset()).steps
     return [(s.op, s.copy, s.reads or (0,) * len(graph.reads[s.op])) for s in steps]
 
 
@@ -86,7 +87,7 @@ def numbered_by_level(graph: TrainingGraph, counts: dict[int, int]) -> list[tupl
 @pytest.mark.parametrize("n", [*range(1, 40), 50, 64, 99, 100, 101, 200, 400, 900, 1600])
 def test_a_unit_chain_takes_two_roots_of_its_length(n, residual):
     graph = chain([1] * n, residual=residual, forwards=True)
-    proposal = chen_budget.plan(graph)
+    proposal = chen.plan(graph)
     # One more where n is no square, one for what an op reads and writes at once.
     assert proposal.peak <= 2 * math.sqrt(n) + 2
     assert proposal.extra_seconds <= graph.forward_seconds, "one extra forward pass"
@@ -94,16 +95,16 @@ def test_a_unit_chain_takes_two_roots_of_its_length(n, residual):
 
 @pytest.mark.parametrize("n", [9, 16, 25, 100, 400, 900, 1600])
 def test_squares_take_no_more_than_the_papers_bound(n):
-    assert chen_budget.plan(chain([1] * n)).peak <= 2 * math.sqrt(n)
+    assert chen.plan(chain([1] * n)).peak <= 2 * math.sqrt(n)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 30])
 def test_every_whole_budget_of_a_unit_chain(n):
     graph = chain([1] * n)
-    least = chen_budget.plan(graph, Limits(budget=0)).peak
+    least = chen.plan(graph, Limits(budget=0)).peak
     slower = math.inf
     for budget in range(n + 4):
-        proposal = chen_budget.plan(graph, Limits(budget=budget))
+        proposal = chen.plan(graph, Limits(budget=budget))
         valid(graph, proposal.schedule)
         assert simulate(graph, proposal.schedule).peak == proposal.peak
         if budget < least:
@@ -117,17 +118,13 @@ def test_every_whole_budget_of_a_unit_chain(n):
 
 def test_two_tensors_a_cut():
     graph = two_states(100)
-    assert (
-        chen_budget.plan(graph).peak
-        <= 4 * math.sqrt(100) + 6
-        < simulate(graph, plain(graph)).peak / 4
-    )
+    assert chen.plan(graph).peak <= 4 * math.sqrt(100) + 6 < simulate(graph, plain(graph)).peak / 4
 
 
 @pytest.mark.parametrize("n", [4, 16, 64, 256, 1024])
 def test_recursion_takes_the_logarithm_of_a_unit_chain(n):
     graph = chain([1] * n)
-    proposal = mirror.recursive(graph)
+    proposal = mirror_counts.recursive(graph)
     valid(graph, proposal.schedule)
     assert proposal.peak <= math.log2(n) + 4
     assert proposal.schedule.clones <= n / 2 * math.log2(n)
@@ -136,7 +133,7 @@ def test_recursion_takes_the_logarithm_of_a_unit_chain(n):
 @pytest.mark.parametrize("k", [2, 3, 7])
 def test_recursion_with_several_cuts_at_a_time(k):
     graph = chain([1] * 500)
-    proposal = mirror.recursive(graph, k=k)
+    proposal = mirror_counts.recursive(graph, k=k)
     valid(graph, proposal.schedule)
     levels = math.log(500, k + 1)
     assert proposal.peak <= k * levels + 4
@@ -158,10 +155,8 @@ def test_division_is_the_papers_loop(sizes, b, data):
         if v in fit and temp > b:
             x, y, temp = x + 1, max(y, temp), 0
             cuts.append(v)
-    found = chen_budget.divide(
-        np.array(held), np.ones(len(sizes), int), np.array(sorted(fit), int), b
-    )
-    assert found == chen_budget.Division(tuple(cuts), x, max(y, temp))
+    found = chen.divide(np.array(held), np.ones(len(sizes), int), np.array(sorted(fit), int), b)
+    assert found == chen.Division(tuple(cuts), x, max(y, temp))
 
 
 # Mirror counts -----------------------------------------------------------------------------------------------------
@@ -176,7 +171,7 @@ def test_counts_of_chains_mean_what_algorithm_2_says(levels, residual):
     assert [n for n in numbered_by_level(graph, counts) if n[0] != seed] == [
         n for n in algorithm_2(graph, counts) if n[0] != seed
     ]
-    valid(graph, mirror.mirrored(graph, Limits(), counts).schedule)
+    valid(graph, mirror_counts.mirrored(graph, Limits(), counts).schedule)
 
 
 @given(st.data())
@@ -185,13 +180,13 @@ def test_counts_of_networks_mean_what_algorithm_2_says(data):
     graph = data.draw(networks())
     counts = {v: data.draw(st.integers(0, 3)) for v in range(1, graph.first_backward)}
     assert sorted(numbered_by_level(graph, counts)) == sorted(algorithm_2(graph, counts))
-    valid(graph, mirror.mirrored(graph, Limits(), counts).schedule)
+    valid(graph, mirror_counts.mirrored(graph, Limits(), counts).schedule)
 
 
 def runs_again(n: int, counts: dict[int, int]) -> list[int]:
     graph = chain([1] * n)
     clones = Counter(
-        s.op for s in mirror.mirrored(graph, Limits(), counts).schedule.steps if s.copy
+        s.op for s in mirror_counts.mirrored(graph, Limits(), counts).schedule.steps if s.copy
     )
     return [clones[op] for op in range(1, n + 1)]
 
@@ -210,10 +205,10 @@ def test_a_count_of_three_recomputes_three_times():
 def test_no_counts_are_plain_training_and_ones_are_lazy_recomputation():
     for make in GRAPHS.values():
         graph = make()
-        assert mirror.mirrored(graph, Limits(), {}).schedule == plain(graph)
+        assert mirror_counts.mirrored(graph, Limits(), {}).schedule == plain(graph)
         roots = set(graph.storage[graph.losable].tolist())
         kept = {s for s in roots if s % 3 == 0}
-        ones = mirror.scheduled(graph, dict.fromkeys(roots - kept, 1), frozenset())
+        ones = mirror_counts.scheduled(graph, dict.fromkeys(roots - kept, 1), frozenset())
         lazy = recompute_lazily(graph, kept)
         assert ones.steps == lazy.steps
 
@@ -221,16 +216,16 @@ def test_no_counts_are_plain_training_and_ones_are_lazy_recomputation():
 @pytest.mark.parametrize("count", [-1, 1.5, True, 1000])
 def test_counts_that_are_none(count):
     with pytest.raises(ArgumentError, match="how many times it may be made again"):
-        mirror.mirrored(chain([1] * 3), Limits(), {1: count})
+        mirror_counts.mirrored(chain([1] * 3), Limits(), {1: count})
     with pytest.raises(ArgumentError, match="mirror="):
-        chen_budget.plan(chain([1] * 3), Limits(mirror={1: count}))
+        chen.plan(chain([1] * 3), Limits(mirror={1: count}))
 
 
 @pytest.mark.parametrize("budget", [None, 0, 12, 1000])
 def test_the_planner_honors_counts(budget):
     graph = chain([1] * 30)
     limits = Limits(keep={20: "asked for"}, budget=budget, mirror={7: 0, 8: 1, 9: 0, 20: 2})
-    proposal = chen_budget.plan(graph, limits)
+    proposal = chen.plan(graph, limits)
     valid(graph, proposal.schedule)
     clones = Counter(s.op for s in proposal.schedule.steps if s.copy)
     assert clones[7] == clones[9] == clones[20] == 0 < clones[8]
@@ -263,18 +258,18 @@ def networks(draw: st.DrawFn) -> TrainingGraph:
 def test_budgets_are_kept_and_more_is_never_slower(graph, one, other):
     # In the order of plans: gradients of penalties come when they are due, which may take more than plain training.
     most = simulate(graph, ordered(graph, graph.sums)).peak
-    least = chen_budget.plan(graph, Limits(budget=0)).peak
+    least = chen.plan(graph, Limits(budget=0)).peak
     tight, loose = sorted(int(most * share) for share in (one, other))
-    first, second = (chen_budget.plan(graph, Limits(budget=b)) for b in (tight, loose))
+    first, second = (chen.plan(graph, Limits(budget=b)) for b in (tight, loose))
     for budget, proposal in ((tight, first), (loose, second)):
         valid(graph, proposal.schedule)
         assert simulate(graph, proposal.schedule).peak == proposal.peak
         assert proposal.peak <= max(budget, least)
     if tight >= least:
         assert second.extra_seconds <= first.extra_seconds
-    assert chen_budget.plan(graph, Limits(budget=most)).extra_seconds == 0
-    assert chen_budget.plan(graph, Limits(budget=tight)).schedule == first.schedule
-    assert chen_budget.plan(graph).peak <= most
+    assert chen.plan(graph, Limits(budget=most)).extra_seconds == 0
+    assert chen.plan(graph, Limits(budget=tight)).schedule == first.schedule
+    assert chen.plan(graph).peak <= most
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -282,17 +277,17 @@ def test_hand_made_graphs(name):
     graph = GRAPHS[name]()
     most = simulate(graph, plain(graph)).peak
     for limits in (Limits(), Limits(budget=most // 2), Limits(budget=most // 4)):
-        proposal = chen_budget.plan(graph, limits)
+        proposal = chen.plan(graph, limits)
         valid(graph, proposal.schedule)
         assert proposal.peak <= most
-        assert proposal.schedule == chen_budget.plan(GRAPHS[name](), limits).schedule
-    valid(graph, mirror.recursive(graph).schedule)
+        assert proposal.schedule == chen.plan(GRAPHS[name](), limits).schedule
+    valid(graph, mirror_counts.recursive(graph).schedule)
 
 
 def test_what_is_asked_for_stays():
     graph = chain([1] * 40)
     for budget in (None, 9, 15, 30):
-        proposal = chen_budget.plan(graph, Limits({13: "asked for"}, budget=budget))
+        proposal = chen.plan(graph, Limits({13: "asked for"}, budget=budget))
         assert 13 in proposal.reasons
         assert not any(s.copy and s.op == 13 for s in proposal.schedule.steps)
 
@@ -302,7 +297,7 @@ def test_cuts_part_no_fused_pair():
     fuses = graph.fuses.copy()
     fuses[10:20] = True
     graph = replace(graph, fuses=fuses, reads=[*graph.reads])
-    proposal = chen_budget.plan(graph)
+    proposal = chen.plan(graph)
     valid(graph, proposal.schedule)
 
 
@@ -318,16 +313,16 @@ def test_an_interrupted_search_returns_the_best_so_far():
         if len(seen) == 5:
             raise Interrupted
 
-    proposal = chen_budget.plan(graph, Limits(budget=20, progress=stop))
+    proposal = chen.plan(graph, Limits(budget=20, progress=stop))
     assert not proposal.complete and len(seen) == 5 and seen == sorted(seen)
     valid(graph, proposal.schedule)
-    assert not chen_budget.plan(graph, Limits(seconds=0.0)).complete
-    assert chen_budget.plan(graph, Limits(seconds=60.0)).complete
+    assert not chen.plan(graph, Limits(seconds=0.0)).complete
+    assert chen.plan(graph, Limits(seconds=60.0)).complete
 
 
 def test_steps_of_algorithm_2_by_hand():
     graph = chain([1, 1, 1])
-    steps = mirror.mirrored(graph, Limits(), {1: 2, 2: 1}).schedule.steps
+    steps = mirror_counts.mirrored(graph, Limits(), {1: 2, 2: 1}).schedule.steps
     assert steps[4:] == (
         Step(1, 1, (0,)),
         Step(2, 1, (1,)),

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from memsaving_gradients.planners import coarse as coarse_module
-from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, LATE, STRICT, decide, run
+from memsaving_gradients.planners.retention import coarsen as coarse_module
+from memsaving_gradients.planners.retention.coarsen import Coarse, coarsen
+from memsaving_gradients.planners.retention.problem import (
+    DROPPED,
+    EARLY,
+    KEPT,
+    LATE,
+    STRICT,
+    decide,
+)
+from memsaving_gradients.planners.retention.simulate import run
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import Simulation, simulate

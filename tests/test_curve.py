@@ -7,8 +7,8 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from memsaving_gradients.planners import Interrupted, Limits, auto, curve
-from memsaving_gradients.planners.bound import least_extra_seconds
+from memsaving_gradients.planners import Interrupted, Limits, auto, budget_curve
+from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from tests.checker import check_schedule
@@ -22,7 +22,7 @@ NEAR = 1e-9
 
 def plans(graph, budgets):
     """What comes out, checked for what holds of every curve."""
-    found = curve.plans(graph, Limits(), budgets)
+    found = budget_curve.plans(graph, Limits(), budgets)
     before = -math.inf
     for budget, proposal in found:
         checked = check_schedule(graph, proposal.schedule)
@@ -64,7 +64,7 @@ def test_an_interrupted_curve_gives_the_plans_so_far():
             raise Interrupted
 
     budgets = [int(share * peak) for share in (1, 0.9, 0.8, 0.7, 0.6)]
-    found = dict(curve.plans(graph, Limits(progress=progress), budgets))
+    found = dict(budget_curve.plans(graph, Limits(progress=progress), budgets))
     assert shares == sorted(shares) and len(shares) < len(budgets)
     assert found[peak].extra_seconds == 0 and len(found) > 1
 

@@ -13,19 +13,11 @@ from hypothesis import strategies as st
 
 from benchmarks.models.layered import unet_vgg
 from memsaving_gradients.errors import ArgumentError, PlanNote
-from memsaving_gradients.planners import (
-    Interrupted,
-    Limits,
-    Proposal,
-    auto,
-    exact,
-    intervals,
-    least_memory,
-    proving,
-)
-from memsaving_gradients.planners.coarse import coarsen
-from memsaving_gradients.planners.integer_bound import bound_within, tightest_bound
-from memsaving_gradients.planners.retention import run
+from memsaving_gradients.planners import Interrupted, Limits, Proposal, auto, exact, least_memory
+from memsaving_gradients.planners.bounds.integer import bound_within, tightest_bound
+from memsaving_gradients.planners.retention import constraint_program, prove
+from memsaving_gradients.planners.retention.coarsen import coarsen
+from memsaving_gradients.planners.retention.simulate import run
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -98,7 +90,7 @@ def test_a_value_is_made_again_as_often_as_it_pays(length):
     least = next(b for b in range(1, 30) if least_seconds(graph, b) < math.inf)
     proposal = planned(graph, least)
     again = [step.op for step in proposal.schedule.steps if step.copy]
-    assert max(again.count(op) for op in again) > proving.COPIES
+    assert max(again.count(op) for op in again) > prove.COPIES
     assert proposal.extra_seconds == least_seconds(graph, least)
 
 
@@ -148,7 +140,7 @@ def test_a_plan_far_from_the_bound_is_improved(monkeypatch):
     # A plan close to the bound, one that does not fit, and without a solver:
     assert auto.improved(graph, limits, auto.plan(graph, limits)) is None
     assert auto.improved(graph, Limits(budget=dear.peak - 1), dear) is None
-    monkeypatch.setattr(intervals, "is_installed", lambda: False)
+    monkeypatch.setattr(constraint_program, "is_installed", lambda: False)
     assert auto.improved(graph, limits, dear) is None
 
 
@@ -163,13 +155,13 @@ def test_effort_gives_the_same_plan_every_time(effort, monkeypatch):
 
 
 def test_seconds_are_kept(monkeypatch):
-    solve, asked = intervals.solve, []
+    solve, asked = constraint_program.solve, []
 
     def noted(*problem, **how):
         asked.append((how["effort"], how["seconds"]))
         return solve(*problem, **how)
 
-    monkeypatch.setattr(intervals, "solve", noted)
+    monkeypatch.setattr(constraint_program, "solve", noted)
     instance = unet_vgg()
     proposal = planned(instance.graph(), int(0.45 * instance.peak), seconds=2.0)
     # Nothing but time ends this search.
@@ -194,7 +186,7 @@ def test_an_interrupted_search_gives_the_best_so_far_and_the_next_one_works():
 def test_where_the_process_is_killed_the_plan_there_is_is_used():
     instance = unet_vgg()
     budget = int(0.45 * instance.peak)
-    solver = intervals._Solver.running()
+    solver = constraint_program._Solver.running()
 
     def kill(share: float, what: str) -> None:
         if what == "proving":
@@ -203,16 +195,18 @@ def test_where_the_process_is_killed_the_plan_there_is_is_used():
     with pytest.warns(PlanNote, match="ended early, with exit status -9: it was killed"):
         proposal = planned(instance.graph(), budget, progress=kill)
     assert proposal.peak <= budget
-    intervals._Solver.running().process.kill()
-    intervals._Solver.running().process.wait()
+    constraint_program._Solver.running().process.kill()
+    constraint_program._Solver.running().process.wait()
     assert planned(small(26), 20).optimal
 
 
 def test_what_the_process_says_before_it_ends_is_told(monkeypatch):
-    intervals._Solver._end()
+    constraint_program._Solver._end()
     start = subprocess.Popen
     broken = [sys.executable, "-c", "raise ImportError('libortools is missing')"]
-    monkeypatch.setattr(intervals.subprocess, "Popen", lambda _, **how: start(broken, **how))
+    monkeypatch.setattr(
+        constraint_program.subprocess, "Popen", lambda _, **how: start(broken, **how)
+    )
     instance = unet_vgg()
     graph, limits = instance.graph(), Limits(budget=int(0.6 * instance.peak))
     dear = least_memory.plan(graph, Limits())
@@ -221,7 +215,7 @@ def test_what_the_process_says_before_it_ends_is_told(monkeypatch):
 
 
 def test_without_a_solver_the_way_to_one_is_named(monkeypatch):
-    monkeypatch.setattr(intervals.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(constraint_program.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ArgumentError, match=r"pip install 'memsaving-gradients\[exact\]'"):
         exact.plan(chain([1, 2, 3]), Limits(budget=3))
 
@@ -229,7 +223,7 @@ def test_without_a_solver_the_way_to_one_is_named(monkeypatch):
 def ended_with_python() -> tuple[bool, bool]:
     """Return whether the solver's process runs after a plan, and whether it has ended after Python's exit functions."""
     exact.plan(small(26), Limits(budget=20))
-    process = intervals._Solver.running().process
+    process = constraint_program._Solver.running().process
     runs = process.poll() is None
     atexit._run_exitfuncs()
     return runs, process.poll() is not None

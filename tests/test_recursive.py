@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsaving_gradients.planners import Interrupted, Limits, recursive
+from memsaving_gradients.planners import Interrupted, Limits
+from memsaving_gradients.planners.chains import recursive
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from tests.checker import check_schedule

@@ -12,18 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsaving_gradients.planners import replay
-from memsaving_gradients.planners.replay import APART, Base, Change, changed
-from memsaving_gradients.planners.retention import (
+from memsaving_gradients.planners.retention import incremental
+from memsaving_gradients.planners.retention.incremental import APART, Base, Change, changed
+from memsaving_gradients.planners.retention.problem import (
     DROPPED,
     EARLY,
     KEPT,
     LATE,
     STRICT,
     Problem,
-    Run,
-    run,
 )
+from memsaving_gradients.planners.retention.simulate import Run, run
 from tests.sampling import examples
 from tests.test_retention import chain, decided
 from tests.test_retention import problem as small_problem
@@ -125,7 +124,7 @@ def test_a_change_is_played_as_from_the_first_event(
     given = make(first)
     decisions, changes = drawn(given, second, wild)
     base = Base(given, decisions)
-    with mock.patch.object(replay, "APART", apart):
+    with mock.patch.object(incremental, "APART", apart):
         for change in changes:
             assert same(base.play(change), run(given, changed(decisions, change)))
     assert base.decisions == decisions
@@ -151,13 +150,13 @@ def test_a_run_does_not_ask_for_the_border(
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The events from which something was played, for a change."""
     events: list[int] = []
-    play = replay.play
+    play = incremental.play
 
     def noted(problem, decisions, appointments, state, until):
         events.append(state.now)
         play(problem, decisions, appointments, state, until)
 
-    monkeypatch.setattr(replay, "play", noted)
+    monkeypatch.setattr(incremental, "play", noted)
     return events
 
 
@@ -232,7 +231,7 @@ def test_a_value_that_is_made_again_before_it_is_made_is_in_its_first_gap() -> N
     others = [EARLY + 2 * 1, EARLY + 2 * 2]
     base = Base(given, [DROPPED, *others])
     assert base.run.extra_seconds == 3
-    with mock.patch.object(replay, "APART", 1):
+    with mock.patch.object(incremental, "APART", 1):
         strict = base.play([(0, STRICT)])
     assert strict.extra_seconds == 4
     assert same(strict, run(given, [STRICT, *others]))

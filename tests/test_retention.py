@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsaving_gradients.planners.retention import DROPPED, EARLY, KEPT, LATE, STRICT, Problem, run
+from memsaving_gradients.planners.retention.problem import (
+    DROPPED,
+    EARLY,
+    KEPT,
+    LATE,
+    STRICT,
+    Problem,
+)
+from memsaving_gradients.planners.retention.simulate import run
 from tests.sampling import examples
 
 

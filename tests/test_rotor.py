@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from memsaving_gradients.planners.rotor import Chain, Table, least_budget
+from memsaving_gradients.planners.chains.rotor import Chain, Table, least_budget
 
 
 @dataclass(frozen=True)

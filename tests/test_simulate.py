@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsaving_gradients.planners.storing import store
+from memsaving_gradients.planners.with_storage import store
 from memsaving_gradients.schedules.schedule import Schedule, Step, plain, recompute_lazily
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.storage import Stored

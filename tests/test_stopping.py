@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from memsaving_gradients.planners import Interrupted, Limits, Proposal, least_memory
-from memsaving_gradients.progress import showing
+from memsaving_gradients.planners.progress import showing
 from tests.greedy import greedy
 from tests.towers import HOLEY, planned, tower
 
@@ -171,7 +171,9 @@ def test_error_in_a_hook_leaves_the_graph() -> None:
 
 def test_out_of_time_uses_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
-    monkeypatch.setattr("memsaving_gradients.budgets.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(
+        "memsaving_gradients.planners.budget_search.time.monotonic", lambda: float(next(clock))
+    )
     with pytest.warns(errors.PlanningStoppedWarning, match="out of time"):
         plan = planned(HOLEY, budget=0.7, planning_seconds=1.5)
     assert not plan.complete
@@ -209,7 +211,7 @@ def test_bar_in_a_terminal(
     import sys
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("memsaving_gradients.progress.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("memsaving_gradients.planners.progress.PATIENCE_SECONDS", 0.0)
     if not with_rich:
         monkeypatch.setitem(sys.modules, "rich.console", None)
     with showing(None) as hook:
@@ -229,7 +231,7 @@ def test_no_bar_for_what_is_over(
     import sys
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("memsaving_gradients.progress.PATIENCE_SECONDS", patience)
+    monkeypatch.setattr("memsaving_gradients.planners.progress.PATIENCE_SECONDS", patience)
     with showing(None) as hook:
         assert hook is not None
         if patience:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Limits, auto, keep, least_memory
-from memsaving_gradients.planners.storing import planner_that_stores, store
+from memsaving_gradients.planners.with_storage import planner_that_stores, store
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.storage import Stored

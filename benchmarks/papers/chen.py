@@ -41,7 +41,7 @@ def unrolled() -> dict[str, Any]:
     """The strategies on the unrolled LSTM, its weights' gradients not counted, and our plan within a quarter of *sharing* (in a process of its own)."""
     from benchmarks.models import build
     from benchmarks.periodic import captured_step
-    from memsaving_gradients.planners import Limits, auto, chen_budget
+    from memsaving_gradients.planners import Limits, auto, chen
     from memsaving_gradients.schedules.schedule import plain
     from memsaving_gradients.schedules.simulate import simulate
 
@@ -55,7 +55,7 @@ def unrolled() -> dict[str, Any]:
         "sharing": shared,
     }
     plans = {
-        "theirs": chen_budget.plan(graph),
+        "theirs": chen.plan(graph),
         "ours": auto.plan(graph, Limits(budget=int(shared / LSTM))),
     }
     for name, plan in plans.items():

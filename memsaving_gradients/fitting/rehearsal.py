@@ -23,10 +23,10 @@ from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff
 from memsaving_gradients import patching, registry
-from memsaving_gradients.budgets import safe_bytes
 from memsaving_gradients.errors import BudgetError, BudgetWarning
 from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.options import Options
+from memsaving_gradients.planners.budget_search import safe_bytes
 
 __all__ = ["Rehearsal", "held_by_stalled", "rehearse"]
 

@@ -1,17 +1,17 @@
 """Planners: one algorithm a file, all ``plan(TrainingGraph, Limits) → Proposal``, no TensorFlow.
 
 - :mod:`~memsaving_gradients.planners.auto`: the fastest plan within a budget, on any graph; behind ``budget=``.
-- :mod:`~memsaving_gradients.planners.chain`: the same by a dynamic program, for networks that are chains of stages.
+- :mod:`~memsaving_gradients.planners.chains.chain`: the same by a dynamic program, for networks that are chains of stages.
 - :mod:`~memsaving_gradients.planners.exact`: the fastest plan, proven, by constraint programming; needs OR-Tools.
-- :mod:`~memsaving_gradients.planners.recursive`: checkpoints within checkpoints, down to a memory of log₂ of the depth.
+- :mod:`~memsaving_gradients.planners.chains.recursive`: checkpoints within checkpoints, down to a memory of log₂ of the depth.
 - :mod:`~memsaving_gradients.planners.least_memory`: the least peak with every value recomputed at most once.
 - :mod:`~memsaving_gradients.planners.cheap_ops`: keep what is expensive, recompute what is cheap.
-- :mod:`~memsaving_gradients.planners.chen_budget`: segments of equal bytes, the founding paper's plan; takes budgets.
-- :mod:`~memsaving_gradients.planners.mirror`: how often each value may be made again, given by hand or by recursion (for other
+- :mod:`~memsaving_gradients.planners.chen`: segments of equal bytes, the founding paper's plan; takes budgets.
+- :mod:`~memsaving_gradients.planners.chains.mirror_counts`: how often each value may be made again, given by hand or by recursion (for other
   planners to follow).
 - :mod:`~memsaving_gradients.planners.named`: keep what the user names.
 - :mod:`~memsaving_gradients.planners.keep`: keep everything, or as much as is not stored.
-- :mod:`~memsaving_gradients.planners.storing`: makes of any planner one that may also store residuals smaller, or elsewhere.
+- :mod:`~memsaving_gradients.planners.with_storage`: makes of any planner one that may also store residuals smaller, or elsewhere.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Improve = Callable[[TrainingGraph, Limits, Proposal], Proposal | None]
 
 PLANNERS = {
     "auto": "auto",
-    "chain": "chain",
-    "chen": "chen_budget",
+    "chain": "chains.chain",
+    "chen": "chen",
     "exact": "exact",
     "keep": "keep",
     "memory": "least_memory",
-    "recursive": "recursive",
+    "recursive": "chains.recursive",
     "speed": "cheap_ops",
 }
 """What ``planner=`` may name, and the module that plans."""

@@ -1,17 +1,17 @@
 """The fastest plan within a budget that is found on any graph, of any size.
 
-The step is made coarse (:mod:`~memsaving_gradients.planners.coarse`), so that a plan is played through in a millisecond. A search
-(:mod:`~memsaving_gradients.planners.search`) then begins at plain training and at several other places
-(:mod:`~memsaving_gradients.planners.starts`). The best of what comes down to the budget is improved. The schedule is simulated on the
+The step is made coarse (:mod:`~memsaving_gradients.planners.retention.coarsen`), so that a plan is played through in a millisecond. A search
+(:mod:`~memsaving_gradients.planners.retention.local_search`) then begins at plain training and at several other places
+(:mod:`~memsaving_gradients.planners.retention.starts`). The best of what comes down to the budget is improved. The schedule is simulated on the
 whole graph; as long as that is above the budget, or far below, the coarse budget is corrected. Where nothing fits, or what fits is far
-above the lower bound, :mod:`~memsaving_gradients.planners.chain` is asked: at small budgets values are recomputed several times. Where a
+above the lower bound, :mod:`~memsaving_gradients.planners.chains.chain` is asked: at small budgets values are recomputed several times. Where a
 search takes long, it is asked first; in deep networks, if it comes close to the bound, there is no search.
 
 A budget is sought by several such plans, since an allocator's chunks are known only then. The one that is used at last may be improved
-further, by :mod:`~memsaving_gradients.planners.proving`: that takes twenty seconds, where it may gain two hundredths of a step.
+further, by :mod:`~memsaving_gradients.planners.retention.prove`: that takes twenty seconds, where it may gain two hundredths of a step.
 
 Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a lower bound is given with each plan
-(:mod:`~memsaving_gradients.planners.bound`, and with SciPy :mod:`~memsaving_gradients.planners.integer_bound`). Nothing that is found
+(:mod:`~memsaving_gradients.planners.bounds.relaxation`, and with SciPy :mod:`~memsaving_gradients.planners.bounds.integer`). Nothing that is found
 for one budget is known at another, so that a larger one may get a slower plan; on four networks, 20 budgets each, none did. Cost:
 `MOST_STEPS` steps played, a few seconds; the same plan in every process, unless a limit on time is given. In large graphs that fall into
 no blocks most of that is used, and descents end far above the bound; there they begin at the solutions of larger integer programs, for less
@@ -26,14 +26,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from memsaving_gradients.planners import chain, intervals, least_memory
-from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.integer_bound import SHALLOW, THOROUGH, Bound, Depth, bound_within
+from memsaving_gradients.planners import least_memory
+from memsaving_gradients.planners.bounds.integer import (
+    SHALLOW,
+    THOROUGH,
+    Bound,
+    Depth,
+    bound_within,
+)
+from memsaving_gradients.planners.chains import chain
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
-from memsaving_gradients.planners.proving import prove
-from memsaving_gradients.planners.retention import Run
-from memsaving_gradients.planners.search import Search
-from memsaving_gradients.planners.starts import as_the_bound_says, fitting_cuts
+from memsaving_gradients.planners.retention import constraint_program
+from memsaving_gradients.planners.retention.coarsen import Coarse, coarsen
+from memsaving_gradients.planners.retention.local_search import Search
+from memsaving_gradients.planners.retention.prove import prove
+from memsaving_gradients.planners.retention.simulate import Run
+from memsaving_gradients.planners.retention.starts import as_the_bound_says, fitting_cuts
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["improved", "plan"]
@@ -81,7 +89,7 @@ def improved(graph: TrainingGraph, limits: Limits, found: Proposal) -> Proposal 
     """
     may_gain = found.extra_seconds - found.lower_bound
     if (
-        not intervals.is_installed()
+        not constraint_program.is_installed()
         or found.peak > int(limits.budget or 0)
         or may_gain < WORTH * graph.total_seconds
     ):

@@ -15,40 +15,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsaving_gradients.planners import least_memory
+from memsaving_gradients.planners.chains.frontiers import expensive_storages
 from memsaving_gradients.planners.proposal import Limits, Proposal
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = ["expensive_storages", "plan"]
+__all__ = ["plan"]
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """Keep outputs of expensive forward ops; recompute the rest."""
     expensive = dict.fromkeys(expensive_storages(graph), "expensive to recompute")
     return least_memory.plan(graph, replace(limits, keep={**expensive, **limits.keep}))
-
-
-def expensive_storages(graph: TrainingGraph) -> list[int]:
-    """Storages to keep: outputs of expensive forward ops, or of the cheap op that alone reads them."""
-    storage, size = graph.storage.tolist(), graph.size.tolist()
-    readers: dict[int, list[int]] = {}
-    for op in range(graph.length):
-        for value in graph.reads[op]:
-            readers.setdefault(storage[value], []).append(op)
-    kept = []
-    for op in range(graph.first_backward):
-        if not graph.expensive[op]:
-            continue
-        for value in graph.writes[op]:
-            root = storage[value]
-            while len(after := readers.get(root, [])) == 1 and after[0] < graph.first_backward:
-                made = graph.writes[after[0]]
-                if (
-                    len(made) != 1
-                    or storage[made[0]] == root
-                    or not (graph.forwards[after[0]] and graph.clonable[after[0]])
-                    or size[storage[made[0]]] != size[root]
-                ):
-                    break
-                root = storage[made[0]]
-            kept.append(root)
-    return kept

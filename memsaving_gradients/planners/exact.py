@@ -1,6 +1,6 @@
 """The fastest plan within a budget, proven: constraint programming, from the plan that is known.
 
-:mod:`~memsaving_gradients.planners.auto` plans first, and :mod:`~memsaving_gradients.planners.proving` improves its plan or proves it. Needs
+:mod:`~memsaving_gradients.planners.auto` plans first, and :mod:`~memsaving_gradients.planners.retention.prove` improves its plan or proves it. Needs
 OR-Tools. Exponential; within `EFFORT`, graphs of 70 layers are solved at all budgets, and of 250 some. The same plan in every process,
 unless there is a limit on seconds.
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from memsaving_gradients.planners import auto, intervals, least_memory
-from memsaving_gradients.planners.coarse import Coarse, coarsen
+from memsaving_gradients.planners import auto, least_memory
 from memsaving_gradients.planners.proposal import Limits, Proposal, untouched
-from memsaving_gradients.planners.proving import FEW, prove
+from memsaving_gradients.planners.retention import constraint_program
+from memsaving_gradients.planners.retention.coarsen import Coarse, coarsen
+from memsaving_gradients.planners.retention.prove import FEW, prove
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]
@@ -26,7 +27,7 @@ FIRST, SHARE = 0.4, 0.6
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """The fastest plan within ``limits.budget``, if effort and time suffice; the least memory if there is no budget."""
-    intervals.check_installed()
+    constraint_program.check_installed()
     if limits.budget is None:
         return auto.plan(graph, limits)
     plain = untouched(graph, limits)

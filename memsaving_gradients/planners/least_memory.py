@@ -22,13 +22,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients.planners.proposal import Limits, Proposal, Trial, tried
-from memsaving_gradients.planners.segments import (
+from memsaving_gradients.planners.chains.frontiers import (
     Segments,
     measure_segments,
     narrow_cuts,
     narrowest_cuts,
 )
+from memsaving_gradients.planners.proposal import Limits, Proposal, Trial, tried
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["kept_sets", "plan"]

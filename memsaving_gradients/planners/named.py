@@ -7,8 +7,8 @@ guarantee of a low peak otherwise. Linear.
 
 from __future__ import annotations
 
+from memsaving_gradients.planners.chains.frontiers import measure_segments
 from memsaving_gradients.planners.proposal import Limits, Proposal, propose
-from memsaving_gradients.planners.segments import measure_segments
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]

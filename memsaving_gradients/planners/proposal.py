@@ -49,7 +49,7 @@ class Limits:
         `Interrupted`: the best plan so far is returned then.
     mirror
         For storages, how many times they may be made again: 0 keeps one, more than 1 makes it again recursively
-        (`memsaving_gradients.planners.mirror`). Planners that cannot follow counts ignore them.
+        (`memsaving_gradients.planners.chains.mirror_counts`). Planners that cannot follow counts ignore them.
     host
         The most bytes that may be offloaded; ``None``: any.
     early

@@ -1,6 +1,6 @@
 """Decisions for a search to begin with, beside those of plain training.
 
-Two kinds: what the programs of :mod:`~memsaving_gradients.planners.integer_bound` run again for the most crowded moments, which is the best
+Two kinds: what the programs of :mod:`~memsaving_gradients.planners.bounds.integer` run again for the most crowded moments, which is the best
 there is where these decide; and the cuts of :mod:`~memsaving_gradients.planners.least_memory`, with and without the outputs of
 expensive ops, which are good where a network falls into blocks. Each costs one run; cuts are found once for a graph.
 """
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memsaving_gradients.planners import cheap_ops, least_memory
-from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.integer_bound import Bound
+from memsaving_gradients.planners import least_memory
+from memsaving_gradients.planners.bounds.integer import Bound
+from memsaving_gradients.planners.chains.frontiers import expensive_storages
 from memsaving_gradients.planners.proposal import Limits
-from memsaving_gradients.planners.retention import Run, run
+from memsaving_gradients.planners.retention.coarsen import Coarse, coarsen
+from memsaving_gradients.planners.retention.simulate import Run, run
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["as_the_bound_says", "fitting_cuts"]
@@ -44,7 +45,7 @@ def _played_cuts(
 ) -> list[list[tuple[list[int], Run]]]:
     """Both kinds of cuts, as decisions and what comes of them."""
     coarse: Coarse = graph.derived(coarsen, keep, accumulate)
-    expensive = keep | set(cheap_ops.expensive_storages(graph))
+    expensive = keep | set(expensive_storages(graph))
     found = []
     for kept in (keep, expensive) if expensive - keep else (keep,):
         sets = graph.derived(least_memory.kept_sets, kept, CUTS)

@@ -1,7 +1,7 @@
 """The program that asks OR-Tools' CP-SAT for the best executions of a retention problem: one request a line, one answer a line.
 
 It runs in a process of its own, and imports nothing of this package: OR-Tools and TensorFlow bring libraries of their own for protocol
-buffers, and crash where both are loaded (OR-Tools 9.15, TensorFlow 2.21). :mod:`memsaving_gradients.planners.intervals` starts it, and says
+buffers, and crash where both are loaded (OR-Tools 9.15, TensorFlow 2.21). :mod:`memsaving_gradients.planners.retention.constraint_program` starts it, and says
 what is asked and answered.
 
 The model is Moccasin's (Bartan et al. 2023, arXiv 2304.14463) in its staged form. Events are numbered, and so are the recipes, in the order

@@ -1,8 +1,8 @@
 """A lower bound on the extra time of any plan within a budget, by integer programs for the most crowded moments.
 
-:mod:`~memsaving_gradients.planners.bound` lets every value that has no room at a moment come back at the price of its own op. But making it again
+:mod:`~memsaving_gradients.planners.bounds.relaxation` lets every value that has no room at a moment come back at the price of its own op. But making it again
 needs what it is made of: that was there at the moment, too, and took its bytes, or it has to be made again itself. The program of
-:mod:`~memsaving_gradients.planners.moments` sees that; on the public instances it comes to the optimum or close to it. The same with
+:mod:`~memsaving_gradients.planners.bounds.moment_program` sees that; on the public instances it comes to the optimum or close to it. The same with
 fractions says little (half of every value is there, and lets half of every op be run again).
 
 First each of the most crowded moments is looked at alone. Then the one that says most is looked at together with others: as long
@@ -17,8 +17,8 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
-from memsaving_gradients.planners.bound import Crowd
-from memsaving_gradients.planners.moments import NEAR_ENOUGH, Program, Solved
+from memsaving_gradients.planners.bounds.moment_program import NEAR_ENOUGH, Program, Solved
+from memsaving_gradients.planners.bounds.relaxation import Crowd
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["SHALLOW", "THOROUGH", "USUAL", "Bound", "Depth", "bound_within", "tightest_bound"]
@@ -73,7 +73,7 @@ class Bound:
 def tightest_bound(graph: TrainingGraph, budget: int, *, accumulate: bool = True) -> float:
     """No schedule with a simulated peak of ``budget`` bytes takes less extra time, seconds (``inf``: there is none).
 
-    In large graphs and without SciPy, what :func:`~memsaving_gradients.planners.bound.least_extra_seconds` gives.
+    In large graphs and without SciPy, what :func:`~memsaving_gradients.planners.bounds.relaxation.least_extra_seconds` gives.
 
     Examples
     --------

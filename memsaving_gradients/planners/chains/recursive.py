@@ -6,9 +6,9 @@ is set such that what lies before it can be done in r − 1 more advances, and w
 both. That takes r·N − C(s + r, s + 1) advances for the least such r, and no schedule takes fewer. With s about log₂(N) so does r: a chain of
 a thousand steps in the memory of two dozen.
 
-The graph is cut into stages (:mod:`~memsaving_gradients.planners.stages`), which count as equal steps. Within a budget, the most
+The graph is cut into stages (:mod:`~memsaving_gradients.planners.chains.stages`), which count as equal steps. Within a budget, the most
 checkpoints are taken with which the simulated peak fits: fewer advances for more of them. Optimal for equal stages, with peaks that
-grow with the number of checkpoints; for unequal ones :mod:`~memsaving_gradients.planners.chain` is, but its table grows with the third
+grow with the number of checkpoints; for unequal ones :mod:`~memsaving_gradients.planners.chains.chain` is, but its table grows with the third
 power of stages. Cost: log₂(N) schedules, each linear in its steps.
 """
 
@@ -19,10 +19,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from memsaving_gradients.planners.chain import record
+from memsaving_gradients.planners.chains.chain import record
+from memsaving_gradients.planners.chains.rotor import Action
+from memsaving_gradients.planners.chains.stages import Stages, cut_stages
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
-from memsaving_gradients.planners.rotor import Action
-from memsaving_gradients.planners.stages import Stages, cut_stages
 from memsaving_gradients.schedules.schedule import Schedule
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 

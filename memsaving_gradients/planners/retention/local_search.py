@@ -8,8 +8,8 @@ dropped at once. Then improve: take decisions back in one stretch of the step, d
 time (large neighborhood search, Shaw 1998). Deterministic: the same numbers every time.
 
 No guarantee but that a result whose peak is within the budget is one; on the public instances of up to 100 ops it comes to the
-optimum in seconds. What it costs is a number of runs (:func:`memsaving_gradients.planners.retention.run`), which is given; most of them
-are played from where they differ from one before (:mod:`memsaving_gradients.planners.replay`).
+optimum in seconds. What it costs is a number of runs (:func:`memsaving_gradients.planners.retention.problem.run`), which is given; most of them
+are played from where they differ from one before (:mod:`memsaving_gradients.planners.retention.incremental`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
-from memsaving_gradients.planners.replay import Base, Change, changed
-from memsaving_gradients.planners.retention import (
+from memsaving_gradients.planners.retention.incremental import Base, Change, changed
+from memsaving_gradients.planners.retention.problem import (
     DROPPED,
     EARLY,
     KEPT,
     LATE,
     STRICT,
     Problem,
-    Run,
 )
+from memsaving_gradients.planners.retention.simulate import Run
 
 __all__ = ["Search"]
 

@@ -1,7 +1,7 @@
 """A plan that is known, improved or proven by constraint programming on the retention problem.
 
-What was found is handed to CP-SAT (:mod:`~memsaving_gradients.planners.intervals`), which finds better executions or proves that there are none,
-beside the lower bound of :mod:`~memsaving_gradients.planners.integer_bound`, which is the stronger one on long graphs. Moccasin (Bartan et
+What was found is handed to CP-SAT (:mod:`~memsaving_gradients.planners.retention.constraint_program`), which finds better executions or proves that there are none,
+beside the lower bound of :mod:`~memsaving_gradients.planners.bounds.integer`, which is the stronger one on long graphs. Moccasin (Bartan et
 al. 2023, arXiv 2304.14463) brought constraint programming to this; that three copies of a value are needed and four change nothing was found
 on its instances, and here every recipe that could pay more often is given more.
 
@@ -19,10 +19,10 @@ from dataclasses import replace
 
 from graph_tools.warn import warn
 from memsaving_gradients.errors import PlanNote, SolverError
-from memsaving_gradients.planners import intervals
-from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.integer_bound import tightest_bound
+from memsaving_gradients.planners.bounds.integer import tightest_bound
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
+from memsaving_gradients.planners.retention import constraint_program
+from memsaving_gradients.planners.retention.coarsen import Coarse, coarsen
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["FEW", "prove"]
@@ -145,9 +145,9 @@ class _Proving:
                 return
             budget -= off
 
-    def _asked(self, budget: int, copies: list[int]) -> intervals.Solution:
+    def _asked(self, budget: int, copies: list[int]) -> constraint_program.Solution:
         seconds = None if self.ends is None else max(0.01, self.ends - time.monotonic())
-        return intervals.solve(
+        return constraint_program.solve(
             self.coarse.problem,
             budget,
             copies=copies,

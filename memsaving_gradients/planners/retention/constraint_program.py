@@ -2,7 +2,7 @@
 
 *Executions* are the other form of a plan for a retention problem: which recipes are run again, and before which event each. Whoever reads a
 value reads the latest that was made, and every value is freed behind its last reader; so they say all. Decisions on gaps can be
-searched through one by one; executions can be handed to a solver (the model is in :mod:`memsaving_gradients.planners._cp_sat`).
+searched through one by one; executions can be handed to a solver (the model is in :mod:`memsaving_gradients.planners.retention._cp_sat`).
 
 CP-SAT runs in another process, which stays for the next question. It can be given an *effort*, in its own measure of work done (a unit takes
 some seconds): then it finds the same in every process, on every machine. Given seconds, it does not.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from memsaving_gradients.errors import ArgumentError, SolverError
-from memsaving_gradients.planners.retention import Execution, Problem
+from memsaving_gradients.planners.retention.problem import Execution, Problem
 
 __all__ = ["Solution", "check_installed", "is_installed", "solve"]
 

@@ -6,14 +6,14 @@ where they exceed b it cuts: what crosses the cut is kept, what lies before it i
 segment (y), which on a chain of n equal ops makes √n segments and a peak of about 2√n units at one extra forward pass.
 
 Three things differ from the paper. A place fit for a cut is not marked by hand: it is any that cuts no fused pair of ops, and a cut
-keeps several tensors if several cross it (:mod:`~memsaving_gradients.planners.segments`); b is tried on all those places and
+keeps several tensors if several cross it (:mod:`~memsaving_gradients.planners.chains.frontiers`); b is tried on all those places and
 on the narrow ones only, those where fewer bytes cross than just before and just after. Bytes are those of residuals, not of all
 outputs. The last segment, which is kept and not recomputed, counts in y.
 
 Every plan is simulated. Without a budget those for b around √(xy) are tried, and the one with the least peak is returned, as in the
 paper's appendix. With a budget, b goes from 0 to everything, the walk may stop early, results of expensive ops may be kept behind
 some place ("to keep time consuming operations when possible"), plans that recompute recursively
-(:mod:`~memsaving_gradients.planners.mirror`) are tried too, and the one with the least extra time that fits is returned. What is
+(:mod:`~memsaving_gradients.planners.chains.mirror_counts`) are tried too, and the one with the least extra time that fits is returned. What is
 tried depends on the graph alone, so a larger budget never costs more time. Never optimal but by luck: the baseline that other
 planners have to beat. O(n) for each plan tried; `SIMULATED_STEPS` bounds their number.
 """
@@ -27,10 +27,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memsaving_gradients.planners.cheap_ops import expensive_storages
-from memsaving_gradients.planners.mirror import checked, scheduled, sectioned
+from memsaving_gradients.planners.chains.frontiers import (
+    Segments,
+    expensive_storages,
+    measure_segments,
+    narrow_cuts,
+)
+from memsaving_gradients.planners.chains.mirror_counts import checked, scheduled, sectioned
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
-from memsaving_gradients.planners.segments import Segments, measure_segments, narrow_cuts
 from memsaving_gradients.schedules.schedule import recompute_lazily
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph

@@ -28,8 +28,8 @@ from graph_tools.memory.timeline import Timeline
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Improve, Interrupted, Limits, Planner, Proposal
-from memsaving_gradients.planners.bound import least_extra_seconds
-from memsaving_gradients.planners.integer_bound import SHALLOW, bound_within
+from memsaving_gradients.planners.bounds.integer import SHALLOW, bound_within
+from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate

@@ -12,10 +12,9 @@ that makes it and those that read it; between two of them lies a *gap*, and behi
 
 All schedules of Chen et al. 2016 and every other plan that recomputes a value at most once a gap are such decisions, and the retention
 intervals of Moccasin (Bartan et al. 2023, arXiv 2304.14463) are. An event stands for one op, or for a stretch of ops of which only the
-bytes matter (:mod:`memsaving_gradients.planners.coarse` makes them); values that nobody decides on are counted in those.
+bytes matter (:mod:`memsaving_gradients.planners.retention.coarsen` makes them); values that nobody decides on are counted in those.
 
-`run` plays a set of decisions through (:mod:`~memsaving_gradients.planners.playing`), in time linear in the steps and their inputs. The
-forward pass is played once for a problem. Whoever plays many decisions that differ little does so by :mod:`~memsaving_gradients.planners.replay`.
+:mod:`~memsaving_gradients.planners.retention.simulate` evaluates a set of decisions.
 """
 
 from __future__ import annotations
@@ -27,19 +26,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients.planners.playing import (
-    DROPPED,
-    EARLY,
-    KEPT,
-    LATE,
-    STRICT,
-    Appointments,
-    Execution,
-    State,
-    is_gone,
-    play,
-)
-
 __all__ = [
     "DROPPED",
     "EARLY",
@@ -48,14 +34,17 @@ __all__ = [
     "STRICT",
     "Execution",
     "Problem",
-    "Run",
-    "begin",
     "decide",
-    "outcome",
-    "run",
+    "is_gone",
 ]
 
 IntArray = npt.NDArray[np.int64]
+
+#: Decisions on a gap; ``EARLY + 2 * event`` and ``LATE + 2 * event`` stand for one that names an event.
+KEPT, DROPPED, STRICT, EARLY, LATE = 0, 1, 2, 3, 4
+
+#: A recipe that is run again, behind the event before which it is.
+Execution = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,20 +119,6 @@ class Problem:
                 touching[value].append(recipe)
         return touching
 
-    @cached_property
-    def opening(self) -> Opening:
-        """How all decisions begin that respect the border."""
-        state = State.first(self)
-        kept = [KEPT] * self.first_gap[-1]
-        play(self, kept, Appointments(kept, ()), state, self.border)
-        across = [
-            gap
-            for gap, (value, begin, end) in enumerate(self.gaps)
-            if begin < self.border <= end and self.recipe[value] >= 0
-        ]
-        before = [gap for gap, (_, _, end) in enumerate(self.gaps) if end < self.border]
-        return Opening(state, tuple(before), tuple(across))
-
     def respects(self, gap: int, what: int) -> bool:
         """Whether with such a decision on a gap nothing is made again before the border, and all that is dropped there is gone at it."""
         value, begin, end = self.gaps[gap]
@@ -164,123 +139,9 @@ class Problem:
         return [DROPPED if gap in last else KEPT for gap in range(self.first_gap[-1])]
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """What comes of a set of decisions.
-
-    Attributes
-    ----------
-    bytes_alive
-        For each step (recipes run again, and events), the bytes alive.
-    peak
-        The most of them.
-    extra_seconds
-        Time of the recipes that were run again.
-    event
-        For each step, the event that it belongs to: the one that it makes something for, or itself.
-    again
-        The recipes that were run again, in order, each behind the event before which it was.
-    born, last, value, gap
-        For each time that a value was made: the step, the last step that reads it, the value, and the gap in which it was made.
-    """
-
-    bytes_alive: IntArray
-    peak: int
-    extra_seconds: float
-    event: list[int]
-    again: list[tuple[int, int]]
-    born: list[int]
-    last: list[int]
-    value: list[int]
-    gap: list[int]
-
-    def excess(self, budget: int, power: int = 1) -> float:
-        """Bytes above ``budget``, as a share of it, to a power, summed up over the steps."""
-        over = np.maximum(self.bytes_alive - budget, 0) / max(budget, 1)
-        return float((over**power).sum())
-
-    def worth(self, budget: int) -> tuple[float, float]:
-        """Less is better: first what is above ``budget``, then the extra time."""
-        return self.excess(budget), self.extra_seconds
-
-
-@dataclass(frozen=True, eq=False)
-class Opening:
-    """What all decisions that respect the border have in common: nothing is made again before it.
-
-    Attributes
-    ----------
-    state
-        In front of the border, with everything there.
-    before
-        The gaps that end before the border: they are kept.
-    across
-        Those that lead across it, of values that can be made again: from there on these are dropped or not.
-    """
-
-    state: State
-    before: tuple[int, ...]
-    across: tuple[int, ...]
-
-
-def run(problem: Problem, decisions: Sequence[int]) -> Run:
-    """Play ``decisions`` (one for each gap) through.
-
-    Examples
-    --------
-    A chain of four values of a byte each, of which the backward pass reads the second and the first. Dropping the first one between
-    its uses costs a second run of its recipe, and saves a byte:
-
-    >>> chain = Problem(
-    ...     reads=[(), (0,), (1,), (2,), (3, 1), (4, 0)], writes=[(0,), (1,), (2,), (3,), (4,), (5,)], size=[1] * 6,
-    ...     recipe=[0, 1, 2, -1, -1, -1], inputs=[(), (0,), (1,)], outputs=[(0,), (1,), (2,)], seconds=[1.0, 1.0, 1.0],
-    ...     scratch=[0, 0, 0], during=[0] * 6, between=[0] * 6)
-    >>> plain = chain.plain()
-    >>> run(chain, plain).peak, run(chain, plain).extra_seconds
-    (4, 0.0)
-    >>> plain[chain.first_gap[0] + 1] = DROPPED
-    >>> run(chain, plain).peak, run(chain, plain).extra_seconds
-    (3, 1.0)
-    """
-    appointments = Appointments(decisions, range(len(decisions)))
-    state = begin(problem, decisions, appointments)
-    play(problem, decisions, appointments, state, len(problem.reads))
-    return outcome(problem, state)
-
-
-def begin(problem: Problem, decisions: Sequence[int], appointments: Appointments) -> State:
-    """Where `play` may begin: at the border, if the decisions respect it, else at the first event."""
-    opening, border = problem.opening, problem.border
-    respected = not any(map(decisions.__getitem__, opening.before)) and all(
-        problem.respects(gap, decisions[gap]) for gap in appointments.gaps
-    )
-    if opening.state.again or not respected:
-        return State.first(problem)
-    state = opening.state.copy()
-    for gap in opening.across:
-        if is_gone(decisions[gap], border):
-            state.there[problem.owner[gap]] = 0
-    return state
-
-
-def outcome(problem: Problem, state: State) -> Run:
-    """What comes of decisions that were played to the end."""
-    size = problem.sizes[np.array(state.value, np.int64)]
-    delta = np.zeros(len(state.beside) + 1, np.int64)
-    np.add.at(delta, np.array(state.born, np.int64), size)
-    np.subtract.at(delta[1:], np.array(state.last, np.int64), size)
-    alive = np.cumsum(delta[:-1]) + np.array(state.beside, np.int64)
-    return Run(
-        alive,
-        int(alive.max(initial=0)),
-        state.extra_seconds,
-        state.event,
-        state.again,
-        state.born,
-        state.last,
-        state.value,
-        state.gap,
-    )
+def is_gone(what: int, event: int) -> bool:
+    """Whether a value that can be made again is dropped before an event of a gap, by the decision on it."""
+    return what != KEPT and (what < LATE or what % 2 == 1 or (what - LATE) // 2 < event)
 
 
 def decide(problem: Problem, executions: Iterable[Execution]) -> list[int]:
@@ -294,6 +155,7 @@ def decide(problem: Problem, executions: Iterable[Execution]) -> list[int]:
     ...     reads=[(), (0,), (1,), (2,), (3, 1), (4, 0)], writes=[(0,), (1,), (2,), (3,), (4,), (5,)], size=[1] * 6,
     ...     recipe=[0, 1, 2, -1, -1, -1], inputs=[(), (0,), (1,)], outputs=[(0,), (1,), (2,)], seconds=[1.0, 1.0, 1.0],
     ...     scratch=[0, 0, 0], during=[0] * 6, between=[0] * 6)
+    >>> from memsaving_gradients.planners.retention.simulate import run
     >>> run(chain, decide(chain, [(5, 0)])).again
     [(5, 0)]
     """

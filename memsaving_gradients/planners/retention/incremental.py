@@ -5,7 +5,7 @@ changed, the *base*, it is noted every few events how things stand; and a change
 first event at which somebody looks at a changed gap. Who looks at the gap of a value? The events that its decision names; the event at
 its end; and in between, what is run again and reads or makes the value. Before that, nothing differs but whether the value is there.
 
-What comes of it is what :func:`~memsaving_gradients.planners.retention.run` gives, to the last bit. With the first change of a base goes one
+What comes of it is what :func:`~memsaving_gradients.planners.retention.problem.run` gives, to the last bit. With the first change of a base goes one
 run; a change takes half of one or so.
 """
 
@@ -14,8 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from memsaving_gradients.planners.playing import EARLY, Appointments, State, is_gone, play
-from memsaving_gradients.planners.retention import Problem, Run, begin, outcome, run
+from memsaving_gradients.planners.retention.problem import EARLY, Problem, is_gone
+from memsaving_gradients.planners.retention.simulate import (
+    Appointments,
+    Run,
+    State,
+    begin,
+    outcome,
+    play,
+    run,
+)
 
 __all__ = ["Base", "Change", "changed"]
 

@@ -1,7 +1,7 @@
 """The fastest plan within a budget, for networks that are chains of stages.
 
-The graph is cut into stages (:mod:`~memsaving_gradients.planners.stages`), the dynamic program for chains
-(:mod:`~memsaving_gradients.planners.rotor`: Beaumont et al. 2019, with several options a stage as in Rockmate) says which of them
+The graph is cut into stages (:mod:`~memsaving_gradients.planners.chains.stages`), the dynamic program for chains
+(:mod:`~memsaving_gradients.planners.chains.rotor`: Beaumont et al. 2019, with several options a stage as in Rockmate) says which of them
 keep what and which run again, and its steps are recorded as a schedule of the whole graph, which is simulated. One table answers for
 all budgets, so the whole curve of plans costs little more than one: `candidates` walks it from much memory to little.
 
@@ -23,9 +23,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from memsaving_gradients.planners.chains.rotor import Action, Table
+from memsaving_gradients.planners.chains.stages import Stages, cut_stages
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
-from memsaving_gradients.planners.rotor import Action, Table
-from memsaving_gradients.planners.stages import Stages, cut_stages
 from memsaving_gradients.schedules.builder import Recorder
 from memsaving_gradients.schedules.schedule import Schedule, ordered
 from memsaving_gradients.schedules.simulate import simulate

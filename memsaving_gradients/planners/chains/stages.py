@@ -1,4 +1,4 @@
-"""A training graph as a chain of stages for :mod:`~memsaving_gradients.planners.rotor`.
+"""A training graph as a chain of stages for :mod:`~memsaving_gradients.planners.chains.rotor`.
 
 The forward order is cut at its narrowest positions. The input of a stage is the frontier of the cut before it: one tensor or
 several. Backward ops belong to the latest stage that has all that they read, in its input or in itself, such that no stage
@@ -22,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_tools.memory.liveness import timeline
-from memsaving_gradients.planners.cheap_ops import expensive_storages
-from memsaving_gradients.planners.rotor import Chain
-from memsaving_gradients.planners.segments import (
+from memsaving_gradients.planners.chains.frontiers import (
     Segments,
+    expensive_storages,
     measure_segments,
     narrow_cuts,
     narrowest_cuts,
 )
+from memsaving_gradients.planners.chains.rotor import Chain
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import simulate

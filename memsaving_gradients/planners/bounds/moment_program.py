@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memsaving_gradients.planners.bound import Crowd
+from memsaving_gradients.planners.bounds.relaxation import Crowd
 from memsaving_gradients.schedules.order import run_order
 
 __all__ = ["NEAR_ENOUGH", "Moment", "Program", "Rows", "Solved"]

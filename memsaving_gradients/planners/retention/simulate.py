@@ -1,4 +1,7 @@
-"""Playing decisions of :mod:`~memsaving_gradients.planners.retention` through, from any event to any other.
+"""Evaluate decisions of :mod:`~memsaving_gradients.planners.retention.problem`: bytes alive and extra time, from any event to any other.
+
+The time is linear in the steps and their inputs. The forward pass is simulated once for a problem, and decisions that differ little are
+simulated by :mod:`~memsaving_gradients.planners.retention.incremental`.
 
 Plain Python on lists: steps depend on each other, and lists are faster than arrays for that. It takes a third of a microsecond for each
 event, and about one for each recipe that is run again.
@@ -6,31 +9,66 @@ event, and about one for each recipe that is run again.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from memsaving_gradients.planners.retention import Problem
+import numpy as np
+import numpy.typing as npt
 
-__all__ = [
-    "DROPPED",
-    "EARLY",
-    "KEPT",
-    "LATE",
-    "STRICT",
-    "Appointments",
-    "Execution",
-    "State",
-    "is_gone",
-    "play",
-]
+from memsaving_gradients.planners.retention.problem import (
+    EARLY,
+    KEPT,
+    LATE,
+    STRICT,
+    Execution,
+    Problem,
+    is_gone,
+)
 
-#: Decisions on a gap; ``EARLY + 2 * event`` and ``LATE + 2 * event`` stand for one that names an event.
-KEPT, DROPPED, STRICT, EARLY, LATE = 0, 1, 2, 3, 4
+__all__ = ["Appointments", "Run", "State", "begin", "opening", "outcome", "play", "run"]
 
-#: A recipe that is run again, behind the event before which it is.
-Execution = tuple[int, int]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What comes of a set of decisions.
+
+    Attributes
+    ----------
+    bytes_alive
+        For each step (recipes run again, and events), the bytes alive.
+    peak
+        The most of them.
+    extra_seconds
+        Time of the recipes that were run again.
+    event
+        For each step, the event that it belongs to: the one that it makes something for, or itself.
+    again
+        The recipes that were run again, in order, each behind the event before which it was.
+    born, last, value, gap
+        For each time that a value was made: the step, the last step that reads it, the value, and the gap in which it was made.
+    """
+
+    bytes_alive: IntArray
+    peak: int
+    extra_seconds: float
+    event: list[int]
+    again: list[tuple[int, int]]
+    born: list[int]
+    last: list[int]
+    value: list[int]
+    gap: list[int]
+
+    def excess(self, budget: int, power: int = 1) -> float:
+        """Bytes above ``budget``, as a share of it, to a power, summed up over the steps."""
+        over = np.maximum(self.bytes_alive - budget, 0) / max(budget, 1)
+        return float((over**power).sum())
+
+    def worth(self, budget: int) -> tuple[float, float]:
+        """Less is better: first what is above ``budget``, then the extra time."""
+        return self.excess(budget), self.extra_seconds
 
 
 @dataclass(eq=False, slots=True)
@@ -89,11 +127,6 @@ class State:
             self.gap.copy(),
             self.extra_seconds,
         )
-
-
-def is_gone(what: int, event: int) -> bool:
-    """Whether a value that can be made again is dropped before an event of a gap, by the decision on it."""
-    return what != KEPT and (what < LATE or what % 2 == 1 or (what - LATE) // 2 < event)
 
 
 class Appointments:
@@ -196,3 +229,106 @@ def play(
         event_of.append(event)
         step += 1
     state.now, state.extra_seconds = until, extra
+
+
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """What all decisions that respect the border have in common: nothing is made again before it.
+
+    Attributes
+    ----------
+    state
+        In front of the border, with everything there.
+    before
+        The gaps that end before the border: they are kept.
+    across
+        Those that lead across it, of values that can be made again: from there on these are dropped or not.
+    """
+
+    state: State
+    before: tuple[int, ...]
+    across: tuple[int, ...]
+
+
+_openings: weakref.WeakKeyDictionary[Problem, Opening] = weakref.WeakKeyDictionary()
+
+
+def opening(problem: Problem) -> Opening:
+    """Return how all decisions begin that respect the border; it is simulated once for a problem."""
+    if problem not in _openings:
+        _openings[problem] = _open(problem)
+    return _openings[problem]
+
+
+def _open(problem: Problem) -> Opening:
+    state = State.first(problem)
+    kept = [KEPT] * problem.first_gap[-1]
+    play(problem, kept, Appointments(kept, ()), state, problem.border)
+    across = [
+        gap
+        for gap, (value, begin, end) in enumerate(problem.gaps)
+        if begin < problem.border <= end and problem.recipe[value] >= 0
+    ]
+    before = [gap for gap, (_, _, end) in enumerate(problem.gaps) if end < problem.border]
+    return Opening(state, tuple(before), tuple(across))
+
+
+def run(problem: Problem, decisions: Sequence[int]) -> Run:
+    """Play ``decisions`` (one for each gap) through.
+
+    Examples
+    --------
+    A chain of four values of a byte each, of which the backward pass reads the second and the first. Dropping the first one between
+    its uses costs a second run of its recipe, and saves a byte:
+
+    >>> from memsaving_gradients.planners.retention.problem import DROPPED
+    >>> chain = Problem(
+    ...     reads=[(), (0,), (1,), (2,), (3, 1), (4, 0)], writes=[(0,), (1,), (2,), (3,), (4,), (5,)], size=[1] * 6,
+    ...     recipe=[0, 1, 2, -1, -1, -1], inputs=[(), (0,), (1,)], outputs=[(0,), (1,), (2,)], seconds=[1.0, 1.0, 1.0],
+    ...     scratch=[0, 0, 0], during=[0] * 6, between=[0] * 6)
+    >>> plain = chain.plain()
+    >>> run(chain, plain).peak, run(chain, plain).extra_seconds
+    (4, 0.0)
+    >>> plain[chain.first_gap[0] + 1] = DROPPED
+    >>> run(chain, plain).peak, run(chain, plain).extra_seconds
+    (3, 1.0)
+    """
+    appointments = Appointments(decisions, range(len(decisions)))
+    state = begin(problem, decisions, appointments)
+    play(problem, decisions, appointments, state, len(problem.reads))
+    return outcome(problem, state)
+
+
+def begin(problem: Problem, decisions: Sequence[int], appointments: Appointments) -> State:
+    """Where `play` may begin: at the border, if the decisions respect it, else at the first event."""
+    shared, border = opening(problem), problem.border
+    respected = not any(map(decisions.__getitem__, shared.before)) and all(
+        problem.respects(gap, decisions[gap]) for gap in appointments.gaps
+    )
+    if shared.state.again or not respected:
+        return State.first(problem)
+    state = shared.state.copy()
+    for gap in shared.across:
+        if is_gone(decisions[gap], border):
+            state.there[problem.owner[gap]] = 0
+    return state
+
+
+def outcome(problem: Problem, state: State) -> Run:
+    """What comes of decisions that were played to the end."""
+    size = problem.sizes[np.array(state.value, np.int64)]
+    delta = np.zeros(len(state.beside) + 1, np.int64)
+    np.add.at(delta, np.array(state.born, np.int64), size)
+    np.subtract.at(delta[1:], np.array(state.last, np.int64), size)
+    alive = np.cumsum(delta[:-1]) + np.array(state.beside, np.int64)
+    return Run(
+        alive,
+        int(alive.max(initial=0)),
+        state.extra_seconds,
+        state.event,
+        state.again,
+        state.born,
+        state.last,
+        state.value,
+        state.gap,
+    )

@@ -29,6 +29,7 @@ from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = [
     "Segments",
+    "expensive_storages",
     "measure_segments",
     "narrow_cuts",
     "narrowest_cuts",
@@ -326,3 +327,30 @@ def _working(graph: TrainingGraph) -> IntArray:
         at = max(made, default=at)
         working[at] = max(working[at], beside[now])
     return working
+
+
+def expensive_storages(graph: TrainingGraph) -> list[int]:
+    """Storages to keep: outputs of expensive forward ops, or of the cheap op that alone reads them."""
+    storage, size = graph.storage.tolist(), graph.size.tolist()
+    readers: dict[int, list[int]] = {}
+    for op in range(graph.length):
+        for value in graph.reads[op]:
+            readers.setdefault(storage[value], []).append(op)
+    kept = []
+    for op in range(graph.first_backward):
+        if not graph.expensive[op]:
+            continue
+        for value in graph.writes[op]:
+            root = storage[value]
+            while len(after := readers.get(root, [])) == 1 and after[0] < graph.first_backward:
+                made = graph.writes[after[0]]
+                if (
+                    len(made) != 1
+                    or storage[made[0]] == root
+                    or not (graph.forwards[after[0]] and graph.clonable[after[0]])
+                    or size[storage[made[0]]] != size[root]
+                ):
+                    break
+                root = storage[made[0]]
+            kept.append(root)
+    return kept

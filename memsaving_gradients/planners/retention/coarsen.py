@@ -20,8 +20,9 @@ from functools import cached_property
 import numpy as np
 
 from graph_tools.memory.liveness import timeline
-from memsaving_gradients.planners.retention import DROPPED, KEPT, Problem, decide, run
-from memsaving_gradients.planners.segments import small_storages
+from memsaving_gradients.planners.chains.frontiers import small_storages
+from memsaving_gradients.planners.retention.problem import DROPPED, KEPT, Problem, decide
+from memsaving_gradients.planners.retention.simulate import run
 from memsaving_gradients.schedules.builder import Recorder
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import Schedule, ordered

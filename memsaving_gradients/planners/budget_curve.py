@@ -2,8 +2,8 @@
 
 A plan for a budget is most of a plan for the next smaller one. So the search of :mod:`~memsaving_gradients.planners.auto` comes down to all of
 them in little more time than to one: from the decisions for the last budget, and from some of
-:mod:`~memsaving_gradients.planners.starts`, it descends to the next, and improves what it came to for a while. Beside that stand the plans
-of :mod:`~memsaving_gradients.planners.chain`, whose table answers for all budgets; in deep networks, where a search would take long, they
+:mod:`~memsaving_gradients.planners.retention.starts`, it descends to the next, and improves what it came to for a while. Beside that stand the plans
+of :mod:`~memsaving_gradients.planners.chains.chain`, whose table answers for all budgets; in deep networks, where a search would take long, they
 stand alone. Each budget gets the fastest plan that is known and fits, so that none is slower than that for a smaller budget.
 
 Plans are as good as those that are asked for one by one to within a point or so of a step's time, and worse at small budgets, where more
@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from memsaving_gradients.planners import chain
 from memsaving_gradients.planners.auto import DEEP
-from memsaving_gradients.planners.coarse import Coarse, coarsen
-from memsaving_gradients.planners.integer_bound import SHALLOW, Bound, bound_within
+from memsaving_gradients.planners.bounds.integer import SHALLOW, Bound, bound_within
+from memsaving_gradients.planners.chains import chain
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
-from memsaving_gradients.planners.retention import Run
-from memsaving_gradients.planners.search import Search
-from memsaving_gradients.planners.starts import as_the_bound_says, fitting_cuts
+from memsaving_gradients.planners.retention.coarsen import Coarse, coarsen
+from memsaving_gradients.planners.retention.local_search import Search
+from memsaving_gradients.planners.retention.simulate import Run
+from memsaving_gradients.planners.retention.starts import as_the_bound_says, fitting_cuts
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plans"]

@@ -27,8 +27,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.planners.chains.frontiers import TINY, measure_segments
 from memsaving_gradients.planners.proposal import Limits, Proposal, proposed
-from memsaving_gradients.planners.segments import TINY, measure_segments
 from memsaving_gradients.schedules.builder import without_idle
 from memsaving_gradients.schedules.dependency_order import after_needs
 from memsaving_gradients.schedules.order import deferrable_before, requested

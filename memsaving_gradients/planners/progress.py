@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from memsaving_gradients.planners import Interrupted
+from memsaving_gradients.planners.proposal import Interrupted
 
 __all__ = ["showing"]
 
