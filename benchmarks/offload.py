@@ -123,10 +123,10 @@ def captured(model: str, options: dict[str, Any]) -> Any:
     from benchmarks.models import build
     from benchmarks.models.deep import deep_resnet
     from graph_tools.costs.estimates import Speeds, op_seconds
-    from memsaving_gradients.offload import Offload
+    from memsaving_gradients.capture.offload import Offload
+    from memsaving_gradients.capture.storable import with_storable
+    from memsaving_gradients.capture.training_step import capture_step
     from memsaving_gradients.options import Options
-    from memsaving_gradients.roles import capture_step
-    from memsaving_gradients.storable import with_storable
 
     made = []
 

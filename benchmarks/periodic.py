@@ -29,8 +29,8 @@ from rich.table import Table
 from benchmarks.bars import Figure, chosen, mark, options_for, print_figures, write
 from benchmarks.models import build
 from graph_tools.tf_private import graphs
+from memsaving_gradients.capture.training_step import CapturedStep, capture_step
 from memsaving_gradients.planners import Limits, named
-from memsaving_gradients.roles import CapturedStep, capture_step
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from graph_tools.editing import opaque
 from graph_tools.editing.rewiring import Rewiring
-from memsaving_gradients.roles import CapturedStep
+from memsaving_gradients.capture.training_step import CapturedStep
 
 __all__ = ["Barriers"]
 

@@ -20,12 +20,12 @@ import tensorflow as tf
 
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.ops import op_types
+from memsaving_gradients.capture.sums import Sums
+from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.gates import fixed_inputs, gated, widest_input
 from memsaving_gradients.merging import Merging
-from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedules.schedule import Step
 from memsaving_gradients.schedules.simulate import Simulation
-from memsaving_gradients.sums import Sums
 
 __all__ = ["Holds"]
 

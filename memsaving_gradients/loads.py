@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from graph_tools.ops.device_copies import copy_back, copy_out
-from memsaving_gradients.encodings import ENCODINGS
-from memsaving_gradients.roles import CapturedStep
+from memsaving_gradients.capture.encodings import ENCODINGS
+from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.schedules.storage import OFFLOAD, Stored
 
 __all__ = ["Loads"]

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from graph_tools.ops import op_types
+from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.gates import gated
 from memsaving_gradients.places import Places, is_alone
-from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedules.schedule import Step
 
 __all__ = ["Merging"]

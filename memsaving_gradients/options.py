@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from memsaving_gradients.capture.encodings import ENCODINGS
+from memsaving_gradients.capture.offload import Offload
 from memsaving_gradients.device import DeviceMemory
-from memsaving_gradients.encodings import ENCODINGS
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.loops.choice import WAYS
-from memsaving_gradients.offload import Offload
 from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners import PLANNERS
 from memsaving_gradients.units import parse_budget

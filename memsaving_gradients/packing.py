@@ -25,8 +25,8 @@ import tensorflow as tf
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
+from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.partial_reads import Part, parts_read
-from memsaving_gradients.roles import CapturedStep
 
 __all__ = ["Packed", "pack", "packable"]
 

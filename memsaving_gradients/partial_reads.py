@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from memsaving_gradients.roles import CapturedStep
+from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.schedules.order import huge_bytes
 
 __all__ = ["Part", "parts_read"]

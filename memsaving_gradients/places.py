@@ -22,7 +22,7 @@ from itertools import repeat
 from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
 from graph_tools.ops.views import unchanged_input
-from memsaving_gradients.roles import CapturedStep
+from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.schedules.schedule import Step
 
 __all__ = ["Places", "is_alone"]

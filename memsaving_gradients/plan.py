@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from graph_tools.memory.timeline import Alive
 from memsaving_gradients import planfile, plantext
+from memsaving_gradients.capture.fingerprint import Fingerprint
 from memsaving_gradients.comparison import Comparison
 from memsaving_gradients.errors import PlanError
-from memsaving_gradients.fingerprint import Fingerprint
 from memsaving_gradients.loops.division import Replayed
 from memsaving_gradients.planners.budget_search import chunk_bytes, plain_bytes
 from memsaving_gradients.schedules.schedule import Schedule

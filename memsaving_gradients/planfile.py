@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memsaving_gradients.capture.fingerprint import Fingerprint
 from memsaving_gradients.errors import PlanError
-from memsaving_gradients.fingerprint import Fingerprint
 from memsaving_gradients.schedules.schedule import LAG, Schedule, Step
 from memsaving_gradients.schedules.storage import Stored
 

@@ -13,6 +13,9 @@ from graph_tools.errors import GraphError
 from graph_tools.memory.liveness import timeline
 from graph_tools.warn import warn
 from memsaving_gradients import registry
+from memsaving_gradients.capture.fingerprint import fingerprint
+from memsaving_gradients.capture.training_step import CapturedStep
+from memsaving_gradients.capture.unknown_sizes import check_known
 from memsaving_gradients.describe import describe, why_nothing
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import (
@@ -22,7 +25,6 @@ from memsaving_gradients.errors import (
     PlanningStoppedWarning,
     PlanNote,
 )
-from memsaving_gradients.fingerprint import fingerprint
 from memsaving_gradients.goal import Goal
 from memsaving_gradients.options import Options
 from memsaving_gradients.plan import Plan
@@ -46,14 +48,12 @@ from memsaving_gradients.planners.budget_search import (
 )
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.planners.with_storage import improve_that_stores, planner_that_stores
-from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedules.schedule import Schedule, ordered, plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.schedules.storage import OFFLOAD
 from memsaving_gradients.schedules.validation import problem_of
 from memsaving_gradients.site import Site, Sought
 from memsaving_gradients.units import exact_bytes, format_bytes, format_share
-from memsaving_gradients.unknowns import check_known
 
 __all__ = [
     "LIMITED",

@@ -41,18 +41,18 @@ from graph_tools.ops.device_copies import stays_elsewhere
 from graph_tools.ops.views import unchanged_input
 from graph_tools.tf_private import graphs
 from memsaving_gradients.barriers import Barriers
+from memsaving_gradients.capture.sums import Sums
+from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.gates import ControlGate, DataGate, Gate, fixed_inputs, gated
 from memsaving_gradients.holds import Holds
 from memsaving_gradients.loads import Loads
 from memsaving_gradients.merging import Merging
-from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.runs import Runs
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.schedules.storage import OFFLOAD
 from memsaving_gradients.schedules.transfers import waits
 from memsaving_gradients.stragglers import Stragglers
-from memsaving_gradients.sums import Sums
 
 __all__ = ["Rewrite", "rewrite"]
 

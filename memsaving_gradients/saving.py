@@ -18,7 +18,7 @@ from memsaving_gradients.attention.substitution import (
     prepare,
     substitute,
 )
-from memsaving_gradients.encodings import ENCODINGS
+from memsaving_gradients.capture.encodings import ENCODINGS
 from memsaving_gradients.engine import components, save_memory
 from memsaving_gradients.errors import ArgumentError, SelectionError
 from memsaving_gradients.loops.choice import inner_rule

@@ -190,7 +190,7 @@ def _traced(
     import tensorflow as tf
 
     from graph_tools.tf_private import graphs
-    from memsaving_gradients.roles import capture_step
+    from memsaving_gradients.capture.training_step import capture_step
     from memsaving_gradients.saving import paused
 
     found: list[tuple[TrainingGraph, int]] = []

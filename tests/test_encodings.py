@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from memsaving_gradients.encodings import BLOCK, ENCODINGS
+from memsaving_gradients.capture.encodings import BLOCK, ENCODINGS
 from memsaving_gradients.errors import ArgumentError, PlanError, PlanNote, SelectionError
 from memsaving_gradients.keras import MemorySavingGradients
 from tests.sampling import covering, examples

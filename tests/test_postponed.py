@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from graph_tools import capture
-from memsaving_gradients.early_reductions import early_reductions
+from memsaving_gradients.capture.early_reductions import early_reductions
 from memsaving_gradients.schedules.order import deferrable
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 from tests.sampling import one_of

@@ -19,7 +19,7 @@ from graph_tools.costs.kernels import Measured
 from graph_tools.costs.parameters import parameters
 from graph_tools.errors import CacheWarning
 from graph_tools.tf_private import graphs
-from memsaving_gradients.roles import capture_step
+from memsaving_gradients.capture.training_step import capture_step
 
 v1 = tf.compat.v1
 

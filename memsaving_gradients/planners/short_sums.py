@@ -6,7 +6,7 @@ room for is left as it was: in a U-Net at 80 % of its memory that is 5 % of a st
 
 Two simulations. A sum is left alone if, with all short sums left alone, there is room for one addend more at every step
 from its first addend to itself: grappler may turn it into a variable that is added to. In graphs that grappler holds for large it would
-add in another order then (`memsaving_gradients.sums`), so that none is left alone.
+add in another order then (`memsaving_gradients.capture.sums`), so that none is left alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A residual that is neither kept nor recomputed is *stored* when it is made, and *loaded* when the backward pass reads it. Encodings
 store it in fewer bytes on the same device; offloading stores it on another one. Here are the numbers that planners compare:
-what is done to tensors is the business of :mod:`memsaving_gradients.encodings`.
+what is done to tensors is the business of :mod:`memsaving_gradients.capture.encodings`.
 """
 
 from __future__ import annotations

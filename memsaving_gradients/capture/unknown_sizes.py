@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import is_guess, tensor_bytes
+from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.roles import CapturedStep
 
 __all__ = ["check_known"]
 

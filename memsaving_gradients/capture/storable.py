@@ -8,11 +8,11 @@ from dataclasses import replace
 import tensorflow as tf
 
 from graph_tools.costs import estimates
-from memsaving_gradients.encodings import ENCODINGS, Encoding
-from memsaving_gradients.offload import Offload
+from memsaving_gradients.capture.encodings import ENCODINGS, Encoding
+from memsaving_gradients.capture.offload import Offload
+from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.options import Options
 from memsaving_gradients.planners.chains.frontiers import small_storages
-from memsaving_gradients.roles import CapturedStep
 from memsaving_gradients.schedules.storage import OFFLOAD, Stored
 
 __all__ = ["with_storable"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memsaving_gradients.roles import CapturedStep
+    from memsaving_gradients.capture.training_step import CapturedStep
 
 __all__ = ["Fingerprint", "fingerprint"]
 

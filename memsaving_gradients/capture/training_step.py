@@ -21,9 +21,9 @@ from graph_tools.grappler.constant_folding import takes_constant
 from graph_tools.ops import op_types
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import graphs
-from memsaving_gradients.early_reductions import early_reductions
+from memsaving_gradients.capture.early_reductions import early_reductions
+from memsaving_gradients.capture.sums import chainable, may_become_variables
 from memsaving_gradients.schedules.training_graph import TrainingGraph
-from memsaving_gradients.sums import chainable, may_become_variables
 
 __all__ = ["CapturedStep", "capture_step"]
 
