@@ -13,11 +13,11 @@ from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import registry, replicas, whole_step
 from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.following import Following
-from memsaving_gradients.gates import gated
 from memsaving_gradients.loops import pairs
 from memsaving_gradients.options import Options
 from memsaving_gradients.planning import note_unused, warn_nothing_saved, warn_stopped
-from memsaving_gradients.rewrite import Rewrite
+from memsaving_gradients.rewriting.clones import Rewrite
+from memsaving_gradients.rewriting.gates import gated
 from memsaving_gradients.site import Site
 
 __all__ = ["components", "observing", "save_memory"]

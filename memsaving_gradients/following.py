@@ -37,7 +37,7 @@ from memsaving_gradients.planning import (
     warn_nothing_saved,
 )
 from memsaving_gradients.replicas import Shared
-from memsaving_gradients.rewrite import Rewrite, rewrite
+from memsaving_gradients.rewriting.clones import Rewrite, rewrite
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.site import Site
 from memsaving_gradients.uncollected import uncollected

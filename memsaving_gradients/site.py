@@ -29,7 +29,7 @@ from memsaving_gradients.loops.choice import Loops
 from memsaving_gradients.options import Options
 from memsaving_gradients.packing import Packed, pack, packable
 from memsaving_gradients.planners.budget_search import FLOORS, Search
-from memsaving_gradients.rewrite import Rewrite
+from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 

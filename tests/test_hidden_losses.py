@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.ops.variant_bytes import variant_bytes
-from memsaving_gradients.gates import fixed_inputs
+from memsaving_gradients.rewriting.gates import fixed_inputs
 from tests.fresh import fresh
 
 ROWS, WIDTH = 1024, 128

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from graph_tools.memory.measure import in_fresh_process
 from graph_tools.tf_private import graphs
-from memsaving_gradients.merging import Merging
+from memsaving_gradients.rewriting.fusion import Merging
 from tests.merged import circle, pairs
 from tests.sampling import examples
 from tests.schedules import forgetful, shuffled

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from memsaving_gradients.rewriting.stragglers import Stragglers
 from memsaving_gradients.schedules.schedule import Schedule, recompute_lazily
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
-from memsaving_gradients.stragglers import Stragglers
 from tests.graphs import Maker
 
 v1 = tf.compat.v1

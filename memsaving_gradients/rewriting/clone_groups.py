@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from memsaving_gradients.holds import EARLY_SHARE, SLACK_SHARE
-from memsaving_gradients.merging import Merging
+from memsaving_gradients.rewriting.fusion import Merging
+from memsaving_gradients.rewriting.ordering import EARLY_SHARE, SLACK_SHARE
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["Runs"]
@@ -26,7 +26,7 @@ class Runs:
     """The clones of the current run, each an op and the number of its copy.
 
     ``open``: whether the run goes on. ``written``: bytes that all clones have written so far; ``turn``: for each clone of the run,
-    what ``written`` is when it really runs, as in :mod:`memsaving_gradients.holds`; ``begun``: what it was when the run
+    what ``written`` is when it really runs, as in :mod:`memsaving_gradients.rewriting.ordering`; ``begun``: what it was when the run
     began; ``ops``: the ops of the run; ``unread``: clones of it that no other one reads.
     """
 

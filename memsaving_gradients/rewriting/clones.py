@@ -3,20 +3,20 @@
 The executor runs an op as soon as its inputs are there, so a clone alone would run during the forward pass and save
 nothing. Clones come in runs: those that the schedule puts between two backward ops. A run waits, through one gate, for
 every backward op before it in the schedule that nothing else waits for, but for those that may finish beside it
-(:mod:`memsaving_gradients.stragglers`); only the *roots* of the run (clones that read no other clone of it) need the gate, and each gate
+(:mod:`memsaving_gradients.rewriting.stragglers`); only the *roots* of the run (clones that read no other clone of it) need the gate, and each gate
 waits for the one before it.
 
-What the schedule stores is encoded right after it is made, and the roots that stand for it decode (:mod:`memsaving_gradients.loads`).
+What the schedule stores is encoded right after it is made, and the roots that stand for it decode (:mod:`memsaving_gradients.rewriting.stored_values`).
 
 An op may have several clones. What they read tells them apart: two clones in one run would be merged, so the second
 one begins a run of its own, which waits for the clones before it; a clone that reads clones of an earlier run, or what
-was kept, is a root of its run and reads through its gate (:mod:`memsaving_gradients.runs`).
+was kept, is a root of its run and reads through its gate (:mod:`memsaving_gradients.rewriting.clone_groups`).
 
-How a root is gated is the business of :mod:`memsaving_gradients.gates`; originals that could run too early are that of
-:mod:`memsaving_gradients.holds`. Forward ops are left as they are, but
+How a root is gated is the business of :mod:`memsaving_gradients.rewriting.gates`; originals that could run too early are that of
+:mod:`memsaving_gradients.rewriting.ordering`. Forward ops are left as they are, but
 wait now and then for what has to be stored.
 
-Originals and clones must be merged with others alike, or not at all, or last bits differ (:mod:`memsaving_gradients.merging`):
+Originals and clones must be merged with others alike, or not at all, or last bits differ (:mod:`memsaving_gradients.rewriting.fusion`):
 gates stand in front of ops instead of on them, an original that has lost its backward reader is given an idle one, and
 a clone that would be merged, while its original is not, is kept apart from its reader. An op and the only one that reads it are
 merged in every copy, if each copy of the one is read by one copy of the other: schedules see to that.
@@ -40,19 +40,19 @@ from graph_tools.ops import op_types
 from graph_tools.ops.device_copies import stays_elsewhere
 from graph_tools.ops.views import unchanged_input
 from graph_tools.tf_private import graphs
-from memsaving_gradients.barriers import Barriers
 from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.gates import ControlGate, DataGate, Gate, fixed_inputs, gated
-from memsaving_gradients.holds import Holds
-from memsaving_gradients.loads import Loads
-from memsaving_gradients.merging import Merging
-from memsaving_gradients.runs import Runs
+from memsaving_gradients.rewriting.clone_groups import Runs
+from memsaving_gradients.rewriting.fusion import Merging
+from memsaving_gradients.rewriting.gates import ControlGate, DataGate, Gate, fixed_inputs, gated
+from memsaving_gradients.rewriting.ordering import Holds
+from memsaving_gradients.rewriting.stored_values import Loads
+from memsaving_gradients.rewriting.stragglers import Stragglers
+from memsaving_gradients.rewriting.xla_barriers import Barriers
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.schedules.storage import OFFLOAD
 from memsaving_gradients.schedules.transfers import waits
-from memsaving_gradients.stragglers import Stragglers
 
 __all__ = ["Rewrite", "rewrite"]
 

@@ -3,7 +3,7 @@
 Grappler's remapper and oneDNN fuse a product, the addition behind it and an activation where nothing else reads the
 values between; constant folding moves a constant factor past the op before it; equal ops become one. The results of the merged
 have other last bits, so that an original and its clone must be merged alike, and nothing is put between two ops that may be.
-Control edges lead from ops that have run at their own place in the schedule, whatever is merged (:mod:`memsaving_gradients.places`).
+Control edges lead from ops that have run at their own place in the schedule, whatever is merged (:mod:`memsaving_gradients.rewriting.fused_places`).
 Rules of TensorFlow 2.16 to 2.21; what is not known here costs last bits at most.
 """
 
@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from graph_tools.ops import op_types
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.gates import gated
-from memsaving_gradients.places import Places, is_alone
+from memsaving_gradients.rewriting.fused_places import Places, is_alone
+from memsaving_gradients.rewriting.gates import gated
 from memsaving_gradients.schedules.schedule import Step
 
 __all__ = ["Merging"]
@@ -80,7 +80,7 @@ class Merging:
         return self._idle[op]
 
     def merges(self, position: int) -> bool:
-        """Whether an op may be merged with the only one that reads it; see :func:`memsaving_gradients.places.is_alone`."""
+        """Whether an op may be merged with the only one that reads it; see :func:`memsaving_gradients.rewriting.fused_places.is_alone`."""
         return is_alone(self._step, position)
 
     def pass_backward(self, entry: Step) -> list[int]:

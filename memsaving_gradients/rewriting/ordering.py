@@ -6,8 +6,8 @@ peak, the order of the ops that make and read large buffers decides how high it 
 And where folding combines the second factor of a product with a constant of the product's reader, that
 is an op of its own, which waits for the first factor.
 
-To wait is to read one input through an identity with control edges (:func:`memsaving_gradients.gates.gated`). Forward ops are
-left as they are, and so is every edge whose ends may be merged (:mod:`memsaving_gradients.merging`).
+To wait is to read one input through an identity with control edges (:func:`memsaving_gradients.rewriting.gates.gated`). Forward ops are
+left as they are, and so is every edge whose ends may be merged (:mod:`memsaving_gradients.rewriting.fusion`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from graph_tools.editing.rewiring import Rewiring
 from graph_tools.ops import op_types
 from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.gates import fixed_inputs, gated, widest_input
-from memsaving_gradients.merging import Merging
+from memsaving_gradients.rewriting.fusion import Merging
+from memsaving_gradients.rewriting.gates import fixed_inputs, gated, widest_input
 from memsaving_gradients.schedules.schedule import Step
 from memsaving_gradients.schedules.simulate import Simulation
 
