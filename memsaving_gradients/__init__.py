@@ -19,7 +19,6 @@ if sys.argv[:1] == ["-m"]:
 
     starting.if_command()
 
-from memsaving_gradients import attention as attention
 from memsaving_gradients import errors as errors
 from memsaving_gradients.api import gradients as gradients
 from memsaving_gradients.api import gradients_collection as gradients_collection
@@ -29,8 +28,8 @@ from memsaving_gradients.capture.offload import Offload as Offload
 from memsaving_gradients.comparison import Comparison as Comparison
 from memsaving_gradients.gradient_error import GradientError as GradientError
 from memsaving_gradients.gradient_error import gradient_error as gradient_error
-from memsaving_gradients.loops.by_hand import scan as scan
-from memsaving_gradients.loops.by_hand import while_loop as while_loop
+from memsaving_gradients.loops import scan as scan
+from memsaving_gradients.loops import while_loop as while_loop
 from memsaving_gradients.marks import checkpoint as checkpoint
 from memsaving_gradients.patching import patch as patch
 from memsaving_gradients.patching import patched as patched
@@ -38,6 +37,7 @@ from memsaving_gradients.patching import unpatch as unpatch
 from memsaving_gradients.plan import Decision as Decision
 from memsaving_gradients.plan import Plan as Plan
 from memsaving_gradients.registry import plans as plans
+from memsaving_gradients.transforms import attention as attention
 
 if TYPE_CHECKING:
     from memsaving_gradients import keras as keras

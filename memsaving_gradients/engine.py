@@ -11,20 +11,20 @@ import tensorflow as tf
 from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import registry, replicas, whole_step
-from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.following import Following
-from memsaving_gradients.loops import pairs
 from memsaving_gradients.options import Options
 from memsaving_gradients.planning import note_unused, warn_nothing_saved, warn_stopped
 from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.rewriting.gates import gated
 from memsaving_gradients.site import Site
+from memsaving_gradients.transforms.attention.pattern.substitution import Substituted
+from memsaving_gradients.transforms.loops import gradient_hook
 
 __all__ = ["components", "observing", "save_memory"]
 
 original_view.install()
 whole_step.install()
-pairs.install()
+gradient_hook.install()
 
 #: Innermost last. Not a context variable: distribution strategies trace in threads of their own.
 _observers: list[Callable[[Site], None]] = []

@@ -18,9 +18,6 @@ import tensorflow as tf
 
 from graph_tools.warn import warn
 from memsaving_gradients import marks, patching, registry
-from memsaving_gradients.attention.layers import AdditiveAttention as AdditiveAttention
-from memsaving_gradients.attention.layers import Attention as Attention
-from memsaving_gradients.attention.layers import MultiHeadAttention as MultiHeadAttention
 from memsaving_gradients.device import RESERVE, DeviceMemory
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
 from memsaving_gradients.keras_models import bytes_of, holds_gradients, is_whole
@@ -35,6 +32,9 @@ from memsaving_gradients.sparsity import Reparameterize as Reparameterize
 from memsaving_gradients.sparsity import SparseModel as SparseModel
 from memsaving_gradients.sparsity import sparse_bytes as sparse_bytes
 from memsaving_gradients.sparsity import sparsify as sparsify
+from memsaving_gradients.transforms.attention.layers import AdditiveAttention as AdditiveAttention
+from memsaving_gradients.transforms.attention.layers import Attention as Attention
+from memsaving_gradients.transforms.attention.layers import MultiHeadAttention as MultiHeadAttention
 
 __all__ = [
     "RESERVE",

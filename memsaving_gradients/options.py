@@ -16,9 +16,9 @@ from memsaving_gradients.capture.encodings import ENCODINGS
 from memsaving_gradients.capture.offload import Offload
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.loops.choice import WAYS
 from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners import PLANNERS
+from memsaving_gradients.transforms.loops.selection import WAYS
 from memsaving_gradients.units import parse_budget
 
 __all__ = ["ATTENTION", "ENCODE", "MODES", "Options", "check_one_of"]
@@ -72,7 +72,7 @@ class Options:
     planning_seconds
         The most time to plan; ``None``: as long as it takes.
     loops
-        How loops are treated: ``"auto"`` or one of `memsaving_gradients.loops.choice.WAYS`.
+        How loops are treated: ``"auto"`` or one of `memsaving_gradients.transforms.loops.selection.WAYS`.
     attention
         What becomes of attention: one of `ATTENTION`.
     encode

@@ -25,12 +25,12 @@ from memsaving_gradients.errors import (
     PatchError,
     SelectionError,
 )
-from memsaving_gradients.loops.choice import inner_rule
-from memsaving_gradients.loops.pairs import Rule, stand
 from memsaving_gradients.options import Options
 from memsaving_gradients.planning import OUTER, warn_nothing_saved
 from memsaving_gradients.saving import inner_way, is_paused, paused, saving
 from memsaving_gradients.selection import resolve
+from memsaving_gradients.transforms.loops.gradient_hook import Rule, stand
+from memsaving_gradients.transforms.loops.selection import inner_rule
 
 __all__ = ["ends_in", "for_batches_of", "patch", "patched", "rewired", "scoped", "unpatch"]
 

@@ -15,10 +15,10 @@ from memsaving_gradients import planfile, plantext
 from memsaving_gradients.capture.fingerprint import Fingerprint
 from memsaving_gradients.comparison import Comparison
 from memsaving_gradients.errors import PlanError
-from memsaving_gradients.loops.division import Replayed
 from memsaving_gradients.planners.budget_search import chunk_bytes, plain_bytes
 from memsaving_gradients.schedules.schedule import Schedule
 from memsaving_gradients.schedules.simulate import Simulation
+from memsaving_gradients.transforms.loops.checkpoint_positions import Replayed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,7 +104,7 @@ class Plan:
     packed
         Whether masks were packed in bits.
     loops
-        How loops are treated, one of `memsaving_gradients.loops.choice.WAYS`; empty: as TensorFlow built them.
+        How loops are treated, one of `memsaving_gradients.transforms.loops.selection.WAYS`; empty: as TensorFlow built them.
     replayed
         The loops that are replayed. Not saved in files.
     attention

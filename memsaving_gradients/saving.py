@@ -12,19 +12,19 @@ import tensorflow as tf
 from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import registry, whole_step
-from memsaving_gradients.attention.substitution import (
+from memsaving_gradients.capture.encodings import ENCODINGS
+from memsaving_gradients.engine import components, save_memory
+from memsaving_gradients.errors import ArgumentError, SelectionError
+from memsaving_gradients.options import Options
+from memsaving_gradients.selection import marks_between, resolve
+from memsaving_gradients.transforms.attention.pattern.substitution import (
     Prepared,
     Substituted,
     prepare,
     substitute,
 )
-from memsaving_gradients.capture.encodings import ENCODINGS
-from memsaving_gradients.engine import components, save_memory
-from memsaving_gradients.errors import ArgumentError, SelectionError
-from memsaving_gradients.loops.choice import inner_rule
-from memsaving_gradients.loops.pairs import replaying
-from memsaving_gradients.options import Options
-from memsaving_gradients.selection import marks_between, resolve
+from memsaving_gradients.transforms.loops.gradient_hook import replaying
+from memsaving_gradients.transforms.loops.selection import inner_rule
 from memsaving_gradients.uncollected import uncollected
 
 __all__ = ["all_plain", "inner_way", "is_paused", "paused", "saving"]

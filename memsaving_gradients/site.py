@@ -20,18 +20,18 @@ from graph_tools.memory.timeline import Part
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import registry
-from memsaving_gradients.attention.substitution import Substituted
 from memsaving_gradients.capture.storable import with_storable
 from memsaving_gradients.capture.training_step import CapturedStep, capture_step
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.goal import Goal
-from memsaving_gradients.loops.choice import Loops
 from memsaving_gradients.options import Options
-from memsaving_gradients.packing import Packed, pack, packable
 from memsaving_gradients.planners.budget_search import FLOORS, Search
 from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate
+from memsaving_gradients.transforms.attention.pattern.substitution import Substituted
+from memsaving_gradients.transforms.loops.selection import Loops
+from memsaving_gradients.transforms.packing.packing import Packed, pack, packable
 
 __all__ = ["Site", "Sought"]
 

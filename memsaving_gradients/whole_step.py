@@ -35,13 +35,13 @@ from graph_tools.ops.while_loops import behind_identities
 from graph_tools.tf_private import autodiff, graphs
 from graph_tools.warn import warn
 from memsaving_gradients import registry, replicas
-from memsaving_gradients.attention.needs import plain_as_well
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
 from memsaving_gradients.following import Followed, Following
 from memsaving_gradients.planners.budget_search import safe_bytes
 from memsaving_gradients.planning import warn_stopped
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.site import Site
+from memsaving_gradients.transforms.attention.pattern.reachability import plain_as_well
 from memsaving_gradients.units import exact_bytes, format_bytes
 from memsaving_gradients.updates import Updates
 

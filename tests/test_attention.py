@@ -9,13 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_tools.memory.measure import measure_peak
-from memsaving_gradients.attention import (
-    additive_attention,
-    dot_product_attention,
-)
-from memsaving_gradients.attention.blocks import Cut, block_sizes
-from memsaving_gradients.attention.scores import Grid, Setting
 from memsaving_gradients.errors import ArgumentError, HigherOrderError, MemorySavingError
+from memsaving_gradients.transforms.attention import additive_attention, dot_product_attention
+from memsaving_gradients.transforms.attention.blocks import Cut, block_sizes
+from memsaving_gradients.transforms.attention.scores import Grid, Setting
 from tests.attention_cases import (
     additive,
     assert_close,

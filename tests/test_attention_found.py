@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import memsaving_gradients as ms
 from graph_tools.memory.measure import measure_peak
-from memsaving_gradients.attention import blocks
-from memsaving_gradients.attention.elementwise import Unclear, elementwise
-from memsaving_gradients.attention.found import found_in
-from memsaving_gradients.attention.order import is_causal
-from memsaving_gradients.attention.products import Product
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from memsaving_gradients.plan import Plan
+from memsaving_gradients.transforms.attention import blocks
+from memsaving_gradients.transforms.attention.pattern.causality import is_causal
+from memsaving_gradients.transforms.attention.pattern.elementwise import Unclear, elementwise
+from memsaving_gradients.transforms.attention.pattern.matching import found_in
+from memsaving_gradients.transforms.attention.pattern.products import Product
 from tests.attention_cases import assert_close, dot_product
 from tests.fresh import fresh
 from tests.sampling import covering, examples, slow

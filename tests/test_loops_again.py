@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from memsaving_gradients.loops import pairs
+from memsaving_gradients.transforms.loops import gradient_hook
 from tests.sampling import one_of
 from tests.support import assert_identical, numbers
 
@@ -34,7 +34,7 @@ def results(program):
 def loops_of(function):
     """The loops of a function's graph that are replayed."""
     (concrete,) = function._list_all_concrete_functions()
-    return [op for op in concrete.graph.get_operations() if pairs.replay_of(op)]
+    return [op for op in concrete.graph.get_operations() if gradient_hook.replay_of(op)]
 
 
 def assert_same(program, replayed=1):

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from memsaving_gradients.loops import pairs
+from memsaving_gradients.transforms.loops import gradient_hook
 from tests.sampling import covering, one_of, slow
 from tests.support import assert_identical, numbers
 
@@ -530,7 +530,7 @@ LABELS = (SEQUENCES.sum((1, 2)) > 0).astype(np.float32)[:, None]
 def replays(function):
     """The loops of a function's graphs that are replayed."""
     graphs = [concrete.graph for concrete in function._list_all_concrete_functions()]
-    return [op for g in graphs for op in g.get_operations() if pairs.replay_of(op)]
+    return [op for g in graphs for op in g.get_operations() if gradient_hook.replay_of(op)]
 
 
 class Watched(keras.Sequential):
@@ -548,7 +548,8 @@ class Watched(keras.Sequential):
     def replayed(self):
         """By graph, how many loops are replayed in it."""
         return [
-            sum(pairs.replay_of(op) is not None for op in g.get_operations()) for g in self.graphs
+            sum(gradient_hook.replay_of(op) is not None for op in g.get_operations())
+            for g in self.graphs
         ]
 
 

@@ -17,8 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from memsaving_gradients.loops import choice
-from memsaving_gradients.loops.division import Division, leaf_for, states_for, steps_for
+from memsaving_gradients.transforms.loops import selection
+from memsaving_gradients.transforms.loops.checkpoint_positions import (
+    Division,
+    leaf_for,
+    states_for,
+    steps_for,
+)
 from tests.sampling import examples, one_of, slow
 from tests.support import numbers
 
@@ -357,14 +362,14 @@ def _compare(loop, found, plain, graph, what):
 @contextlib.contextmanager
 def always_replayed(leaf):
     """Loops are replayed also where that saves nothing, in segments of ``leaf`` steps; ``None``: as ever."""
-    before = choice.LEAST_SAVED, choice.FEWEST_STEPS, choice.leaf_for
+    before = selection.LEAST_SAVED, selection.FEWEST_STEPS, selection.leaf_for
     if leaf is not None:
-        choice.LEAST_SAVED, choice.FEWEST_STEPS = -math.inf, 1
-        choice.leaf_for = lambda *_: leaf
+        selection.LEAST_SAVED, selection.FEWEST_STEPS = -math.inf, 1
+        selection.leaf_for = lambda *_: leaf
     try:
         yield
     finally:
-        choice.LEAST_SAVED, choice.FEWEST_STEPS, choice.leaf_for = before
+        selection.LEAST_SAVED, selection.FEWEST_STEPS, selection.leaf_for = before
 
 
 def check(loop):

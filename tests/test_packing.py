@@ -10,7 +10,7 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from memsaving_gradients.errors import NothingSavedWarning
 from memsaving_gradients.keras import MemorySavingGradients
-from memsaving_gradients.packing import _pack, _unpack
+from memsaving_gradients.transforms.packing.packing import _pack, _unpack
 from tests.sampling import slow
 from tests.support import Inputs, assert_identical, assert_same, in_session, numbers
 

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from memsaving_gradients import engine, patching, registry, saving
 from memsaving_gradients.errors import BudgetError
-from memsaving_gradients.loops import choice
 from memsaving_gradients.options import Options
+from memsaving_gradients.transforms.loops import selection
 from tests.foreign.tally import Tally
 
 __all__ = ["everywhere"]
@@ -40,7 +40,7 @@ def everywhere(options: Mapping[str, Any] | None) -> Iterator[Tally]:
             least = _within_the_least_budget(engine.save_memory, tally)
             stack.enter_context(mock.patch.object(saving, "save_memory", least))
             # The loops of tests have few steps, and nothing to save.
-            short = mock.patch.multiple(choice, FEWEST_STEPS=2, LEAST_SAVED=-1e9)
+            short = mock.patch.multiple(selection, FEWEST_STEPS=2, LEAST_SAVED=-1e9)
             stack.enter_context(short)
         if (trainer := _trainer()) is not None:
             fit = _fitting(trainer.fit, options, tally)

@@ -32,9 +32,9 @@ from graph_tools.tf_private.autodiff import (
 )
 from graph_tools.warn import warn
 from memsaving_gradients.errors import HigherOrderError, NothingSavedWarning
-from memsaving_gradients.loops.division import Replayed
-from memsaving_gradients.loops.gradient import Gradient
-from memsaving_gradients.loops.replay import Replay
+from memsaving_gradients.transforms.loops.checkpoint_positions import Replayed
+from memsaving_gradients.transforms.loops.loop_gradient import Gradient
+from memsaving_gradients.transforms.loops.replay import Replay
 
 __all__ = [
     "Rule",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from memsaving_gradients.attention.elementwise import (
+from memsaving_gradients.transforms.attention.pattern.elementwise import (
     Band,
     Count,
     Elementwise,

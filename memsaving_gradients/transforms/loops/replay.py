@@ -34,10 +34,15 @@ from graph_tools.ops.while_loops import (
     noted_steps,
 )
 from graph_tools.tf_private import graphs, loops
-from memsaving_gradients.loops.division import Cut, Division, Replayed
-from memsaving_gradients.loops.gradient import Gradient
-from memsaving_gradients.loops.lists import empty_list, pushed, static_shape, untyped
-from memsaving_gradients.loops.transplant import Tensors, behind, transplant, wanted
+from memsaving_gradients.transforms.loops.body_copies import Tensors, behind, transplant, wanted
+from memsaving_gradients.transforms.loops.checkpoint_positions import Cut, Division, Replayed
+from memsaving_gradients.transforms.loops.loop_gradient import Gradient
+from memsaving_gradients.transforms.loops.tensor_lists import (
+    empty_list,
+    pushed,
+    static_shape,
+    untyped,
+)
 
 __all__ = ["Replay"]
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.attention import biases
-from memsaving_gradients.attention.blocks import dims, loop
-from memsaving_gradients.attention.passes import Blocks, inner, weights_again
-from memsaving_gradients.attention.scores import Setting
+from memsaving_gradients.transforms.attention import bias_gradients
+from memsaving_gradients.transforms.attention.block_passes import Blocks, inner, weights_again
+from memsaving_gradients.transforms.attention.blocks import dims, loop
+from memsaving_gradients.transforms.attention.scores import Setting
 
 __all__ = ["second"]
 
@@ -61,7 +61,7 @@ def second(
     dq, dk, dv, *db = again.columns(slopes, share, gains)
     rows, columns = b.grid.rows, b.grid.columns
     found = [cut.join(d, axis) for cut, d in ((rows, dq), (columns, dk), (columns, dv))]
-    found += [biases.joined(b.grid, d) for d in db]
+    found += [bias_gradients.joined(b.grid, d) for d in db]
     return [tf.cast(d, t) for d, t in zip([*found, change], dtypes, strict=True)]
 
 
@@ -133,7 +133,7 @@ class _Directions:
                 k += at.mixed(again, at.query[i], turned=True)
                 k += at.mixed(of_scores, to.query[i], turned=True)
                 q = at.mixed(again, at.key[j]) + at.mixed(of_scores, to.key[j])
-                parts = [biases.add_part(grid, d, place, again) for d in db]
+                parts = [bias_gradients.add_part(grid, d, place, again) for d in db]
                 return [k, v, of_query.add(dq, i, q), *parts]
 
             state: Any = [at.zeros(*dims(x[j])) for x in (at.key, at.value)]
@@ -143,7 +143,7 @@ class _Directions:
             k, v, dq, *rest = state
             return [dq, of_key.put(dk, j, k), of_value.put(dv, j, v), *rest]
 
-        empty = [shelf.empty() for shelf in (*shelves, *biases.shelf(grid))]
+        empty = [shelf.empty() for shelf in (*shelves, *bias_gradients.shelf(grid))]
         dq, dk, dv, *db = loop(0, grid.columns.count, of_keys, empty)
         return [
             *(shelf.stacked(d) for shelf, d in zip(shelves, (dq, dk, dv), strict=True)),

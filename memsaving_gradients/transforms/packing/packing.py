@@ -5,7 +5,7 @@ random numbers that must not be drawn again, so it is kept from the forward to t
 all attention weights. Such masks are packed where they are made, and whoever reads them reads the unpacked copy, which planners may
 recompute like any other tensor.
 
-*Signs, winners, indices* (:mod:`memsaving_gradients.partial_reads`). The gradient of a rectifier reads only whether its output is
+*Signs, winners, indices* (:mod:`memsaving_gradients.transforms.packing.partial_reads`). The gradient of a rectifier reads only whether its output is
 positive, that of pooling which element of a window is the largest. Where nobody reads more of a tensor, backward ops read what is
 unpacked from bits: a 32nd of the bytes of ``float32``, as Jain et al. 2018 do by hand (Gist, ISCA 2018). Numbers are 0 and 1 then, in the
 place of the true ones, and the gradient is the same to the last bit.
@@ -26,7 +26,7 @@ from graph_tools.editing.rewiring import Rewiring
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.partial_reads import Part, parts_read
+from memsaving_gradients.transforms.packing.partial_reads import Part, parts_read
 
 __all__ = ["Packed", "pack", "packable"]
 

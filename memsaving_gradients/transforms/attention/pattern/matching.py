@@ -1,7 +1,7 @@
 """Scaled dot-product attention in a traced graph, and in the gradient that TensorFlow built for it.
 
 Plain attention is two products with a softmax between them; it is found from the softmax: up to the product of queries and keys,
-through whatever treats scores one by one (`memsaving_gradients.attention.elementwise`), and down to the product with values. Ops are known by what
+through whatever treats scores one by one (`memsaving_gradients.transforms.attention.pattern.elementwise`), and down to the product with values. Ops are known by what
 they compute, never by their names.
 
 Its gradient needs no understanding of the arithmetic. Of what leaves the backward part of the pattern, differentiation itself says what it
@@ -18,8 +18,12 @@ from functools import cached_property
 
 import tensorflow as tf
 
-from memsaving_gradients.attention.elementwise import Elementwise, Unclear, elementwise
-from memsaving_gradients.attention.products import Axes, Product, aligned
+from memsaving_gradients.transforms.attention.pattern.elementwise import (
+    Elementwise,
+    Unclear,
+    elementwise,
+)
+from memsaving_gradients.transforms.attention.pattern.products import Axes, Product, aligned
 
 __all__ = ["Found", "Gradient", "found_in", "gradient_of", "is_attention_like"]
 

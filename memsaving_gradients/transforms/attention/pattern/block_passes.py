@@ -1,10 +1,10 @@
 """Both passes of attention whose scores come from a graph, block by block.
 
-As in `memsaving_gradients.attention.passes`, but what is done between product and softmax is whatever the graph does there
-(`memsaving_gradients.attention.elementwise`), with the numbers that the graph has. A row of scores may therefore be all masked, by -1e9 that
+As in `memsaving_gradients.transforms.attention.block_passes`, but what is done between product and softmax is whatever the graph does there
+(`memsaving_gradients.transforms.attention.pattern.elementwise`), with the numbers that the graph has. A row of scores may therefore be all masked, by -1e9 that
 is put in its place or added: then maximum and logarithm of the sum are far apart in size, so they are kept apart, and are subtracted one
 after the other. One pass over each block more, for that and for what is done with scores. Blocks behind a query that a mask forbids
-(`memsaving_gradients.attention.order`) are not computed.
+(`memsaving_gradients.transforms.attention.pattern.causality`) are not computed.
 
 Blocks of scores are of the dtype that they have in the graph; softmax and sums are of ``float32`` at least.
 """
@@ -18,7 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.attention.blocks import (
+from memsaving_gradients.transforms.attention.block_passes import inner
+from memsaving_gradients.transforms.attention.blocks import (
     Cut,
     Shelf,
     block_sizes,
@@ -26,10 +27,9 @@ from memsaving_gradients.attention.blocks import (
     loop,
     zero_like,
 )
-from memsaving_gradients.attention.elementwise import Elementwise, Place
-from memsaving_gradients.attention.order import is_causal
-from memsaving_gradients.attention.passes import inner
-from memsaving_gradients.attention.scores import Grid, Setting
+from memsaving_gradients.transforms.attention.pattern.causality import is_causal
+from memsaving_gradients.transforms.attention.pattern.elementwise import Elementwise, Place
+from memsaving_gradients.transforms.attention.scores import Grid, Setting
 
 __all__ = ["backward", "forward"]
 

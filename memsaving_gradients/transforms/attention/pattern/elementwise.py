@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools.tf_private import graphs
-from memsaving_gradients.attention.blocks import Cut, dims, if_long
-from memsaving_gradients.attention.products import Product
+from memsaving_gradients.transforms.attention.blocks import Cut, dims, if_long
+from memsaving_gradients.transforms.attention.pattern.products import Product
 
 __all__ = [
     "Band",

@@ -23,7 +23,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.attention.arguments import (
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.transforms.attention.arguments import (
     block_pair,
     check_mask,
     check_rate,
@@ -31,7 +32,7 @@ from memsaving_gradients.attention.arguments import (
     check_seed,
     floating,
 )
-from memsaving_gradients.attention.blocks import (
+from memsaving_gradients.transforms.attention.blocks import (
     Cut,
     Shelf,
     at_least,
@@ -40,8 +41,7 @@ from memsaving_gradients.attention.blocks import (
     run,
     zero_like,
 )
-from memsaving_gradients.attention.orders import differentiable
-from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.transforms.attention.custom_gradient import differentiable
 
 __all__ = ["additive_attention", "additive_scores"]
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.attention.arguments import (
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.transforms.attention.arguments import (
     block_pair,
     broadcastable,
     check_mask,
@@ -24,12 +25,11 @@ from memsaving_gradients.attention.arguments import (
     floating,
     number,
 )
-from memsaving_gradients.attention.blocks import Cut, dims, run
-from memsaving_gradients.attention.orders import differentiable
-from memsaving_gradients.attention.passes import NOTHING, backward, forward
-from memsaving_gradients.attention.scores import Setting
-from memsaving_gradients.attention.second_order import second
-from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.transforms.attention.block_passes import NOTHING, backward, forward
+from memsaving_gradients.transforms.attention.blocks import Cut, dims, run
+from memsaving_gradients.transforms.attention.custom_gradient import differentiable
+from memsaving_gradients.transforms.attention.scores import Setting
+from memsaving_gradients.transforms.attention.second_order import second
 
 __all__ = ["attend", "dot_product_attention"]
 

@@ -6,7 +6,11 @@ Keras.
 
 from __future__ import annotations
 
-from memsaving_gradients.attention.additive import additive_attention as additive_attention
-from memsaving_gradients.attention.dot_product import dot_product_attention as dot_product_attention
+from memsaving_gradients.transforms.attention.additive import (
+    additive_attention as additive_attention,
+)
+from memsaving_gradients.transforms.attention.dot_product import (
+    dot_product_attention as dot_product_attention,
+)
 
 __all__ = ["additive_attention", "dot_product_attention"]

@@ -11,8 +11,8 @@ from graph_tools.tf_private.loops import LOOPS
 from graph_tools.warn import warn
 from memsaving_gradients import registry
 from memsaving_gradients.errors import PlanNote
-from memsaving_gradients.loops.choice import WAYS, mark
 from memsaving_gradients.options import check_one_of
+from memsaving_gradients.transforms.loops.selection import WAYS, mark
 
 __all__ = ["scan", "while_loop"]
 

@@ -16,7 +16,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.attention.blocks import Cut, Length, at_least, at_most, dims, if_long, up
+from memsaving_gradients.transforms.attention.blocks import (
+    Cut,
+    Length,
+    at_least,
+    at_most,
+    dims,
+    if_long,
+    up,
+)
 
 __all__ = ["NEVER", "Grid", "Setting"]
 

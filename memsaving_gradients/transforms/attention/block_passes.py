@@ -22,8 +22,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.attention import biases
-from memsaving_gradients.attention.blocks import (
+from memsaving_gradients.transforms.attention import bias_gradients
+from memsaving_gradients.transforms.attention.blocks import (
     Cut,
     Shelf,
     block_sizes,
@@ -31,7 +31,7 @@ from memsaving_gradients.attention.blocks import (
     loop,
     zero_like,
 )
-from memsaving_gradients.attention.scores import NEVER, Grid, Setting
+from memsaving_gradients.transforms.attention.scores import NEVER, Grid, Setting
 
 __all__ = ["Blocks", "backward", "forward", "inner", "weights_again"]
 
@@ -168,7 +168,7 @@ def backward(
     shares = b.rows(inner(output, upstream, grid.sums))
     shelves = [b.shelf(x) for x in (b.query, b.key, b.value)]
     of_query, of_key, of_value = shelves
-    of_bias = biases.shelf(grid)
+    of_bias = bias_gradients.shelf(grid)
 
     def of_keys(
         j: Any, dq: tf.Tensor, dk: tf.Tensor, dv: tf.Tensor, *db: tf.Tensor
@@ -188,7 +188,7 @@ def backward(
             of_scores = weights * shifted
             k += b.mixed(of_scores, query, turned=True)
             dq = of_query.add(dq, i, b.mixed(of_scores, key))
-            return [k, v, dq, *(biases.add_part(grid, d, (i, j), of_scores) for d in db)]
+            return [k, v, dq, *(bias_gradients.add_part(grid, d, (i, j), of_scores) for d in db)]
 
         state: Any = [b.zeros(*dims(key)), b.zeros(*dims(value)), dq, *db]
         for start, stop, border in grid.queries_of(j):
@@ -200,7 +200,7 @@ def backward(
     dq, dk, dv, *db = loop(0, columns.count, of_keys, empty)
     sums = zip((rows, columns, columns), shelves, (dq, dk, dv), strict=True)
     found = [cut.join(shelf.stacked(d), setting.axis) for cut, shelf, d in sums]
-    found += [biases.joined(grid, d) for d in db]
+    found += [bias_gradients.joined(grid, d) for d in db]
     return [tf.cast(d, x.dtype) for d, x in zip(found, inputs, strict=True)]
 
 

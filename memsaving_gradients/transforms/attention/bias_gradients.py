@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.attention.blocks import Length, Shelf, dims
-from memsaving_gradients.attention.scores import Grid
+from memsaving_gradients.transforms.attention.blocks import Length, Shelf, dims
+from memsaving_gradients.transforms.attention.scores import Grid
 
 __all__ = ["add_part", "joined", "shelf"]
 

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from graph_tools.warn import warn
 from memsaving_gradients import _keras
-from memsaving_gradients.attention.additive import additive_scores
-from memsaving_gradients.attention.arguments import block_pair
-from memsaving_gradients.attention.dot_product import attend
-from memsaving_gradients.attention.scores import Setting
 from memsaving_gradients.errors import ArgumentError, NothingSavedWarning
+from memsaving_gradients.transforms.attention.additive import additive_scores
+from memsaving_gradients.transforms.attention.arguments import block_pair
+from memsaving_gradients.transforms.attention.dot_product import attend
+from memsaving_gradients.transforms.attention.scores import Setting
 
 __all__ = ["AdditiveAttention", "Attention", "MultiHeadAttention"]
 
@@ -108,7 +108,7 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
     Examples
     --------
     >>> import keras, numpy as np
-    >>> from memsaving_gradients.attention.layers import MultiHeadAttention
+    >>> from memsaving_gradients.transforms.attention.layers import MultiHeadAttention
     >>> ours, plain = MultiHeadAttention(4, 16), keras.layers.MultiHeadAttention(4, 16)
     >>> x = np.random.default_rng(0).normal(size=(2, 100, 32)).astype("float32")
     >>> y = plain(x, x, use_causal_mask=True)
@@ -214,7 +214,7 @@ class Attention(_InBlocks, keras.layers.Attention):
     Examples
     --------
     >>> import keras, numpy as np
-    >>> from memsaving_gradients.attention.layers import Attention
+    >>> from memsaving_gradients.transforms.attention.layers import Attention
     >>> query, value = np.ones([2, 100, 16], "float32"), np.ones([2, 300, 16], "float32")
     >>> Attention(block=64)([query, value]).shape
     TensorShape([2, 100, 16])
@@ -302,7 +302,7 @@ class AdditiveAttention(_InBlocks, keras.layers.AdditiveAttention):
     Examples
     --------
     >>> import keras, numpy as np
-    >>> from memsaving_gradients.attention.layers import AdditiveAttention
+    >>> from memsaving_gradients.transforms.attention.layers import AdditiveAttention
     >>> query, value = np.ones([2, 100, 16], "float32"), np.ones([2, 300, 16], "float32")
     >>> context, weights = AdditiveAttention()([query, value], return_attention_scores=True)
     >>> context.shape, weights.shape

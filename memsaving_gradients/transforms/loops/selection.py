@@ -18,10 +18,15 @@ from graph_tools.ops import op_types
 from graph_tools.ops.variant_bytes import buffer_bytes
 from graph_tools.ops.while_loops import Loop, trip_count
 from graph_tools.tf_private import autodiff
-from memsaving_gradients.loops import pairs
-from memsaving_gradients.loops.division import Division, Replayed, leaf_for, states_for
-from memsaving_gradients.loops.gradient import Gradient
-from memsaving_gradients.loops.replay import Replay
+from memsaving_gradients.transforms.loops import gradient_hook
+from memsaving_gradients.transforms.loops.checkpoint_positions import (
+    Division,
+    Replayed,
+    leaf_for,
+    states_for,
+)
+from memsaving_gradients.transforms.loops.loop_gradient import Gradient
+from memsaving_gradients.transforms.loops.replay import Replay
 
 __all__ = ["LEVELS", "WAYS", "Loops", "Replayed", "division_for", "marked_way"]
 
@@ -114,8 +119,8 @@ class Loops:
     _refused: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = pairs.gradients_in(self.graph, self.since)
-        replays = [pairs.replay_of(gradients[0].loop.op) for gradients in found]
+        found = gradient_hook.gradients_in(self.graph, self.since)
+        replays = [gradient_hook.replay_of(gradients[0].loop.op) for gradients in found]
         self._found = [g for g, replay in zip(found, replays, strict=True) if replay is None]
         self._since_earlier = tuple(replay.how for replay in replays if replay is not None)
 
@@ -123,7 +128,7 @@ class Loops:
     def replayed(self) -> tuple[Replayed, ...]:
         """Those that are replayed, now or since earlier gradients, here or in functions, branches and other loops."""
         here = (replay.how for replay in self._replays)
-        return (*self._since_earlier, *here, *pairs.inside(self.graph))
+        return (*self._since_earlier, *here, *gradient_hook.inside(self.graph))
 
     @property
     def kept(self) -> dict[str, str]:
@@ -131,7 +136,7 @@ class Loops:
         asked = "segments" if self.way is None else self.way
         answers = [(g[-1].loop.op.name, self._asked(g, asked)) for g in self._found]
         kept = {name: why for name, why in answers if isinstance(why, str)}
-        return kept | self._refused | pairs.kept_inside(self.graph)
+        return kept | self._refused | gradient_hook.kept_inside(self.graph)
 
     def ways(self, wanted: Iterable[str]) -> list[str]:
         """Those of ``wanted`` that make a difference; none where no loop is replayed in any of them."""
@@ -156,7 +161,7 @@ class Loops:
         """Treat the loops in another way; whether anything changed."""
         before = bool(self._replays)
         for replay in reversed(self._replays):
-            pairs.forget_replay(replay)
+            gradient_hook.forget_replay(replay)
         self._replays.clear()
         for gradients, divided in () if way is None else self._divided(way):
             replay = Replay(gradients[-1].loop, list(gradients), divided)
@@ -165,13 +170,13 @@ class Loops:
             except GraphError as error:
                 self._refused[divided.name] = str(error)
                 continue
-            pairs.note_replay(replay)
+            gradient_hook.note_replay(replay)
             self._replays.append(replay)
         self.way = way
         return before or bool(self._replays)
 
 
-def inner_rule(way: str, batch: int, xla: bool | None) -> pairs.Rule:
+def inner_rule(way: str, batch: int, xla: bool | None) -> gradient_hook.Rule:
     """How loops inside of functions, branches and other loops are replayed, which cannot be decided later."""
 
     def rule(loop: Loop, gradient: Gradient) -> Replayed | None:

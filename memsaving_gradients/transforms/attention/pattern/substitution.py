@@ -21,17 +21,17 @@ from graph_tools.editing import original_view
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
-from memsaving_gradients.attention.elementwise import Unclear
-from memsaving_gradients.attention.found import (
+from memsaving_gradients.transforms.attention.pattern.block_passes import backward, forward
+from memsaving_gradients.transforms.attention.pattern.elementwise import Unclear
+from memsaving_gradients.transforms.attention.pattern.matching import (
     Found,
     Gradient,
     found_in,
     gradient_of,
     is_attention_like,
 )
-from memsaving_gradients.attention.found_passes import backward, forward
-from memsaving_gradients.attention.needs import Needs
-from memsaving_gradients.attention.products import Axes
+from memsaving_gradients.transforms.attention.pattern.products import Axes
+from memsaving_gradients.transforms.attention.pattern.reachability import Needs
 
 __all__ = ["Prepared", "Substituted", "prepare", "substitute"]
 

@@ -1,0 +1,4 @@
+"""Residuals of which the backward pass reads only a part, stored as bits or small integers.
+
+The result is exact: what is stored decides everything that the backward pass reads.
+"""
