@@ -25,7 +25,6 @@ from memsaving_gradients.api import gradients_collection as gradients_collection
 from memsaving_gradients.api import gradients_memory as gradients_memory
 from memsaving_gradients.api import gradients_speed as gradients_speed
 from memsaving_gradients.capture.offload import Offload as Offload
-from memsaving_gradients.comparison import Comparison as Comparison
 from memsaving_gradients.gradient_error import GradientError as GradientError
 from memsaving_gradients.gradient_error import gradient_error as gradient_error
 from memsaving_gradients.loops import scan as scan
@@ -34,20 +33,21 @@ from memsaving_gradients.marks import checkpoint as checkpoint
 from memsaving_gradients.patching import patch as patch
 from memsaving_gradients.patching import patched as patched
 from memsaving_gradients.patching import unpatch as unpatch
-from memsaving_gradients.plan import Decision as Decision
-from memsaving_gradients.plan import Plan as Plan
 from memsaving_gradients.registry import plans as plans
+from memsaving_gradients.reports.comparison import Comparison as Comparison
+from memsaving_gradients.reports.plan import Decision as Decision
+from memsaving_gradients.reports.plan import Plan as Plan
 from memsaving_gradients.transforms import attention as attention
 
 if TYPE_CHECKING:
     from memsaving_gradients import keras as keras
     from memsaving_gradients import testing as testing
     from memsaving_gradients.explaining import explain as explain
-    from memsaving_gradients.explanation import Explanation as Explanation
     from memsaving_gradients.fitting import fit_to as fit_to
     from memsaving_gradients.largest import LargestBatch as LargestBatch
     from memsaving_gradients.largest import largest_batch as largest_batch
     from memsaving_gradients.microbatches.microbatch import microbatch as microbatch
+    from memsaving_gradients.reports.explanation import Explanation as Explanation
 
 __all__ = [
     "Comparison",

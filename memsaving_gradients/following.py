@@ -17,7 +17,6 @@ from graph_tools.editing import original_view
 from graph_tools.errors import GraphError
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.goal import too_small
-from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners.budget_search import (
     MANY_OPS,
     chunk_bytes,
@@ -36,6 +35,7 @@ from memsaving_gradients.planning import (
     warn_nothing_saved,
 )
 from memsaving_gradients.replicas import Shared
+from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.rewriting.clones import Rewrite, rewrite
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.site import Site

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from memsaving_gradients.api import gradients
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.plantext import NAME_WIDTH, columns, shorten
+from memsaving_gradients.reports.plan_text import NAME_WIDTH, columns, shorten
 
 __all__ = ["GradientError", "VariableError", "gradient_error"]
 

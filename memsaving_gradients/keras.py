@@ -24,10 +24,10 @@ from memsaving_gradients.keras_models import bytes_of, holds_gradients, is_whole
 from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.microbatches.train_step import train_step_of
 from memsaving_gradients.options import Options
-from memsaving_gradients.plan import Plan
 from memsaving_gradients.precision.optimizer import low_precision as low_precision
 from memsaving_gradients.precision.overflow import Skipped
 from memsaving_gradients.replicas import per_replica
+from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.sparsity import Reparameterize as Reparameterize
 from memsaving_gradients.sparsity import SparseModel as SparseModel
 from memsaving_gradients.sparsity import sparse_bytes as sparse_bytes

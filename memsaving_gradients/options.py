@@ -16,8 +16,8 @@ from memsaving_gradients.capture.encodings import ENCODINGS
 from memsaving_gradients.capture.offload import Offload
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners import PLANNERS
+from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.transforms.loops.selection import WAYS
 from memsaving_gradients.units import parse_budget
 

@@ -16,7 +16,6 @@ from memsaving_gradients import registry
 from memsaving_gradients.capture.fingerprint import fingerprint
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.capture.unknown_sizes import check_known
-from memsaving_gradients.describe import describe, why_nothing
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import (
     BudgetError,
@@ -27,7 +26,6 @@ from memsaving_gradients.errors import (
 )
 from memsaving_gradients.goal import Goal
 from memsaving_gradients.options import Options
-from memsaving_gradients.plan import Plan
 from memsaving_gradients.planners import (
     Limits,
     Proposal,
@@ -48,6 +46,8 @@ from memsaving_gradients.planners.budget_search import (
 )
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.planners.with_storage import improve_that_stores, planner_that_stores
+from memsaving_gradients.reports.describe import describe, why_nothing
+from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.schedules.schedule import Schedule, ordered, plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.schedules.storage import OFFLOAD

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.plan import Plan
+from memsaving_gradients.reports.plan import Plan
 
 __all__ = [
     "Watch",

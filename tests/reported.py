@@ -8,7 +8,7 @@ import numpy as np
 
 import memsaving_gradients as ms
 from graph_tools.memory.timeline import Alive
-from memsaving_gradients.explanation import Explanation, Layer, Parts, Point
+from memsaving_gradients.reports.explanation import Explanation, Layer, Parts, Point
 from memsaving_gradients.schedules.simulate import Simulation
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from graph_tools.memory.measure import measure_peak
 from memsaving_gradients.errors import ArgumentError, BudgetError
-from memsaving_gradients.plan import Plan
+from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.transforms.attention import blocks
 from memsaving_gradients.transforms.attention.pattern.causality import is_causal
 from memsaving_gradients.transforms.attention.pattern.elementwise import Unclear, elementwise

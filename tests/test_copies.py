@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from graph_tools.memory.measure import measure_peak
 from memsaving_gradients import following
-from memsaving_gradients.describe import describe
 from memsaving_gradients.planners.budget_search import Found
 from memsaving_gradients.planners.proposal import Proposal
 from memsaving_gradients.planning import Outcome
+from memsaving_gradients.reports.describe import describe
 from memsaving_gradients.rewriting.fusion import Merging
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import simulate

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from memsaving_gradients.planfile import packed_steps, unpacked_steps
+from memsaving_gradients.reports.plan_file import packed_steps, unpacked_steps
 from memsaving_gradients.schedules.schedule import Step
 from tests.fresh import fresh
 from tests.greedy import greedy

@@ -12,8 +12,8 @@ import pytest
 import memsaving_gradients as ms
 from graph_tools.memory.timeline import Alive
 from memsaving_gradients.errors import ArgumentError, MissingExtraError
-from memsaving_gradients.explanation import Layer, Parts, Point
-from memsaving_gradients.reports import plan_figure
+from memsaving_gradients.reports.explanation import Layer, Parts, Point
+from memsaving_gradients.reports.figures import plan_figure
 from tests.reported import MIB, decision, explanation, plan, simulation
 
 

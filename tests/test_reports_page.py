@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from memsaving_gradients.errors import ArgumentError, MissingExtraError
-from memsaving_gradients.explanation import Layer
 from memsaving_gradients.reports import page
+from memsaving_gradients.reports.explanation import Layer
 from tests.reported import MIB, decision, explanation, plan
 
 #: Elements without an end.

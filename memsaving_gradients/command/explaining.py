@@ -23,11 +23,11 @@ from memsaving_gradients.command.starting import INTERRUPTED, be_quiet
 from memsaving_gradients.command.targets import Target, cause, target_of
 from memsaving_gradients.errors import ArgumentError, BudgetError, MemorySavingError
 from memsaving_gradients.explaining import explain
-from memsaving_gradients.explanation import Explanation
 from memsaving_gradients.options import Options
-from memsaving_gradients.plan import Plan
-from memsaving_gradients.reports.drawing import check_folder, check_path
+from memsaving_gradients.reports.explanation import Explanation
 from memsaving_gradients.reports.extras import needed
+from memsaving_gradients.reports.figures.drawing import check_folder, check_path
+from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.study import function_of, specs_of
 from memsaving_gradients.units import exact_bytes, parse_budget
 

@@ -18,7 +18,6 @@ import tensorflow as tf
 from graph_tools.tf_private import autodiff, graphs
 from graph_tools.warn import warn
 from memsaving_gradients import patching, registry, whole_step
-from memsaving_gradients.describe import source_line
 from memsaving_gradients.errors import (
     ArgumentError,
     BatchStatisticsWarning,
@@ -39,6 +38,7 @@ from memsaving_gradients.microbatches.normalization import POLICIES, normalizing
 from memsaving_gradients.microbatches.reducing import ways_of
 from memsaving_gradients.microbatches.splitting import Batch, batch_of, stretches
 from memsaving_gradients.options import Options, check_one_of
+from memsaving_gradients.reports.describe import source_line
 
 __all__ = ["Cut", "in_pieces"]
 

@@ -28,11 +28,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from memsaving_gradients.reports import figures
-from memsaving_gradients.reports.drawing import DPI, styled
 from memsaving_gradients.reports.extras import needed
+from memsaving_gradients.reports.figures.drawing import DPI, styled
 
 if TYPE_CHECKING:
-    from memsaving_gradients.plan import Plan
+    from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["Events"]
 

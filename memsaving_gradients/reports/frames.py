@@ -11,8 +11,8 @@ from memsaving_gradients.reports.extras import needed
 if TYPE_CHECKING:
     import pandas as pd
 
-    from memsaving_gradients.explanation import Explanation
-    from memsaving_gradients.plan import Plan
+    from memsaving_gradients.reports.explanation import Explanation
+    from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["OF", "of_explanation", "of_plan"]
 

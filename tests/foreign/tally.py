@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memsaving_gradients.plan import Plan
 from memsaving_gradients.registry import Watch
+from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["Tally", "alike", "recomputes"]
 

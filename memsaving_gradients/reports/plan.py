@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_tools.memory.timeline import Alive
-from memsaving_gradients import planfile, plantext
 from memsaving_gradients.capture.fingerprint import Fingerprint
-from memsaving_gradients.comparison import Comparison
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.planners.budget_search import chunk_bytes, plain_bytes
+from memsaving_gradients.reports import plan_file, plan_text
+from memsaving_gradients.reports.comparison import Comparison
 from memsaving_gradients.schedules.schedule import Schedule
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.loops.checkpoint_positions import Replayed
@@ -170,7 +170,7 @@ class Plan:
         PlanError
             If the file cannot be read, is damaged or is no plan.
         """
-        return planfile.load(path)
+        return plan_file.load(path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a JSON file, to be applied to the same graph in another process: ``gradients(..., plan=path)``.
@@ -194,7 +194,7 @@ class Plan:
         >>> again == step(checkpoints="memory")
         True
         """
-        planfile.save(self, path)
+        plan_file.save(self, path)
 
     def compare(self, other: Plan) -> Comparison:
         """This plan beside another one; prints as a table."""
@@ -309,10 +309,10 @@ class Plan:
         return tuple(d for d in self.decisions if d.fate in ("encode", "offload"))
 
     def __repr__(self) -> str:
-        return f"<Plan {plantext.brief(self)}>"
+        return f"<Plan {plan_text.brief(self)}>"
 
     def __str__(self) -> str:
-        return plantext.text(self)
+        return plan_text.text(self)
 
 
 def _simulated(plan: Plan, simulation: Simulation | None) -> Simulation:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memsaving_gradients.plantext import common_scope
-from memsaving_gradients.reports.drawing import (
+from memsaving_gradients.reports.figures.drawing import (
     COLORS,
     Bar,
     blank,
@@ -20,13 +19,14 @@ from memsaving_gradients.reports.drawing import (
     percent_of,
     unit_for,
 )
+from memsaving_gradients.reports.plan_text import common_scope
 from memsaving_gradients.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from memsaving_gradients.plan import Plan
+    from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["FATES", "PARTS", "by_layer", "figure", "headline"]
 

@@ -13,9 +13,9 @@ from graph_tools.memory.timeline import Part
 from graph_tools.tf_private import graphs
 from memsaving_gradients.capture.fingerprint import fingerprint
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.plan import Decision, Fate, Plan
 from memsaving_gradients.planners import Proposal
 from memsaving_gradients.planners.budget_search import Found
+from memsaving_gradients.reports.plan import Decision, Fate, Plan
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.schedules.storage import OFFLOAD, Stored
 from memsaving_gradients.schedules.training_graph import TrainingGraph

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.plantext import shorten
 from memsaving_gradients.reports.extras import needed
+from memsaving_gradients.reports.plan_text import shorten
 from memsaving_gradients.units import format_bytes
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from memsaving_gradients.plan import Plan
-from memsaving_gradients.reports import explanation_figure, plan_figure
-from memsaving_gradients.reports.drawing import INK, check_path, styled, svg, write
+from memsaving_gradients.reports.figures import explanation_figure, plan_figure
+from memsaving_gradients.reports.figures.drawing import INK, check_path, styled, svg, write
+from memsaving_gradients.reports.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from memsaving_gradients.explanation import Explanation
+    from memsaving_gradients.reports.explanation import Explanation
 
 __all__ = ["as_svg", "plot"]
 

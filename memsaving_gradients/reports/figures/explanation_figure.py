@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from memsaving_gradients.plantext import common_scope
-from memsaving_gradients.reports.drawing import (
+from memsaving_gradients.reports.figures.drawing import (
     COLORS,
     Bar,
     blank,
@@ -17,13 +16,14 @@ from memsaving_gradients.reports.drawing import (
     sized,
     unit_for,
 )
+from memsaving_gradients.reports.plan_text import common_scope
 from memsaving_gradients.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from memsaving_gradients.explanation import Explanation
+    from memsaving_gradients.reports.explanation import Explanation
 
 __all__ = ["figure", "headline"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memsaving_gradients.units import exact_bytes, format_bytes, format_share
 
 if TYPE_CHECKING:
-    from memsaving_gradients.plan import Plan
+    from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["below_here", "brief", "columns", "common_scope", "natural", "shorten", "text"]
 

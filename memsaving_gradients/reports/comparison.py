@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memsaving_gradients.units import format_share
 
 if TYPE_CHECKING:
-    from memsaving_gradients.plan import Decision, Plan
+    from memsaving_gradients.reports.plan import Decision, Plan
 
 __all__ = ["Comparison"]
 

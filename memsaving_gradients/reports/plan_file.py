@@ -20,7 +20,7 @@ from memsaving_gradients.schedules.schedule import LAG, Schedule, Step
 from memsaving_gradients.schedules.storage import Stored
 
 if TYPE_CHECKING:
-    from memsaving_gradients.plan import Plan
+    from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["load", "packed_steps", "save", "unpacked_steps"]
 
@@ -125,7 +125,7 @@ def _body(plan: Plan) -> dict[str, Any]:
 
 
 def _plan(body: dict[str, Any], file: str) -> Plan:
-    from memsaving_gradients.plan import Decision, Plan
+    from memsaving_gradients.reports.plan import Decision, Plan
 
     graph = body["graph"]
     attention, attention_kept = body.get("attention", ((), ()))
