@@ -103,7 +103,7 @@ def measured(name: str, techniques: list[str]) -> dict[str, Any]:
     from benchmarks.models.dynamic import loss_of_words
     from graph_tools.memory.allocation_trace import allocation_events
     from graph_tools.memory.measure import measure_peak
-    from memsaving_gradients.engine import components
+    from memsaving_gradients.engine.rewire import components
     from memsaving_gradients.keras_models import bytes_of
 
     warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)

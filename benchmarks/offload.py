@@ -126,7 +126,7 @@ def captured(model: str, options: dict[str, Any]) -> Any:
     from memsaving_gradients.capture.offload import Offload
     from memsaving_gradients.capture.storable import with_storable
     from memsaving_gradients.capture.training_step import capture_step
-    from memsaving_gradients.options import Options
+    from memsaving_gradients.engine.options import Options
 
     made = []
 

@@ -25,15 +25,15 @@ from memsaving_gradients.api import gradients_collection as gradients_collection
 from memsaving_gradients.api import gradients_memory as gradients_memory
 from memsaving_gradients.api import gradients_speed as gradients_speed
 from memsaving_gradients.capture.offload import Offload as Offload
+from memsaving_gradients.engine.graph_state import plans as plans
+from memsaving_gradients.engine.marks import checkpoint as checkpoint
 from memsaving_gradients.gradient_error import GradientError as GradientError
 from memsaving_gradients.gradient_error import gradient_error as gradient_error
 from memsaving_gradients.loops import scan as scan
 from memsaving_gradients.loops import while_loop as while_loop
-from memsaving_gradients.marks import checkpoint as checkpoint
 from memsaving_gradients.patching import patch as patch
 from memsaving_gradients.patching import patched as patched
 from memsaving_gradients.patching import unpatch as unpatch
-from memsaving_gradients.registry import plans as plans
 from memsaving_gradients.reports.comparison import Comparison as Comparison
 from memsaving_gradients.reports.plan import Decision as Decision
 from memsaving_gradients.reports.plan import Plan as Plan

@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools.tf_private.autodiff import enclosing_graphs
+from memsaving_gradients.engine.differentiate import paused
+from memsaving_gradients.engine.options import MODES, Options
+from memsaving_gradients.engine.planning import OUTER, warn_nothing_saved
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError
-from memsaving_gradients.options import MODES, Options
 from memsaving_gradients.patching import ends_in, rewired
-from memsaving_gradients.planning import OUTER, warn_nothing_saved
-from memsaving_gradients.saving import paused
 
 __all__ = ["gradients", "gradients_collection", "gradients_memory", "gradients_speed"]
 

@@ -17,16 +17,17 @@ import keras
 import tensorflow as tf
 
 from graph_tools.warn import warn
-from memsaving_gradients import marks, patching, registry
+from memsaving_gradients import patching
 from memsaving_gradients.device import RESERVE, DeviceMemory
+from memsaving_gradients.engine import graph_state, marks
+from memsaving_gradients.engine.options import Options
+from memsaving_gradients.engine.replicas import per_replica
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
 from memsaving_gradients.keras_models import bytes_of, holds_gradients, is_whole
 from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.microbatches.train_step import train_step_of
-from memsaving_gradients.options import Options
 from memsaving_gradients.precision.optimizer import low_precision as low_precision
 from memsaving_gradients.precision.overflow import Skipped
-from memsaving_gradients.replicas import per_replica
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.sparsity import Reparameterize as Reparameterize
 from memsaving_gradients.sparsity import SparseModel as SparseModel
@@ -184,7 +185,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
             from memsaving_gradients.reports.events import Events
 
             self._events = Events(log_dir)
-        self._watch = registry.Watch()
+        self._watch = graph_state.Watch()
         self._plain: Any = None
         self._saving: Callable[[Any], Any] | None = None
         self._check: Callable[[], None] | None = None
@@ -223,7 +224,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         # Keras makes a new function after each compile. While it is the same, ours need not be traced again either.
         if self._plain is None or self._plain is not model.train_function:
             _build_optimizer(model, slots_are_asked=self._device is not None)
-            options, watch = self._options(model), registry.Watch()
+            options, watch = self._options(model), graph_state.Watch()
             with model.distribute_strategy.scope():
                 self._skipped = Skipped(model.optimizer)
             self._saving = self._function(model, options, watch)
@@ -248,7 +249,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         self.model.train_function = self._plain
 
     def _function(
-        self, model: Any, options: Options, watch: registry.Watch
+        self, model: Any, options: Options, watch: graph_state.Watch
     ) -> Callable[[Any], Any]:
         plain = model.train_function
         train_step = model.train_step if self._cut is None else train_step_of(model, self._cut)
@@ -265,7 +266,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
                     _trained_by(model, train_step),
                     # Eager gradients meanwhile, as in a tf.py_function or a thread that feeds data, are not ours.
                     patching.scoped(options, eager_is_error=False) as self._check,
-                    registry.watching(watch),
+                    graph_state.watching(watch),
                 ):
                     return function(iterator)
             finally:

@@ -24,8 +24,8 @@ from graph_tools.memory.measure import (
 )
 from memsaving_gradients import patching
 from memsaving_gradients.device import DeviceMemory
+from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError
-from memsaving_gradients.options import Options
 from memsaving_gradients.study import Study, asked, function_of
 from memsaving_gradients.units import exact_bytes, format_share, parse_bytes
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from graph_tools.tf_private.loops import LOOPS
 from graph_tools.warn import warn
-from memsaving_gradients import registry
+from memsaving_gradients.engine import graph_state
+from memsaving_gradients.engine.options import check_one_of
 from memsaving_gradients.errors import PlanNote
-from memsaving_gradients.options import check_one_of
 from memsaving_gradients.transforms.loops.selection import WAYS, mark
 
 __all__ = ["scan", "while_loop"]
@@ -119,7 +119,7 @@ def _check(loops: Any, swap_memory: Any) -> None:
             "swap_memory=True: TensorFlow 2 ignores it; what a loop keeps stays on its device. "
             "loops='segments' or 'treeverse' keeps less"
         )
-        if not registry.warned(tf.compat.v1.get_default_graph(), note):
+        if not graph_state.warned(tf.compat.v1.get_default_graph(), note):
             warn(note + ".", PlanNote)
 
 

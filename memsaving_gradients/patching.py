@@ -19,16 +19,16 @@ import tensorflow as tf
 
 from graph_tools.tf_private import autodiff
 from graph_tools.warn import warn
+from memsaving_gradients.engine.differentiate import inner_way, is_paused, paused, saving
+from memsaving_gradients.engine.options import Options
+from memsaving_gradients.engine.planning import OUTER, warn_nothing_saved
+from memsaving_gradients.engine.tensor_selection import resolve
 from memsaving_gradients.errors import (
     EagerExecutionError,
     NothingSavedWarning,
     PatchError,
     SelectionError,
 )
-from memsaving_gradients.options import Options
-from memsaving_gradients.planning import OUTER, warn_nothing_saved
-from memsaving_gradients.saving import inner_way, is_paused, paused, saving
-from memsaving_gradients.selection import resolve
 from memsaving_gradients.transforms.loops.gradient_hook import Rule, stand
 from memsaving_gradients.transforms.loops.selection import inner_rule
 

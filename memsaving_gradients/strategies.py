@@ -191,7 +191,7 @@ def _traced(
 
     from graph_tools.tf_private import graphs
     from memsaving_gradients.capture.training_step import capture_step
-    from memsaving_gradients.saving import paused
+    from memsaving_gradients.engine.differentiate import paused
 
     found: list[tuple[TrainingGraph, int]] = []
 

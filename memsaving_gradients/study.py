@@ -17,11 +17,14 @@ import tensorflow as tf
 from graph_tools.memory.executor import CHANCE
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import autodiff, graphs
-from memsaving_gradients import patching, whole_step
-from memsaving_gradients.engine import observing
+from memsaving_gradients import patching
+from memsaving_gradients.engine import whole_step
+from memsaving_gradients.engine.attempts import FIRST_SHARE, Following
+from memsaving_gradients.engine.options import Options
+from memsaving_gradients.engine.planning import seek
+from memsaving_gradients.engine.rewire import observing
+from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.following import FIRST_SHARE, Following
-from memsaving_gradients.options import Options
 from memsaving_gradients.planners import Limits, Proposal, budget_curve
 from memsaving_gradients.planners.budget_search import (
     FLOORS,
@@ -33,8 +36,6 @@ from memsaving_gradients.planners.budget_search import (
     safe_bytes,
 )
 from memsaving_gradients.planners.chains import chain
-from memsaving_gradients.planning import seek
-from memsaving_gradients.site import Site
 
 __all__ = ["Study", "asked", "function_of", "specs_of"]
 

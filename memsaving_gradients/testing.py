@@ -20,10 +20,10 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools.tf_private import autodiff, config
+from memsaving_gradients.engine.differentiate import all_plain
+from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetWarning
-from memsaving_gradients.options import Options
 from memsaving_gradients.patching import patched
-from memsaving_gradients.saving import all_plain
 
 __all__ = ["assert_same_gradients"]
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.tf_private.config import deterministic
-from memsaving_gradients.following import Following
+from memsaving_gradients.engine.attempts import Following
 from tests import fresh, sampling
 
 pytest_plugins = ["tests.interruption", "tests.slowest"]

@@ -13,12 +13,12 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from benchmarks.models import small
 from graph_tools.memory.bfc_allocator import irregular_peaks
-from memsaving_gradients.following import Following
+from memsaving_gradients.engine.attempts import Following
+from memsaving_gradients.engine.site import Site
 from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Limits, Proposal, auto, budget_search, least_memory
 from memsaving_gradients.planners.budget_search import Meter, Search
 from memsaving_gradients.schedules.schedule import ordered
-from memsaving_gradients.site import Site
 from tests.fresh import fresh
 from tests.graphs import GRAPHS, chain
 from tests.greedy import greedy

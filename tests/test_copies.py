@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import memsaving_gradients as ms
 from graph_tools.memory.measure import measure_peak
-from memsaving_gradients import following
+from memsaving_gradients.engine import attempts
+from memsaving_gradients.engine.planning import Outcome
 from memsaving_gradients.planners.budget_search import Found
 from memsaving_gradients.planners.proposal import Proposal
-from memsaving_gradients.planning import Outcome
 from memsaving_gradients.reports.describe import describe
 from memsaving_gradients.rewriting.fusion import Merging
 from memsaving_gradients.schedules.schedule import Schedule, Step
@@ -50,12 +50,12 @@ class Scheduled:
         self.seen = []
 
     def __enter__(self) -> Scheduled:
-        self.planned = following.by_mode
-        following.by_mode = self._by_mode
+        self.planned = attempts.by_mode
+        attempts.by_mode = self._by_mode
         return self
 
     def __exit__(self, *_: object) -> None:
-        following.by_mode = self.planned
+        attempts.by_mode = self.planned
 
     def _by_mode(self, site, mode):
         step = site.capture()

@@ -14,7 +14,7 @@ import memsaving_gradients as ms
 from graph_tools.graph.capture import capture
 from graph_tools.ops import op_types
 from graph_tools.ops.devices import Home
-from memsaving_gradients import replicas
+from memsaving_gradients.engine import replicas
 from tests.fresh import fresh
 from tests.support import numbers
 from tests.versions import KERAS

@@ -12,7 +12,7 @@ from graph_tools.grappler.constant_folding import folded
 from graph_tools.memory import executor
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.ops.views import viewed_input
-from memsaving_gradients import following
+from memsaving_gradients.engine import attempts
 from memsaving_gradients.planners import auto
 from tests.fresh import fresh
 from tests.processor import needs_bfloat16
@@ -215,14 +215,14 @@ def test_a_plan_tells_what_the_rewritten_graph_will_take():
 def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
     """A buffer is a quarter of the peak; what could run early, and hold one more, waits for its turn all the same."""
     peaks = []
-    rewritten = following.Following._rewritten
+    rewritten = attempts.Following._rewritten
 
     def spy(self, outcome):
         followed = rewritten(self, outcome)
         peaks.append((outcome.proposal.peak, followed.outcome.plan.peak))
         return followed
 
-    monkeypatch.setattr(following.Following, "_rewritten", spy)
+    monkeypatch.setattr(attempts.Following, "_rewritten", spy)
     # A thread that is four times slower than the other may still be at the loss when the backward pass is far on.
     monkeypatch.setattr(executor, "PLAYS", executor.PLAYS[:1])
     # What constraint programming makes of a plan may begin to recompute earlier than anything reads it, which the executor need not.

@@ -11,8 +11,8 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from graph_tools.editing.rewiring import CLONE_SUFFIX
 from graph_tools.memory.measure import measure_peak
+from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import NothingSavedWarning
-from memsaving_gradients.site import Site
 from tests.fresh import fresh
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

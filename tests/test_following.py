@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.memory.bfc_allocator import irregular_peaks
-from memsaving_gradients import following
+from memsaving_gradients.engine import attempts
 from memsaving_gradients.planners.budget_search import safe_bytes, worst_bytes
 
 LAYERS = 24
@@ -32,7 +32,7 @@ def planned(budget: float, **options: Any) -> ms.Plan:
 
 def unlucky(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """Let the worst step take so many times what steps take on average and by chance."""
-    monkeypatch.setattr(following, "worst_bytes", lambda *played: int(safe_bytes(*played) * factor))
+    monkeypatch.setattr(attempts, "worst_bytes", lambda *played: int(safe_bytes(*played) * factor))
 
 
 def need(plan: ms.Plan) -> int:
@@ -56,7 +56,7 @@ def test_where_there_is_none_the_first_that_keeps_it_on_average_is_followed(plan
     first = planned(0.3, planner=planner)
     unlucky(monkeypatch, 1.1)
     assert planned(0.3, planner=planner).schedule != first.schedule
-    monkeypatch.setattr(following, "LUCKY_ATTEMPTS", 0)
+    monkeypatch.setattr(attempts, "LUCKY_ATTEMPTS", 0)
     assert planned(0.3, planner=planner).schedule == first.schedule
 
 

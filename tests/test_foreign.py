@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memsaving_gradients import registry
+from memsaving_gradients.engine import graph_state
 from tests.foreign import __main__ as driver
 from tests.foreign import known, processes, results, suite, verdict
 from tests.foreign.known import KNOWN, Known
@@ -240,13 +240,13 @@ def test_known_failures_are_of_a_mode(monkeypatch):
 
 
 def test_watches_that_saw_the_same_end_by_themselves():
-    outer, inner = registry.Watch(), registry.Watch()
-    with registry.watching(outer), registry.watching(inner):
+    outer, inner = graph_state.Watch(), graph_state.Watch()
+    with graph_state.watching(outer), graph_state.watching(inner):
         pass
-    with registry.watching(outer):
-        with registry.watching(inner):
+    with graph_state.watching(outer):
+        with graph_state.watching(inner):
             pass
-        assert registry._watches[-1] is outer
+        assert graph_state._watches[-1] is outer
 
 
 @pytest.mark.slow

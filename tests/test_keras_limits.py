@@ -50,17 +50,17 @@ def test_batch_size_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _seen(model: keras.Model, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> Any:
     """The options that reach the engine."""
-    from memsaving_gradients import saving
-    from memsaving_gradients.options import Options
+    from memsaving_gradients.engine import differentiate
+    from memsaving_gradients.engine.options import Options
 
     seen = []
-    engine = saving.save_memory
+    engine = differentiate.save_memory
 
     def spy(*args: Any) -> Any:
         seen.extend(a for a in args if isinstance(a, Options))
         return engine(*args)
 
-    monkeypatch.setattr(saving, "save_memory", spy)
+    monkeypatch.setattr(differentiate, "save_memory", spy)
     fit(model, MemorySavingGradients(**asked))
     return seen[-1]
 

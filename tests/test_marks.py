@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from memsaving_gradients.marks import marked
+from memsaving_gradients.engine.marks import marked
 
 v1 = tf.compat.v1
 

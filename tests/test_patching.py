@@ -16,7 +16,7 @@ from tensorflow import hessians
 
 import memsaving_gradients as ms
 from memsaving_gradients import patching
-from memsaving_gradients.options import Options
+from memsaving_gradients.engine.options import Options
 
 v1 = tf.compat.v1
 errors = ms.errors

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from memsaving_gradients.selection import resolve
+from memsaving_gradients.engine.tensor_selection import resolve
 
 v1 = tf.compat.v1
 

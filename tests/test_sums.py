@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
-from memsaving_gradients import planning
 from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import capture_step
+from memsaving_gradients.engine import planning
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph

@@ -11,7 +11,7 @@ from graph_tools.costs import estimates
 from memsaving_gradients.capture.encodings import ENCODINGS, Encoding
 from memsaving_gradients.capture.offload import Offload
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.options import Options
+from memsaving_gradients.engine.options import Options
 from memsaving_gradients.planners.chains.frontiers import small_storages
 from memsaving_gradients.schedules.storage import OFFLOAD, Stored
 

@@ -17,13 +17,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memsaving_gradients import errors, patching, registry
+from memsaving_gradients import errors, patching
 from memsaving_gradients.command.arguments import PROGRAM, USAGE_ERROR, parse
 from memsaving_gradients.command.starting import INTERRUPTED, be_quiet
 from memsaving_gradients.command.targets import Target, cause, target_of
+from memsaving_gradients.engine import graph_state
+from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError, MemorySavingError
 from memsaving_gradients.explaining import explain
-from memsaving_gradients.options import Options
 from memsaving_gradients.reports.explanation import Explanation
 from memsaving_gradients.reports.extras import needed
 from memsaving_gradients.reports.figures.drawing import check_folder, check_path
@@ -131,7 +132,7 @@ def _plan(results: _Results, budget: Any) -> None:
     except BudgetError as error:
         results.error, results.least = f"the budget cannot be met: {error}", error.least
         return
-    results.plans = registry.plans(function)
+    results.plans = graph_state.plans(function)
     if not results.plans:
         results.error = (
             "the budget cannot be met: nothing can be saved in this step (see the notes)"

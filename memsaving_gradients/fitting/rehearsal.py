@@ -22,10 +22,11 @@ from graph_tools.errors import GraphError
 from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff
-from memsaving_gradients import patching, registry
+from memsaving_gradients import patching
+from memsaving_gradients.engine import graph_state
+from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import BudgetError, BudgetWarning
 from memsaving_gradients.microbatches.pieces import Cut
-from memsaving_gradients.options import Options
 from memsaving_gradients.planners.budget_search import safe_bytes
 
 __all__ = ["Rehearsal", "held_by_stalled", "rehearse"]
@@ -73,11 +74,11 @@ def rehearse(
     function = tf.function(
         lambda *batch: step(batch), autograph=False, jit_compile=bool(model.jit_compile) or None
     )
-    watch = registry.Watch()
+    watch = graph_state.Watch()
     try:
         with (
             warnings.catch_warnings(record=True) as said,
-            registry.watching(watch),
+            graph_state.watching(watch),
             patching.scoped(options, eager_is_error=False),
         ):
             warnings.simplefilter("always")

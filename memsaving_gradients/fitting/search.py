@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memsaving_gradients.device import BATCHES, DeviceMemory
+from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from memsaving_gradients.fitting.arguments import checked_batch, checked_may, checked_model
 from memsaving_gradients.fitting.fit import Candidate, Fit
@@ -24,7 +25,6 @@ from memsaving_gradients.fitting.rehearsal import Rehearsal, rehearse
 from memsaving_gradients.fitting.steps import Rung, Steps, bytes_of_specs
 from memsaving_gradients.fitting.variants import MAY, Variant, variants_of
 from memsaving_gradients.microbatches.pieces import Cut
-from memsaving_gradients.options import Options
 from memsaving_gradients.units import exact_bytes, parse_bytes
 
 __all__ = ["MAY", "fit_to"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.options import Options
 from memsaving_gradients.study import SOME
 
 __all__ = ["MAY", "Variant", "variants_of"]

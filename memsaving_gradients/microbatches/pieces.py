@@ -17,7 +17,9 @@ import tensorflow as tf
 
 from graph_tools.tf_private import autodiff, graphs
 from graph_tools.warn import warn
-from memsaving_gradients import patching, registry, whole_step
+from memsaving_gradients import patching
+from memsaving_gradients.engine import graph_state, whole_step
+from memsaving_gradients.engine.options import Options, check_one_of
 from memsaving_gradients.errors import (
     ArgumentError,
     BatchStatisticsWarning,
@@ -37,7 +39,6 @@ from memsaving_gradients.microbatches.mixing import mixing_op
 from memsaving_gradients.microbatches.normalization import POLICIES, normalizing
 from memsaving_gradients.microbatches.reducing import ways_of
 from memsaving_gradients.microbatches.splitting import Batch, batch_of, stretches
-from memsaving_gradients.options import Options, check_one_of
 from memsaving_gradients.reports.describe import source_line
 
 __all__ = ["Cut", "in_pieces"]
@@ -148,7 +149,7 @@ def _built(
     sources = [*found.read, *(batch.parts[k] for k in parts)]
     if found.is_loss:
         loss = loss_with(flat[0], grads, sources)
-        registry.differentiated(loss)
+        graph_state.differentiated(loss)
         return loss
     for application in found.applied:
         application.apply(grads[: len(application.grads)])

@@ -3,7 +3,7 @@
 A budget is a promise on the bytes that TensorFlow's allocator has in chunks. Planners do not know these: they count bytes asked for.
 So a planner is asked for a plan within fewer bytes, and the bytes to ask for are corrected by the ratio of what was
 wanted and what came out. (What the executor's own order adds is known when the graph is rewritten, and the search is asked
-again, for less: :mod:`memsaving_gradients.engine`.) Of all plans that fit, the one with the least extra time is taken. Any planner can be searched with in
+again, for less: :mod:`memsaving_gradients.engine.rewire`.) Of all plans that fit, the one with the least extra time is taken. Any planner can be searched with in
 this way, and one that ignores budgets is simply tried.
 
 If nothing fits, planners are asked for the least they can do, and for a little more (holes between chunks make the

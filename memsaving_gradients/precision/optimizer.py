@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from memsaving_gradients._keras import AutocastScope, MultiOptimizer, Muon, unannounced_slots
+from memsaving_gradients.engine.options import check_one_of
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.options import check_one_of
 from memsaving_gradients.precision.clipping import Clipping
 from memsaving_gradients.precision.remaking import made_again
 from memsaving_gradients.precision.rounding import LOW, number_of, rounded

@@ -20,9 +20,10 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from memsaving_gradients import engine, patching, registry, saving
+from memsaving_gradients import patching
+from memsaving_gradients.engine import differentiate, graph_state, rewire
+from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import BudgetError
-from memsaving_gradients.options import Options
 from memsaving_gradients.transforms.loops import selection
 from tests.foreign.tally import Tally
 
@@ -35,10 +36,10 @@ def everywhere(options: Mapping[str, Any] | None) -> Iterator[Tally]:
     tally = Tally()
     with ExitStack() as stack:
         if options is not None:
-            stack.enter_context(registry.watching(tally.watch))
+            stack.enter_context(graph_state.watching(tally.watch))
             stack.enter_context(patching.scoped(Options.of(options), eager_is_error=False))
-            least = _within_the_least_budget(engine.save_memory, tally)
-            stack.enter_context(mock.patch.object(saving, "save_memory", least))
+            least = _within_the_least_budget(rewire.save_memory, tally)
+            stack.enter_context(mock.patch.object(differentiate, "save_memory", least))
             # The loops of tests have few steps, and nothing to save.
             short = mock.patch.multiple(selection, FEWEST_STEPS=2, LEAST_SAVED=-1e9)
             stack.enter_context(short)

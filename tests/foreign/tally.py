@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memsaving_gradients.registry import Watch
+from memsaving_gradients.engine.graph_state import Watch
 from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["Tally", "alike", "recomputes"]

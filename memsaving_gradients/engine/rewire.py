@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff, graphs
-from memsaving_gradients import registry, replicas, whole_step
-from memsaving_gradients.following import Following
-from memsaving_gradients.options import Options
-from memsaving_gradients.planning import note_unused, warn_nothing_saved, warn_stopped
+from memsaving_gradients.engine import graph_state, replicas, whole_step
+from memsaving_gradients.engine.attempts import Following
+from memsaving_gradients.engine.options import Options
+from memsaving_gradients.engine.planning import note_unused, warn_nothing_saved, warn_stopped
+from memsaving_gradients.engine.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.rewriting.gates import gated
-from memsaving_gradients.site import Site
 from memsaving_gradients.transforms.attention.pattern.substitution import Substituted
 from memsaving_gradients.transforms.loops import gradient_hook
 
@@ -122,8 +122,8 @@ def save_memory(
     unread = (
         op for op in operations[first_backward:] if op.name not in position and site.is_here(op)
     )
-    registry.idle(graph).update(map(graphs.creation_index, unread))
-    registry.record(graph, outcome.plan)
+    graph_state.idle(graph).update(map(graphs.creation_index, unread))
+    graph_state.record(graph, outcome.plan)
     note_unused(outcome.plan, [reference.deref().name for reference in encode])
     if outcome.stopped:
         warn_stopped(outcome.plan, outcome.stopped)

@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff, graphs
-from memsaving_gradients import registry, whole_step
 from memsaving_gradients.capture.encodings import ENCODINGS
-from memsaving_gradients.engine import components, save_memory
+from memsaving_gradients.engine import graph_state, whole_step
+from memsaving_gradients.engine.no_gc import uncollected
+from memsaving_gradients.engine.options import Options
+from memsaving_gradients.engine.rewire import components, save_memory
+from memsaving_gradients.engine.tensor_selection import marks_between, resolve
 from memsaving_gradients.errors import ArgumentError, SelectionError
-from memsaving_gradients.options import Options
-from memsaving_gradients.selection import marks_between, resolve
 from memsaving_gradients.transforms.attention.pattern.substitution import (
     Prepared,
     Substituted,
@@ -25,7 +26,6 @@ from memsaving_gradients.transforms.attention.pattern.substitution import (
 )
 from memsaving_gradients.transforms.loops.gradient_hook import replaying
 from memsaving_gradients.transforms.loops.selection import inner_rule
-from memsaving_gradients.uncollected import uncollected
 
 __all__ = ["all_plain", "inner_way", "is_paused", "paused", "saving"]
 
@@ -77,7 +77,7 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     first_backward = len(graph.get_operations())
     ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
     starts = tf.nest.flatten(xs)
-    if _all_plain.get() or registry.is_differentiated(graph, ends):
+    if _all_plain.get() or graph_state.is_differentiated(graph, ends):
         # What is left to do is to hand on what is there.
         with paused():
             return differentiate()
@@ -86,7 +86,7 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     found = None
     if options.blocks_attention and not autodiff.vectorized():
         with paused():
-            found = prepare(graph, ends, registry.idle(graph))
+            found = prepare(graph, ends, graph_state.idle(graph))
         first_backward = len(graph.get_operations())
     rule = inner_rule(inner_way(options, mode, kept), options.batch, options.xla)
     with paused(), replaying(graph, rule):
@@ -106,7 +106,7 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     else:
         flat = save_memory(graph, first_backward, ends, starts, flat, mode, kept, options, encode)
     held = options.hold_gradients or whole_step.will_be_reduced()
-    registry.returned(graph, components(flat, graph), held)
+    graph_state.returned(graph, components(flat, graph), held)
     return tf.nest.pack_sequence_as(grads, flat)
 
 
@@ -122,7 +122,7 @@ def _in_blocks(
     with paused():
         done = substitute(found, first_backward, components(grads, graph), ys, kept)
     original_view.remember(graph, done.rewiring)
-    registry.idle(graph).update(map(graphs.creation_index, done.idle))
+    graph_state.idle(graph).update(map(graphs.creation_index, done.idle))
     return done
 
 
@@ -130,7 +130,7 @@ def _take_back(graph: tf.Graph, found: Prepared, done: Substituted) -> None:
     """Leave attention as TensorFlow built it."""
     done.rewiring.undo()
     original_view.forget(graph, done.rewiring)
-    idle = registry.idle(graph)
+    idle = graph_state.idle(graph)
     idle.difference_update(map(graphs.creation_index, done.idle))
     idle.update(map(graphs.creation_index, found.ops))
 

@@ -4,7 +4,7 @@
 gradients of the calls before it, and it is said if they do not keep the budget together.
 
 **The optimizer**: a budget is planned for before the optimizer's ops exist. When TensorFlow has traced a function to its end, those
-that need no gradient are told to wait for one (:mod:`~memsaving_gradients.updates`), and the step is played as a whole. If
+that need no gradient are told to wait for one (:mod:`~memsaving_gradients.engine.optimizer_ops`), and the step is played as a whole. If
 that breaks the budget, a plan for less is followed; if none helps, it is said.
 
 Under a strategy of ``tf.distribute`` all of that is done for each device by itself, as if there were no others.
@@ -34,16 +34,16 @@ from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.ops.while_loops import behind_identities
 from graph_tools.tf_private import autodiff, graphs
 from graph_tools.warn import warn
-from memsaving_gradients import registry, replicas
+from memsaving_gradients.engine import graph_state, replicas
+from memsaving_gradients.engine.attempts import Followed, Following
+from memsaving_gradients.engine.optimizer_ops import Updates
+from memsaving_gradients.engine.planning import warn_stopped
+from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
-from memsaving_gradients.following import Followed, Following
 from memsaving_gradients.planners.budget_search import safe_bytes
-from memsaving_gradients.planning import warn_stopped
 from memsaving_gradients.schedules.simulate import Simulation
-from memsaving_gradients.site import Site
 from memsaving_gradients.transforms.attention.pattern.reachability import plain_as_well
 from memsaving_gradients.units import exact_bytes, format_bytes
-from memsaving_gradients.updates import Updates
 
 __all__ = ["added_up", "consumed_at_once", "install", "note", "note_added_up", "will_be_reduced"]
 
@@ -122,20 +122,20 @@ def note_added_up(grads: Sequence[tf.Tensor]) -> None:
     graph = tf.compat.v1.get_default_graph()
     if not autodiff.compiled_by_xla():
         _added_up.add(graph)
-        registry.returned(graph, grads, held=False)
+        graph_state.returned(graph, grads, held=False)
 
 
 def added_up(graph: tf.Graph) -> list[tf.Tensor]:
     """The gradients that loops in a graph have added up."""
-    return [tensor for tensor, _ in registry.earlier(graph)] if graph in _added_up else []
+    return [tensor for tensor, _ in graph_state.earlier(graph)] if graph in _added_up else []
 
 
 def _defer(graph: tf.Graph) -> None:
     """Let what follows a loop wait for the gradients that it gives."""
-    grads = {tensor.op for tensor, _ in registry.earlier(graph)}
+    grads = {tensor.op for tensor, _ in graph_state.earlier(graph)}
     ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
     border = min(map(graphs.creation_index, grads))
-    updates = Updates(registry.operations_since(graph), grads, ends, border)
+    updates = Updates(graph_state.operations_since(graph), grads, ends, border)
     devices = dict.fromkeys(op.device for op in grads if op.device)
     for home in map(Home, devices) if len(devices) > 1 else (None,):
         updates.defer(home)
@@ -181,9 +181,9 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
     play = _Played(site)
     try:
         ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
-        grads = {tensor.op for tensor, _ in registry.earlier(graph)}
+        grads = {tensor.op for tensor, _ in graph_state.earlier(graph)}
         border = graphs.creation_index(built[0].following.site.first_operation)
-        updates = Updates(registry.operations_since(graph), grads, ends, border)
+        updates = Updates(graph_state.operations_since(graph), grads, ends, border)
         budget = followed.outcome.plan.budget
         if budget is None:
             updates.defer(site.home)
@@ -206,7 +206,7 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         plan = followed.outcome.as_it_runs(play(followed)).plan
     if site.stopped != stopped:
         warn_stopped(plan, site.stopped)
-    registry.amend(graph, built[-1].followed.outcome.plan, replace(plan, whole_step=need))
+    graph_state.amend(graph, built[-1].followed.outcome.plan, replace(plan, whole_step=need))
     if need > budget and not any(entry.said for entry in built):
         warn(
             f"gradients keep their budget of {exact_bytes(budget)}, but with what the rest of "

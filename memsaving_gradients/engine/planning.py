@@ -12,11 +12,13 @@ import tensorflow as tf
 from graph_tools.errors import GraphError
 from graph_tools.memory.liveness import timeline
 from graph_tools.warn import warn
-from memsaving_gradients import registry
 from memsaving_gradients.capture.fingerprint import fingerprint
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.capture.unknown_sizes import check_known
 from memsaving_gradients.device import DeviceMemory
+from memsaving_gradients.engine import graph_state
+from memsaving_gradients.engine.options import Options
+from memsaving_gradients.engine.site import Site, Sought
 from memsaving_gradients.errors import (
     BudgetError,
     NothingSavedWarning,
@@ -25,7 +27,6 @@ from memsaving_gradients.errors import (
     PlanNote,
 )
 from memsaving_gradients.goal import Goal
-from memsaving_gradients.options import Options
 from memsaving_gradients.planners import (
     Limits,
     Proposal,
@@ -52,7 +53,6 @@ from memsaving_gradients.schedules.schedule import Schedule, ordered, plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.schedules.storage import OFFLOAD
 from memsaving_gradients.schedules.validation import problem_of
-from memsaving_gradients.site import Site, Sought
 from memsaving_gradients.units import exact_bytes, format_bytes, format_share
 
 __all__ = [
@@ -476,7 +476,7 @@ def warn_nothing_saved(
     what: str = "gradients are plain TensorFlow gradients and save no memory",
 ) -> None:
     """Say, once for each graph, why gradients are TensorFlow's own, or else ``what`` is so."""
-    if registry.warned(graph, why):
+    if graph_state.warned(graph, why):
         return
     warn(f"{what}: {why}.", NothingSavedWarning)
 
@@ -488,7 +488,7 @@ def _note_ample(graph: tf.Graph, goal: Goal) -> None:
         f"plain training needs {exact_bytes(goal.base)}{most} and meets the budget "
         f"of {goal.budget:,} ({format_bytes(goal.budget)}{device}): gradients are plain, nothing is recomputed"
     )
-    if not registry.warned(graph, note):
+    if not graph_state.warned(graph, note):
         warn(note + ".", PlanNote)
 
 

@@ -2,7 +2,7 @@
 
 How the executor runs a step is known when the step is rewritten. Where that breaks the promise, the rewrite is taken back, and a plan
 is made for less; at last the plan of least memory. The same once more for the step as a whole, when the function is traced to its end
-(:mod:`~memsaving_gradients.whole_step`). Into which holes between chunks buffers fall is chance: a plan with which not each of the steps
+(:mod:`~memsaving_gradients.engine.whole_step`). Into which holes between chunks buffers fall is chance: a plan with which not each of the steps
 that were played keeps the budget, but they do on average, is followed where none is found that is better. An attempt costs a plan, a rewrite and the plays of the graph.
 """
 
@@ -15,16 +15,8 @@ import tensorflow as tf
 
 from graph_tools.editing import original_view
 from graph_tools.errors import GraphError
-from memsaving_gradients.errors import BudgetError, PlanError
-from memsaving_gradients.goal import too_small
-from memsaving_gradients.planners.budget_search import (
-    MANY_OPS,
-    chunk_bytes,
-    safe_bytes,
-    worst_bytes,
-)
-from memsaving_gradients.planners.progress import showing
-from memsaving_gradients.planning import (
+from memsaving_gradients.engine.no_gc import uncollected
+from memsaving_gradients.engine.planning import (
     LIMITED,
     Outcome,
     by_limits,
@@ -34,13 +26,21 @@ from memsaving_gradients.planning import (
     search_of,
     warn_nothing_saved,
 )
-from memsaving_gradients.replicas import Shared
+from memsaving_gradients.engine.replicas import Shared
+from memsaving_gradients.engine.site import Site
+from memsaving_gradients.errors import BudgetError, PlanError
+from memsaving_gradients.goal import too_small
+from memsaving_gradients.planners.budget_search import (
+    MANY_OPS,
+    chunk_bytes,
+    safe_bytes,
+    worst_bytes,
+)
+from memsaving_gradients.planners.progress import showing
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.rewriting.clones import Rewrite, rewrite
 from memsaving_gradients.schedules.simulate import Simulation
-from memsaving_gradients.site import Site
 from memsaving_gradients.transforms.loops.selection import WAYS
-from memsaving_gradients.uncollected import uncollected
 
 __all__ = ["Followed", "Following"]
 
@@ -93,7 +93,7 @@ class Following:
     site
         The gradient computation.
     mode
-        What a plan will be called, see `memsaving_gradients.engine.save_memory`.
+        What a plan will be called, see `memsaving_gradients.engine.rewire.save_memory`.
     shared
         The plan that other replicas of the same step follow, which is followed here as well if it fits; ``None``: there are no replicas.
     loops_alone

@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from graph_tools.errors import GraphError
 from graph_tools.ops.devices import Home
-from memsaving_gradients.options import Options
+from memsaving_gradients.engine.options import Options
+from memsaving_gradients.engine.site import Site
 from memsaving_gradients.reports.plan import Plan
-from memsaving_gradients.site import Site
 
 __all__ = ["Shared", "home_of", "in_sync", "per_replica", "shared", "unsupported"]
 

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff
+from memsaving_gradients.engine.marks import marked
 from memsaving_gradients.errors import SelectionError
-from memsaving_gradients.marks import marked
 
 __all__ = ["marks_between", "resolve"]
 

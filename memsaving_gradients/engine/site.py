@@ -19,12 +19,12 @@ from graph_tools.memory.peak_tensors import with_names
 from graph_tools.memory.timeline import Part
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import autodiff, graphs
-from memsaving_gradients import registry
 from memsaving_gradients.capture.storable import with_storable
 from memsaving_gradients.capture.training_step import CapturedStep, capture_step
+from memsaving_gradients.engine import graph_state
+from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.goal import Goal
-from memsaving_gradients.options import Options
 from memsaving_gradients.planners.budget_search import FLOORS, Search
 from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.schedules.schedule import plain
@@ -219,7 +219,7 @@ class Site:
         if self.loops.treat(way):
             self._captured = self.sought = None
             # What was built for the way before stands there, and nobody reads it any more.
-            registry.idle(self.graph).update(self._for_loops)
+            graph_state.idle(self.graph).update(self._for_loops)
             built = self.graph.get_operations()[start:]
             self._for_loops = set(map(graphs.creation_index, built))
 
@@ -235,7 +235,7 @@ class Site:
             may_chain=options.accumulate and not graphs.tape_is_recording(),
             # XLA adds up few addends as it sees fit, whatever op stands for that.
             short_sums=not self.data_gates,
-            idle=registry.idle(self.graph),
+            idle=graph_state.idle(self.graph),
             beside=self.packed.early,
             home=self.home,
             **more,
@@ -256,7 +256,7 @@ class Site:
 
     def play_together(self, grads: Sequence[tf.Tensor]) -> Simulation | None:
         """The step as it runs with these gradients and those of earlier calls on the same device; ``None``: there are none, or XLA orders it."""
-        others = [(t, held) for t, held in registry.earlier(self.graph) if self.is_here(t.op)]
+        others = [(t, held) for t, held in graph_state.earlier(self.graph) if self.is_here(t.op)]
         if not others or self.data_gates:
             return None
         return self._play_built(grads, others)
@@ -357,17 +357,17 @@ class Site:
         """Undo a rewrite, for good."""
         result.rewiring.undo()
         original_view.forget(self.graph, result.rewiring)
-        registry.retire(self.graph, result.built)
+        graph_state.retire(self.graph, result.built)
 
     def abandon(self) -> None:
         """Leave the graph as it was: what was built for these gradients stands there, and nobody reads it."""
         self.treat_loops(None)
         self._forget(self.first_backward)
-        registry.retire(self.graph, self.graph.get_operations()[len(self.operations) :])
+        graph_state.retire(self.graph, self.graph.get_operations()[len(self.operations) :])
 
     def _forget(self, first: int) -> None:
         built = self.graph.get_operations()[first:]
-        registry.idle(self.graph).update(map(graphs.creation_index, built))
+        graph_state.idle(self.graph).update(map(graphs.creation_index, built))
 
     def keep(self, step: CapturedStep, why: str) -> dict[int, str]:
         """The storages to keep, and why."""
