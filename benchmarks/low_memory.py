@@ -104,7 +104,7 @@ def measured(name: str, techniques: list[str]) -> dict[str, Any]:
     from graph_tools.memory.allocation_trace import allocation_events
     from graph_tools.memory.measure import measure_peak
     from memsaving_gradients.engine.rewire import components
-    from memsaving_gradients.keras_models import bytes_of
+    from memsaving_gradients.training.keras_models import bytes_of
 
     warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
     if "precision" in techniques:

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from memsaving_gradients.fitting import fit_to as fit_to
     from memsaving_gradients.largest import LargestBatch as LargestBatch
     from memsaving_gradients.largest import largest_batch as largest_batch
-    from memsaving_gradients.microbatches.microbatch import microbatch as microbatch
     from memsaving_gradients.reports.explanation import Explanation as Explanation
+    from memsaving_gradients.training.microbatches.microbatch import microbatch as microbatch
 
 __all__ = [
     "Comparison",

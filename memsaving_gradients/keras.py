@@ -23,16 +23,16 @@ from memsaving_gradients.engine import graph_state, marks
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.replicas import per_replica
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
-from memsaving_gradients.keras_models import bytes_of, holds_gradients, is_whole
-from memsaving_gradients.microbatches.pieces import Cut
-from memsaving_gradients.microbatches.train_step import train_step_of
-from memsaving_gradients.precision.optimizer import low_precision as low_precision
-from memsaving_gradients.precision.overflow import Skipped
 from memsaving_gradients.reports.plan import Plan
-from memsaving_gradients.sparsity import Reparameterize as Reparameterize
-from memsaving_gradients.sparsity import SparseModel as SparseModel
-from memsaving_gradients.sparsity import sparse_bytes as sparse_bytes
-from memsaving_gradients.sparsity import sparsify as sparsify
+from memsaving_gradients.training.keras_models import bytes_of, holds_gradients, is_whole
+from memsaving_gradients.training.microbatches.pieces import Cut
+from memsaving_gradients.training.microbatches.train_step import train_step_of
+from memsaving_gradients.training.precision.optimizer import low_precision as low_precision
+from memsaving_gradients.training.precision.overflow import Skipped
+from memsaving_gradients.training.sparsity import Reparameterize as Reparameterize
+from memsaving_gradients.training.sparsity import SparseModel as SparseModel
+from memsaving_gradients.training.sparsity import sparse_bytes as sparse_bytes
+from memsaving_gradients.training.sparsity import sparsify as sparsify
 from memsaving_gradients.transforms.attention.layers import AdditiveAttention as AdditiveAttention
 from memsaving_gradients.transforms.attention.layers import Attention as Attention
 from memsaving_gradients.transforms.attention.layers import MultiHeadAttention as MultiHeadAttention

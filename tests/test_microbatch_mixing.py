@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from memsaving_gradients.microbatches.mixing import mixing_op
+from memsaving_gradients.training.microbatches.mixing import mixing_op
 
 ROWS, SIZE, WIDTH = 32, 8, 6
 

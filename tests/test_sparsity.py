@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import memsaving_gradients as ms
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.sparsity.rewiring import rewired, shared_out
-from memsaving_gradients.sparsity.slots import slots_of
+from memsaving_gradients.training.sparsity.rewiring import rewired, shared_out
+from memsaving_gradients.training.sparsity.slots import slots_of
 from tests.sampling import covering, examples
 
 BAR = 0.40

@@ -12,7 +12,7 @@ from keras import layers
 
 import memsaving_gradients as ms
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.sparsity.slots import slots_of
+from memsaving_gradients.training.sparsity.slots import slots_of
 from tests.test_sparsity_models import X, Y, chain, compiled, dense, fitted, moving, pair
 
 pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from memsaving_gradients.command.targets import Target, cause
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.keras_models import holds_gradients, is_whole
+from memsaving_gradients.training.keras_models import holds_gradients, is_whole
 
 __all__ = ["ready"]
 

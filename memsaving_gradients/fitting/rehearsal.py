@@ -26,8 +26,8 @@ from memsaving_gradients import patching
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import BudgetError, BudgetWarning
-from memsaving_gradients.microbatches.pieces import Cut
 from memsaving_gradients.planners.budget_search import safe_bytes
+from memsaving_gradients.training.microbatches.pieces import Cut
 
 __all__ = ["Rehearsal", "held_by_stalled", "rehearse"]
 
@@ -68,7 +68,7 @@ def rehearse(
         Bytes of the gradients that these are added up in.
     """
     # Keras takes seconds to import.
-    from memsaving_gradients.microbatches.train_step import train_step_of
+    from memsaving_gradients.training.microbatches.train_step import train_step_of
 
     step = model.train_step if cut is None else train_step_of(model, cut)
     function = tf.function(

@@ -24,7 +24,7 @@ from memsaving_gradients.fitting.fit import Candidate, Fit
 from memsaving_gradients.fitting.rehearsal import Rehearsal, rehearse
 from memsaving_gradients.fitting.steps import Rung, Steps, bytes_of_specs
 from memsaving_gradients.fitting.variants import MAY, Variant, variants_of
-from memsaving_gradients.microbatches.pieces import Cut
+from memsaving_gradients.training.microbatches.pieces import Cut
 from memsaving_gradients.units import exact_bytes, parse_bytes
 
 __all__ = ["MAY", "fit_to"]
@@ -101,7 +101,7 @@ def fit_to(
 
 
 def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory:
-    from memsaving_gradients.keras_models import bytes_of
+    from memsaving_gradients.training.keras_models import bytes_of
 
     if not model.optimizer.built:
         try:
@@ -191,7 +191,7 @@ class _Search:
         return False
 
     def _rehearsal(self, one: _Way, budget: int) -> Rehearsal:
-        from memsaving_gradients.keras_models import bytes_of
+        from memsaving_gradients.training.keras_models import bytes_of
 
         variant, cut, buffers = one.variant, None, 0
         if one.count > 1:
@@ -274,7 +274,7 @@ class _Search:
         self, variant: Variant, count: int, device: DeviceMemory | None = None
     ) -> DeviceMemory:
         """With the buffer of gradients that microbatches are added up in."""
-        from memsaving_gradients.keras_models import bytes_of
+        from memsaving_gradients.training.keras_models import bytes_of
 
         buffers = bytes_of(variant.model.trainable_variables) if count > 1 else 0
         return replace(device or self.device, buffers=buffers)

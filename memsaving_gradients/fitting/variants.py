@@ -62,7 +62,7 @@ def variants_of(
     """
     # Keras takes seconds to import.
     from memsaving_gradients.fitting.precision import POLICY, in_lower_precision
-    from memsaving_gradients.keras_models import holds_gradients, normalizes_batches
+    from memsaving_gradients.training.keras_models import holds_gradients, normalizes_batches
 
     normalized, held = normalizes_batches(model), holds_gradients(model.optimizer)
     lower: list[Any] = []

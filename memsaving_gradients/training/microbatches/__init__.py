@@ -6,6 +6,6 @@ give (Sohoni et al. 2019, section 3.3; Huang et al. 2018 call the pieces microba
 efficiency of larger kernels, and works beside everything else: each piece's own backward pass is planned like any other.
 """
 
-from memsaving_gradients.microbatches.microbatch import microbatch as microbatch
+from memsaving_gradients.training.microbatches.microbatch import microbatch as microbatch
 
 __all__ = ["microbatch"]

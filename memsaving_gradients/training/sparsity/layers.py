@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.sparsity.store import SparseStore
+from memsaving_gradients.training.sparsity.store import SparseStore
 
 __all__ = ["SPARSE"]
 

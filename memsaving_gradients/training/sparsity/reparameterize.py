@@ -10,10 +10,10 @@ import keras
 import numpy as np
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.sparsity.arguments import is_whole, real, seed_of
-from memsaving_gradients.sparsity.model import sparse_model_in
-from memsaving_gradients.sparsity.rewiring import rewired
-from memsaving_gradients.sparsity.slots import first_values, optimizers_of, slots_of
+from memsaving_gradients.training.sparsity.arguments import is_whole, real, seed_of
+from memsaving_gradients.training.sparsity.model import sparse_model_in
+from memsaving_gradients.training.sparsity.rewiring import rewired
+from memsaving_gradients.training.sparsity.slots import first_values, optimizers_of, slots_of
 
 __all__ = ["Reparameterize"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.precision.rounding import LOW
+from memsaving_gradients.training.precision.rounding import LOW
 
 __all__ = ["Rows", "Wide", "stored_in"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.precision.runs import runs_of
+from memsaving_gradients.training.precision.runs import runs_of
 
 __all__ = ["Clipping"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.microbatches.buffers import Reducer
-from memsaving_gradients.microbatches.reducing import reducer
-from memsaving_gradients.microbatches.splitting import Batch, Stretch
+from memsaving_gradients.training.microbatches.buffers import Reducer
+from memsaving_gradients.training.microbatches.reducing import reducer
+from memsaving_gradients.training.microbatches.splitting import Batch, Stretch
 
 __all__ = ["Traced", "added_up"]
 

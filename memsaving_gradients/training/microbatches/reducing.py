@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.microbatches.buffers import (
+from memsaving_gradients.training.microbatches.buffers import (
     Reducer,
     divided,
     is_number,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.microbatches.pieces import Cut, in_pieces
+from memsaving_gradients.training.microbatches.pieces import Cut, in_pieces
 
 __all__ = ["microbatch"]
 

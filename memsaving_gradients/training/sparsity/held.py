@@ -9,9 +9,9 @@ from typing import Any
 import keras
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.keras_models import bytes_of
-from memsaving_gradients.sparsity.model import sparse_model_in
-from memsaving_gradients.sparsity.slots import slots_of
+from memsaving_gradients.training.keras_models import bytes_of
+from memsaving_gradients.training.sparsity.model import sparse_model_in
+from memsaving_gradients.training.sparsity.slots import slots_of
 
 __all__ = ["HeldBytes", "sparse_bytes"]
 

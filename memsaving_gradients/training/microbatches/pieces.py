@@ -25,21 +25,25 @@ from memsaving_gradients.errors import (
     BatchStatisticsWarning,
     NothingSavedWarning,
 )
-from memsaving_gradients.microbatches.applying import (
+from memsaving_gradients.reports.describe import source_line
+from memsaving_gradients.training.microbatches.applying import (
     Application,
     check_no_other_updates,
     check_updates,
     noted,
 )
-from memsaving_gradients.microbatches.buffers import BUFFERS, is_number
-from memsaving_gradients.microbatches.denominators import losses_in
-from memsaving_gradients.microbatches.loop import Traced, added_up
-from memsaving_gradients.microbatches.losses import loss_with, through_the_loop, without_gradient
-from memsaving_gradients.microbatches.mixing import mixing_op
-from memsaving_gradients.microbatches.normalization import POLICIES, normalizing
-from memsaving_gradients.microbatches.reducing import ways_of
-from memsaving_gradients.microbatches.splitting import Batch, batch_of, stretches
-from memsaving_gradients.reports.describe import source_line
+from memsaving_gradients.training.microbatches.buffers import BUFFERS, is_number
+from memsaving_gradients.training.microbatches.denominators import losses_in
+from memsaving_gradients.training.microbatches.loop import Traced, added_up
+from memsaving_gradients.training.microbatches.losses import (
+    loss_with,
+    through_the_loop,
+    without_gradient,
+)
+from memsaving_gradients.training.microbatches.mixing import mixing_op
+from memsaving_gradients.training.microbatches.normalization import POLICIES, normalizing
+from memsaving_gradients.training.microbatches.reducing import ways_of
+from memsaving_gradients.training.microbatches.splitting import Batch, batch_of, stretches
 
 __all__ = ["Cut", "in_pieces"]
 

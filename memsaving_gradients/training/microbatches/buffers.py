@@ -1,6 +1,6 @@
 """Buffers of loops over microbatches, in which what each gives is added up.
 
-Sums of 16-bit numbers are made in 32 bits, since small addends would be lost in them; or in 16, rounded at random (:mod:`~memsaving_gradients.precision.rounding`),
+Sums of 16-bit numbers are made in 32 bits, since small addends would be lost in them; or in 16, rounded at random (:mod:`~memsaving_gradients.training.precision.rounding`),
 which loses nothing on average: each rounding is decided by the numbers themselves, so that the same batch gives the same sums. Large ones are buffers of some rows
 each, one after the other: what is computed in 32 bits on the way is there for some rows at a time.
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.precision.rounding import LOW, rounded
-from memsaving_gradients.precision.runs import runs_of
+from memsaving_gradients.training.precision.rounding import LOW, rounded
+from memsaving_gradients.training.precision.runs import runs_of
 
 __all__ = ["BUFFERS", "Reducer", "divided", "is_number", "last_of", "sum_of", "times"]
 

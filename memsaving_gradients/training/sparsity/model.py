@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from memsaving_gradients._keras import export
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.sparsity.arguments import real, seed_of
-from memsaving_gradients.sparsity.carrying import carry_over
-from memsaving_gradients.sparsity.choosing import chosen_layers
-from memsaving_gradients.sparsity.layers import SPARSE
-from memsaving_gradients.sparsity.penalties import Penalties
-from memsaving_gradients.sparsity.store import SparseStore
+from memsaving_gradients.training.sparsity.arguments import real, seed_of
+from memsaving_gradients.training.sparsity.carrying import carry_over
+from memsaving_gradients.training.sparsity.choosing import chosen_layers
+from memsaving_gradients.training.sparsity.layers import SPARSE
+from memsaving_gradients.training.sparsity.penalties import Penalties
+from memsaving_gradients.training.sparsity.store import SparseStore
 
 __all__ = ["SparseModel", "sparse_model_in", "sparsify"]
 

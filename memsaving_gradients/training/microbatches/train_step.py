@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.microbatches.applying import changed_in
-from memsaving_gradients.microbatches.denominators import compiled_loss
-from memsaving_gradients.microbatches.pieces import Cut, in_pieces
+from memsaving_gradients.training.microbatches.applying import changed_in
+from memsaving_gradients.training.microbatches.denominators import compiled_loss
+from memsaving_gradients.training.microbatches.pieces import Cut, in_pieces
 
 __all__ = ["train_step_of"]
 

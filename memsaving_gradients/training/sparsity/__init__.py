@@ -5,10 +5,10 @@ smallest ones are let go, and as many begin at zero at random places elsewhere, 
 what there is: values, slots of the optimizer for them, and bits. A layer's kernel is there while it is used.
 """
 
-from memsaving_gradients.sparsity.held import HeldBytes as HeldBytes
-from memsaving_gradients.sparsity.held import sparse_bytes as sparse_bytes
-from memsaving_gradients.sparsity.model import SparseModel as SparseModel
-from memsaving_gradients.sparsity.model import sparsify as sparsify
-from memsaving_gradients.sparsity.reparameterize import Reparameterize as Reparameterize
+from memsaving_gradients.training.sparsity.held import HeldBytes as HeldBytes
+from memsaving_gradients.training.sparsity.held import sparse_bytes as sparse_bytes
+from memsaving_gradients.training.sparsity.model import SparseModel as SparseModel
+from memsaving_gradients.training.sparsity.model import sparsify as sparsify
+from memsaving_gradients.training.sparsity.reparameterize import Reparameterize as Reparameterize
 
 __all__ = ["HeldBytes", "Reparameterize", "SparseModel", "sparse_bytes", "sparsify"]

@@ -15,7 +15,7 @@ import tensorflow as tf
 from graph_tools.tf_private import graphs
 from graph_tools.warn import warn
 from memsaving_gradients.errors import HigherOrderError, NothingSavedWarning
-from memsaving_gradients.microbatches.buffers import is_number
+from memsaving_gradients.training.microbatches.buffers import is_number
 
 __all__ = ["loss_with", "through_the_loop", "without_gradient"]
 

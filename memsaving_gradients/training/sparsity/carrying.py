@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.sparsity.choosing import is_graph_of_layers
-from memsaving_gradients.sparsity.layers import SPARSE
+from memsaving_gradients.training.sparsity.choosing import is_graph_of_layers
+from memsaving_gradients.training.sparsity.layers import SPARSE
 
 __all__ = ["carry_over"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.sparsity.layers import SPARSE
+from memsaving_gradients.training.sparsity.layers import SPARSE
 
 __all__ = ["chosen_layers", "is_graph_of_layers"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from memsaving_gradients.sparsity.store import SparseStore
+from memsaving_gradients.training.sparsity.store import SparseStore
 
 if TYPE_CHECKING:
     from keras.regularizers import Regularizer as _Regularizer

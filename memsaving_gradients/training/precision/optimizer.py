@@ -2,7 +2,7 @@
 
 Keras' optimizers compute in the type of the variable, in which one minus 0.999 is nothing, and add to it by rounding to nearest. Here they
 see variables of 32 bits in their place, weights and slots, compute in that, and what they write is rounded at random
-(:mod:`~memsaving_gradients.precision.rounding`), or, for weights, to nearest with what is lost kept in 16 bits more and added the next time
+(:mod:`~memsaving_gradients.training.precision.rounding`), or, for weights, to nearest with what is lost kept in 16 bits more and added the next time
 (Kahan summation; what is lost is rounded at random). Slots of weights in ``float16`` are kept in ``bfloat16``: the square of a gradient of 1e-4 is zero in
 ``float16``, and what is divided by its root runs away. Only one variable at a time is there in 32 bits, and of a large one some rows, where the optimizer treats
 each element by itself: the optimizer then sees these rows in place of the variable and its slots. Costs a few elementwise ops on each; with Kahan, 16 bits more a
@@ -22,11 +22,11 @@ import tensorflow as tf
 from memsaving_gradients._keras import AutocastScope, MultiOptimizer, Muon, unannounced_slots
 from memsaving_gradients.engine.options import check_one_of
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.precision.clipping import Clipping
-from memsaving_gradients.precision.remaking import made_again
-from memsaving_gradients.precision.rounding import LOW, number_of, rounded
-from memsaving_gradients.precision.rows import Rows, Wide, stored_in
-from memsaving_gradients.precision.runs import runs_of
+from memsaving_gradients.training.precision.clipping import Clipping
+from memsaving_gradients.training.precision.remaking import made_again
+from memsaving_gradients.training.precision.rounding import LOW, number_of, rounded
+from memsaving_gradients.training.precision.rows import Rows, Wide, stored_in
+from memsaving_gradients.training.precision.runs import runs_of
 
 __all__ = ["ROUNDINGS", "low_precision"]
 
