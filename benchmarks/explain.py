@@ -71,7 +71,7 @@ def explained(model: str, options: dict[str, Any]) -> dict[str, Any]:
     """What ``explain`` says of a step, the seconds that it takes, and those of tracing the step alone."""
     import memsaving_gradients as ms
     from benchmarks.steps import make_step
-    from memsaving_gradients.study import Study, asked
+    from memsaving_gradients.analysis.study import Study, asked
 
     step = make_step(model, options, ours=False)
     start = time.perf_counter()
@@ -112,8 +112,8 @@ def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, i
     from benchmarks.models import build
     from benchmarks.steps import make_optimizer, make_step
     from graph_tools.memory.allocation_trace import allocation_events, requested_peak
-    from memsaving_gradients.explaining import NEAR
-    from memsaving_gradients.study import Study, asked
+    from memsaving_gradients.analysis.explain import NEAR
+    from memsaving_gradients.analysis.study import Study, asked
 
     def held(variables: Any) -> int:
         return sum(variable.numpy().nbytes for variable in variables)

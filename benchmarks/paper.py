@@ -32,10 +32,10 @@ from rich.table import Table
 from benchmarks.bars import mark
 from benchmarks.models.deep import deep_resnet, units_of
 from graph_tools.tf_private import graphs
+from memsaving_gradients.analysis.strategies import strategies
 from memsaving_gradients.capture.training_step import capture_step
 from memsaving_gradients.planners import Limits
 from memsaving_gradients.schedules.training_graph import TrainingGraph
-from memsaving_gradients.strategies import strategies
 
 RESULTS = Path(__file__).parent / "results" / "paper.json"
 GB = 2**30

@@ -24,7 +24,7 @@ NAMES = (
 )
 #: Functions with the name of their module, which is found in their place.
 OWN_MODULES = {
-    "memsaving_gradients.gradient_error": "memsaving_gradients.gradient_error.gradient_error",
+    "memsaving_gradients.gradient_error": "memsaving_gradients.analysis.gradient_error.gradient_error",
 }
 
 

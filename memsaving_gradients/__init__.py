@@ -20,6 +20,8 @@ if sys.argv[:1] == ["-m"]:
     starting.if_command()
 
 from memsaving_gradients import errors as errors
+from memsaving_gradients.analysis.gradient_error import GradientError as GradientError
+from memsaving_gradients.analysis.gradient_error import gradient_error as gradient_error
 from memsaving_gradients.api import gradients as gradients
 from memsaving_gradients.api import gradients_collection as gradients_collection
 from memsaving_gradients.api import gradients_memory as gradients_memory
@@ -27,8 +29,6 @@ from memsaving_gradients.api import gradients_speed as gradients_speed
 from memsaving_gradients.capture.offload import Offload as Offload
 from memsaving_gradients.engine.graph_state import plans as plans
 from memsaving_gradients.engine.marks import checkpoint as checkpoint
-from memsaving_gradients.gradient_error import GradientError as GradientError
-from memsaving_gradients.gradient_error import gradient_error as gradient_error
 from memsaving_gradients.loops import scan as scan
 from memsaving_gradients.loops import while_loop as while_loop
 from memsaving_gradients.patching import patch as patch
@@ -42,10 +42,10 @@ from memsaving_gradients.transforms import attention as attention
 if TYPE_CHECKING:
     from memsaving_gradients import keras as keras
     from memsaving_gradients import testing as testing
-    from memsaving_gradients.explaining import explain as explain
-    from memsaving_gradients.fitting import fit_to as fit_to
-    from memsaving_gradients.largest import LargestBatch as LargestBatch
-    from memsaving_gradients.largest import largest_batch as largest_batch
+    from memsaving_gradients.analysis.explain import explain as explain
+    from memsaving_gradients.analysis.fitting import fit_to as fit_to
+    from memsaving_gradients.analysis.largest_batch import LargestBatch as LargestBatch
+    from memsaving_gradients.analysis.largest_batch import largest_batch as largest_batch
     from memsaving_gradients.reports.explanation import Explanation as Explanation
     from memsaving_gradients.training.microbatches.microbatch import microbatch as microbatch
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.memory.allocation_trace import allocation_events, requested_peak
-from memsaving_gradients import study
+from memsaving_gradients.analysis import study
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from tests.fresh import fresh
 from tests.keras_models import convolutions

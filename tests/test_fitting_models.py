@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from memsaving_gradients._keras import set_random_generator
+from memsaving_gradients.analysis.fitting.precision import in_lower_precision
 from memsaving_gradients.errors import ArgumentError, BudgetError, EagerExecutionError
-from memsaving_gradients.fitting.precision import in_lower_precision
 from tests.fresh import fresh
 
 layers = keras.layers

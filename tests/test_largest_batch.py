@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.memory.measure import EndedBySignalError, MeasurementError
-from memsaving_gradients import largest
+from memsaving_gradients.analysis import largest_batch
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from tests.fresh import FreshProcessError, fresh
 from tests.keras_models import convolutions
@@ -59,7 +59,7 @@ def forked(target: str, kwargs: dict, env: dict):
 def process(request, monkeypatch):
     """Processes that prove are forked, or import TensorFlow."""
     if request.param == "forked":
-        monkeypatch.setattr(largest, "in_fresh_process", forked)
+        monkeypatch.setattr(largest_batch, "in_fresh_process", forked)
 
 
 def test_the_largest_fits_and_the_next_does_not():
@@ -92,7 +92,7 @@ def test_a_step_in_another_process_proves_it():
 @pytest.mark.usefixtures("process")
 def test_a_device_has_variables_too(make, monkeypatch):
     if make is make_small_model:
-        monkeypatch.setattr(largest, "MOST_TRIALS", 3)
+        monkeypatch.setattr(largest_batch, "MOST_TRIALS", 3)
     device = ms.largest_batch(make, device_memory="3 MB", start=64, prove=True)
     budget = ms.largest_batch(make, budget="3 MB", start=64)
     assert device.budget < budget.budget
@@ -107,7 +107,7 @@ def test_a_proof_that_fails_is_followed_by_one_in_less_memory(monkeypatch):
         ran.append((budget, batch))
         return None if len(ran) < 3 else budget - 1
 
-    monkeypatch.setattr(largest, "_measured", measured)
+    monkeypatch.setattr(largest_batch, "_measured", measured)
     found = ms.largest_batch(make, budget="4 MB", prove=True)
     assert len(ran) == 3 and ran == sorted(ran, reverse=True)
     assert [budget for budget, _ in ran] == [4_000_000, 3_800_000, 3_610_000]
@@ -116,8 +116,8 @@ def test_a_proof_that_fails_is_followed_by_one_in_less_memory(monkeypatch):
 
 
 def test_a_device_that_never_gives_enough_is_an_error(monkeypatch):
-    monkeypatch.setattr(largest, "_measured", lambda *_: None)
-    monkeypatch.setattr(largest, "MOST_PROOFS", 2)
+    monkeypatch.setattr(largest_batch, "_measured", lambda *_: None)
+    monkeypatch.setattr(largest_batch, "MOST_PROOFS", 2)
     with pytest.raises(MeasurementError, match="no step could be run"):
         ms.largest_batch(make, budget="4 MB", prove=True)
 
@@ -130,7 +130,7 @@ def make_exhausted(batch: int):
 
 
 def test_a_step_that_is_refused_memory_says_so():
-    assert largest.run_once(f"{__name__}:make_exhausted", 8, 4_000_000) is None
+    assert largest_batch.run_once(f"{__name__}:make_exhausted", 8, 4_000_000) is None
 
 
 # The allocator waits ten seconds for memory before it gives up.
@@ -139,16 +139,16 @@ def test_a_step_that_is_refused_memory_says_so():
 def test_a_step_that_gets_no_memory_says_so():
     request = {"target": "tests.test_largest_batch:make", "batch": 64, "budget": 4_000_000}
     environment = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": "1"}
-    run_once = "memsaving_gradients.largest:run_once"
-    assert largest.in_fresh_process(run_once, {**request, "limit": 1}, environment) is None
+    run_once = "memsaving_gradients.analysis.largest_batch:run_once"
+    assert largest_batch.in_fresh_process(run_once, {**request, "limit": 1}, environment) is None
 
 
 def test_a_step_that_ends_its_process_proves_nothing(monkeypatch):
     def ended(*_):
         raise EndedBySignalError("SIGABRT")
 
-    monkeypatch.setattr(largest, "in_fresh_process", ended)
-    assert largest._measured(make, 8, 4_000_000, "5 MB") is None
+    monkeypatch.setattr(largest_batch, "in_fresh_process", ended)
+    assert largest_batch._measured(make, 8, 4_000_000, "5 MB") is None
 
 
 def test_where_nothing_fits_the_least_is_named():

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.models.deep import deep_resnet, units_of
+from memsaving_gradients.analysis.strategies import strategies
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
-from memsaving_gradients.strategies import strategies
 from tests.graphs import GRAPHS, Maker, chain
 
 NAMES = ["no optimization", "inplace", "sharing", "drop cheap", "sublinear plan"]

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from memsaving_gradients import errors, patching
+from memsaving_gradients.analysis.explain import explain
+from memsaving_gradients.analysis.study import function_of, specs_of
 from memsaving_gradients.command.arguments import PROGRAM, USAGE_ERROR, parse
 from memsaving_gradients.command.starting import INTERRUPTED, be_quiet
 from memsaving_gradients.command.targets import Target, cause, target_of
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError, MemorySavingError
-from memsaving_gradients.explaining import explain
 from memsaving_gradients.reports.explanation import Explanation
 from memsaving_gradients.reports.extras import needed
 from memsaving_gradients.reports.figures.drawing import check_folder, check_path
 from memsaving_gradients.reports.plan import Plan
-from memsaving_gradients.study import function_of, specs_of
 from memsaving_gradients.units import exact_bytes, parse_budget
 
 __all__ = ["main"]

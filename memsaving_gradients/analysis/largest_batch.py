@@ -23,10 +23,10 @@ from graph_tools.memory.measure import (
     measure_peak,
 )
 from memsaving_gradients import patching
+from memsaving_gradients.analysis.study import Study, asked, function_of
 from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError
-from memsaving_gradients.study import Study, asked, function_of
 from memsaving_gradients.units import exact_bytes, format_share, parse_bytes
 
 __all__ = ["LargestBatch", "largest_batch"]
@@ -331,7 +331,7 @@ def _measured(make: Make, batch: int, budget: int, device_memory: int | str | No
         environment["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(request["limit"])
     try:
         found: int | None = in_fresh_process(
-            "memsaving_gradients.largest:run_once", request, environment
+            "memsaving_gradients.analysis.largest_batch:run_once", request, environment
         )
     except EndedBySignalError:
         if device_memory is None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from memsaving_gradients.analysis.fitting.variants import MAY
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError
-from memsaving_gradients.fitting.variants import MAY
 
 __all__ = ["checked_batch", "checked_may", "checked_model"]
 

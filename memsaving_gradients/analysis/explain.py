@@ -21,12 +21,12 @@ import tensorflow as tf
 from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff, graphs
+from memsaving_gradients.analysis.study import Study, asked
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.planners import Limits, Proposal, budget_curve
 from memsaving_gradients.planners.progress import showing
 from memsaving_gradients.reports.describe import source_line
 from memsaving_gradients.reports.explanation import Explanation, Layer, Parts, Point
-from memsaving_gradients.study import Study, asked
 
 __all__ = ["explain"]
 

@@ -4,7 +4,7 @@ What changes no gradient comes first: nothing at all, recomputation, microbatche
 Of those that fit, the fastest by estimate is taken. Only where none fits, and only what the user has allowed, is looked at next, one
 after the other: residuals with fewer digits, batch normalization over microbatches, a policy of lower precision. Steps are traced and
 planned, none is run. Needs grow along a line with the batch, so that two traces say about how many microbatches there must be, and a third makes sure.
-What is chosen is rehearsed (:mod:`~memsaving_gradients.fitting.rehearsal`): traced as the callback will do it, with the optimizer. If it does not
+What is chosen is rehearsed (:mod:`~memsaving_gradients.analysis.fitting.rehearsal`): traced as the callback will do it, with the optimizer. If it does not
 keep the memory in this way, the next one is taken.
 """
 
@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memsaving_gradients.analysis.fitting.arguments import checked_batch, checked_may, checked_model
+from memsaving_gradients.analysis.fitting.fit import Candidate, Fit
+from memsaving_gradients.analysis.fitting.rehearsal import Rehearsal, rehearse
+from memsaving_gradients.analysis.fitting.steps import Rung, Steps, bytes_of_specs
+from memsaving_gradients.analysis.fitting.variants import MAY, Variant, variants_of
 from memsaving_gradients.device import BATCHES, DeviceMemory
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError
-from memsaving_gradients.fitting.arguments import checked_batch, checked_may, checked_model
-from memsaving_gradients.fitting.fit import Candidate, Fit
-from memsaving_gradients.fitting.rehearsal import Rehearsal, rehearse
-from memsaving_gradients.fitting.steps import Rung, Steps, bytes_of_specs
-from memsaving_gradients.fitting.variants import MAY, Variant, variants_of
 from memsaving_gradients.training.microbatches.pieces import Cut
 from memsaving_gradients.units import exact_bytes, parse_bytes
 

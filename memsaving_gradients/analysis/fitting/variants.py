@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from memsaving_gradients.analysis.study import SOME
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.study import SOME
 
 __all__ = ["MAY", "Variant", "variants_of"]
 
@@ -61,7 +61,7 @@ def variants_of(
     ``skip``: whether what cannot be made is left out, and no error.
     """
     # Keras takes seconds to import.
-    from memsaving_gradients.fitting.precision import POLICY, in_lower_precision
+    from memsaving_gradients.analysis.fitting.precision import POLICY, in_lower_precision
     from memsaving_gradients.training.keras_models import holds_gradients, normalizes_batches
 
     normalized, held = normalizes_batches(model), holds_gradients(model.optimizer)

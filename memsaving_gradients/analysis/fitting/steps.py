@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from graph_tools.graph.capture import capture
 from graph_tools.tf_private import autodiff
+from memsaving_gradients.analysis.fitting.rehearsal import held_by_stalled
+from memsaving_gradients.analysis.fitting.variants import Variant
+from memsaving_gradients.analysis.study import Study
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, MemorySavingError
-from memsaving_gradients.fitting.rehearsal import held_by_stalled
-from memsaving_gradients.fitting.variants import Variant
-from memsaving_gradients.study import Study
 
 __all__ = ["Rung", "Steps", "bytes_of_specs"]
 
