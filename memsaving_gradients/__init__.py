@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if sys.argv[:1] == ["-m"]:
     # Run as a command, which reads what it is asked for, and puts TensorFlow's log aside, before TensorFlow is imported.
-    from memsaving_gradients.command import starting
+    from memsaving_gradients.cli import starting
 
     starting.if_command()
 

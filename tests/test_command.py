@@ -14,7 +14,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from memsaving_gradients.command import arguments, explaining, models, starting, targets
+from memsaving_gradients.cli import arguments, explaining, models, starting, targets
 from tests.fresh import FreshProcessError, fresh
 from tests.test_reports_page import Page
 

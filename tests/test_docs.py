@@ -20,7 +20,7 @@ import graph_tools
 import memsaving_gradients as ms
 from graph_tools.memory import measure
 from memsaving_gradients import errors, planners
-from memsaving_gradients.command.arguments import PROGRAM, parse
+from memsaving_gradients.cli.arguments import PROGRAM, parse
 from memsaving_gradients.engine.options import Options
 from tests.documented import PAGES, ROOT, Block, blocks
 from tests.fresh import fresh

@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import Any
 
-from memsaving_gradients.command.arguments import parse
+from memsaving_gradients.cli.arguments import parse
 
 __all__ = ["INTERRUPTED", "be_quiet", "if_command"]
 

@@ -20,9 +20,9 @@ from typing import Any
 from memsaving_gradients import errors, patching
 from memsaving_gradients.analysis.explain import explain
 from memsaving_gradients.analysis.study import function_of, specs_of
-from memsaving_gradients.command.arguments import PROGRAM, USAGE_ERROR, parse
-from memsaving_gradients.command.starting import INTERRUPTED, be_quiet
-from memsaving_gradients.command.targets import Target, cause, target_of
+from memsaving_gradients.cli.arguments import PROGRAM, USAGE_ERROR, parse
+from memsaving_gradients.cli.starting import INTERRUPTED, be_quiet
+from memsaving_gradients.cli.targets import Target, cause, target_of
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError, MemorySavingError

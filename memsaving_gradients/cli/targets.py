@@ -62,7 +62,7 @@ def target_of(options: argparse.Namespace) -> Target:
     # Keras takes seconds to import.
     import keras
 
-    from memsaving_gradients.command import models
+    from memsaving_gradients.cli import models
 
     if keras.backend.backend() != "tensorflow":
         raise ArgumentError(
