@@ -84,13 +84,13 @@ __version__ = "0.1.0"
 
 #: What is imported when it is asked for, and from where: a first step needs none of it, and Keras alone takes seconds.
 _LATE = {
-    "Explanation": "explanation",
-    "LargestBatch": "largest",
-    "explain": "explaining",
-    "fit_to": "fitting",
+    "Explanation": "reports.explanation",
+    "LargestBatch": "analysis.largest_batch",
+    "explain": "analysis.explain",
+    "fit_to": "analysis.fitting",
     "keras": "keras",
-    "largest_batch": "largest",
-    "microbatch": "microbatches",
+    "largest_batch": "analysis.largest_batch",
+    "microbatch": "training.microbatches",
     "testing": "testing",
 }
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from graph_tools.warn import warn
 from memsaving_gradients import patching
-from memsaving_gradients.device import RESERVE, DeviceMemory
+from memsaving_gradients.budget import RESERVE, DeviceMemory
 from memsaving_gradients.engine import graph_state, marks
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.replicas import per_replica

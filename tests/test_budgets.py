@@ -13,9 +13,9 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from benchmarks.models import small
 from graph_tools.memory.bfc_allocator import irregular_peaks
+from memsaving_gradients.budget import Goal, too_small
 from memsaving_gradients.engine.attempts import Following
 from memsaving_gradients.engine.site import Site
-from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Limits, Proposal, auto, budget_search, least_memory
 from memsaving_gradients.planners.budget_search import Meter, Search
 from memsaving_gradients.schedules.schedule import ordered

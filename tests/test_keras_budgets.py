@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from memsaving_gradients.device import DeviceMemory
+from memsaving_gradients.budget import DeviceMemory
 from tests.greedy import greedy
 
 MemorySavingGradients = ms.keras.MemorySavingGradients

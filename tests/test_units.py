@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memsaving_gradients.budget import UNITS, format_bytes, parse_budget, parse_bytes
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.units import UNITS, format_bytes, parse_budget, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,9 @@ from graph_tools.memory.measure import (
 )
 from memsaving_gradients import patching
 from memsaving_gradients.analysis.study import Study, asked, function_of
-from memsaving_gradients.device import DeviceMemory
+from memsaving_gradients.budget import DeviceMemory, exact_bytes, format_share, parse_bytes
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError
-from memsaving_gradients.units import exact_bytes, format_share, parse_bytes
 
 __all__ = ["LargestBatch", "largest_batch"]
 

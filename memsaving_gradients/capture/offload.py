@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from graph_tools.costs.links import measured_link
 from graph_tools.errors import GraphError
+from memsaving_gradients.budget import parse_bytes
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.units import parse_bytes
 
 __all__ = ["Offload"]
 

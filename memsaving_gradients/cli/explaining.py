@@ -20,6 +20,7 @@ from typing import Any
 from memsaving_gradients import errors, patching
 from memsaving_gradients.analysis.explain import explain
 from memsaving_gradients.analysis.study import function_of, specs_of
+from memsaving_gradients.budget import exact_bytes, parse_budget
 from memsaving_gradients.cli.arguments import PROGRAM, USAGE_ERROR, parse
 from memsaving_gradients.cli.starting import INTERRUPTED, be_quiet
 from memsaving_gradients.cli.targets import Target, cause, target_of
@@ -30,7 +31,6 @@ from memsaving_gradients.reports.explanation import Explanation
 from memsaving_gradients.reports.extras import needed
 from memsaving_gradients.reports.figures.drawing import check_folder, check_path
 from memsaving_gradients.reports.plan import Plan
-from memsaving_gradients.units import exact_bytes, parse_budget
 
 __all__ = ["main"]
 

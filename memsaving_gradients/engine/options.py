@@ -12,14 +12,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from memsaving_gradients.budget import DeviceMemory, parse_budget
 from memsaving_gradients.capture.encodings import ENCODINGS
 from memsaving_gradients.capture.offload import Offload
-from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import PLANNERS
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.transforms.loops.selection import WAYS
-from memsaving_gradients.units import parse_budget
 
 __all__ = ["ATTENTION", "ENCODE", "MODES", "Options", "check_one_of"]
 

@@ -12,10 +12,10 @@ import tensorflow as tf
 from graph_tools.errors import GraphError
 from graph_tools.memory.liveness import timeline
 from graph_tools.warn import warn
+from memsaving_gradients.budget import DeviceMemory, Goal, exact_bytes, format_bytes, format_share
 from memsaving_gradients.capture.fingerprint import fingerprint
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.capture.unknown_sizes import check_known
-from memsaving_gradients.device import DeviceMemory
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.site import Site, Sought
@@ -26,7 +26,6 @@ from memsaving_gradients.errors import (
     PlanningStoppedWarning,
     PlanNote,
 )
-from memsaving_gradients.goal import Goal
 from memsaving_gradients.planners import (
     Limits,
     Proposal,
@@ -53,7 +52,6 @@ from memsaving_gradients.schedules.schedule import Schedule, ordered, plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.schedules.storage import OFFLOAD
 from memsaving_gradients.schedules.validation import problem_of
-from memsaving_gradients.units import exact_bytes, format_bytes, format_share
 
 __all__ = [
     "LIMITED",

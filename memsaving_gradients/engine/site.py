@@ -19,12 +19,12 @@ from graph_tools.memory.peak_tensors import with_names
 from graph_tools.memory.timeline import Part
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import autodiff, graphs
+from memsaving_gradients.budget import Goal
 from memsaving_gradients.capture.storable import with_storable
 from memsaving_gradients.capture.training_step import CapturedStep, capture_step
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.goal import Goal
 from memsaving_gradients.planners.budget_search import FLOORS, Search
 from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.schedules.schedule import plain

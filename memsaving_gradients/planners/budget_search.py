@@ -25,8 +25,8 @@ import numpy as np
 
 from graph_tools.memory.bfc_allocator import allocated_peak, irregular_peaks
 from graph_tools.memory.timeline import Timeline
+from memsaving_gradients.budget import Goal, too_small
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.goal import Goal, too_small
 from memsaving_gradients.planners import Improve, Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bounds.integer import SHALLOW, bound_within
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memsaving_gradients.units import format_share
+from memsaving_gradients.budget import format_share
 
 if TYPE_CHECKING:
     from memsaving_gradients.reports.plan import Decision, Plan

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from memsaving_gradients.budget import exact_bytes, format_bytes, format_share, parse_budget
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.reports.plan_text import below_here, columns, common_scope, shorten
-from memsaving_gradients.units import exact_bytes, format_bytes, format_share, parse_budget
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,12 +13,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
 from memsaving_gradients.reports import figures
 from memsaving_gradients.reports.figures import explanation_figure, plan_figure
 from memsaving_gradients.reports.figures.drawing import check_folder
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.reports.plan_text import below_here
-from memsaving_gradients.units import exact_bytes, format_bytes, format_share
 
 if TYPE_CHECKING:
     from memsaving_gradients.reports.explanation import Explanation

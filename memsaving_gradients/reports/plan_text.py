@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memsaving_gradients.units import exact_bytes, format_bytes, format_share
+from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
 
 if TYPE_CHECKING:
     from memsaving_gradients.reports.plan import Plan

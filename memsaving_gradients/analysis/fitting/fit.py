@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memsaving_gradients.device import DeviceMemory
+from memsaving_gradients.budget import DeviceMemory, exact_bytes, format_bytes, format_share
 from memsaving_gradients.reports.plan_text import columns
-from memsaving_gradients.units import exact_bytes, format_bytes, format_share
 
 __all__ = ["Candidate", "Fit"]
 

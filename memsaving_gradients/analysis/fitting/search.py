@@ -21,11 +21,10 @@ from memsaving_gradients.analysis.fitting.fit import Candidate, Fit
 from memsaving_gradients.analysis.fitting.rehearsal import Rehearsal, rehearse
 from memsaving_gradients.analysis.fitting.steps import Rung, Steps, bytes_of_specs
 from memsaving_gradients.analysis.fitting.variants import MAY, Variant, variants_of
-from memsaving_gradients.device import BATCHES, DeviceMemory
+from memsaving_gradients.budget import BATCHES, DeviceMemory, exact_bytes, parse_bytes
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from memsaving_gradients.training.microbatches.pieces import Cut
-from memsaving_gradients.units import exact_bytes, parse_bytes
 
 __all__ = ["MAY", "fit_to"]
 

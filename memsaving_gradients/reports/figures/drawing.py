@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memsaving_gradients.budget import format_bytes
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.reports.extras import needed
 from memsaving_gradients.reports.plan_text import shorten
-from memsaving_gradients.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from memsaving_gradients.budget import format_bytes, format_share
 from memsaving_gradients.reports.figures.drawing import (
     COLORS,
     Bar,
@@ -17,7 +18,6 @@ from memsaving_gradients.reports.figures.drawing import (
     unit_for,
 )
 from memsaving_gradients.reports.plan_text import common_scope
-from memsaving_gradients.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

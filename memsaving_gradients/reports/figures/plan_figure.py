@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memsaving_gradients.budget import format_bytes, format_share
 from memsaving_gradients.reports.figures.drawing import (
     COLORS,
     Bar,
@@ -20,7 +21,6 @@ from memsaving_gradients.reports.figures.drawing import (
     unit_for,
 )
 from memsaving_gradients.reports.plan_text import common_scope
-from memsaving_gradients.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

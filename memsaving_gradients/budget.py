@@ -1,0 +1,298 @@
+"""Budgets: bytes as people write them, what a device's memory leaves for a step, and the error that names the least budget that works.
+
+A budget is an int (bytes), a string such as ``"2GiB"``, or a share of what plain training takes. GB is 10⁹ bytes and GiB is 2³⁰, as the
+standards (SI, IEC 80000-13) have it and memory vendors do not: a card of "80 GB" holds about 80 GiB. Case does not matter, except that a
+small b after a capital letter may mean bits ("2 Gb").
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memsaving_gradients.errors import ArgumentError, BudgetError
+
+__all__ = [
+    "RESERVE",
+    "UNITS",
+    "DeviceMemory",
+    "Goal",
+    "exact_bytes",
+    "format_bytes",
+    "format_share",
+    "parse_budget",
+    "parse_bytes",
+    "too_small",
+]
+
+#: Bytes of each unit.
+UNITS = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
+}
+
+#: More bytes than this are a mistake.
+MOST = 2**100
+
+_BY_LOWER = {unit.lower(): size for unit, size in UNITS.items()}
+_WHOLE = r"\d{1,3}(?:,\d{3})+|\d[\d_]*"
+_WRITTEN = re.compile(rf"\s*([+-]?(?:(?:{_WHOLE})\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.I)
+_ACCEPTED = (
+    f"give an int (bytes) or a string with one of the units {', '.join(UNITS)}, such as '2GiB'"
+)
+_SHARE = ", or a float in (0, 1]: a fraction of what plain training takes"
+
+
+def parse_budget(value: Any, argument: str = "budget") -> int | float:
+    """A budget as an int of bytes, or as a float in (0, 1], a fraction of what plain training takes.
+
+    Raises
+    ------
+    ArgumentError
+        For what is no budget; ``argument`` is the name to give in it.
+
+    Examples
+    --------
+    >>> parse_budget("1.5 GiB"), parse_budget("2GB"), parse_budget(4096), parse_budget(0.5)
+    (1610612736, 2000000000, 4096, 0.5)
+    >>> parse_budget("2 gigs")
+    Traceback (most recent call last):
+        ...
+    memsaving_gradients.errors.ArgumentError: budget='2 gigs': unknown unit 'gigs'; give an int (bytes) or a string with \
+one of the units B, kB, MB, GB, TB, KiB, MiB, GiB, TiB, such as '2GiB', or a float in (0, 1]: a fraction of what plain \
+training takes
+    """
+    if isinstance(value, (float, np.floating)):
+        return _share(float(value), argument)
+    return _bytes(value, argument, _ACCEPTED + _SHARE)
+
+
+def parse_bytes(value: Any, argument: str) -> int:
+    """An int of bytes from an int or a string with a unit.
+
+    Examples
+    --------
+    >>> parse_bytes("80 GiB", "device_memory")
+    85899345920
+    """
+    return _bytes(value, argument, _ACCEPTED)
+
+
+def _share(value: float, argument: str) -> float:
+    if 0 < value <= 1:
+        return value
+    if math.isnan(value):
+        problem = "is not a number; " + _ACCEPTED + _SHARE
+    elif value <= 0:
+        problem = "is not positive; " + _ACCEPTED + _SHARE
+    else:
+        problem = (
+            "a float is a fraction of what plain training takes and at most 1; for bytes, give an int"
+            + (f": {int(value)}" if math.isfinite(value) else "")
+            + ", or a string with a unit such as '2GiB'"
+        )
+    raise ArgumentError(argument, value, problem)
+
+
+def _bytes(value: Any, argument: str, accepted: str) -> int:
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        found = int(value)
+    elif isinstance(value, str):
+        found = _written(value, argument, accepted)
+    else:
+        raise ArgumentError(argument, value, accepted)
+    if found <= 0:
+        raise ArgumentError(argument, value, f"is not positive; {accepted}")
+    if found > MOST:
+        raise ArgumentError(argument, value, f"is more than any memory; {accepted}")
+    return found
+
+
+def _written(text: str, argument: str, accepted: str) -> int:
+    match = _WRITTEN.fullmatch(text)
+    if match is None:
+        decimal = "a decimal comma is not read, write a point; " if "," in text else ""
+        raise ArgumentError(argument, text, f"is no number with a unit; {decimal}{accepted}")
+    number, unit = match.groups()
+    if not unit:
+        raise ArgumentError(argument, text, f"has no unit; {accepted}")
+    if (unit.endswith("b") and unit != unit.lower()) or unit == "b":
+        raise ArgumentError(
+            argument, text, f"{unit!r} may mean bits; for bytes write B; {accepted}"
+        )
+    if unit.lower() not in _BY_LOWER:
+        raise ArgumentError(argument, text, f"unknown unit {unit!r}; {accepted}")
+    size = float(number.replace(",", "").replace("_", "")) * _BY_LOWER[unit.lower()]
+    if not math.isfinite(size):
+        raise ArgumentError(argument, text, f"is too large; {accepted}")
+    return int(size)
+
+
+def format_bytes(size: float) -> str:
+    """Bytes for people, in binary units.
+
+    Examples
+    --------
+    >>> format_bytes(999), format_bytes(2**30), format_bytes(1_800_000)
+    ('999 B', '1.00 GiB', '1.72 MiB')
+    """
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(size) >= 1024**power:
+            return f"{size / 1024**power:.2f} {unit}"
+    return f"{size:.0f} B"
+
+
+def exact_bytes(size: int) -> str:
+    """Bytes, exactly and to be read.
+
+    Examples
+    --------
+    >>> exact_bytes(3_145_728)
+    '3,145,728 bytes (3.00 MiB)'
+    """
+    return f"{size:,} bytes ({format_bytes(size)})"
+
+
+def format_share(share: float, digits: int = 0) -> str:
+    """A share for people, in percent.
+
+    Examples
+    --------
+    >>> format_share(0.583), format_share(0.0125, 1)
+    ('58 %', '1.2 %')
+    """
+    return f"{100 * share:.{digits}f} %"
+
+
+RESERVE = 1 / 20
+"""Of a device's memory, the share that is not planned with: metrics, libraries, holes between chunks; inputs, where they are not known."""
+#: Batches that are there at a time: the one in use, and the one that is fetched meanwhile.
+BATCHES = 2
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of a device, and what is taken of it before a step begins.
+
+    Attributes
+    ----------
+    value
+        As the user wrote it.
+    weights, slots
+        Bytes of the model's variables, and of the optimizer's.
+    buffers
+        Bytes of the gradients that microbatches are added up in.
+    inputs
+        Bytes of the batches that are there at a time (`BATCHES`); 0: they are not known, and left to the reserve.
+
+    Examples
+    --------
+    >>> device = DeviceMemory("1 MB", weights=200_000, slots=400_000)
+    >>> device.left
+    350000
+    >>> device.enough_for(400_000)
+    1052631
+    """
+
+    value: int | str
+    weights: int = 0
+    slots: int = 0
+    buffers: int = 0
+    inputs: int = 0
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.value, "device_memory")
+
+    @property
+    def whole(self) -> int:
+        """All of it, bytes."""
+        return parse_bytes(self.value, "device_memory")
+
+    @property
+    def left(self) -> int:
+        """What a step may take, bytes; not positive: nothing."""
+        return _left(self.whole, self._taken)
+
+    @property
+    def _taken(self) -> int:
+        return self.weights + self.slots + self.buffers + self.inputs
+
+    def enough_for(self, budget: int) -> int:
+        """The least memory of a device that leaves ``budget`` bytes."""
+        whole = int((budget + self._taken) / (1 - RESERVE)) - 2
+        while _left(whole, self._taken) < budget:
+            whole += 1
+        return whole
+
+    @property
+    def taken(self) -> str:
+        """What is taken, in words."""
+        buffers = f"a buffer of gradients {exact_bytes(self.buffers)}, " if self.buffers else ""
+        inputs = f"the batch and the next one {exact_bytes(self.inputs)}, " if self.inputs else ""
+        return (
+            f"the model's variables take {exact_bytes(self.weights)}, the optimizer's {exact_bytes(self.slots)}, {buffers}{inputs}and "
+            f"{exact_bytes(int(self.whole * RESERVE))} are kept in reserve"
+        )
+
+    def __str__(self) -> str:
+        return f"device_memory={self.value!r}"
+
+
+def _left(whole: int, taken: int) -> int:
+    return whole - int(whole * RESERVE) - taken
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A budget, as it is to be kept and as it was asked for.
+
+    Attributes
+    ----------
+    budget
+        Bytes in chunks.
+    plain_need
+        What plain training may need of them.
+    base
+        What fractions are of: `plain_bytes`.
+    value
+        The budget as the user wrote it; a `DeviceMemory`, if it is what that leaves.
+    """
+
+    budget: int
+    plain_need: int
+    base: int
+    value: object
+
+
+def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
+    """The error for a budget below ``least``, which is the least that works, or that was found so far."""
+    base, value = goal.base, goal.value
+    fraction = min(1.0, math.ceil(least / base * 10_000) / 10_000)
+    while fraction < 1 and int(fraction * base) < least:
+        fraction = min(1.0, round(fraction + 0.0001, 4))
+    of_plain = f"{fraction:g} of the {base:,} bytes of plain training"
+    if least > base:
+        of_plain = f"as much as plain training, which needs {base:,} or more (budget=1.0)"
+    because, which = "no plan that fits was found", "that works is"
+    if stopped:
+        because = f"planning was {'interrupted' if stopped == 'interrupted' else 'stopped, out of time'}, and no plan so far fits"
+        which = "that was found so far is"
+    if isinstance(value, DeviceMemory):
+        device, whole = value, value.enough_for(least)
+        argument, value = "device_memory", value.value
+        problem = (
+            f"{because}: {device.taken}, which leaves {exact_bytes(goal.budget)} for a step; the "
+            f"least device memory {which} {exact_bytes(whole)}, of which a step gets {least:,} "
+            f"({format_bytes(least)}), {of_plain}"
+        )
+    else:
+        argument, asked = "budget", "" if value == goal.budget else f" ({goal.budget:,} bytes)"
+        problem = f"{because}{asked}; the least budget {which} {exact_bytes(least)}, {of_plain}"
+    return BudgetError(
+        argument, value, f"{problem}; give that, or a smaller batch", goal.budget, least, fraction
+    )
