@@ -6,12 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memsaving_gradients.budget import format_share
-
-if TYPE_CHECKING:
-    from memsaving_gradients.reports.plan import Decision, Plan
+from memsaving_gradients.reports.plan_values import Decision, PlanValues
 
 __all__ = ["Comparison"]
 
@@ -47,8 +45,8 @@ class Comparison:
     ...
     """
 
-    first: Plan
-    second: Plan
+    first: PlanValues
+    second: PlanValues
 
     @property
     def pairs(self) -> tuple[tuple[Decision | None, Decision | None], ...]:
@@ -78,7 +76,7 @@ class Comparison:
     def rows(self) -> tuple[tuple[str, str, str], ...]:
         """The lines of the table: what, of the first plan, of the second."""
 
-        def of(plan: Plan) -> dict[str, Any]:
+        def of(plan: PlanValues) -> dict[str, Any]:
             fates: Counter[str] = Counter()
             for decision in plan.decisions:
                 fates[decision.fate] += decision.bytes

@@ -6,13 +6,13 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.reports.explanation_values import ExplanationValues
 from memsaving_gradients.reports.extras import needed
+from memsaving_gradients.reports.plan_values import PlanValues
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from memsaving_gradients.reports.explanation import Explanation
-    from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["OF", "of_explanation", "of_plan"]
 
@@ -24,12 +24,12 @@ _CURVE = ("budget", "share", "extra_time", "lower_bound", "clones")
 _LAYERS = ("name", "bytes", "source")
 
 
-def of_plan(plan: Plan) -> pd.DataFrame:
+def of_plan(plan: PlanValues) -> pd.DataFrame:
     """A row for each decision."""
     return _frame("Plan.to_dataframe", plan.decisions, _PLAN)
 
 
-def of_explanation(explanation: Explanation, of: str = "curve") -> pd.DataFrame:
+def of_explanation(explanation: ExplanationValues, of: str = "curve") -> pd.DataFrame:
     """A row for each budget, layer or part."""
     purpose = "Explanation.to_dataframe"
     if of == "curve":

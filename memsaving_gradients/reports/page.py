@@ -11,17 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
 from memsaving_gradients.reports import figures
+from memsaving_gradients.reports.explanation_values import ExplanationValues
 from memsaving_gradients.reports.figures import explanation_figure, plan_figure
 from memsaving_gradients.reports.figures.drawing import check_folder
-from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.reports.plan_text import below_here
-
-if TYPE_CHECKING:
-    from memsaving_gradients.reports.explanation import Explanation
+from memsaving_gradients.reports.plan_values import PlanValues
 
 __all__ = ["html", "save"]
 
@@ -75,16 +72,18 @@ for (const button of document.querySelectorAll("th button")) {
 """
 
 
-def save(path: str | os.PathLike[str], *reports: Plan | Explanation, title: str = "") -> None:
+def save(
+    path: str | os.PathLike[str], *reports: PlanValues | ExplanationValues, title: str = ""
+) -> None:
     """Write a page with plans and explanations, one after the other."""
     target = check_folder(Path(path), "path")
     target.write_text(html(*reports, title=title), encoding="utf-8")
 
 
-def html(*reports: Plan | Explanation, title: str = "") -> str:
+def html(*reports: PlanValues | ExplanationValues, title: str = "") -> str:
     """The page as a text."""
     sections = "\n".join(
-        _of_plan(report) if isinstance(report, Plan) else _of_explanation(report)
+        _of_plan(report) if isinstance(report, PlanValues) else _of_explanation(report)
         for report in reports
     )
     shown = escape(title or "Memory of a training step")
@@ -96,7 +95,7 @@ def html(*reports: Plan | Explanation, title: str = "") -> str:
     )
 
 
-def _of_plan(plan: Plan) -> str:
+def _of_plan(plan: PlanValues) -> str:
     cards = [
         ("with this plan", format_bytes(plan.allocated), f"{plan.allocated:,} bytes"),
         ("plain training", format_bytes(plan.allocated_plain), f"{plan.allocated_plain:,} bytes"),
@@ -144,7 +143,7 @@ def _of_plan(plan: Plan) -> str:
     )
 
 
-def _of_explanation(explanation: Explanation) -> str:
+def _of_explanation(explanation: ExplanationValues) -> str:
     least, parts = explanation.least, explanation.parts
     whole = max(parts.total, 1)
     cards = [
@@ -209,7 +208,7 @@ def _cards(cards: Iterable[tuple[str, str, str]]) -> str:
     return f'<dl class="cards">\n{shown}\n</dl>'
 
 
-def _figure(report: Plan | Explanation, label: str) -> str:
+def _figure(report: PlanValues | ExplanationValues, label: str) -> str:
     drawn = figures.as_svg(report, f"{type(report).__name__}.save_html")
     labeled = drawn.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
     return f"<figure>\n{labeled}</figure>"

@@ -3,68 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
-from graph_tools.memory.timeline import Alive
-from memsaving_gradients.capture.fingerprint import Fingerprint
-from memsaving_gradients.errors import PlanError
-from memsaving_gradients.planners.budget_search import chunk_bytes, plain_bytes
-from memsaving_gradients.reports import plan_file, plan_text
+from memsaving_gradients.reports import figures, frames, page, plan_file, plan_text
 from memsaving_gradients.reports.comparison import Comparison
-from memsaving_gradients.schedules.schedule import Schedule
-from memsaving_gradients.schedules.simulate import Simulation
-from memsaving_gradients.transforms.loops.checkpoint_positions import Replayed
+from memsaving_gradients.reports.plan_values import Decision as Decision
+from memsaving_gradients.reports.plan_values import PlanValues
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["Alive", "Comparison", "Decision", "Fate", "Plan"]
-
-Fate = Literal["keep", "recompute", "offload", "encode"]
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The fate of one residual, or of a tensor that is kept to recompute residuals from.
-
-    Attributes
-    ----------
-    tensor
-        Name of the tensor.
-    bytes
-        Bytes of its buffer.
-    fate
-        What the plan does with it.
-    reason
-        Why, in a phrase.
-    op_type
-        Type of the op that makes it.
-    source
-        The line of the user's program that made it (``file:line``), or an empty string.
-    """
-
-    tensor: str
-    bytes: int
-    fate: Fate
-    reason: str
-    op_type: str
-    source: str
-
-    @property
-    def layer(self) -> str:
-        """The name scope of the tensor: the layer, in a Keras model."""
-        scope, _, _ = self.tensor.rpartition("/")
-        return scope
+__all__ = ["Decision", "Plan"]
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class Plan(PlanValues):
     """The plan behind one gradient computation.
 
     Attributes
@@ -130,37 +85,6 @@ class Plan:
         The file that it was read from, or an empty string.
     """
 
-    mode: str
-    decisions: tuple[Decision, ...]
-    peak_plain: int
-    peak: int
-    extra_time: float
-    clones: int
-    checkpoints: tuple[str, ...]
-    gating: str
-    planner: str = ""
-    budget: int | None = None
-    planned_for: int | None = None
-    lower_bound: float = 0.0
-    optimal: bool = False
-    complete: bool = True
-    packed: bool = False
-    loops: str = ""
-    replayed: tuple[Replayed, ...] = field(default=(), compare=False)
-    attention: tuple[str, ...] = ()
-    attention_kept: tuple[tuple[str, str], ...] = ()
-    schedule: Schedule | None = field(default=None, compare=False)
-    reasons: Mapping[int, str] = field(default_factory=dict, compare=False)
-    fingerprint: Fingerprint | None = None
-    simulation_plain: Simulation | None = field(default=None, compare=False)
-    simulation: Simulation | None = field(default=None, compare=False)
-    activations_plain: int = 0
-    activations: int = 0
-    chunks: tuple[int, int] | None = field(default=None, compare=False)
-    whole_step: int | None = field(default=None, compare=False)
-    assumed_batch: int | None = None
-    file: str = field(default="", compare=False)
-
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan that `save` wrote.
@@ -170,7 +94,7 @@ class Plan:
         PlanError
             If the file cannot be read, is damaged or is no plan.
         """
-        return plan_file.load(path)
+        return plan_file.load(path, cls)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a JSON file, to be applied to the same graph in another process: ``gradients(..., plan=path)``.
@@ -208,8 +132,6 @@ class Plan:
         MissingExtraError
             Without pandas.
         """
-        from memsaving_gradients.reports import frames
-
         return frames.of_plan(self)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
@@ -232,8 +154,6 @@ class Plan:
         ArgumentError
             If ``path`` has another ending, or there is no such folder.
         """
-        from memsaving_gradients.reports import figures
-
         return figures.plot(self, path)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
@@ -246,81 +166,10 @@ class Plan:
         ArgumentError
             If there is no folder for ``path``.
         """
-        from memsaving_gradients.reports import page
-
         page.save(path, self)
-
-    @property
-    def allocated_plain(self) -> int:
-        """What plain training takes in the chunks of TensorFlow's BFC allocator: the figure that fractions are of.
-
-        Chunks are larger than the buffers in them, by how much is chance: this is the least. A step as it runs may take a few
-        hundredths more. XLA takes one buffer for a whole program.
-        """
-        if self.chunks is not None:
-            return self.chunks[0]
-        return plain_bytes(_simulated(self, self.simulation_plain), self.gating)
-
-    @property
-    def allocated(self) -> int:
-        """What this plan takes in the allocator's chunks, on average; a budget is kept with a share left to chance above it."""
-        if self.chunks is not None:
-            return self.chunks[1]
-        return chunk_bytes(_simulated(self, self.simulation), self.gating)
-
-    @property
-    def slack(self) -> int | None:
-        """Bytes of the budget that are left, or ``None`` without a budget."""
-        return None if self.budget is None else self.budget - self.allocated
-
-    @property
-    def gap(self) -> float:
-        """How much more extra time than the lower bound the plan takes at most, as a fraction of the plain step's time."""
-        return max(0.0, self.extra_time - self.lower_bound)
-
-    @property
-    def timeline_plain(self) -> npt.NDArray[np.int64]:
-        """Simulated bytes alive at every op of plain training."""
-        return _simulated(self, self.simulation_plain).bytes_alive
-
-    @property
-    def timeline(self) -> npt.NDArray[np.int64]:
-        """Simulated bytes alive at every op with this plan, clones included."""
-        return _simulated(self, self.simulation).bytes_alive
-
-    @property
-    def at_peak(self) -> tuple[Alive, ...]:
-        """The largest buffers that are alive when a step with this plan takes most, largest first; two dozen at most."""
-        return _simulated(self, self.simulation).largest
-
-    @property
-    def kept(self) -> tuple[Decision, ...]:
-        """Residuals that stay."""
-        return tuple(d for d in self.decisions if d.fate == "keep")
-
-    @property
-    def recomputed(self) -> tuple[Decision, ...]:
-        """Residuals that are computed again."""
-        return tuple(d for d in self.decisions if d.fate == "recompute")
-
-    @property
-    def stored(self) -> tuple[Decision, ...]:
-        """Residuals that are encoded, or offloaded."""
-        return tuple(d for d in self.decisions if d.fate in ("encode", "offload"))
 
     def __repr__(self) -> str:
         return f"<Plan {plan_text.brief(self)}>"
 
     def __str__(self) -> str:
         return plan_text.text(self)
-
-
-def _simulated(plan: Plan, simulation: Simulation | None) -> Simulation:
-    if simulation is None:
-        raise PlanError(
-            "plan",
-            plan.file or plan.planner or plan.mode,
-            "was read from a file, which has no timelines; apply it (gradients(..., plan=...)) and ask "
-            "memsaving_gradients.plans for the one that was used",
-        )
-    return simulation

@@ -12,17 +12,17 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from memsaving_gradients.capture.fingerprint import Fingerprint
 from memsaving_gradients.errors import PlanError
+from memsaving_gradients.reports.plan_values import Decision, PlanValues
 from memsaving_gradients.schedules.schedule import LAG, Schedule, Step
 from memsaving_gradients.schedules.storage import Stored
 
-if TYPE_CHECKING:
-    from memsaving_gradients.reports.plan import Plan
-
 __all__ = ["load", "packed_steps", "save", "unpacked_steps"]
+
+AnyPlan = TypeVar("AnyPlan", bound=PlanValues)
 
 FORMAT = "memsaving_gradients plan"
 VERSION = 1
@@ -33,7 +33,7 @@ _PLAIN = (
 ).split()
 
 
-def save(plan: Plan, path: str | os.PathLike[str]) -> None:
+def save(plan: PlanValues, path: str | os.PathLike[str]) -> None:
     """Write ``plan`` to a file; an older one is replaced only when the new one is complete."""
     body = _body(plan)
     text = json.dumps(
@@ -46,8 +46,8 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     partial.replace(target)
 
 
-def load(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan.
+def load(path: str | os.PathLike[str], make: type[AnyPlan]) -> AnyPlan:
+    """Read a plan, as an instance of ``make``.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
             "plan", shown, "is damaged: its checksum is wrong; save it again with Plan.save(path)"
         )
     try:
-        return _plan(dict(body), str(shown))
+        return _plan(dict(body), str(shown), make)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise PlanError(
             "plan", shown, f"is damaged: {error!r}; save it again with Plan.save(path)"
@@ -92,7 +92,7 @@ def _checksum(body: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _body(plan: Plan) -> dict[str, Any]:
+def _body(plan: PlanValues) -> dict[str, Any]:
     mark = plan.fingerprint
     if mark is None or plan.schedule is None:
         raise PlanError("plan", plan, "was not made for a graph and cannot be saved")
@@ -124,13 +124,12 @@ def _body(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _plan(body: dict[str, Any], file: str) -> Plan:
-    from memsaving_gradients.reports.plan import Decision, Plan
+def _plan(body: dict[str, Any], file: str, make: type[AnyPlan]) -> AnyPlan:
 
     graph = body["graph"]
     attention, attention_kept = body.get("attention", ((), ()))
     activations_plain, activations = body.get("activations", (0, 0))
-    return Plan(
+    return make(
         **{name: body[name] for name in _PLAIN},
         file=file,
         assumed_batch=body.get("assumed_batch"),

@@ -6,12 +6,9 @@ import itertools
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
-
-if TYPE_CHECKING:
-    from memsaving_gradients.reports.plan import Plan
+from memsaving_gradients.reports.plan_values import PlanValues
 
 __all__ = ["below_here", "brief", "columns", "common_scope", "natural", "shorten", "text"]
 
@@ -21,7 +18,7 @@ MOST_LINES = 20
 NAME_WIDTH = 48
 
 
-def text(plan: Plan) -> str:
+def text(plan: PlanValues) -> str:
     """The whole plan, for people to read."""
     loops = [f"loop replayed: {loop}" for loop in plan.replayed]
     return "\n".join(
@@ -36,7 +33,7 @@ def text(plan: Plan) -> str:
     )
 
 
-def _attention(plan: Plan) -> list[str]:
+def _attention(plan: PlanValues) -> list[str]:
     """What became of attention that was found."""
     said = []
     if plan.attention:
@@ -44,7 +41,7 @@ def _attention(plan: Plan) -> list[str]:
     return said + [f"attention kept: {name}: {why}" for name, why in plan.attention_kept]
 
 
-def brief(plan: Plan) -> str:
+def brief(plan: PlanValues) -> str:
     """The plan in a few words."""
     return (
         f"{plan.mode!r}: {format_bytes(plan.allocated)} of {format_bytes(plan.allocated_plain)}, "
@@ -52,7 +49,7 @@ def brief(plan: Plan) -> str:
     )
 
 
-def _headline(plan: Plan) -> str:
+def _headline(plan: PlanValues) -> str:
     where = "in one buffer of XLA" if plan.gating == "data" else "in the allocator's chunks"
     did = f"extra time about {format_share(plan.extra_time)}, {plan.clones:,} ops run again"
     stored = plan.schedule.stored if plan.schedule is not None else {}
@@ -64,7 +61,7 @@ def _headline(plan: Plan) -> str:
     )
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: PlanValues) -> str:
     if plan.mode == "planner":
         return f"planner {plan.planner!r}, no limit"
     if plan.mode == "slowdown":
@@ -75,7 +72,7 @@ def _title(plan: Plan) -> str:
     return f"plan {plan.mode!r}"
 
 
-def _limits(plan: Plan) -> list[str]:
+def _limits(plan: PlanValues) -> list[str]:
     """What is to say of a budget and of the planner's certainty."""
     said = []
     if plan.budget is not None:
@@ -95,7 +92,7 @@ def _limits(plan: Plan) -> list[str]:
     return ["; ".join(said)] if said and limited else []
 
 
-def _budget(plan: Plan, budget: int) -> str:
+def _budget(plan: PlanValues, budget: int) -> str:
     left = budget - plan.allocated
     kept = f"{left:,} left" if left >= 0 else f"NOT KEPT, {-left:,} over"
     if plan.whole_step is not None:
@@ -106,7 +103,7 @@ def _budget(plan: Plan, budget: int) -> str:
     return f"budget {budget:,} bytes ({format_bytes(budget)}{of_plain}): {kept}"
 
 
-def _requested(plan: Plan) -> str:
+def _requested(plan: PlanValues) -> str:
     known = plan.assumed_batch is None
     batch = "" if known else f"; for a batch of {plan.assumed_batch}, assumed: give batch_size="
     return (
@@ -115,7 +112,7 @@ def _requested(plan: Plan) -> str:
     )
 
 
-def _table(plan: Plan) -> list[str]:
+def _table(plan: PlanValues) -> list[str]:
     kept, again = plan.kept, plan.recomputed
     lines = [
         f"kept {len(kept)} residuals of {sum(d.bytes for d in kept):,} bytes, "

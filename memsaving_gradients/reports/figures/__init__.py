@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from memsaving_gradients.reports.explanation_values import ExplanationValues
 from memsaving_gradients.reports.figures import explanation_figure, plan_figure
 from memsaving_gradients.reports.figures.drawing import INK, check_path, styled, svg, write
-from memsaving_gradients.reports.plan import Plan
+from memsaving_gradients.reports.plan_values import PlanValues
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from memsaving_gradients.reports.explanation import Explanation
 
 __all__ = ["as_svg", "plot"]
 
 
-def plot(report: Plan | Explanation, path: str | os.PathLike[str] | None = None) -> Figure:
+def plot(
+    report: PlanValues | ExplanationValues, path: str | os.PathLike[str] | None = None
+) -> Figure:
     """The figure of a plan or an explanation, written to ``path`` if there is one."""
     target = None if path is None else check_path(path)
     with styled(f"{type(report).__name__}.plot"):
@@ -27,7 +29,7 @@ def plot(report: Plan | Explanation, path: str | os.PathLike[str] | None = None)
     return drawn
 
 
-def as_svg(report: Plan | Explanation, purpose: str) -> str:
+def as_svg(report: PlanValues | ExplanationValues, purpose: str) -> str:
     """The same as part of a page, which has a headline of its own."""
     with styled(purpose, INK):
         drawn = _drawn(report)
@@ -35,7 +37,7 @@ def as_svg(report: Plan | Explanation, purpose: str) -> str:
         return svg(drawn)
 
 
-def _drawn(report: Plan | Explanation) -> Figure:
-    if isinstance(report, Plan):
+def _drawn(report: PlanValues | ExplanationValues) -> Figure:
+    if isinstance(report, PlanValues):
         return plan_figure.figure(report)
     return explanation_figure.figure(report)

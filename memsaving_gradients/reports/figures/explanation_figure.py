@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from memsaving_gradients.budget import format_bytes, format_share
+from memsaving_gradients.reports.explanation_values import ExplanationValues
 from memsaving_gradients.reports.figures.drawing import (
     COLORS,
     Bar,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from memsaving_gradients.reports.explanation import Explanation
 
 __all__ = ["figure", "headline"]
 
@@ -34,7 +34,7 @@ FAR = 8
 ORDER = ("activations", "temporaries", "gradients", "parameters", "slots")
 
 
-def figure(explanation: Explanation) -> Figure:
+def figure(explanation: ExplanationValues) -> Figure:
     """Draw an explanation; to be called within `drawing.styled`."""
     shown = max(min(len(explanation.layers), MOST_LAYERS), len(ORDER))
     below = 1.2 + 0.26 * shown
@@ -48,7 +48,7 @@ def figure(explanation: Explanation) -> Figure:
     return drawn
 
 
-def headline(explanation: Explanation) -> str:
+def headline(explanation: ExplanationValues) -> str:
     """The explanation in a line."""
     least = explanation.least
     return (
@@ -57,7 +57,7 @@ def headline(explanation: Explanation) -> str:
     )
 
 
-def _draw_curve(axes: Axes, explanation: Explanation) -> None:
+def _draw_curve(axes: Axes, explanation: ExplanationValues) -> None:
     curve = explanation.curve
     budgets = [point.budget for point in curve]
     times = [100 * point.extra_time for point in curve]
@@ -114,7 +114,7 @@ def _ceiling(times: list[float]) -> float:
     return 1.6 * others if len(times) > 1 and highest > FAR * others else 1.15 * highest
 
 
-def _draw_parts(axes: Axes, explanation: Explanation) -> None:
+def _draw_parts(axes: Axes, explanation: ExplanationValues) -> None:
     parts = explanation.parts
     sizes = {field.name: getattr(parts, field.name) for field in fields(parts)}
     bars: list[Bar] = [
@@ -126,7 +126,7 @@ def _draw_parts(axes: Axes, explanation: Explanation) -> None:
     axes.set_title(f"At the peak: {format_bytes(parts.total)}")
 
 
-def _draw_layers(axes: Axes, explanation: Explanation) -> None:
+def _draw_layers(axes: Axes, explanation: ExplanationValues) -> None:
     layers = explanation.layers
     scope = common_scope([f"{layer.name}/" for layer in layers])
     whole = sum(layer.bytes for layer in layers)

@@ -21,12 +21,12 @@ from memsaving_gradients.reports.figures.drawing import (
     unit_for,
 )
 from memsaving_gradients.reports.plan_text import common_scope
+from memsaving_gradients.reports.plan_values import PlanValues
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["FATES", "PARTS", "by_layer", "figure", "headline"]
 
@@ -41,7 +41,7 @@ FEWEST_ROWS = 5
 POINTS = 2000
 
 
-def figure(plan: Plan) -> Figure:
+def figure(plan: PlanValues) -> Figure:
     """Draw a plan; a plan of a file, which has no timelines, without memory over the step. To be called within `drawing.styled`."""
     layers = by_layer(plan)
     shown = max(min(len(layers), MOST_LAYERS), FEWEST_ROWS)
@@ -64,7 +64,7 @@ def figure(plan: Plan) -> Figure:
     return drawn
 
 
-def headline(plan: Plan) -> str:
+def headline(plan: PlanValues) -> str:
     """The plan in a line."""
     share = format_share(plan.allocated / max(plan.allocated_plain, 1))
     return (
@@ -73,7 +73,7 @@ def headline(plan: Plan) -> str:
     )
 
 
-def by_layer(plan: Plan) -> list[tuple[str, dict[str, int]]]:
+def by_layer(plan: PlanValues) -> list[tuple[str, dict[str, int]]]:
     """Layers, without the scope that all are in, with the bytes of each fate; largest first."""
     scope = common_scope([decision.tensor for decision in plan.decisions])
     found: defaultdict[str, dict[str, int]] = defaultdict(dict)
@@ -99,7 +99,7 @@ def thinned(values: Any, points: int = POINTS) -> tuple[Any, Any]:
     )
 
 
-def _draw_timeline(axes: Axes, plan: Plan) -> None:
+def _draw_timeline(axes: Axes, plan: PlanValues) -> None:
     lines = {"plain": plan.timeline_plain, "planned": plan.timeline}
     highest = max(int(line.max(initial=0)) for line in lines.values())
     for name, line in lines.items():
@@ -137,7 +137,7 @@ def _share_axis(axes: Axes, whole: int) -> None:
     beside.tick_params(length=0)
 
 
-def _draw_peak(axes: Axes, plan: Plan) -> None:
+def _draw_peak(axes: Axes, plan: PlanValues) -> None:
     """The largest buffers at the plan's peak; how much the rest takes is said."""
     alive = plan.at_peak
     scope = common_scope([one.tensor for one in alive if one.part == "forward"])

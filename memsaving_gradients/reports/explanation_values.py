@@ -1,0 +1,135 @@
+"""The fields of an explanation, and what follows from them: what all reports of one read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memsaving_gradients.budget import exact_bytes, parse_budget
+from memsaving_gradients.errors import BudgetError
+
+__all__ = ["ExplanationValues", "Layer", "Parts", "Point"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What takes memory when a plain training step takes most of it; bytes asked for.
+
+    Attributes
+    ----------
+    parameters
+        Variables that the forward pass reads or updates.
+    slots
+        Other variables: the optimizer's.
+    gradients
+        Gradients that were made and are still there.
+    activations
+        Forward tensors that backward ops read.
+    temporaries
+        Everything else: what ops pass to each other, and scratch space.
+    """
+
+    parameters: int
+    slots: int
+    gradients: int
+    activations: int
+    temporaries: int
+
+    @property
+    def transient(self) -> int:
+        """What a step takes beside the variables: its transient peak, to a hundredth."""
+        return self.gradients + self.activations + self.temporaries
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.slots + self.transient
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Activations of one layer.
+
+    Attributes
+    ----------
+    name
+        The name scope of their ops.
+    bytes
+        What is kept of them at the peak of plain training.
+    source
+        The line of the user's program that made the largest, or an empty string.
+    """
+
+    name: str
+    bytes: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a budget costs.
+
+    Attributes
+    ----------
+    budget
+        The budget to give, bytes.
+    share
+        The same as a fraction of what plain training takes.
+    extra_time
+        Estimated time of the recomputation, as a fraction of the plain step's.
+    lower_bound
+        No plan for this budget takes less, as far as is known.
+    clones
+        Number of ops that run a second time.
+    """
+
+    budget: int
+    share: float
+    extra_time: float
+    lower_bound: float
+    clones: int
+
+
+@dataclass(frozen=True, repr=False)
+class ExplanationValues:
+    """What a `memsaving_gradients.Explanation` consists of; that class documents the fields."""
+
+    parts: Parts
+    allocated_plain: int
+    layers: tuple[Layer, ...]
+    curve: tuple[Point, ...]
+    seconds: float
+    computations: int = 1
+    assumed_batch: int | None = None
+    sums: int = 0
+
+    @property
+    def least(self) -> Point:
+        """The least budget that a plan was found for."""
+        return self.curve[-1]
+
+    def at(self, budget: Any) -> Point:
+        """The fastest point known within a budget, which is given as in `memsaving_gradients.gradients`.
+
+        Raises
+        ------
+        BudgetError
+            If it is below the least.
+        """
+        limit = parse_budget(budget)
+        if limit == 1.0 and isinstance(limit, float):
+            return self.curve[0]
+        if isinstance(limit, float):
+            limit = int(limit * self.allocated_plain)
+        fits = [point for point in self.curve if point.budget <= limit]
+        if not fits:
+            raise BudgetError(
+                "budget",
+                budget,
+                f"no plan that fits was found; the least budget is {exact_bytes(self.least.budget)}, "
+                f"{self.least.share:g} of plain training",
+                limit,
+                self.least.budget,
+                self.least.share,
+            )
+        return min(fits, key=lambda point: (point.extra_time, point.budget))

@@ -1,0 +1,161 @@
+"""The fields of a plan, and what follows from them: what all reports of a plan read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_tools.memory.timeline import Alive
+from memsaving_gradients.capture.fingerprint import Fingerprint
+from memsaving_gradients.errors import PlanError
+from memsaving_gradients.planners.budget_search import chunk_bytes, plain_bytes
+from memsaving_gradients.schedules.schedule import Schedule
+from memsaving_gradients.schedules.simulate import Simulation
+from memsaving_gradients.transforms.loops.checkpoint_positions import Replayed
+
+__all__ = ["Decision", "Fate", "PlanValues"]
+
+Fate = Literal["keep", "recompute", "offload", "encode"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The fate of one residual, or of a tensor that is kept to recompute residuals from.
+
+    Attributes
+    ----------
+    tensor
+        Name of the tensor.
+    bytes
+        Bytes of its buffer.
+    fate
+        What the plan does with it.
+    reason
+        Why, in a phrase.
+    op_type
+        Type of the op that makes it.
+    source
+        The line of the user's program that made it (``file:line``), or an empty string.
+    """
+
+    tensor: str
+    bytes: int
+    fate: Fate
+    reason: str
+    op_type: str
+    source: str
+
+    @property
+    def layer(self) -> str:
+        """The name scope of the tensor: the layer, in a Keras model."""
+        scope, _, _ = self.tensor.rpartition("/")
+        return scope
+
+
+@dataclass(frozen=True, repr=False)
+class PlanValues:
+    """What a `memsaving_gradients.Plan` consists of; that class documents the fields."""
+
+    mode: str
+    decisions: tuple[Decision, ...]
+    peak_plain: int
+    peak: int
+    extra_time: float
+    clones: int
+    checkpoints: tuple[str, ...]
+    gating: str
+    planner: str = ""
+    budget: int | None = None
+    planned_for: int | None = None
+    lower_bound: float = 0.0
+    optimal: bool = False
+    complete: bool = True
+    packed: bool = False
+    loops: str = ""
+    replayed: tuple[Replayed, ...] = field(default=(), compare=False)
+    attention: tuple[str, ...] = ()
+    attention_kept: tuple[tuple[str, str], ...] = ()
+    schedule: Schedule | None = field(default=None, compare=False)
+    reasons: Mapping[int, str] = field(default_factory=dict, compare=False)
+    fingerprint: Fingerprint | None = None
+    simulation_plain: Simulation | None = field(default=None, compare=False)
+    simulation: Simulation | None = field(default=None, compare=False)
+    activations_plain: int = 0
+    activations: int = 0
+    chunks: tuple[int, int] | None = field(default=None, compare=False)
+    whole_step: int | None = field(default=None, compare=False)
+    assumed_batch: int | None = None
+    file: str = field(default="", compare=False)
+
+    @property
+    def allocated_plain(self) -> int:
+        """What plain training takes in the chunks of TensorFlow's BFC allocator: the figure that fractions are of.
+
+        Chunks are larger than the buffers in them, by how much is chance: this is the least. A step as it runs may take a few
+        hundredths more. XLA takes one buffer for a whole program.
+        """
+        if self.chunks is not None:
+            return self.chunks[0]
+        return plain_bytes(_simulated(self, self.simulation_plain), self.gating)
+
+    @property
+    def allocated(self) -> int:
+        """What this plan takes in the allocator's chunks, on average; a budget is kept with a share left to chance above it."""
+        if self.chunks is not None:
+            return self.chunks[1]
+        return chunk_bytes(_simulated(self, self.simulation), self.gating)
+
+    @property
+    def slack(self) -> int | None:
+        """Bytes of the budget that are left, or ``None`` without a budget."""
+        return None if self.budget is None else self.budget - self.allocated
+
+    @property
+    def gap(self) -> float:
+        """How much more extra time than the lower bound the plan takes at most, as a fraction of the plain step's time."""
+        return max(0.0, self.extra_time - self.lower_bound)
+
+    @property
+    def timeline_plain(self) -> npt.NDArray[np.int64]:
+        """Simulated bytes alive at every op of plain training."""
+        return _simulated(self, self.simulation_plain).bytes_alive
+
+    @property
+    def timeline(self) -> npt.NDArray[np.int64]:
+        """Simulated bytes alive at every op with this plan, clones included."""
+        return _simulated(self, self.simulation).bytes_alive
+
+    @property
+    def at_peak(self) -> tuple[Alive, ...]:
+        """The largest buffers that are alive when a step with this plan takes most, largest first; two dozen at most."""
+        return _simulated(self, self.simulation).largest
+
+    @property
+    def kept(self) -> tuple[Decision, ...]:
+        """Residuals that stay."""
+        return tuple(d for d in self.decisions if d.fate == "keep")
+
+    @property
+    def recomputed(self) -> tuple[Decision, ...]:
+        """Residuals that are computed again."""
+        return tuple(d for d in self.decisions if d.fate == "recompute")
+
+    @property
+    def stored(self) -> tuple[Decision, ...]:
+        """Residuals that are encoded, or offloaded."""
+        return tuple(d for d in self.decisions if d.fate in ("encode", "offload"))
+
+
+def _simulated(plan: PlanValues, simulation: Simulation | None) -> Simulation:
+    if simulation is None:
+        raise PlanError(
+            "plan",
+            plan.file or plan.planner or plan.mode,
+            "was read from a file, which has no timelines; apply it (gradients(..., plan=...)) and ask "
+            "memsaving_gradients.plans for the one that was used",
+        )
+    return simulation
