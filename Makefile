@@ -41,7 +41,7 @@ help:
 	@echo "make bench-peers  beside what TensorFlow and Keras offer, into docs/side-by-side.md (hours)"
 	@echo "make bench-gpu    memory and time on a GPU, where there is one"
 	@echo "make docs       build the documentation into site/"
-	@echo "make lint       ruff and mypy only; make format: let ruff rewrite"
+	@echo "make lint       ruff, import-linter and mypy only; make format: let ruff rewrite"
 	@echo "make venv       only make the environment; make clean: remove it, and what was built"
 
 $(BIN)/python:
@@ -73,6 +73,7 @@ demo: $(DEMO)
 lint: $(TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 format: $(TEST)

@@ -126,7 +126,6 @@ def captured(model: str, options: dict[str, Any]) -> Any:
     from memsaving_gradients.capture.offload import Offload
     from memsaving_gradients.capture.storable import with_storable
     from memsaving_gradients.capture.training_step import capture_step
-    from memsaving_gradients.engine.options import Options
 
     made = []
 
@@ -155,7 +154,7 @@ def captured(model: str, options: dict[str, Any]) -> Any:
     seconds = op_seconds(step_.source, 32, Speeds(*CARD))
     step_ = replace(step_, graph=replace(step_.graph, seconds=seconds))
     offload = Offload("/device:CPU:0", bandwidth=LINK)
-    return with_storable(step_, Options(offload=offload), {}).graph
+    return with_storable(step_, offload=offload).graph
 
 
 def timeline(model: str, options: dict[str, Any]) -> dict[str, Any]:

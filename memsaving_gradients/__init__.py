@@ -22,13 +22,13 @@ if sys.argv[:1] == ["-m"]:
 from memsaving_gradients import errors as errors
 from memsaving_gradients.analysis.gradient_error import GradientError as GradientError
 from memsaving_gradients.analysis.gradient_error import gradient_error as gradient_error
+from memsaving_gradients.api import checkpoint as checkpoint
 from memsaving_gradients.api import gradients as gradients
 from memsaving_gradients.api import gradients_collection as gradients_collection
 from memsaving_gradients.api import gradients_memory as gradients_memory
 from memsaving_gradients.api import gradients_speed as gradients_speed
 from memsaving_gradients.capture.offload import Offload as Offload
 from memsaving_gradients.engine.graph_state import plans as plans
-from memsaving_gradients.engine.marks import checkpoint as checkpoint
 from memsaving_gradients.loops import scan as scan
 from memsaving_gradients.loops import while_loop as while_loop
 from memsaving_gradients.patching import patch as patch

@@ -9,12 +9,13 @@ import tensorflow as tf
 
 from graph_tools.tf_private.autodiff import enclosing_graphs
 from memsaving_gradients.engine.differentiate import paused
+from memsaving_gradients.engine.marks import mark
 from memsaving_gradients.engine.options import MODES, Options
 from memsaving_gradients.engine.planning import OUTER, warn_nothing_saved
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError
 from memsaving_gradients.patching import ends_in, rewired
 
-__all__ = ["gradients", "gradients_collection", "gradients_memory", "gradients_speed"]
+__all__ = ["checkpoint", "gradients", "gradients_collection", "gradients_memory", "gradients_speed"]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -323,3 +324,42 @@ def gradients_speed(ys: Any, xs: Any, grad_ys: Any = None, **kwargs: Any) -> lis
 def gradients_collection(ys: Any, xs: Any, grad_ys: Any = None, **kwargs: Any) -> list[Any]:
     """`gradients` with ``checkpoints="collection"``."""
     return gradients(ys, xs, grad_ys, checkpoints="collection", **kwargs)
+
+
+def checkpoint(tensor: Any, name: str | None = None) -> Any:
+    """Mark ``tensor`` as one to keep, and return it.
+
+    In a graph the tensor is remembered (under ``name``, if one is given) and used by
+    ``checkpoints="collection"`` and, if any tensor between xs and ys is marked, by ``"auto"``. In eager code
+    this is the identity.
+
+    Parameters
+    ----------
+    tensor
+        A floating point tensor, or a Keras symbolic tensor while a functional model is being built.
+    name
+        A name to find the tensor by, in plans and in lists of checkpoints.
+
+    Raises
+    ------
+    ArgumentError
+        If it is something else, or a tensor of the graph that has no gradient because of its dtype.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> from memsaving_gradients.engine.marks import marked
+    >>> with tf.Graph().as_default() as graph:
+    ...     x = tf.compat.v1.placeholder(tf.float32, [4])
+    ...     y = checkpoint(tf.tanh(x), name="middle")
+    >>> [t.name for t in marked(graph)]
+    ['middle:0']
+    """
+    if name is not None and not isinstance(name, str):
+        raise ArgumentError("name", name, "give a string or nothing")
+    if type(tensor).__name__ == "KerasTensor":
+        # Keras takes seconds to import.
+        from memsaving_gradients.engine.keras_layers import Checkpoint
+
+        return Checkpoint(name=name)(tensor)
+    return mark(tensor, name)

@@ -19,7 +19,8 @@ import tensorflow as tf
 from graph_tools.warn import warn
 from memsaving_gradients import patching
 from memsaving_gradients.budget import RESERVE, DeviceMemory
-from memsaving_gradients.engine import graph_state, marks
+from memsaving_gradients.engine import graph_state
+from memsaving_gradients.engine.keras_layers import Checkpoint as Checkpoint
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.replicas import per_replica
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
@@ -50,15 +51,6 @@ __all__ = [
     "sparse_bytes",
     "sparsify",
 ]
-
-
-@keras.saving.register_keras_serializable(package="memsaving_gradients")
-class Checkpoint(keras.layers.Layer):
-    """A layer that marks its input as a tensor to keep, and changes nothing."""
-
-    def call(self, inputs: Any) -> Any:
-        """Mark and return ``inputs``."""
-        return marks.checkpoint(inputs)
 
 
 class MemorySavingGradients(keras.callbacks.Callback):

@@ -14,7 +14,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from memsaving_gradients.cli import arguments, explaining, models, starting, targets
+from memsaving_gradients.cli import arguments, explaining, models, starting, target
 from tests.fresh import FreshProcessError, fresh
 from tests.test_reports_page import Page
 
@@ -401,7 +401,7 @@ def test_wrong_usage_exits_with_2(words: str, capsys: Any) -> None:
 # --- what is made of models
 
 
-def ready(model: keras.Model, *words: str) -> targets.Target:
+def ready(model: keras.Model, *words: str) -> target.Target:
     return models.ready(model, arguments.parse(["explain", "model", *words]))
 
 
@@ -473,6 +473,6 @@ def test_an_optimizer_that_reads_all_gradients_is_known() -> None:
 
 
 def test_causes_are_a_line_of_bounded_length() -> None:
-    assert targets.cause(ValueError("a\n b")) == "ValueError: a b"
-    assert targets.cause(KeyError()) == "KeyError"
-    assert len(targets.cause(ValueError("x" * 10_000))) < 500
+    assert target.cause(ValueError("a\n b")) == "ValueError: a b"
+    assert target.cause(KeyError()) == "KeyError"
+    assert len(target.cause(ValueError("x" * 10_000))) < 500

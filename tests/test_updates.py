@@ -13,7 +13,7 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.tf_private import autodiff, graphs
-from memsaving_gradients.engine.optimizer_ops import Updates
+from memsaving_gradients.rewriting.optimizer_ops import Updates
 from tests.greedy import greedy
 from tests.sampling import covering
 from tests.test_whole_step import OPTIMIZERS, each_optimizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import tensorflow as tf
 
@@ -11,7 +12,6 @@ from graph_tools.costs import estimates
 from memsaving_gradients.capture.encodings import ENCODINGS, Encoding
 from memsaving_gradients.capture.offload import Offload
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.engine.options import Options
 from memsaving_gradients.planners.chains.frontiers import small_storages
 from memsaving_gradients.schedules.storage import OFFLOAD, Stored
 
@@ -25,27 +25,33 @@ _NO_NUMBERS = (tf.resource, tf.variant, tf.string)
 
 
 def with_storable(
-    step: CapturedStep, options: Options, encode: Mapping[object, str]
+    step: CapturedStep,
+    *,
+    lossy: str | None = None,
+    encode: Mapping[object, str] = MappingProxyType({}),
+    offload: Offload | None = None,
 ) -> CapturedStep:
-    """``step``, with what may be stored.
+    """Return ``step`` with the ways in which its residuals may be stored.
 
     Parameters
     ----------
     step
         The captured step.
-    options
-        What the user asked for.
+    lossy
+        The encoding of all residuals that it fits, if any.
     encode
         Encodings of single tensors, by reference; they go before the one for all.
+    offload
+        Where residuals may be offloaded to, if anywhere.
     """
-    if options.lossy is None and not encode and options.offload is None:
+    if lossy is None and not encode and offload is None:
         return step
     found: dict[int, tuple[Stored, ...]] = {}
-    offload = None if options.offload is None else options.offload.measured()
+    offload = None if offload is None else offload.measured()
     for op, value in _candidates(step):
         tensor = step.source.tensor(value)
         ways = []
-        name = encode.get(tensor.ref(), options.lossy)
+        name = encode.get(tensor.ref(), lossy)
         if (
             name is not None
             and ENCODINGS[name].fits(tensor.dtype)

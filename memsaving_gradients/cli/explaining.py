@@ -23,7 +23,8 @@ from memsaving_gradients.analysis.study import function_of, specs_of
 from memsaving_gradients.budget import exact_bytes, parse_budget
 from memsaving_gradients.cli.arguments import PROGRAM, USAGE_ERROR, parse
 from memsaving_gradients.cli.starting import INTERRUPTED, be_quiet
-from memsaving_gradients.cli.targets import Target, cause, target_of
+from memsaving_gradients.cli.target import Target, cause
+from memsaving_gradients.cli.targets import target_of
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError, MemorySavingError

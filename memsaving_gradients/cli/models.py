@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from memsaving_gradients.cli.targets import Target, cause
+from memsaving_gradients.cli.target import Target, cause
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.training.keras_models import holds_gradients, is_whole
 

@@ -15,40 +15,16 @@ import sys
 import traceback
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from memsaving_gradients.cli.target import Target, cause
 from memsaving_gradients.errors import ArgumentError
 
-__all__ = ["Target", "cause", "target_of"]
+__all__ = ["target_of"]
 
 #: Endings of files that Keras saves models in.
 SAVED = (".keras", ".h5", ".hdf5")
 _WANTED = "a Keras model, or (train_step, args)"
-#: Letters of a cause that are shown.
-MOST_LETTERS = 400
-
-
-@dataclass(frozen=True)
-class Target:
-    """A training step.
-
-    Attributes
-    ----------
-    step
-        A function that asks for gradients, or a compiled Keras model.
-    args
-        Its arguments, as shapes and dtypes.
-    options
-        How it is to be looked at: options of `memsaving_gradients.explain`.
-    assumed
-        What nobody said, each with what to say it with.
-    """
-
-    step: Any
-    args: tuple[Any, ...]
-    options: dict[str, Any] = field(default_factory=dict)
-    assumed: tuple[str, ...] = ()
 
 
 def target_of(options: argparse.Namespace) -> Target:
@@ -239,21 +215,3 @@ def _kind(value: Any) -> str:
             f"a {type(value).__name__} of {len(value)} ({_few([type(v).__name__ for v in value])})"
         )
     return f"of type {type(value).__name__}"
-
-
-def cause(error: BaseException) -> str:
-    """An error in one line.
-
-    Examples
-    --------
-    >>> cause(ValueError("the shapes\\n  do not match"))
-    'ValueError: the shapes do not match'
-    """
-    text, name = str(error).strip(), type(error).__name__
-    if text.startswith("in user code:"):
-        # AutoGraph's own traceback, and its own type; what went wrong stands at the end.
-        text, name = re.split(r"\n\s*\n", text)[-1], ""
-    said = " ".join(text.split())
-    if len(said) > MOST_LETTERS:
-        said = said[: MOST_LETTERS - 1] + "…"
-    return f"{name}: {said}" if name and said else name or said

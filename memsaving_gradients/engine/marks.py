@@ -12,46 +12,14 @@ import tensorflow as tf
 
 from memsaving_gradients.errors import ArgumentError
 
-__all__ = ["COLLECTION", "checkpoint", "marked"]
+__all__ = ["COLLECTION", "mark", "marked"]
 
 #: The graph collection that marks are kept in.
 COLLECTION = "checkpoints"
 
 
-def checkpoint(tensor: Any, name: str | None = None) -> Any:
-    """Mark ``tensor`` as one to keep, and return it.
-
-    In a graph the tensor is remembered (under ``name``, if one is given) and used by
-    ``checkpoints="collection"`` and, if any tensor between xs and ys is marked, by ``"auto"``. In eager code
-    this is the identity.
-
-    Parameters
-    ----------
-    tensor
-        A floating point tensor, or a Keras symbolic tensor while a functional model is being built.
-    name
-        A name to find the tensor by, in plans and in lists of checkpoints.
-
-    Raises
-    ------
-    ArgumentError
-        If it is something else, or a tensor of the graph that has no gradient because of its dtype.
-
-    Examples
-    --------
-    >>> import tensorflow as tf
-    >>> with tf.Graph().as_default() as graph:
-    ...     x = tf.compat.v1.placeholder(tf.float32, [4])
-    ...     y = checkpoint(tf.tanh(x), name="middle")
-    >>> [t.name for t in marked(graph)]
-    ['middle:0']
-    """
-    if name is not None and not isinstance(name, str):
-        raise ArgumentError("name", name, "give a string or nothing")
-    if type(tensor).__name__ == "KerasTensor":
-        from memsaving_gradients.keras import Checkpoint
-
-        return Checkpoint(name=name)(tensor)
+def mark(tensor: Any, name: str | None = None) -> Any:
+    """Mark ``tensor``, as `memsaving_gradients.checkpoint` does with all but Keras' symbolic tensors, and return it."""
     if isinstance(tensor, tf.Variable) or hasattr(tensor, "handle"):
         raise ArgumentError(
             "tensor",

@@ -240,7 +240,7 @@ class Site:
             home=self.home,
             **more,
         )
-        return with_storable(step, options, self.encode)
+        return with_storable(step, lossy=options.lossy, encode=self.encode, offload=options.offload)
 
     def play(self, step: CapturedStep) -> Simulation:
         """Plain training as it runs."""

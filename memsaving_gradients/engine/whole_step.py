@@ -4,7 +4,7 @@
 gradients of the calls before it, and it is said if they do not keep the budget together.
 
 **The optimizer**: a budget is planned for before the optimizer's ops exist. When TensorFlow has traced a function to its end, those
-that need no gradient are told to wait for one (:mod:`~memsaving_gradients.engine.optimizer_ops`), and the step is played as a whole. If
+that need no gradient are told to wait for one (:mod:`~memsaving_gradients.rewriting.optimizer_ops`), and the step is played as a whole. If
 that breaks the budget, a plan for less is followed; if none helps, it is said.
 
 Under a strategy of ``tf.distribute`` all of that is done for each device by itself, as if there were no others.
@@ -37,11 +37,11 @@ from graph_tools.warn import warn
 from memsaving_gradients.budget import exact_bytes, format_bytes
 from memsaving_gradients.engine import graph_state, replicas
 from memsaving_gradients.engine.attempts import Followed, Following
-from memsaving_gradients.engine.optimizer_ops import Updates
 from memsaving_gradients.engine.planning import warn_stopped
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
 from memsaving_gradients.planners.budget_search import safe_bytes
+from memsaving_gradients.rewriting.optimizer_ops import Updates
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.attention.pattern.reachability import plain_as_well
 
