@@ -1,6 +1,6 @@
 """Run the core suite in several environments, each with versions of its own: what ``make test-compat`` does.
 
-    python tests/compat.py [--workers 2] [--only keras,loops] ENVIRONMENT ...
+    python tests/compat.py [--workers 2] [--only keras/callback,promises/exact_xla] ENVIRONMENT ...
 
 The core suite is what other versions of TensorFlow, Keras or NumPy can break: gradients to the last bit, what is done to graphs while TensorFlow
 builds them, Keras' training, and measured memory. Planners, reports and the command line are left to ``make test``.
@@ -15,17 +15,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Files of tests, by what they are about; and two modules whose doctests are the first things that users do.
-CORE = (
-    *("versions", "exact_dtypes", "exact_second_order", "exact_constructs", "exact_models"),
-    *("exact_training", "exact_xla"),
-    *("loops", "loops_effects", "loops_keras"),
-    *("capture", "short_sums", "measure", "allocations", "profiling", "op_knowledge"),
-    *("patching", "variables", "marks", "budgets", "whole_step", "updates"),
-    *("keras", "keras_budgets", "keras_limits", "keras_variables"),
-    *("microbatch", "microbatch_exact", "microbatch_keras"),
-    *("precision", "sparsity", "sparsity_models", "sparsity_saving"),
-    *("encodings", "offload", "attention_layers", "distribution"),
+#: Files of tests, by room; and two modules whose doctests are the first things that users do.
+CORE = tuple(
+    f"{room}/{name}"
+    for room, names in {
+        "project": "versions",
+        "promises": "exact_dtypes exact_second_order exact_constructs exact_models exact_training exact_xla distribution",
+        "transforms": "loops loops_effects loops_keras attention_layers",
+        "graph_tools": "capture measure allocation_trace profiles op_types variables",
+        "planners": "short_sums budgets",
+        "engine": "patching marks whole_step",
+        "rewriting": "optimizer_ops offload",
+        "keras": "callback callback_budgets callback_limits callback_variables",
+        "training": "microbatch microbatch_exact microbatch_keras precision sparsity sparsity_models sparsity_saving",
+        "capture": "encodings",
+    }.items()
+    for name in names.split()
 )
 DOCTESTS = ("memsaving_gradients/api.py", "memsaving_gradients/keras.py")
 
@@ -48,7 +53,8 @@ def main() -> int:
     names = options.only.split(",") if options.only else CORE
     if unknown := sorted({*names} - {*CORE}):
         parser.error(f"{', '.join(unknown)}: not in the core suite, which is {', '.join(CORE)}")
-    files = [*(f"tests/test_{name}.py" for name in names), *(() if options.only else DOCTESTS)]
+    paths = (f"tests/{name.replace('/', '/test_')}.py" for name in names)
+    files = [*paths, *(() if options.only else DOCTESTS)]
     results = [_tried(one, files, options.workers) for one in options.environments]
     print()
     for line, _ in results:

@@ -21,9 +21,9 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from graph_tools.tf_private.config import deterministic
 from memsaving_gradients.engine.attempts import Following
-from tests import fresh, sampling
+from tests.helpers import fresh, sampling
 
-pytest_plugins = ["tests.interruption", "tests.slowest"]
+pytest_plugins = ["tests.helpers.interruption", "tests.helpers.slowest"]
 
 #: A thousand layers and two thousand steps take a minute.
 SLOW_NOTEBOOKS = {"deep.ipynb"}

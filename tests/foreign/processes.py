@@ -1,4 +1,4 @@
-"""One process for each file of tests and mode, forked from one that has imported TensorFlow and computed nothing (see `tests.fresh`).
+"""One process for each file of tests and mode, forked from one that has imported TensorFlow and computed nothing (see `tests.helpers.fresh`).
 
 A process that dies, or hangs in a test for longer than `SECONDS`, is followed by another one for the tests after that.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.foreign import results
 from tests.foreign.results import Result
-from tests.fresh import context
+from tests.helpers.fresh import context
 
 __all__ = ["run_tests"]
 

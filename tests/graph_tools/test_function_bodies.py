@@ -1,0 +1,93 @@
+"""What functions that are called take and give: lists of loops, what is alive inside, what XLA takes on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from graph_tools.costs.estimates import op_seconds
+from graph_tools.costs.function_bodies import inside
+from graph_tools.memory.allocation_trace import allocation_events
+from graph_tools.ops.variant_bytes import variant_bytes
+from graph_tools.ops.while_loops import trip_count
+from graph_tools.tf_private import loops
+from tests.helpers.fresh import fresh
+
+STEPS, SIZE = 20, 64
+
+
+@tf.function(autograph=False)
+def _looping(x: tf.Tensor) -> tf.Tensor:
+    """As many steps as ``x`` has rows, as far as a vector of constants says: Keras 2 counts them so."""
+    steps = tf.constant([STEPS, SIZE])[0]
+    _, y = tf.while_loop(
+        lambda i, h: i < steps, lambda i, h: (i + 1, tf.tanh(tf.sin(h))), (0, x[0])
+    )
+    return y
+
+
+def test_lists_of_called_loops_have_bytes() -> None:
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [STEPS, SIZE])
+        tf.gradients(_looping(x), x)
+    calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
+    lists = [
+        [variant_bytes(out).fixed for out in op.outputs if out.dtype == tf.variant] for op in calls
+    ]
+    # What the gradients of the sine and of the hyperbolic tangent read, of each step; the backward call gives none.
+    assert sorted(lists) == [[], [4 * STEPS * SIZE] * 2]
+
+
+def test_steps_are_known_by_an_element_of_a_constant() -> None:
+    called = _looping.get_concrete_function(tf.TensorSpec([STEPS, SIZE])).graph
+    (loop,) = (op for op in called.get_operations() if op.type in loops.LOOPS)
+    assert trip_count(loop) == STEPS
+
+
+def test_a_call_takes_what_is_alive_inside() -> None:
+    @tf.function(autograph=False)
+    def called(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.sort(x) * tf.sort(-x))
+
+    with tf.Graph().as_default() as graph:
+        called(tf.compat.v1.placeholder(tf.float32, [SIZE, SIZE]))
+    (call,) = (op for op in graph.get_operations() if op.type.endswith("PartitionedCall"))
+    found = inside(call, 1, op_seconds)
+    # Two sorted tensors at least, and no more than what else sorting makes.
+    assert found is not None
+    assert 2 * 4 * SIZE**2 <= found.workspace <= 8 * 4 * SIZE**2
+
+
+def grouped(channels: int, groups: int, multiplier: int) -> dict[str, int]:
+    """Bytes that the gradient of a grouped convolution in a function of XLA is said to take, and the largest buffer there was."""
+
+    @tf.function(jit_compile=True)
+    def convolved(x, w):
+        return tf.nn.convolution(x, w, padding="SAME")
+
+    @tf.function
+    def step(x, w):
+        y = convolved(x, w)
+        return [tf.reduce_sum(g) for g in tf.gradients(tf.reduce_sum(y * y), [x, w])]
+
+    shapes = [2, 8, 8, channels], [7, 7, channels // groups, channels * multiplier]
+    batch = [tf.random.uniform(shape) for shape in shapes]
+    for _ in range(2):
+        step(*batch)
+    graph = step.get_concrete_function(*batch).graph
+    calls = [op for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
+    takes = [found.workspace for op in calls if (found := inside(op, 2, op_seconds)) is not None]
+    events = allocation_events(lambda: step(*batch)[0].numpy())
+    return {"said": max(takes), "seen": max(event.requested for event in events)}
+
+
+@pytest.mark.parametrize(
+    ("groups", "multiplier", "whole"), [(128, 1, True), (16, 1, False), (128, 2, False)]
+)
+def test_xla_makes_gradients_of_depthwise_filters_whole(groups, multiplier, whole):
+    what = {"channels": 128, "groups": groups, "multiplier": multiplier}
+    found = fresh("tests.graph_tools.test_function_bodies:grouped", what)
+    twice = 2 * 4 * 7 * 7 * 128**2
+    assert (found["seen"] >= twice) == (found["said"] >= twice) == whole
+    if whole:
+        assert found["said"] == pytest.approx(found["seen"], rel=0.05)

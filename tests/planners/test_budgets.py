@@ -1,0 +1,424 @@
+"""A budget is kept, by the fastest plan at hand, in every way of asking for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+from benchmarks.models import small
+from graph_tools.memory.bfc_allocator import irregular_peaks
+from memsaving_gradients.budget import Goal, too_small
+from memsaving_gradients.engine.attempts import Following
+from memsaving_gradients.engine.site import Site
+from memsaving_gradients.planners import Limits, Proposal, auto, budget_search, least_memory
+from memsaving_gradients.planners.budget_search import Meter, Search
+from memsaving_gradients.schedules.schedule import ordered
+from tests.helpers.fresh import fresh
+from tests.helpers.graphs import GRAPHS, chain
+from tests.helpers.greedy import greedy
+from tests.helpers.sampling import covering
+from tests.helpers.towers import LAYERS, WIDTH, planned, tower
+
+v1 = tf.compat.v1
+errors = ms.errors
+
+# --- the search, on graphs made by hand
+
+
+@pytest.mark.parametrize(("name", "gating"), covering([*GRAPHS], ["control", "data"]))
+def test_search_keeps_every_budget(name: str, gating: str) -> None:
+    graph = GRAPHS[name]()
+    meter = Meter(graph, gating)
+    need = meter.need(meter.plain)
+    for share in (0.95, 0.8, 0.6, 0.4, 0.2):
+        budget = int(share * need)
+        try:
+            found = Search(meter, greedy).within(Goal(budget, need, need, budget))
+        except errors.BudgetError as error:
+            least = error.least
+        else:
+            assert found.need == meter.need(found.proposal) <= budget
+            assert found.proposal.peak <= budget
+            continue
+        assert budget < least <= need
+        if least < need:
+            assert Search(meter, greedy).within(Goal(least, need, need, least)).need <= least
+
+
+def test_search_takes_the_fastest_that_fits() -> None:
+    graph = GRAPHS["unequal chain"]()
+    meter = Meter(graph, "control")
+    search = Search(meter, greedy)
+    need = meter.need(meter.plain)
+    found = search.within(Goal(int(0.7 * need), need, need, 0.7))
+    fits = [f for f in search._tried if f.need <= 0.7 * meter.need(meter.plain)]
+    assert found.proposal.extra_seconds == min(f.proposal.extra_seconds for f in fits)
+
+
+def test_the_plan_that_is_used_is_improved_once() -> None:
+    def dear(graph: Any, limits: Limits) -> Proposal:
+        return least_memory.plan(graph, Limits(accumulate=limits.accumulate))
+
+    graph = GRAPHS["residual chain"]()
+    meter = Meter(graph, "control")
+    need = meter.need(meter.plain)
+    goal = Goal(int(0.8 * need), need, need, 0.8)
+    first = Search(meter, dear).within(goal)
+    asked: list[Proposal] = []
+
+    def better(_: Any, limits: Limits, known: Proposal) -> Proposal | None:
+        asked.append(known)
+        assert limits.budget == first.asked
+        return auto.plan(graph, limits)
+
+    search = Search(meter, dear, improve=better)
+    found = search.within(goal)
+    assert search.within(goal) is found
+    assert [proposal.schedule for proposal in asked] == [first.proposal.schedule]
+    assert found.need <= goal.budget
+    assert found.proposal.extra_seconds < first.proposal.extra_seconds
+    # It did not run as planned: what it was made of is next.
+    assert search.withdraw(found.proposal)
+    assert search.within(goal).proposal.schedule == first.proposal.schedule
+    assert len(asked) == 1
+    assert not search.withdraw(first.proposal)
+
+    # What is no plan, or does not fit, changes nothing.
+    for improve in (lambda *_: None, lambda *_: meter.plain):
+        found = Search(meter, dear, improve=improve).within(goal)
+        assert found.proposal.schedule == first.proposal.schedule
+
+
+def test_large_graphs_are_played_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What they leave of their regions is larger than a buffer, and smaller than two.
+    graph, there = chain([1 << 18] * 8), [(5 << 17) + 256] * 2
+    alone = Meter(graph, "control")
+    small = Meter(graph, "control", there)
+    assert small.need(small.plain) == alone.need(alone.plain)
+    monkeypatch.setattr(budget_search, "MANY_OPS", 1)
+    large = Meter(graph, "control", there)
+    played = irregular_peaks(
+        [large.plain.simulation.buffers], before=there, steps=budget_search.STEPS
+    )
+    assert large.need(large.plain) == played.average != alone.need(alone.plain)
+
+
+def test_out_of_time_the_least_is_asked_for_once() -> None:
+    graph = GRAPHS["unequal chain"]()
+    meter = Meter(graph, "control")
+    need = meter.need(meter.plain)
+    asked = []
+
+    def slow(graph: Any, limits: Limits) -> Proposal:
+        asked.append(limits.budget)
+        time.sleep(0.02)
+        return greedy(graph, limits) if limits.budget == 1 else meter.plain
+
+    least = meter.need(greedy(graph, Limits(budget=1)))
+    found = Search(meter, slow, seconds=0.01).within(Goal(least, need, need, least))
+    assert (found.need, found.stopped) == (least, "out of time")
+    assert asked[-1] == 1
+    assert asked.count(1) == 1
+
+
+def test_a_hopeless_budget_asks_for_the_least_alone() -> None:
+    graph = GRAPHS["chain"]()
+    meter = Meter(graph, "control")
+    need = meter.need(meter.plain)
+    search = Search(meter, greedy)
+    with pytest.raises(errors.BudgetError):
+        search.within(Goal(1, need, need, 1))
+    assert min(found.asked or 0 for found in search._tried) == 1
+    assert len(search._tried) <= 4
+
+
+def test_slowdown_is_kept_and_more_of_it_saves_more() -> None:
+    graph = GRAPHS["chain"]()
+    meter = Meter(graph, "control")
+    needs = []
+    for share in (0.05, 0.1, 0.2, 0.5):
+        found = Search(meter, greedy).within_time(share * graph.total_seconds)
+        assert found is not None
+        assert found.proposal.extra_seconds <= share * graph.total_seconds
+        needs.append(found.need)
+    assert needs == sorted(needs, reverse=True)
+    assert needs[-1] <= needs[0]
+
+
+# --- in a graph
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.45])
+def test_fraction(share: float) -> None:
+    plan = planned(budget=share)
+    assert plan.mode == "budget"
+    assert plan.planner == "greedy"
+    assert plan.budget == int(share * plan.allocated_plain)
+    assert plan.peak <= plan.allocated <= plan.budget
+    assert plan.slack == plan.budget - plan.allocated >= 0
+    assert plan.clones
+
+
+@pytest.mark.parametrize("budget", [12 * WIDTH * 4, "12 MiB", "12.6e3 kB"])
+def test_bytes(budget: Any) -> None:
+    plan = planned(budget=budget)
+    assert plan.budget is not None
+    assert plan.budget in (12 << 20, 12_600_000)
+    assert plan.allocated <= plan.budget < plan.allocated_plain
+
+
+def test_larger_budgets_recompute_less() -> None:
+    times = [planned(budget=share).extra_time for share in (0.45, 0.6, 0.8)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1] > 0
+
+
+def test_an_improved_plan_that_breaks_the_budget_as_it_runs_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "improved", lambda *_: None)
+    without = planned(budget=0.5, planner="auto")
+    tried = []
+
+    def lying(graph: Any, limits: Limits, found: Proposal) -> Proposal:
+        tried.append(found)
+        schedule = ordered(graph, limits.sums(graph))
+        simulation = dataclasses.replace(found.simulation, extra_seconds=0.0)
+        return dataclasses.replace(found, schedule=schedule, simulation=simulation)
+
+    monkeypatch.setattr(auto, "improved", lying)
+    plan = planned(budget=0.5, planner="auto")
+    assert len(tried) == 1
+    assert plan.extra_time == without.extra_time > 0
+    assert plan.budget is not None
+    assert plan.allocated <= plan.budget
+
+
+def test_same_plan_twice() -> None:
+    assert planned(budget=0.5) == planned(budget=0.5)
+
+
+def test_values_are_those_of_tensorflow() -> None:
+    def values(gradients: Any) -> np.ndarray:
+        with tf.Graph().as_default():
+            x, y = tower(width=64)
+            (grad,) = gradients(y, x)
+            with v1.Session() as session:
+                return session.run(grad, {x: np.linspace(-1, 1, 64)})
+
+    found = values(lambda y, x: ms.gradients(y, x, budget=0.5, planner=greedy))
+    np.testing.assert_array_equal(found, values(tf.gradients))
+
+
+def step_under_a_budget(share: float) -> dict[str, Any]:
+    """Run in a process of its own: what was promised, and what was taken.
+
+    A plan leaves a twentieth of its budget to chance, here two tensors: a busy machine may stop a thread in the middle of the step.
+    """
+    from graph_tools.memory.measure import measure_peak
+
+    @tf.function
+    def step(x: tf.Tensor) -> Any:
+        y = x
+        for _ in range(4 * LAYERS):
+            y = tf.tanh(y)
+        return ms.gradients(y, x, budget=share, planner=greedy)
+
+    x = tf.zeros([WIDTH])
+    peak = measure_peak(lambda: step(x), steps=3).peak
+    return {"peak": peak, "budget": ms.plans(step)[-1].budget}
+
+
+def test_measured_peak_is_within_the_budget() -> None:
+    result = fresh("tests.planners.test_budgets:step_under_a_budget", {"share": 0.4})
+    assert 0 < result["peak"] <= result["budget"]
+
+
+def test_ample_budget_gives_plain_gradients_and_says_so_once() -> None:
+    with tf.Graph().as_default() as graph:
+        x, y = tower()
+        ops = {op.type for op in graph.get_operations()}
+        with pytest.warns(errors.PlanNote, match="plain training needs .* meets the budget"):
+            ms.gradients(y, x, budget="1 GiB")
+        ms.gradients(y, x, budget="1 GiB")
+        names = [op.name for op in graph.get_operations()]
+    assert ops < {op.type for op in graph.get_operations()}
+    assert not [name for name in names if "recomputed" in name]
+    first, second = ms.plans(graph)
+    assert first.clones == second.clones == 0
+    assert first.peak == first.peak_plain
+    assert first.budget == 1 << 30
+    assert first.extra_time == 0
+    assert "left" in str(first)
+
+
+def test_fraction_of_one_is_plain() -> None:
+    with pytest.warns(errors.PlanNote):
+        assert planned(budget=1.0).clones == 0
+
+
+def test_marks_are_kept_besides() -> None:
+    plan = planned(budget=0.6, mark=3)
+    assert "layer3:0" in plan.checkpoints
+    (mark,) = [d for d in plan.decisions if d.tensor == "layer3:0"]
+    assert (mark.fate, mark.reason) == ("keep", "marked")
+
+
+def test_planner_that_ignores_budgets() -> None:
+    plan = planned(budget=0.5, planner="memory")
+    assert plan.planner == "memory"
+    assert plan.budget is not None
+    assert plan.allocated <= plan.budget
+
+
+def test_planner_without_limits() -> None:
+    plan = planned(planner="memory")
+    assert (plan.mode, plan.planner, plan.budget) == ("planner", "memory", None)
+    assert plan.peak < plan.peak_plain
+
+
+def test_max_slowdown() -> None:
+    much, little = planned(max_slowdown=1.3), planned(max_slowdown=1.1)
+    assert much.mode == "slowdown"
+    assert much.extra_time <= 0.3
+    assert little.extra_time <= 0.1
+    assert much.allocated <= little.allocated < little.allocated_plain
+
+
+def test_slowdown_that_is_unreachable_is_plain_and_said() -> None:
+    with tf.Graph().as_default() as graph:
+        x, y = tower()
+        with pytest.warns(errors.NothingSavedWarning, match="max_slowdown=1.0001"):
+            ms.gradients(y, x, max_slowdown=1.0001, planner="memory")
+        assert not ms.plans(graph)
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
+def test_unknown_batch() -> None:
+    with tf.Graph().as_default() as graph:
+        x, y = tower(width=None)
+        ms.gradients(y, x, budget="200 kB", batch_size=4096, planner=greedy)
+        ms.gradients(y, x, budget=0.5, planner=greedy)
+    known, fraction = ms.plans(graph)
+    assert known.peak_plain > 100 * fraction.peak_plain
+    assert known.allocated <= 200_000
+
+
+def test_patched() -> None:
+    @tf.function
+    def slope(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for _ in range(LAYERS):
+                y = tf.tanh(y)
+        return tape.gradient(y, x)
+
+    with ms.patched(budget=0.5, planner=greedy):
+        slope(tf.zeros([4096]))
+    (plan,) = ms.plans(slope)
+    assert plan.budget is not None
+    assert plan.allocated <= plan.budget < plan.allocated_plain
+
+
+def test_xla_counts_one_buffer() -> None:
+    plan = planned(budget=0.5, xla=True)
+    assert plan.gating == "data"
+    assert plan.budget is not None
+    assert plan.allocated <= plan.budget
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
+def test_what_was_tried_in_vain_does_not_run():
+    """A plan that needs more when it runs gives way to another one; grappler would keep what the first one built and protected."""
+    network = small("cifar_resnet")
+
+    @tf.function
+    def step(*batch: Any) -> Any:
+        loss, variables = network.loss(*batch), list(network.variables)
+        found = ms.gradients(loss, variables, budget=0.6, planner="recursive")
+        return [tf.convert_to_tensor(g) for g in found]
+
+    graph = step.get_concrete_function(*map(tf.constant, network.batch)).graph
+    live: set[tf.Operation] = set()
+    stack = [*(t.op for t in graph.outputs), *graph.control_outputs]
+    while stack:
+        if (op := stack.pop()) not in live:
+            live.add(op)
+            stack += [*(t.op for t in op.inputs), *op.control_inputs]
+    protected = {
+        op for op in graph.get_operations() if "_grappler_do_not_remove" in op.node_def.attr
+    }
+    held = {op for op in graph.get_operations() if "_held" in op.name}
+    assert protected and protected <= live
+    assert held - live, "the first plan is followed here, which proves nothing"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("how", ["breaks the budget", "takes long"])
+def test_the_other_packing_is_tried(
+    how: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they run, plans for masks packed, or unpacked, may need more than was thought."""
+    weights = [tf.Variable(tf.eye(64)) for _ in range(6)]
+    kept, extra = Following._kept, Following._extra
+
+    def refusing(following: Following) -> Any:
+        found = kept(following)
+        assert found is not None
+        if how == "breaks the budget" and found.outcome.plan.packed != packed:
+            assert following.site.goal is not None
+            following._take_back(found)
+            raise too_small(following.site.goal, found.outcome.need)
+        return found
+
+    def slow(following: Following, found: Any) -> float:
+        return extra(following, found) + (
+            how == "takes long" and found.outcome.plan.packed != packed
+        )
+
+    monkeypatch.setattr(Following, "_kept", refusing)
+    monkeypatch.setattr(Following, "_extra", slow)
+
+    @tf.function
+    def step(x):
+        y = x
+        for weight in weights:
+            y = tf.nn.dropout(tf.tanh(y @ weight), 0.4)
+        return ms.gradients(tf.reduce_sum(y), weights, budget=0.8, planner="chain")
+
+    (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))
+    assert plan.packed == packed
+    assert plan.allocated <= plan.budget
+
+
+def test_packing_is_put_back_though_planning_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the other packing is no better, and time ran out in looking at it."""
+    weights = [tf.Variable(tf.eye(64)) for _ in range(6)]
+    sites = []
+
+    def extra(following: Following, found: Any) -> float:
+        sites.append(following.site)
+        return 2.0 if found.outcome.plan.packed else 1.0
+
+    monkeypatch.setattr(Following, "_extra", extra)
+    stopped = property(lambda site: "out of time" if site.packed.tensors else "")
+    monkeypatch.setattr(Site, "stopped", stopped)
+
+    @tf.function
+    def step(x):
+        y = x
+        for weight in weights:
+            y = tf.nn.dropout(tf.tanh(y @ weight), 0.4)
+        return ms.gradients(tf.reduce_sum(y), weights, budget=0.8, planner="chain")
+
+    (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))
+    assert len(sites) > 1
+    assert not plan.packed
+    assert not sites[0].packed.tensors

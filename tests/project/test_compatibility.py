@@ -1,0 +1,169 @@
+"""The benchmark of other people's networks: what it lists, what it measures again, and one small row from end to end."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from benchmarks import budgets, compatibility, foreign
+from benchmarks.compatibility import main, measure, pending
+from benchmarks.compatibility_page import failures, page
+from benchmarks.foreign import sizes
+from benchmarks.models import build
+from graph_tools.memory import measure as measuring
+from graph_tools.memory.measure import in_fresh_process
+from tests.helpers.fresh import fresh
+
+ROW = "applications/MobileNetV2"
+SMALL = {"side": 32, "batch": 4, "alpha": 0.35}
+INSTEAD = {"model": "mlp", "options": {"depth": 12, "batch": 512, "width": 32}}
+
+
+def made(peak: int = 40, *, refused: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """Results of a row within 45 % of 100 bytes."""
+    same = {"equal": True, "differ": [], "error": 0.0, "count": 3}
+    budget = {
+        "ours": {"peak": peak, "plan": {"budget": 44, "extra_time": 0.1}},
+        "refused": refused,
+        "allowed": 45,
+        "time": None,
+    }
+    return {
+        "plain": {"peak": 100},
+        "default": {"peak": 30},
+        "budgets": {"45%": budget},
+        "failed": {},
+        "gradients": [{**same, "parameters": 7, "inputs": [[2, 3], [2]]}],
+        "code": "new",
+        **more,
+    }
+
+
+def test_all_architectures_of_keras_applications_are_listed() -> None:
+    """Beside what the list is made of, the modules of the package: each has functions that build, and nothing else takes weights."""
+    import keras.src.applications as package
+
+    built = set()
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name.endswith(("_test", "_utils")):
+            continue
+        source = __import__(f"keras.src.applications.{module.name}", fromlist=["_"])
+        for name, value in vars(source).items():
+            if inspect.isfunction(value) and name[0].isupper():
+                parameters = inspect.signature(value).parameters
+                if {"weights", "include_top"} <= set(parameters) and hasattr(
+                    keras.applications, name
+                ):
+                    built.add(f"applications/{name}")
+    assert len(built) >= 38
+    # Bases of families (ResNet, MobileNetV3, …) that are no architecture are not exported.
+    assert set(foreign.rows("applications/*")) == built
+
+
+def test_list_prints_names_and_a_glob_that_matches_nothing_is_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--list", "--only", "applications/VGG*"]) == 0
+    assert capsys.readouterr().out.split() == ["applications/VGG16", "applications/VGG19"]
+    assert main(["--only", "applications/LeNet*"]) == 2
+    assert "matches no row" in capsys.readouterr().err
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = foreign.Family("hub", "no_such_library")
+    monkeypatch.setitem(foreign.FAMILIES, "hub", family)
+    with pytest.raises(foreign.MissingLibraryError, match=r"no_such_library.*\[models\]"):
+        foreign.rows("hub/*")
+    assert foreign.rows("applications/VGG16") == ["applications/VGG16"]
+
+
+def test_what_is_there_is_not_measured_again_unless_the_code_is_another() -> None:
+    results = {"a/old": made(code="old"), "a/new": made()}
+    rows = ["a/old", "a/new", "a/none"]
+    assert pending(rows, results, "new", [0.45], again=False) == ["a/none"]
+    assert pending(rows, results, "new", [0.45], again=True) == ["a/old", "a/none"]
+
+
+def test_missing_budgets_are_measured_but_none_below_a_refused_one() -> None:
+    refused = {"budget": 44, "least": 60, "fraction": 0.6}
+    results = {"a/more": made(), "a/least": made(refused=refused)}
+    assert pending(list(results), results, "new", [0.45, 0.4], again=False) == ["a/more"]
+    assert pending(list(results), results, "new", [0.6, 0.45], again=False) == list(results)
+
+
+def test_a_row_fails_that_takes_more_than_its_budget_or_has_other_gradients() -> None:
+    assert failures(made()) == []
+    assert "45 bytes were taken of 44" in failures(made(45))[0]
+    assert failures(made(failed={"40%": "no cycle\nis allowed"})) == ["40%: is allowed"]
+    other = made()
+    other["gradients"][0] |= {"equal": False, "differ": ["kernel"], "error": 0.25}
+    assert "2.5e-01 of the largest (kernel" in failures(other)[0]
+    other["spread"] = [{"equal": True}]
+    assert failures(other) == []
+
+
+@pytest.mark.parametrize(("layers", "batch"), [(200, 8), (40, 16), (5, 32)])
+def test_the_batch_grows_until_activations_count(layers: int, batch: int) -> None:
+    """Each layer has 64 outputs, and 4096 weights, of which eight times as many outputs are wanted."""
+    made = [keras.layers.Dense(64) for _ in range(layers)]
+    assert sizes.batch_for(keras.Sequential([keras.Input([64]), *made])) == batch
+
+
+def instead(target: str, kwargs: dict[str, Any], env: Any) -> Any:
+    """In a process that is forked, of a smaller network, as JSON would carry it."""
+    found = fresh(target, json.loads(json.dumps({**kwargs, **INSTEAD})))
+    return json.loads(json.dumps(found, default=measuring._plain))
+
+
+def test_a_row_is_the_network_of_its_name() -> None:
+    network = build("foreign", row=ROW, **SMALL)
+    assert network.name == "MobileNetV2" and len(network.variables) > 100
+    assert [part.shape for part in network.batch] == [(4, 32, 32, 3), (4,)]
+
+
+@pytest.mark.parametrize(
+    ("processes", "count", "seconds"),
+    [(instead, 10, 1.0), pytest.param(in_fresh_process, 100, 60.0, marks=pytest.mark.slow)],
+    ids=["instead", "itself"],
+)
+def test_one_small_row_from_end_to_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    processes: Callable[..., Any],
+    count: int,
+    seconds: float,
+) -> None:
+    """Written after it is measured, read again, and not measured a second time."""
+    calls = []
+
+    def small(row: str, shares: Any, **how: Any) -> dict[str, Any]:
+        calls.append(row)
+        return measure(row, shares, sizes=SMALL, **how)
+
+    monkeypatch.setattr(compatibility, "measure", small)
+    monkeypatch.setattr(compatibility, "PLANNING_SECONDS", seconds)
+    for module in (compatibility, budgets):
+        monkeypatch.setattr(module, "in_fresh_process", processes)
+    said = ["--only", ROW, "--budgets", "0.45"]
+    files = ["--json", str(tmp_path / "results.json"), "--page", str(tmp_path / "page.md")]
+    assert main([*said, *files]) == 0
+    assert main([*said, *files]) == 0
+    assert calls == [ROW]
+    result = json.loads((tmp_path / "results.json").read_text())["cases"][ROW]
+    assert [found["equal"] for found in result["gradients"]] == [True, True]
+    assert result["gradients"][0]["state"]
+    assert result["gradients"][0]["count"] > count
+    budget = result["budgets"]["45%"]
+    assert 0 < budget["ours"]["peak"] <= budget["ours"]["plan"]["budget"]
+    assert result["default"]["peak"] < result["plain"]["peak"]
+    text = (tmp_path / "page.md").read_text()
+    assert page({ROW: result}) in text.replace(text[text.index("**Not") : text.index("## `")], "")
+    assert "| MobileNetV2 |" in text
+    assert "1 of 1 pass" in text

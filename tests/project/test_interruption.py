@@ -1,0 +1,54 @@
+"""A run of tests that is ended from outside leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: Each test starts a process in a session of its own, which starts another one, and waits for them.
+TESTS = """
+import subprocess, sys
+from pathlib import Path
+import pytest
+
+INNER = "import os, time; open(f'{os.getpid()}.started', 'w').close(); time.sleep(600)"
+OUTER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {INNER!r}])"
+
+@pytest.mark.parametrize("one", range(2))
+def test_waits(one):
+    subprocess.run([sys.executable, "-c", OUTER], start_new_session=True)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are other ones there")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_no_process_is_left(tmp_path: Path, number: int, workers: int) -> None:
+    (tmp_path / "test_waits.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    run = [sys.executable, "-m", "pytest", "-p", "tests.helpers.interruption", "-n", str(workers)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
+    with subprocess.Popen(run, cwd=tmp_path, env=env, stdout=-1, stderr=-1) as pytest_:
+        started = _until(lambda: [*tmp_path.glob("*.started")], max(workers, 1))
+        all_ = psutil.Process(pytest_.pid).children(recursive=True)
+        pytest_.send_signal(number)
+        assert pytest_.wait(timeout=600) == pytest.ExitCode.INTERRUPTED
+    assert {int(path.stem) for path in started} <= {process.pid for process in all_}
+    _, alive = psutil.wait_procs(all_, timeout=10)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def _until(look, count: int) -> list[Path]:
+    """Return what is found as soon as there is enough of it."""
+    while len(found := look()) < count:
+        time.sleep(0.05)
+    return found

@@ -1,0 +1,187 @@
+"""A loop that is differentiated more than once: twice, through its gradient, from tapes, before and after it was replayed."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+from memsaving_gradients.transforms.loops import gradient_hook
+from tests.helpers.sampling import one_of
+from tests.helpers.support import assert_identical, numbers
+
+pytestmark = [pytest.mark.usefixtures("exact"), pytest.mark.sampled]
+
+STEPS = 24
+X, W = numbers("x", 4, 8), numbers("w", 8, 8, scale=0.3)
+
+
+def looped(x, w, steps=STEPS):
+    return tf.while_loop(
+        lambda i, _: i < steps, lambda i, h: (i + 1, tf.tanh(tf.matmul(h, w))), (0, x)
+    )[1]
+
+
+def results(program):
+    function = tf.function(program, autograph=False)
+    found = function(tf.constant(X), tf.constant(W))
+    return tf.nest.map_structure(lambda t: t.numpy(), found), function
+
+
+def loops_of(function):
+    """The loops of a function's graph that are replayed."""
+    (concrete,) = function._list_all_concrete_functions()
+    return [op for op in concrete.graph.get_operations() if gradient_hook.replay_of(op)]
+
+
+def assert_same(program, replayed=1):
+    """``program(gradients, x, w)`` gives the same bits with our gradients, and so many loops are replayed at the end."""
+    plain, _ = results(functools.partial(program, tf.gradients))
+    for way in one_of(("segments", "treeverse")):
+        found, function = results(
+            functools.partial(program, functools.partial(ms.gradients, loops=way))
+        )
+        assert_identical(found, plain, way)
+        assert len(loops_of(function)) == replayed
+
+
+def test_two_calls_for_one_loop():
+    def program(gradients, x, w):
+        h = looped(x, w)
+        return [gradients(tf.reduce_sum(h), [x, w]), gradients(tf.reduce_sum(tf.square(h)), [w])]
+
+    assert_same(program)
+
+
+def test_a_second_call_that_needs_more_of_the_loop():
+    def program(gradients, x, w):
+        def body(i, a, b):
+            return i + 1, tf.sin(a), tf.tanh(tf.matmul(b, w)) * a
+
+        _, a, b = tf.while_loop(lambda i, *_: i < STEPS, body, (0, x, tf.cos(x)))
+        return [gradients(tf.reduce_sum(a), x), gradients(tf.reduce_sum(b), [x, w])]
+
+    assert_same(program)
+
+
+def test_plain_gradients_after_ours():
+    def program(gradients, x, w):
+        h = looped(x, w)
+        return [gradients(tf.reduce_sum(h), [x, w]), tf.gradients(tf.reduce_sum(tf.square(h)), w)]
+
+    assert_same(program)
+
+
+def test_ours_after_plain_gradients():
+    def program(gradients, x, w):
+        h = looped(x, w)
+        return [tf.gradients(tf.reduce_sum(h), [x, w]), gradients(tf.reduce_sum(tf.square(h)), w)]
+
+    assert_same(program)
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+def test_gradients_of_gradients():
+    def program(gradients, x, w):
+        h = looped(x, w, 9)
+        (first,) = gradients(tf.reduce_sum(tf.square(h)), [x])
+        return [first, gradients(tf.reduce_sum(tf.sin(first)), [x, w])]
+
+    plain, _ = results(functools.partial(program, tf.gradients))
+    found, _ = results(
+        functools.partial(program, functools.partial(ms.gradients, loops="segments"))
+    )
+    assert_identical(found, plain, "second order")
+
+
+def test_gradients_of_gradients_say_that_the_loop_is_kept():
+    def program(x, w):
+        (first,) = ms.gradients(tf.reduce_sum(tf.square(looped(x, w))), [x], loops="segments")
+        return tf.gradients(tf.reduce_sum(tf.sin(first)), [x])
+
+    with pytest.warns(ms.errors.NothingSavedWarning, match="keeps all of its steps"):
+        results(program)
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+def test_a_persistent_tape():
+    def program(x, w):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch([x, w])
+            h = looped(x, w)
+            one, other = tf.reduce_sum(h), tf.reduce_sum(tf.square(h))
+        return [tape.gradient(one, [x, w]), tape.gradient(other, [x, w])]
+
+    plain, _ = results(program)
+    with ms.patched(loops="segments"):
+        found, _ = results(program)
+    assert_identical(found, plain, "persistent tape")
+
+
+def test_gradients_of_gradients_of_loops_in_functions_are_refused():
+    @tf.function(autograph=False)
+    def inner(x, w):
+        return looped(x, w, 9)
+
+    def program(loops, x, w):
+        (first,) = ms.gradients(tf.reduce_sum(tf.square(inner(x, w))), [x], loops=loops)
+        return tf.gradients(tf.reduce_sum(tf.sin(first)), [x])
+
+    with pytest.raises(ms.errors.HigherOrderError, match="loops='keep'"):
+        results(functools.partial(program, "segments"))
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+def test_tapes_of_tapes():
+    def program(x, w):
+        with tf.GradientTape() as outer:
+            outer.watch([x, w])
+            with tf.GradientTape() as tape:
+                tape.watch([x, w])
+                y = tf.reduce_sum(tf.square(looped(x, w, 9)))
+            first = tape.gradient(y, x)
+            z = tf.reduce_sum(tf.sin(first))
+        return [first, outer.gradient(z, [x, w])]
+
+    plain, _ = results(program)
+    with ms.patched(loops="segments"):
+        found, _ = results(program)
+    assert_identical(found, plain, "tape of a tape")
+
+
+def test_a_jacobian():
+    def program(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(looped(x, w, 9), 1)
+        return tape.jacobian(y, x)
+
+    plain, _ = results(program)
+    with ms.patched(loops="segments"):
+        found, _ = results(program)
+    np.testing.assert_allclose(found, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_values_in_gradients_of_stopped_states():
+    def program(gradients, x, w):
+        h = looped(x, w)
+        return gradients(tf.reduce_sum(h), [w], stop_gradients=[x])
+
+    assert_same(program)
+
+
+def test_incoming_gradients_and_unconnected_ones():
+    def program(gradients, x, w):
+        h = looped(x, w)
+        away = tf.sin(x)
+        return gradients(
+            [h],
+            [x, w, away],
+            grad_ys=[tf.cos(h)],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+
+    assert_same(program)
