@@ -8,7 +8,6 @@ of loops, inside ``jacobian``, which vectorizes them) stay plain.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.tf_private import autodiff
+from graph_tools.tf_private import autodiff, hooks
 from graph_tools.warn import warn
 from memsaving_gradients.engine.differentiate import inner_way, is_paused, paused, saving
 from memsaving_gradients.engine.options import Options
@@ -262,18 +261,10 @@ def _remove(patch: _InForce) -> None:
 
 def _install() -> None:
     _restore.append(stand(_standing_rule))
-    tape = autodiff.GradientTape
-    inner = autodiff.differentiate()
-    _restore.append(lambda: autodiff.replace_differentiate(inner))
-    autodiff.replace_differentiate(_gradients_saving(inner))
-    for name, wrap in (
-        ("gradient", _tape_saving),
-        ("jacobian", _plain_inside),
-        ("batch_jacobian", _plain_inside),
-    ):
-        original = getattr(tape, name)
-        _restore.append(functools.partial(setattr, tape, name, original))
-        setattr(tape, name, wrap(original))
+    _restore.append(hooks.differentiation.wrap(_gradients))
+    _restore.append(hooks.tape["gradient"].wrap(_tape_gradient))
+    for name in ("jacobian", "batch_jacobian"):
+        _restore.append(hooks.tape[name].wrap(_plain_inside))
 
 
 def _standing_rule() -> Rule | None:
@@ -286,41 +277,30 @@ def _standing_rule() -> Rule | None:
     return None if way == "keep" else inner_rule(way, options.batch, options.xla)
 
 
-def _gradients_saving(inner: Callable[..., Any]) -> Callable[..., Any]:
-    @tf.autograph.experimental.do_not_convert
-    def differentiate(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        # src_graph, the tenth parameter: the graph that is differentiated, where it is not the current one.
-        source = kwargs.get("src_graph", args[7] if len(args) > 7 else None)
-        elsewhere = source is not None and source is not tf.compat.v1.get_default_graph()
-        if not elsewhere:
-            _note_asked()
-        if elsewhere or _stays_plain("tf.gradients"):
-            return inner(ys, xs, *args, **kwargs)
-        return _patched(lambda: inner(ys, xs, *args, **kwargs), ys, xs)
-
-    return differentiate
-
-
-def _tape_saving(original: Callable[..., Any]) -> Callable[..., Any]:
-    @tf.autograph.experimental.do_not_convert
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+def _gradients(inner: Callable[..., Any], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    # src_graph, the tenth parameter: the graph that is differentiated, where it is not the current one.
+    source = kwargs.get("src_graph", args[7] if len(args) > 7 else None)
+    elsewhere = source is not None and source is not tf.compat.v1.get_default_graph()
+    if not elsewhere:
         _note_asked()
-        if _stays_plain("GradientTape.gradient"):
-            return original(self, target, sources, *args, **kwargs)
-        return _patched(lambda: original(self, target, sources, *args, **kwargs), target, sources)
-
-    # The same to whoever looks at the signature or the documentation.
-    return functools.wraps(original)(gradient)
+    if elsewhere or _stays_plain("tf.gradients"):
+        return inner(ys, xs, *args, **kwargs)
+    return _patched(lambda: inner(ys, xs, *args, **kwargs), ys, xs)
 
 
-def _plain_inside(original: Callable[..., Any]) -> Callable[..., Any]:
-    @tf.autograph.experimental.do_not_convert
-    def jacobian(*args: Any, **kwargs: Any) -> Any:
-        _note_asked()
-        with paused():
-            return original(*args, **kwargs)
+def _tape_gradient(
+    inner: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
+    _note_asked()
+    if _stays_plain("GradientTape.gradient"):
+        return inner(tape, target, sources, *args, **kwargs)
+    return _patched(lambda: inner(tape, target, sources, *args, **kwargs), target, sources)
 
-    return functools.wraps(original)(jacobian)
+
+def _plain_inside(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _note_asked()
+    with paused():
+        return inner(*args, **kwargs)
 
 
 def _note_asked() -> None:

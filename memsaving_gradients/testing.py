@@ -8,18 +8,17 @@ the same seeds and the same values of all variables.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from graph_tools.tf_private import autodiff, config
+from graph_tools.tf_private import autodiff, config, hooks
 from memsaving_gradients.engine.differentiate import all_plain
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetWarning
@@ -169,29 +168,25 @@ def _recorded(seen: list[_Seen]) -> Iterator[None]:
             copies = tuple(autodiff.written_to_variable(part) for part in parts if part is not None)
             seen.append(_Seen(_name(x), None if grad is None else type(grad), copies))
 
-    def differentiate(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    def differentiate(inner: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         grads = inner(ys, xs, *args, **kwargs)
         # The gradients of a function that is called are TensorFlow's own affair.
         if kwargs.get("src_graph", args[7] if len(args) > 7 else None) is None:
             note(grads, xs)
         return grads
 
-    @functools.wraps(autodiff.GradientTape.gradient)
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        grads = original(self, target, sources, *args, **kwargs)
+    def gradient(
+        inner: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        grads = inner(tape, target, sources, *args, **kwargs)
         if not tf.executing_eagerly():
             note(grads, sources)
         return grads
 
-    inner, tape = autodiff.differentiate(), autodiff.GradientTape
-    original = tape.gradient
-    autodiff.replace_differentiate(differentiate)
-    tape.gradient = gradient
-    try:
+    with ExitStack() as stack:
+        stack.callback(hooks.differentiation.wrap(differentiate))
+        stack.callback(hooks.tape["gradient"].wrap(gradient))
         yield
-    finally:
-        tape.gradient = original
-        autodiff.replace_differentiate(inner)
 
 
 def _name(x: Any) -> str:

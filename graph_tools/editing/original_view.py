@@ -5,35 +5,45 @@ order gradient with respect to a tensor that is recomputed, or with ``stop_gradi
 flows through the clone, silently. While TensorFlow differentiates, a rewritten graph therefore takes back its edits,
 and makes them again afterwards. (Tapes are not concerned: they remember the inputs that ops had when they were made.)
 
-Installed once, around the one function that all flavors of `tf.gradients` and the gradients of functions go through.
+The view is set up when the first graph is edited, around the one function that all flavors of `tf.gradients` and the gradients of
+functions go through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
 from graph_tools.editing.rewiring import Rewiring
-from graph_tools.tf_private.autodiff import differentiate, enclosing_graphs, replace_differentiate
+from graph_tools.graph.notes import notes
+from graph_tools.tf_private import hooks
+from graph_tools.tf_private.autodiff import enclosing_graphs
 
-__all__ = ["as_built", "forget", "install", "remember"]
+__all__ = ["as_built", "forget", "remember"]
 
-#: A rewiring refers to its graph, so it lives on the graph itself: a table of them, weak or not, would keep it alive.
-_ATTRIBUTE = "_memsaving_gradients_rewirings"
+
+@dataclass(eq=False)
+class _Edits:
+    """The edits of a graph, oldest first."""
+
+    rewirings: list[Rewiring] = field(default_factory=list)
 
 
 def remember(graph: tf.Graph, rewiring: Rewiring) -> None:
     """Note that ``graph`` was edited by ``rewiring``."""
-    setattr(graph, _ATTRIBUTE, [*getattr(graph, _ATTRIBUTE, ()), rewiring])
+    _set_up()
+    notes(graph, _Edits).rewirings.append(rewiring)
 
 
 def forget(graph: tf.Graph, rewiring: Rewiring) -> None:
     """Note that ``rewiring`` was undone for good."""
-    edits = getattr(graph, _ATTRIBUTE, ())
-    setattr(graph, _ATTRIBUTE, [edit for edit in edits if edit is not rewiring])
+    edits = notes(graph, _Edits)
+    edits.rewirings = [edit for edit in edits.rewirings if edit is not rewiring]
 
 
 @contextmanager
@@ -44,23 +54,20 @@ def as_built(graph: tf.Graph) -> Iterator[None]:
     TensorFlow differentiates a call, a branch or a loop in the middle of its walk through the graph around it, which the
     end of the inner context must not give its edits back.
     """
-    edits = [e for g in enclosing_graphs(graph) for e in getattr(g, _ATTRIBUTE, ())]
+    edits = [e for g in enclosing_graphs(graph) for e in notes(g, _Edits).rewirings]
     with ExitStack() as stack:
         for rewiring in reversed(edits):
             stack.enter_context(rewiring.undone())
         yield
 
 
-def install() -> None:
-    """Wrap TensorFlow's graph differentiation; does nothing the second time."""
-    inner = differentiate()
-    if getattr(inner, "_memsaving_guard", False):
-        return
-
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+@cache
+def _set_up() -> None:
+    def differentiate(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # src_graph, the tenth parameter: the graph that is differentiated, where it is not the current one.
         graph = kwargs.get("src_graph") or (args[9] if len(args) > 9 else None)
         with as_built(graph if graph is not None else tf.compat.v1.get_default_graph()):
             return inner(*args, **kwargs)
 
-    guarded._memsaving_guard = True  # type: ignore[attr-defined]
-    replace_differentiate(guarded)
+    # Whoever else wraps the differentiation edits graphs, which the view must not undo.
+    hooks.differentiation.wrap(differentiate, innermost=True)

@@ -6,18 +6,17 @@ Each comment says why there is no public way. Seen in TensorFlow 2.16 to 2.21.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import backprop
 from tensorflow.python.eager.polymorphic_function import concrete_function, polymorphic_function
-from tensorflow.python.framework import func_graph, ops
+from tensorflow.python.framework import ops
 from tensorflow.python.ops import (
     control_flow_util,
     control_flow_v2_func_graphs,
-    gradients_util,
     resource_variable_ops,
     script_ops,
 )
@@ -27,7 +26,6 @@ __all__ = [
     "GradientTape",
     "captures_of",
     "compiled_by_xla",
-    "differentiate",
     "enclosing_graphs",
     "ends_of",
     "graphs_of",
@@ -37,46 +35,15 @@ __all__ = [
     "outputs_of",
     "passes_gradient",
     "prepares_higher_orders",
-    "replace_differentiate",
-    "replace_tracer",
     "tensors_in",
     "traced_anew",
-    "tracer",
     "variables_in",
     "vectorized",
     "written_to_variable",
 ]
 
-#: The class behind ``tf.GradientTape``, to be patched in place so that names bound earlier follow.
+#: The class behind ``tf.GradientTape``.
 GradientTape = backprop.GradientTape
-
-
-def differentiate() -> Callable[..., Any]:
-    """The function that all flavors of ``tf.gradients`` call.
-
-    ``tf.gradients``, ``tf.compat.v1.gradients``, TF1 optimizers and the gradients of functions look it up in its
-    module at each call (2.16 to 2.21), so that replacing it there reaches code which bound any of those names before.
-    """
-    return gradients_util._GradientsHelper
-
-
-def replace_differentiate(function: Callable[..., Any]) -> None:
-    """Put ``function`` in the place of `differentiate`."""
-    gradients_util._GradientsHelper = function
-
-
-def tracer() -> Callable[..., tf.Graph]:
-    """The function that traces all others: bodies of ``tf.function``, of branches and of loops.
-
-    There is no public way to see a function's graph complete and not yet compiled. Its callers look it up in its module at each
-    call (2.16 to 2.21).
-    """
-    return func_graph.func_graph_from_py_func
-
-
-def replace_tracer(function: Callable[..., tf.Graph]) -> None:
-    """Put ``function`` in the place of `tracer`."""
-    func_graph.func_graph_from_py_func = function
 
 
 def compiled_by_xla() -> bool:

@@ -27,7 +27,6 @@ __all__ = [
     "note_own_outputs",
     "read_only_inputs",
     "traced_like",
-    "wrap_loop_gradients",
 ]
 
 #: The types of ops that a ``tf.while_loop`` becomes.
@@ -42,19 +41,6 @@ _BODIES = {
     **dict.fromkeys(BRANCHES[2:], ("branches",)),
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
 }
-
-_LoopGradient = Callable[..., Sequence[Any]]
-
-
-def wrap_loop_gradients(wrap: Callable[[_LoopGradient], _LoopGradient]) -> None:
-    """Put ``wrap(gradient)`` in the place of the function that differentiates loops.
-
-    Gradient functions are registered by op type once and for all; ``tf.RegisterGradient`` refuses a second one. All flavors of
-    gradients look them up at each use (2.16 to 2.21).
-    """
-    entries = ops.gradient_registry._registry
-    for kind in LOOPS:
-        entries[kind]["type"] = wrap(entries[kind]["type"])
 
 
 def body_of(loop: tf.Operation) -> Any:

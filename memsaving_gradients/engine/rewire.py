@@ -18,13 +18,8 @@ from memsaving_gradients.engine.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.rewriting.gates import gated
 from memsaving_gradients.transforms.attention.pattern.substitution import Substituted
-from memsaving_gradients.transforms.loops import gradient_hook
 
 __all__ = ["components", "observing", "save_memory"]
-
-original_view.install()
-whole_step.install()
-gradient_hook.install()
 
 #: Innermost last. Not a context variable: distribution strategies trace in threads of their own.
 _observers: list[Callable[[Site], None]] = []

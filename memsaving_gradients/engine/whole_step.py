@@ -9,30 +9,27 @@ that breaks the budget, a plan for less is followed; if none helps, it is said.
 
 Under a strategy of ``tf.distribute`` all of that is done for each device by itself, as if there were no others.
 
-The end of a trace is seen by wrapping the one function of TensorFlow that traces all others, once, when the package is
-imported; traces without gradients of ours are none of its business. Costs a capture of the graph and the plays for each plan with a
-budget, about as much as an attempt at a plan.
+TensorFlow says when a trace is complete (`graph_tools.tf_private.hooks.when_traced`). Costs a capture of the graph and the plays for each plan
+with a budget, about as much as an attempt at a plan.
 """
 
 from __future__ import annotations
 
-import functools
-import weakref
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import tensorflow as tf
 
 from graph_tools.editing import original_view
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
+from graph_tools.graph.notes import has_notes, notes
 from graph_tools.ops.devices import Home
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.ops.while_loops import behind_identities
-from graph_tools.tf_private import autodiff, graphs
+from graph_tools.tf_private import autodiff, graphs, hooks
 from graph_tools.warn import warn
 from memsaving_gradients.budget import exact_bytes, format_bytes
 from memsaving_gradients.engine import graph_state, replicas
@@ -45,7 +42,7 @@ from memsaving_gradients.rewriting.optimizer_ops import Updates
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.attention.pattern.reachability import plain_as_well
 
-__all__ = ["added_up", "consumed_at_once", "install", "note", "note_added_up", "will_be_reduced"]
+__all__ = ["added_up", "consumed_at_once", "note", "note_added_up", "will_be_reduced"]
 
 #: Where less than this share of the budget is done with gradients, a step is not played as a whole.
 LITTLE = 1 / 200
@@ -62,44 +59,31 @@ class _Built:
 
 
 @dataclass(eq=False)
-class _Trace:
-    """The gradients that were built while a function, and what it calls, was traced."""
+class _Step:
+    """The gradients that were built in a graph that is being traced, and what becomes of those that a loop has added up."""
 
     built: list[_Built] = field(default_factory=list)
+    added_up: bool = False
+    deferred: bool = False
 
 
-_added_up: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 _consumed: ContextVar[bool] = ContextVar("memsaving_gradients_consumed", default=False)
-#: Innermost last. Functions are traced in several threads at a time: graphs tell whose gradients are whose.
-_traces: list[_Trace] = []
 
 
-def install() -> None:
-    """Wrap the function by which TensorFlow traces functions; does nothing the second time."""
-    inner = autodiff.tracer()
-    if getattr(inner, "_memsaving_whole_step", False):
+def _traced(graph: tf.Graph) -> None:
+    """Look at a step, which was just traced to its end."""
+    if not has_notes(graph, _Step):
         return
-
-    @functools.wraps(inner)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        mine = _Trace()
-        _traces.append(mine)
-        try:
-            graph = inner(*args, **kwargs)
-        finally:
-            _traces.remove(mine)
-        built = [entry for entry in mine.built if entry.following.site.graph is graph]
-        if built:
-            _check_attention(graph, built)
-            if not _consumed.get():
-                for entries in _by_device(built):
-                    _finish(graph, entries)
-        elif graph in _added_up:
-            _defer(graph)
-        return graph
-
-    traced._memsaving_whole_step = True  # type: ignore[attr-defined]
-    autodiff.replace_tracer(traced)
+    step = notes(graph, _Step)
+    built, step.built = step.built, []
+    if built:
+        _check_attention(graph, built)
+        if not _consumed.get():
+            for entries in _by_device(built):
+                _finish(graph, entries)
+    elif step.added_up and not step.deferred:
+        step.deferred = True
+        _defer(graph)
 
 
 @contextmanager
@@ -121,13 +105,15 @@ def note_added_up(grads: Sequence[tf.Tensor]) -> None:
     """Note gradients that a loop in the current graph has added up, for which what is done with them is to wait."""
     graph = tf.compat.v1.get_default_graph()
     if not autodiff.compiled_by_xla():
-        _added_up.add(graph)
+        hooks.when_traced(_traced)
+        notes(graph, _Step).added_up = True
         graph_state.returned(graph, grads, held=False)
 
 
 def added_up(graph: tf.Graph) -> list[tf.Tensor]:
     """The gradients that loops in a graph have added up."""
-    return [tensor for tensor, _ in graph_state.earlier(graph)] if graph in _added_up else []
+    there = has_notes(graph, _Step) and notes(graph, _Step).added_up
+    return [tensor for tensor, _ in graph_state.earlier(graph)] if there else []
 
 
 def _defer(graph: tf.Graph) -> None:
@@ -154,8 +140,10 @@ def note(following: Following, followed: Followed, grads: Sequence[tf.Tensor]) -
     """Note gradients that were built, and that the user gets as ``grads``; warn if they break the budget with those before."""
     budget = followed.outcome.plan.budget
     said = budget is not None and _check_calls(following.site, budget, grads)
-    for trace in _traces:
-        trace.built.append(_Built(following, followed, grads, said))
+    graph = following.site.graph
+    if graphs.is_function(graph):
+        hooks.when_traced(_traced)
+        notes(graph, _Step).built.append(_Built(following, followed, grads, said))
 
 
 def _check_attention(graph: tf.Graph, built: Sequence[_Built]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +25,8 @@ from memsaving_gradients.transforms.loops.selection import Loops
 
 __all__ = ["describe", "source_line", "why_nothing"]
 
-_OWN = tuple(__file__.rsplit("/", 1)[:1])
+#: The folder of this package, whose frames are nobody's program.
+_OWN = str(Path(__file__).parents[1])
 
 
 def describe(

@@ -1,7 +1,7 @@
 """Loops and their gradients, noted as TensorFlow builds them, and kept right whatever is differentiated later.
 
-TensorFlow's function that differentiates a loop is wrapped, once, when the package is imported. It notes which loop is the gradient of
-which, which nothing in the graph says, and
+TensorFlow's function that differentiates loops is wrapped when the first gradients are asked for. The wrapper notes which loop is the
+gradient of which, which nothing in the graph says, and
 
 - replays loops inside of functions, branches and other loops at once, if that was asked for (`replaying`): when their gradients have
   become functions themselves, it is too late;
@@ -12,17 +12,20 @@ which, which nothing in the graph says, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
 from graph_tools.editing import original_view
 from graph_tools.errors import GraphError
-from graph_tools.ops.while_loops import Loop, note_steps, trip_count
-from graph_tools.tf_private import loops
+from graph_tools.graph.notes import notes
+from graph_tools.ops.while_loops import Loop, behind_identities, note_steps, trip_count
+from graph_tools.tf_private import graphs, hooks, loops
 from graph_tools.tf_private.autodiff import (
     enclosing_graphs,
     home_of,
@@ -41,7 +44,6 @@ __all__ = [
     "forget_replay",
     "gradients_in",
     "inside",
-    "install",
     "kept_inside",
     "note_replay",
     "replay_of",
@@ -49,11 +51,6 @@ __all__ = [
     "stand",
 ]
 
-#: What is known of a loop stands on its op, and of a graph's gradients on the graph: neither outlives these.
-_OWN, _GRADIENT, _REPLAY = (f"_memsaving_gradients_{what}" for what in ("own", "of", "replay"))
-_GRADIENTS, _INSIDE, _KEPT = (
-    f"_memsaving_gradients_{what}" for what in ("loops", "inner_loops", "kept_loops")
-)
 #: Why loops stay as they are under several tapes, or a persistent one.
 _PREPARED = (
     "gradients of its gradients are prepared, for there are several tapes around it or a persistent one; "
@@ -62,6 +59,52 @@ _PREPARED = (
 
 #: How a loop is to be replayed; ``None``: not at all.
 Rule = Callable[[Loop, Gradient], Replayed | None]
+
+
+@dataclass(eq=False)
+class _OfLoop:
+    """What is known of a loop.
+
+    Attributes
+    ----------
+    own
+        How many outputs it had before gradients added accumulators; ``None``: it was not differentiated.
+    is_gradient_of
+        The gradient that it is, if it is one.
+    gradients
+        Its own gradients.
+    replay
+        How it is replayed now; ``None``: it is not.
+    unseen
+        Whether it has gradients that were built before anybody noted them.
+    """
+
+    own: int | None = None
+    is_gradient_of: Gradient | None = None
+    gradients: list[Gradient] = field(default_factory=list)
+    replay: Replay | None = None
+    unseen: bool = False
+
+
+@dataclass(eq=False)
+class _OfGraph:
+    """What is known of the loops of a graph.
+
+    Attributes
+    ----------
+    gradients
+        Gradients that were built in it, each with the number of ops before.
+    inside
+        The loops of its functions, branches and loops that are replayed.
+    kept
+        Why others, by name, could not be.
+    """
+
+    gradients: list[tuple[int, Gradient]] = field(default_factory=list)
+    inside: tuple[Replayed, ...] = ()
+    kept: dict[str, str] = field(default_factory=dict)
+
+
 _rule: ContextVar[tuple[tf.Graph, Rule] | None] = ContextVar(
     "memsaving_gradients_loop_rule", default=None
 )
@@ -74,6 +117,7 @@ _standing: list[Callable[[], Rule | None]] = []
 @contextmanager
 def replaying(graph: tf.Graph, rule: Rule) -> Iterator[None]:
     """Loops that are differentiated inside, but for those of ``graph`` itself, are replayed as ``rule`` says."""
+    _note_gradients()
     token = _rule.set((graph, rule))
     try:
         yield
@@ -83,19 +127,19 @@ def replaying(graph: tf.Graph, rule: Rule) -> Iterator[None]:
 
 def stand(rule: Callable[[], Rule | None]) -> Callable[[], None]:
     """As `replaying`, for whatever is differentiated from now on, until the function is called that this returns."""
+    _note_gradients()
     _standing.append(rule)
     return lambda: _standing.remove(rule)
 
 
 def inside(graph: tf.Graph) -> tuple[Replayed, ...]:
     """The loops of functions, branches and other loops in ``graph`` that are replayed."""
-    return getattr(graph, _INSIDE, ())
+    return notes(graph, _OfGraph).inside
 
 
 def kept_inside(graph: tf.Graph) -> dict[str, str]:
     """Why loops of functions in ``graph``, by name, could not be replayed."""
-    found: dict[str, str] = getattr(graph, _KEPT, {})
-    return found
+    return notes(graph, _OfGraph).kept
 
 
 def gradients_in(graph: tf.Graph, since: int) -> list[list[Gradient]]:
@@ -106,59 +150,52 @@ def gradients_in(graph: tf.Graph, since: int) -> list[list[Gradient]]:
     """
     sources = dict.fromkeys(
         g.loop.op
-        for n, g in getattr(graph, _GRADIENTS, ())
+        for n, g in notes(graph, _OfGraph).gradients
         if n >= since and g.loop.op.graph is graph
     )
-    found = [getattr(op, _GRADIENTS) for op in sources]
+    found = [notes(op, _OfLoop) for op in sources]
     return [
-        gradients
-        for gradients in found
-        if not hasattr(gradients[0].loop.op, _GRADIENT)
-        and all(g.op.graph is graph and not hasattr(g.op, _OWN) for g in gradients)
+        loop.gradients
+        for loop in found
+        if loop.is_gradient_of is None
+        and not loop.unseen
+        and all(g.op.graph is graph and notes(g.op, _OfLoop).own is None for g in loop.gradients)
     ]
 
 
 def replay_of(loop: tf.Operation) -> Replay | None:
     """How a loop is replayed now; ``None``: it is not."""
-    return getattr(loop, _REPLAY, None)
+    return notes(loop, _OfLoop).replay
 
 
 def note_replay(replay: Replay) -> None:
     """Note that a loop is replayed: to whoever differentiates, it is what TensorFlow made of it."""
-    setattr(replay.loop.op, _REPLAY, replay)
+    notes(replay.loop.op, _OfLoop).replay = replay
     original_view.remember(replay.loop.op.graph, replay.rewiring)
 
 
 def forget_replay(replay: Replay) -> None:
     """Give the loop back what TensorFlow made of it, for good."""
-    setattr(replay.loop.op, _REPLAY, None)
+    notes(replay.loop.op, _OfLoop).replay = None
     original_view.forget(replay.loop.op.graph, replay.rewiring)
     replay.abandon()
 
 
-def install() -> None:
-    """Wrap TensorFlow's differentiation of loops; does nothing the second time."""
-
-    def wrap(differentiate: Any) -> Any:
-        if getattr(differentiate, "_memsaving_loops", False):
-            return differentiate
-
-        @tf.autograph.experimental.do_not_convert
-        def gradient(op: Any, *grads: Any) -> Any:
-            return _differentiated(differentiate, op, grads)
-
-        gradient._memsaving_loops = True
-        return gradient
-
-    loops.wrap_loop_gradients(wrap)
+@cache
+def _note_gradients() -> None:
+    """Note gradients of loops from now on; once is enough."""
+    for hook in hooks.loop_gradients.values():
+        hook.wrap(_differentiated)
 
 
-def _differentiated(differentiate: Any, op: Any, grads: Sequence[Any]) -> Any:
+def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
     # Tapes hand in a stand-in for the op.
     source = op.outputs[0].op
-    own: int = getattr(source, _OWN, len(source.outputs))
-    setattr(source, _OWN, own)
-    of: Gradient | None = getattr(source, _GRADIENT, None)
+    known = notes(source, _OfLoop)
+    if known.own is None:
+        _first_seen(source, known)
+    own, of = known.own, known.is_gradient_of
+    assert own is not None
     if of is not None and (first := replay_of(of.loop.op)) is not None:
         _give_back(first)
     replay = replay_of(source)
@@ -186,20 +223,41 @@ def _differentiated(differentiate: Any, op: Any, grads: Sequence[Any]) -> Any:
     if not made or loops.body_of(source) is None:
         return result
     gradient = Gradient(made[-1], Loop(source, own, settled, until))
-    setattr(made[-1], _GRADIENT, gradient)
+    notes(made[-1], _OfLoop).is_gradient_of = gradient
     for op in (source, made[-1]):
         note_steps(op, trip_count(source))
-    setattr(source, _GRADIENTS, [*getattr(source, _GRADIENTS, ()), gradient])
-    setattr(graph, _GRADIENTS, [*getattr(graph, _GRADIENTS, ()), (since, gradient)])
+    known.gradients = [*known.gradients, gradient]
+    notes(graph, _OfGraph).gradients.append((since, gradient))
     if replay is not None:
         _replay_too(replay, gradient, of_accumulators)
     elif asked is not None and source.graph is not asked[0] and of is None:
         if prepares_higher_orders():
             for around in enclosing_graphs(graph):
-                setattr(around, _KEPT, {**kept_inside(around), source.name: _PREPARED})
+                notes(around, _OfGraph).kept[source.name] = _PREPARED
         else:
             _replay_inside(gradient, asked[1])
     return result
+
+
+def _first_seen(source: tf.Operation, known: _OfLoop) -> None:
+    """Note what TensorFlow made of a loop before its gradients were noted: accumulators, and who reads those of another loop."""
+    accumulators = [k for k in range(len(source.outputs)) if _accumulates(source, k)]
+    known.own = min(accumulators, default=len(source.outputs))
+    made_from = (behind_identities(tensor) for tensor in source.inputs)
+    reads = any(
+        tensor.op.type in loops.LOOPS and _accumulates(tensor.op, tensor.value_index)
+        for tensor in made_from
+    )
+    known.unseen = bool(accumulators) or (reads and known.is_gradient_of is None)
+
+
+def _accumulates(loop: tf.Operation, k: int) -> bool:
+    """Return whether a gradient added an output: each step pushes to a list that is empty before, and was made after the loop."""
+    body, begins = loops.body_of(loop), behind_identities(loop.inputs[k]).op
+    if body is None or begins.type != "EmptyTensorList":
+        return False
+    late = graphs.creation_index(begins) > graphs.creation_index(loop)
+    return late and behind_identities(body.outputs[k]).op.type == "TensorListPushBack"
 
 
 def _is_nothing(grad: Any) -> bool:
@@ -227,7 +285,7 @@ def _replay_inside(gradient: Gradient, rule: Rule) -> None:
         return
     note_replay(replay)
     for around in enclosing_graphs(gradient.op.graph):
-        setattr(around, _INSIDE, (*inside(around), how))
+        notes(around, _OfGraph).inside += (how,)
 
 
 def _give_back(replay: Replay) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from graph_tools.errors import GraphError
+from graph_tools.graph.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.ops.variant_bytes import buffer_bytes
 from graph_tools.ops.while_loops import Loop, trip_count
@@ -37,18 +38,23 @@ LEVELS = {"segments": 1, "treeverse": 3}
 FEWEST_STEPS, LEAST_SAVED = 4, 0.2
 #: Stands in for the number of steps where that is known at run time only.
 USUAL_STEPS = 256
-#: On the op: how its user wants it treated (`memsaving_gradients.while_loop`).
-_MARK = "_memsaving_gradients_way"
+
+
+@dataclass(eq=False)
+class _Wish:
+    """How the user of a loop wants it treated (`memsaving_gradients.while_loop`); an empty string: as all loops."""
+
+    way: str = ""
 
 
 def mark(loop: tf.Operation, way: str) -> None:
     """Note how the user wants ``loop`` to be treated."""
-    setattr(loop, _MARK, way)
+    notes(loop, _Wish).way = way
 
 
 def marked_way(loop: tf.Operation, otherwise: str) -> str:
     """How ``loop`` is to be treated."""
-    return getattr(loop, _MARK, otherwise)
+    return notes(loop, _Wish).way or otherwise
 
 
 def division_for(

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from graph_tools.editing import original_view
 from graph_tools.editing.rewiring import Rewiring
+from graph_tools.graph.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 from memsaving_gradients.transforms.attention.pattern.block_passes import backward, forward
@@ -36,8 +37,6 @@ from memsaving_gradients.transforms.attention.pattern.reachability import Needs
 __all__ = ["Prepared", "Substituted", "prepare", "substitute"]
 
 _SCOPE = "attention_in_blocks"
-#: What was built in a graph for earlier gradients stands on the graph itself.
-_ATTRIBUTE = "_memsaving_gradients_attention"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +72,13 @@ class _Built:
             for reader in op.outputs[0].consumers()
             if reader.type == "Shape"
         ]
+
+
+@dataclass(eq=False)
+class _Known:
+    """The attentions of a graph that were built for earlier gradients."""
+
+    built: dict[str, _Built] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +136,7 @@ def prepare(graph: tf.Graph, ys: Sequence[tf.Tensor], idle: Collection[int]) -> 
     idle
         Creation indices of ops that are known to be of no use.
     """
-    known: dict[str, _Built] = getattr(graph, _ATTRIBUTE, {})
+    known = notes(graph, _Known).built
     prepared = Prepared(dict(known))
     since = len(graph.get_operations())
     needed = Needs().of([y for y in ys if y.graph is graph])
@@ -146,7 +152,7 @@ def prepare(graph: tf.Graph, ys: Sequence[tf.Tensor], idle: Collection[int]) -> 
         with graphs.outside_scopes(graph), graphs.unrecorded(), tf.name_scope(_SCOPE):
             prepared.built[softmax.name] = _forward(found)
     prepared.ops.extend(graph.get_operations()[since:])
-    setattr(graph, _ATTRIBUTE, dict(prepared.built))
+    notes(graph, _Known).built = dict(prepared.built)
     return prepared
 
 

@@ -1,0 +1,46 @@
+"""What is known of a graph, or of an op, for as long as it lives.
+
+Notes are attributes of the graph or op itself. Many of them refer back to it, so that a table of them, weak or not, would keep it alive.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import tensorflow as tf
+
+__all__ = ["forget_notes", "has_notes", "notes"]
+
+_ATTRIBUTE = "_memsaving_gradients"
+
+Notes = TypeVar("Notes")
+
+
+def notes(owner: tf.Graph | tf.Operation, kind: type[Notes]) -> Notes:
+    """Return the notes of a kind on ``owner``: an instance of ``kind``, made without arguments when it is first asked for.
+
+    Examples
+    --------
+    >>> graph = tf.Graph()
+    >>> notes(graph, dict)["seen"] = True
+    >>> notes(graph, dict), has_notes(graph, list)
+    ({'seen': True}, False)
+    """
+    known = getattr(owner, _ATTRIBUTE, None)
+    if known is None:
+        known = {}
+        setattr(owner, _ATTRIBUTE, known)
+    if kind not in known:
+        known[kind] = kind()
+    found: Notes = known[kind]
+    return found
+
+
+def has_notes(owner: tf.Graph | tf.Operation, kind: type) -> bool:
+    """Return whether there are notes of a kind on ``owner``."""
+    return kind in getattr(owner, _ATTRIBUTE, ())
+
+
+def forget_notes(owner: tf.Graph | tf.Operation, kind: type) -> None:
+    """Remove the notes of a kind from ``owner``."""
+    getattr(owner, _ATTRIBUTE, {}).pop(kind, None)

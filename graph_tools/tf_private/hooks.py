@@ -1,0 +1,140 @@
+"""The functions of TensorFlow that this project wraps: how they are found, wrapped and given back.
+
+Each is one `Hook`, which any number of subscribers may wrap. A hook replaces the function when the first one subscribes, and gives it
+back when the last one is gone; importing this module changes nothing. TensorFlow looks each of these functions up at each call (2.16 to
+2.21), so that a hook also reaches code which imported ``tf.gradients`` or ``tf.GradientTape`` before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import transform
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import gradients_util
+
+from graph_tools.tf_private.autodiff import GradientTape
+from graph_tools.tf_private.loops import LOOPS
+
+__all__ = ["Hook", "differentiation", "loop_gradients", "tape", "when_traced"]
+
+Function = Callable[..., Any]
+#: Is called with the function that it wraps, and the arguments of the call.
+Around = Callable[..., Any]
+
+
+class Hook:
+    """A function of TensorFlow's that subscribers wrap.
+
+    Parameters
+    ----------
+    read, write
+        Return and replace the function.
+
+    Examples
+    --------
+    >>> functions = {"f": abs}
+    >>> hook = Hook(lambda: functions["f"], lambda new: functions.update(f=new))
+    >>> end = hook.wrap(lambda inner, x: inner(x) + 1)
+    >>> functions["f"](-2)
+    3
+    >>> end()
+    >>> functions["f"] is abs
+    True
+    """
+
+    def __init__(self, read: Callable[[], Function], write: Callable[[Function], None]) -> None:
+        self._read, self._write = read, write
+        #: Innermost first.
+        self._subscribers: list[Around] = []
+        self._original: Function | None = None
+        self._dispatch: Function | None = None
+        self._composed: Function | None = None
+
+    def wrap(self, around: Around, *, innermost: bool = False) -> Callable[[], None]:
+        """Let ``around(inner, *args, **kwargs)`` handle each call, and return a function that ends this.
+
+        Later subscribers wrap earlier ones; ``innermost``: this one is wrapped by all others.
+        """
+        if self._original is None:
+            self._install()
+        self._subscribers.insert(0 if innermost else len(self._subscribers), around)
+        self._compose()
+
+        def end() -> None:
+            self._subscribers.remove(around)
+            self._compose()
+            if not self._subscribers:
+                self._uninstall()
+
+        return end
+
+    def _install(self) -> None:
+        original = self._original = self._read()
+
+        @tf.autograph.experimental.do_not_convert
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            # Without subscribers, for code that wrapped this function and calls it later on.
+            return (self._composed or original)(*args, **kwargs)
+
+        # The same to whoever looks at the signature or the documentation.
+        self._dispatch = functools.wraps(original)(dispatch)
+        self._write(self._dispatch)
+
+    def _uninstall(self) -> None:
+        if self._read() is self._dispatch:
+            assert self._original is not None
+            self._write(self._original)
+        self._original = self._dispatch = self._composed = None
+
+    def _compose(self) -> None:
+        function = self._original
+        for around in self._subscribers:
+            function = functools.partial(around, function)
+        self._composed = function
+
+
+def _set_differentiation(function: Function) -> None:
+    gradients_util._GradientsHelper = function
+
+
+#: What all flavors of ``tf.gradients`` call: TF1 optimizers and the gradients of functions as well.
+differentiation = Hook(lambda: gradients_util._GradientsHelper, _set_differentiation)
+
+
+def _entry(kind: str) -> dict[str, Any]:
+    """Return the entry of a gradient function in TensorFlow's registry, which refuses a second one for an op type."""
+    entry: dict[str, Any] = ops.gradient_registry._registry[kind]
+    return entry
+
+
+#: What differentiates loops, for each op type of a loop.
+loop_gradients = {
+    kind: Hook(
+        lambda kind=kind: _entry(kind)["type"],  # type: ignore[misc]
+        lambda function, kind=kind: _entry(kind).update(type=function),  # type: ignore[misc]
+    )
+    for kind in LOOPS
+}
+
+#: Methods of ``tf.GradientTape``, on the class, so that names which were bound earlier follow.
+tape = {
+    name: Hook(
+        functools.partial(getattr, GradientTape, name),
+        functools.partial(setattr, GradientTape, name),
+    )
+    for name in ("gradient", "jacobian", "batch_jacobian")
+}
+
+
+def when_traced(callback: Callable[[tf.Graph], None]) -> None:
+    """Call ``callback`` with the graph of each function, branch and body that TensorFlow has traced to its end; once is enough.
+
+    The graph is complete then, and not compiled yet. TensorFlow calls the transformations of this list, also those that are added
+    during the trace; a loop's graph comes again when its gradient extends it (2.16 to 2.21).
+    """
+    if callback not in transform.FUNC_GRAPH_TRANSFORMS:
+        transform.FUNC_GRAPH_TRANSFORMS.append(callback)
