@@ -12,7 +12,6 @@ TensorFlow 2.21; 231 MB for 768 channels and 7 × 7 pixels).
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph, capture
+from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.ops.while_loops import steps_of
@@ -32,9 +32,9 @@ __all__ = ["Inside", "OpSeconds", "inside"]
 #: Seconds of each op of a graph at a batch.
 OpSeconds: TypeAlias = Callable[[OpGraph, int], npt.NDArray[np.float64]]
 
-_known: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, bool], tuple[float, int]]] = (
-    weakref.WeakKeyDictionary()
-)
+
+class _Known(dict[tuple[int, int, bool], tuple[float, int]]):
+    """Seconds and bytes of a step of a body: by batch, number of its ops, and whether XLA expands its filters."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def inside(op: tf.Operation, batch: int, op_seconds: OpSeconds) -> Inside | None
     expands = compiled and not tf.config.list_logical_devices("GPU")
     takes = []
     for body in bodies:
-        found = _known.setdefault(body, {})
+        found = notes(body, _Known)
         key = batch, len(body.get_operations()), expands
         if key not in found:
             found[key] = _step(body, batch, op_seconds, called=not is_loop, expands=expands)

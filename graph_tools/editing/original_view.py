@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools.editing.rewiring import Rewiring
-from graph_tools.graph.notes import notes
+from graph_tools.notes import notes
 from graph_tools.tf_private import hooks
 from graph_tools.tf_private.autodiff import enclosing_graphs
 

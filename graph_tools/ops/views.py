@@ -10,11 +10,11 @@ read it the other way round. (``unpack_op.cc``, ``split_op.cc``, ``slice_op.cc``
 from __future__ import annotations
 
 import math
-import weakref
 from typing import Any
 
 import tensorflow as tf
 
+from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.ops.device_copies import is_elsewhere
 from graph_tools.tf_private import graphs
@@ -39,7 +39,8 @@ _NEUTRAL = {
 _PRODUCTS = frozenset("MatMul BatchMatMul BatchMatMulV2".split())
 
 
-_numbers: weakref.WeakKeyDictionary[tf.Graph, dict[int, Any]] = weakref.WeakKeyDictionary()
+class _Numbers(dict[int, Any]):
+    """Values of constants, by the creation index of their op."""
 
 
 def viewed_input(op: tf.Operation, output: int) -> int | None:
@@ -71,7 +72,7 @@ def viewed_input(op: tf.Operation, output: int) -> int | None:
 def _number(constant: tf.Tensor) -> Any:
     """The number that a constant holds; read once, for a graph is captured several times and a proto takes 40 µs."""
     graph = constant.graph
-    known = _numbers.setdefault(graph, {})
+    known = notes(graph, _Numbers)
     index = graphs.creation_index(constant.op)
     if index not in known:
         known[index] = tf.get_static_value(constant)

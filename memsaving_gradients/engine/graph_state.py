@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from graph_tools.notes import notes
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.reports.plan import Plan
@@ -30,13 +31,37 @@ __all__ = [
     "watching",
 ]
 
-_plans: weakref.WeakKeyDictionary[tf.Graph, list[tuple[int, Plan]]] = weakref.WeakKeyDictionary()
-_warnings: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
-#: By name: tensors would keep their graph alive.
-_returned: weakref.WeakKeyDictionary[tf.Graph, list[tuple[str, bool]]] = weakref.WeakKeyDictionary()
-_built: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
-_idle: weakref.WeakKeyDictionary[tf.Graph, set[int]] = weakref.WeakKeyDictionary()
-_differentiated: weakref.WeakKeyDictionary[tf.Graph, set[str]] = weakref.WeakKeyDictionary()
+
+@dataclass(eq=False)
+class _State:
+    """What is known of one graph.
+
+    Attributes
+    ----------
+    plans
+        The plans used, each with its number among those of all graphs.
+    warnings
+        What was said.
+    returned
+        Names of the gradients that the user got, each with whether it lives until the end of the step.
+    built
+        How many ops there were when the newest gradients were complete.
+    idle
+        See `idle`.
+    differentiated
+        Names of the ops of losses whose gradients are there already.
+    """
+
+    plans: list[tuple[int, Plan]] = field(default_factory=list)
+    warnings: set[str] = field(default_factory=set)
+    returned: list[tuple[str, bool]] = field(default_factory=list)
+    built: int = 0
+    idle: set[int] = field(default_factory=set)
+    differentiated: set[str] = field(default_factory=set)
+
+
+#: The graphs in which plans were used.
+_planned: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 _count = 0
 
 
@@ -66,37 +91,41 @@ def record(graph: tf.Graph, plan: Plan) -> None:
     """Note that ``plan`` was used for gradients built in ``graph``."""
     global _count
     _count += 1
-    _plans.setdefault(graph, []).append((_count, plan))
+    _planned.add(graph)
+    notes(graph, _State).plans.append((_count, plan))
     for watch in _watches:
         watch.plans.append(plan)
 
 
 def amend(graph: tf.Graph, old: Plan, plan: Plan) -> None:
     """Put ``plan`` in the place of ``old``, which was used in ``graph``."""
-    _plans[graph] = [(count, plan if other is old else other) for count, other in _plans[graph]]
+    state = notes(graph, _State)
+    state.plans = [(count, plan if other is old else other) for count, other in state.plans]
     for watch in _watches:
         watch.plans = [plan if other is old else other for other in watch.plans]
 
 
 def returned(graph: tf.Graph, grads: Sequence[tf.Tensor], held: bool) -> None:
     """Note that ``grads`` were built in ``graph`` and given to the user; ``held``: to live until the end of the step."""
-    _returned.setdefault(graph, []).extend((tensor.name, held) for tensor in grads)
-    _built[graph] = len(graph.get_operations())
+    state = notes(graph, _State)
+    state.returned.extend((tensor.name, held) for tensor in grads)
+    state.built = len(graph.get_operations())
 
 
 def earlier(graph: tf.Graph) -> list[tuple[tf.Tensor, bool]]:
     """The gradients built in ``graph`` so far, each with whether it lives until the end of the step."""
-    return [(graph.get_tensor_by_name(name), held) for name, held in _returned.get(graph, ())]
+    given = notes(graph, _State).returned
+    return [(graph.get_tensor_by_name(name), held) for name, held in given]
 
 
 def differentiated(loss: tf.Tensor) -> None:
     """Note that the gradients of ``loss`` are there already, and save memory if they were to."""
-    _differentiated.setdefault(loss.graph, set()).add(loss.op.name)
+    notes(loss.graph, _State).differentiated.add(loss.op.name)
 
 
 def is_differentiated(graph: tf.Graph, ys: Sequence[tf.Tensor]) -> bool:
     """Whether ``ys`` are computed from a loss that was given to `differentiated`."""
-    known = _differentiated.get(graph)
+    known = notes(graph, _State).differentiated
     if not known:
         return False
     seen, ahead = set(), [y.op for y in ys]
@@ -112,7 +141,7 @@ def is_differentiated(graph: tf.Graph, ys: Sequence[tf.Tensor]) -> bool:
 
 def operations_since(graph: tf.Graph) -> list[tf.Operation]:
     """The ops created in ``graph`` after the newest gradients."""
-    return list(graph.get_operations()[_built.get(graph, 0) :])
+    return list(graph.get_operations()[notes(graph, _State).built :])
 
 
 def idle(graph: tf.Graph) -> set[int]:
@@ -120,7 +149,7 @@ def idle(graph: tf.Graph) -> set[int]:
 
     TensorFlow also builds gradients with respect to constants and the like, and prunes them when the graph runs.
     """
-    return _idle.setdefault(graph, set())
+    return notes(graph, _State).idle
 
 
 def retire(graph: tf.Graph, ops: Iterable[tf.Operation]) -> None:
@@ -132,7 +161,7 @@ def retire(graph: tf.Graph, ops: Iterable[tf.Operation]) -> None:
 
 def warned(graph: tf.Graph, message: str) -> bool:
     """Whether ``message`` was given for ``graph`` before; notes it."""
-    known = _warnings.setdefault(graph, set())
+    known = notes(graph, _State).warnings
     seen = message in known
     known.add(message)
     for watch in _watches:
@@ -176,8 +205,8 @@ def plans(graph_or_function: Any) -> tuple[Plan, ...]:
     wanted = {id(graph) for graph in asked}
     found = [
         entry
-        for graph, entries in _plans.items()
+        for graph in _planned
         if any(id(outer) in wanted for outer in autodiff.enclosing_graphs(graph))
-        for entry in entries
+        for entry in notes(graph, _State).plans
     ]
     return tuple(plan for _, plan in sorted(found, key=lambda entry: entry[0]))

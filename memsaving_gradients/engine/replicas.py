@@ -9,7 +9,6 @@ the first op of one replica's gradients and the last one there may be ops of the
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools.errors import GraphError
+from graph_tools.notes import notes
 from graph_tools.ops.devices import Home
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.site import Site
@@ -37,7 +37,8 @@ class Shared:
     plan: Plan | None = field(default=None)
 
 
-_shared: weakref.WeakKeyDictionary[tf.Graph, list[Shared]] = weakref.WeakKeyDictionary()
+class _OfGraph(list[Shared]):
+    """What the replicas of each step in a graph have in common."""
 
 
 def _strategy() -> Any:
@@ -89,7 +90,7 @@ def shared(site: Site, mode: str) -> Shared | None:
     options = replace(
         site.options, checkpoints="auto", encode=None if encode else site.options.encode
     )
-    known = _shared.setdefault(site.graph, [])
+    known = notes(site.graph, _OfGraph)
     for one in known:
         if one.marks == marks and one.options == options:
             return one

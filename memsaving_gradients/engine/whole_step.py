@@ -25,7 +25,7 @@ import tensorflow as tf
 from graph_tools.editing import original_view
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
-from graph_tools.graph.notes import has_notes, notes
+from graph_tools.notes import has_notes, notes
 from graph_tools.ops.devices import Home
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.ops.while_loops import behind_identities

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from graph_tools.errors import GraphError
-from graph_tools.graph.notes import notes
+from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.ops.variant_bytes import buffer_bytes
 from graph_tools.ops.while_loops import Loop, trip_count

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from graph_tools.editing import original_view
 from graph_tools.editing.rewiring import Rewiring
-from graph_tools.graph.notes import notes
+from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 from memsaving_gradients.transforms.attention.pattern.block_passes import backward, forward

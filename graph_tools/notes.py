@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-__all__ = ["forget_notes", "has_notes", "notes"]
+__all__ = ["has_notes", "notes"]
 
 _ATTRIBUTE = "_memsaving_gradients"
 
@@ -39,8 +39,3 @@ def notes(owner: tf.Graph | tf.Operation, kind: type[Notes]) -> Notes:
 def has_notes(owner: tf.Graph | tf.Operation, kind: type) -> bool:
     """Return whether there are notes of a kind on ``owner``."""
     return kind in getattr(owner, _ATTRIBUTE, ())
-
-
-def forget_notes(owner: tf.Graph | tf.Operation, kind: type) -> None:
-    """Remove the notes of a kind from ``owner``."""
-    getattr(owner, _ATTRIBUTE, {}).pop(kind, None)
