@@ -8,7 +8,8 @@ __all__ = ["CacheWarning", "GraphError", "GraphToolsError"]
 class GraphToolsError(Exception):
     """Base class of all errors of ``graph_tools`` and of the packages that stand on it."""
 
-    #: AutoGraph re-raises errors as types of its own, without what they carry, unless they say this.
+    #: AutoGraph re-raises errors as types of its own, without what they carry, unless they say
+    #: this.
     ag_pass_through = True
 
 
@@ -17,4 +18,5 @@ class GraphError(GraphToolsError, ValueError):
 
 
 class CacheWarning(UserWarning):
-    """Measured costs cannot be read from disk, or not be kept there; results do not depend on it."""
+    """Measured costs cannot be read from disk, or not be kept there; results do not depend on
+    it."""

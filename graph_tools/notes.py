@@ -1,6 +1,7 @@
 """What is known of a graph, or of an op, for as long as it lives.
 
-Notes are attributes of the graph or op itself. Many of them refer back to it, so that a table of them, weak or not, would keep it alive.
+Notes are attributes of the graph or op itself. Many of them refer back to it, so that a table of
+them, weak or not, would keep it alive.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ Notes = TypeVar("Notes")
 
 
 def notes(owner: tf.Graph | tf.Operation, kind: type[Notes]) -> Notes:
-    """Return the notes of a kind on ``owner``: an instance of ``kind``, made without arguments when it is first asked for.
+    """Return the notes of a kind on ``owner``: an instance of ``kind``, made without arguments when
+    it is first asked for.
 
     Examples
     --------

@@ -23,7 +23,8 @@ _said: dict[str, dict[Any, Any]] = {}
 def warn(message: str, category: type[Warning]) -> None:
     """``warnings.warn``, at the innermost line outside of `PACKAGES`.
 
-    (``skip_file_prefixes`` needs Python 3.12, and does not see through the code that AutoGraph generates.)
+    (``skip_file_prefixes`` needs Python 3.12, and does not see through the code that AutoGraph
+    generates.)
 
     Examples
     --------

@@ -1,6 +1,7 @@
 """Every private Keras call, and all that differs between the versions of Keras, in one place.
 
-Each comment says why there is no public way, or since when there is. Seen in Keras 3.3 to 3.15; older ones have no ``keras.tree``.
+Each comment says why there is no public way, or since when there is. Seen in Keras 3.3 to 3.15;
+older ones have no ``keras.tree``.
 """
 
 from __future__ import annotations
@@ -55,15 +56,18 @@ check_version(keras.__version__)
 _backend = importlib.import_module("keras.src.backend")
 _global_state = importlib.import_module("keras.src.backend.common.global_state")
 
-#: By which Keras casts variables while layers are called; an optimizer has no other way to see its own in another type.
+#: By which Keras casts variables while layers are called; an optimizer has no other way to see its
+#: own in another type.
 AutocastScope: Any = _backend.AutocastScope
 #: What variables are that Keras makes; ``keras.Variable`` is a class derived from it before 3.7.
 Variable: Any = _backend.Variable
-#: Optimizers that came later (Muon with Keras 3.10, MultiOptimizer after 3.14); where they are not there, of no class, which nothing is an instance of.
+#: Optimizers that came later (Muon with Keras 3.10, MultiOptimizer after 3.14); where they are not
+#: there, of no class, which nothing is an instance of.
 Muon: Any = getattr(keras.optimizers, "Muon", ())
 MultiOptimizer: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
-#: Whether `keras.layers.MultiHeadAttention` says, where it computes attention, that scores are to be returned. Before 3.9, only ``call`` knows.
+#: Whether `keras.layers.MultiHeadAttention` says, where it computes attention, that scores are to
+#: be returned. Before 3.9, only ``call`` knows.
 ASKS_FOR_SCORES = (
     "return_attention_scores"
     in inspect.signature(keras.layers.MultiHeadAttention._compute_attention).parameters
@@ -75,16 +79,19 @@ _GENERATOR = "global_seed_generator"
 def applied_steps(optimizer: Any) -> Any:
     """The variable that counts how often ``optimizer`` was applied.
 
-    That was ``iterations``. Since 3.5 these are divided by the steps that gradients are accumulated over, and the variable is private.
+    That was ``iterations``. Since 3.5 these are divided by the steps that gradients are accumulated
+    over, and the variable is private.
     """
     private = getattr(optimizer, "_iterations", None)
     return optimizer.iterations if private is None else private
 
 
 def unannounced_slots(optimizer: Any) -> list[tuple[Any, Any]]:
-    """``(variable, slot)`` for slots that an optimizer makes without saying for which variable: not with ``add_variable_from_reference``.
+    """``(variable, slot)`` for slots that an optimizer makes without saying for which variable: not
+    with ``add_variable_from_reference``.
 
-    Sums of squares of Adagrad and Ftrl until Keras 3.9; only the optimizer's private lists tell which is whose.
+    Sums of squares of Adagrad and Ftrl until Keras 3.9; only the optimizer's private lists tell
+    which is whose.
     """
     while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         optimizer = inner
@@ -97,7 +104,8 @@ def unannounced_slots(optimizer: Any) -> list[tuple[Any, Any]]:
 def export(
     model: Any, filepath: Any, format: str, verbose: Any, input_signature: Any, **options: Any
 ) -> None:
-    """Export a model for inputs of a signature, as ``keras.Model.export`` does; before 3.8 it does not take one."""
+    """Export a model for inputs of a signature, as ``keras.Model.export`` does; before 3.8 it does
+    not take one."""
     if "input_signature" in inspect.signature(keras.Model.export).parameters:
         keras.Model.export(model, filepath, format, verbose, input_signature, **options)
         return
@@ -106,7 +114,8 @@ def export(
         raise ArgumentError(
             "export",
             asked,
-            f"Keras {keras.__version__} exports as 'tf_saved_model' alone, without further options; take a newer Keras",
+            f"Keras {keras.__version__} exports as 'tf_saved_model' alone, without further options;"
+            " take a newer Keras",
         )
     archive = keras.export.ExportArchive()
     archive.track(model)
@@ -115,7 +124,8 @@ def export(
 
 
 def random_generator() -> Any:
-    """The generator that layers without a seed draw from, or ``None``; there is no public way to it (3.3 to 3.15)."""
+    """The generator that layers without a seed draw from, or ``None``; there is no public way to it
+    (3.3 to 3.15)."""
     return _global_state.get_global_attribute(_GENERATOR)
 
 
@@ -126,9 +136,11 @@ def set_random_generator(generator: Any) -> None:
 
 @cache
 def zero_if_all_is_masked() -> bool:
-    """Whether Keras' softmax is zero where a mask leaves nothing, as it is since 3.14, or the same for all.
+    """Whether Keras' softmax is zero where a mask leaves nothing, as it is since 3.14, or the same
+    for all.
 
-    Looked up at the layer, which says nothing of it; with a name, as one without would change those of the user's layers.
+    Looked up at the layer, which says nothing of it; with a name, as one without would change those
+    of the user's layers.
     """
     softmax = keras.layers.Softmax(dtype="float32", name="all_masked")
     with tf.init_scope():

@@ -53,7 +53,8 @@ def gradients(
 
     Parameters
     ----------
-    ys, xs, grad_ys, name, colocate_gradients_with_ops, gate_gradients, aggregation_method, stop_gradients
+    ys, xs, grad_ys, name, colocate_gradients_with_ops, gate_gradients, aggregation_method,
+    stop_gradients
         As in ``tf.compat.v1.gradients``.
     unconnected_gradients
         As in ``tf.gradients``.
@@ -63,80 +64,99 @@ def gradients(
         - ``"auto"``: the marked tensors between xs and ys if there are any, else ``"memory"``;
         - ``"memory"``: those with which the simulated peak is least, found automatically;
         - ``"speed"``: outputs of expensive ops; cheap ones are recomputed;
-        - ``"collection"``: those marked by `checkpoint` or in the graph collection ``"checkpoints"``;
+        - ``"collection"``: those marked by `checkpoint` or in the graph collection
+          ``"checkpoints"``;
         - a list of tensors, operations, names, glob patterns, layer names;
         - ``None`` or ``[]``: none; everything is recomputed from the inputs.
     hold_gradients
-        Whether all gradients are alive together at the end (clipping by global norm, loss scaling). For planning.
+        Whether all gradients are alive together at the end (clipping by global norm, loss scaling).
+        For planning.
     xla
         Whether the graph is compiled by XLA; found out if not given.
     batch_size
-        Stands in for an unknown batch dimension when bytes are estimated: 32 if not given. A budget in bytes must be told.
+        Stands in for an unknown batch dimension when bytes are estimated: 32 if not given. A budget
+        in bytes must be told.
     budget
-        The most memory of a step's transient peak (activations, temporaries and gradients; not variables, optimizer slots
-        and inputs), in the chunks of TensorFlow's allocator: the plan that fits at the least extra time is wanted. An
-        int is bytes; a string has a unit (``"2GiB"``, ``"800 MB"``); a float in (0, 1] is a fraction of what plain training
-        takes. Where plain training fits, gradients are plain (a `PlanNote` says so once). Marked tensors are kept besides.
+        The most memory of a step's transient peak (activations, temporaries and gradients; not
+        variables, optimizer slots and inputs), in the chunks of TensorFlow's allocator: the plan
+        that fits at the least extra time is wanted. An int is bytes; a string has a unit
+        (``"2GiB"``, ``"800 MB"``); a float in (0, 1] is a fraction of what plain training takes.
+        Where plain training fits, gradients are plain (a `PlanNote` says so once). Marked tensors
+        are kept besides.
     planner
-        Who looks for the plan: ``"auto"``, ``"chain"``, ``"chen"``, ``"exact"``, ``"memory"``, ``"recursive"``, ``"speed"``, or a function of a
-        ``TrainingGraph`` and ``Limits`` that returns a ``Proposal`` (`memsaving_gradients.planners`).
+        Who looks for the plan: ``"auto"``, ``"chain"``, ``"chen"``, ``"exact"``, ``"memory"``,
+        ``"recursive"``, ``"speed"``, or a function of a ``TrainingGraph`` and ``Limits`` that
+        returns a ``Proposal`` (`memsaving_gradients.planners`).
     max_slowdown
-        The other way to ask: the least memory with which a step takes at most this many times the estimated time of a plain
-        one (1.2: 20 % more). Excludes ``budget``.
+        The other way to ask: the least memory with which a step takes at most this many times the
+        estimated time of a plain one (1.2: 20 % more). Excludes ``budget``.
     accumulate
-        Whether sums of ten addends or more (gradients of tied weights, of unrolled recurrences) and of fewer, but large ones
-        (gradients of normalizations) are added up as the addends come instead of holding all of them. The order is that of
-        TensorFlow's own kernel, so that the bits are the same; grappler's arithmetic rewriting, where it is on, sorts ten addends and
+        Whether sums of ten addends or more (gradients of tied weights, of unrolled recurrences) and
+        of fewer, but large ones (gradients of normalizations) are added up as the addends come
+        instead of holding all of them. The order is that of TensorFlow's own kernel, so that the
+        bits are the same; grappler's arithmetic rewriting, where it is on, sorts ten addends and
         more before, which is not followed.
     profile
-        Whether times of ops are measured on this device, once for each kind of op and shape, instead of estimated.
+        Whether times of ops are measured on this device, once for each kind of op and shape,
+        instead of estimated.
     plan
-        A `Plan`, the path of a saved one (`Plan.save`), or a list of them: applied without planning. One of them must have
-        been made for the same graph.
+        A `Plan`, the path of a saved one (`Plan.save`), or a list of them: applied without
+        planning. One of them must have been made for the same graph.
     progress
-        ``None``: a bar on standard error where that is a terminal and planning takes more than a second. ``False``: none.
-        A function is called with a share from 0 to 1 (at last 1, also when planning was stopped) and a phrase; it may raise `memsaving_gradients.planners.Interrupted`,
-        which ends planning with the best plan so far. So does Ctrl-C, if a plan that fits is at hand. Planners that search
-        tell of it: those of budgets; modes plan at once.
+        ``None``: a bar on standard error where that is a terminal and planning takes more than a
+        second. ``False``: none. A function is called with a share from 0 to 1 (at last 1, also when
+        planning was stopped) and a phrase; it may raise `memsaving_gradients.planners.Interrupted`,
+        which ends planning with the best plan so far. So does Ctrl-C, if a plan that fits is at
+        hand. Planners that search tell of it: those of budgets; modes plan at once.
     planning_seconds
-        The most time to plan, about; the best plan so far is used then, with a `PlanningStoppedWarning`. Without it the
-        same graph gives the same plan in every process.
+        The most time to plan, about; the best plan so far is used then, with a
+        `PlanningStoppedWarning`. Without it the same graph gives the same plan in every process.
     loops
-        What becomes of ``tf.while_loop``, ``tf.scan``, recurrent layers and whatever else is a loop in the graph:
+        What becomes of ``tf.while_loop``, ``tf.scan``, recurrent layers and whatever else is a loop
+        in the graph:
 
         - ``"keep"``: every step keeps what the gradient reads, as TensorFlow has it;
-        - ``"segments"``: the loop's state is kept at about √T of its T steps, and the steps between run once more;
-        - ``"treeverse"``: segments of segments of segments; three more runs, and T^(1/4) of everything;
-        - ``"auto"``: ``"segments"`` where memory is to be least (``checkpoints="memory"``, or none); with a budget the first of
-          these with which it is kept; else ``"keep"``. Loops inside of functions, branches and other loops are kept under a
-          budget unless another way is named here.
+        - ``"segments"``: the loop's state is kept at about √T of its T steps, and the steps between
+          run once more;
+        - ``"treeverse"``: segments of segments of segments; three more runs, and T^(1/4) of
+          everything;
+        - ``"auto"``: ``"segments"`` where memory is to be least (``checkpoints="memory"``, or
+          none); with a budget the first of these with which it is kept; else ``"keep"``. Loops
+          inside of functions, branches and other loops are kept under a budget unless another way
+          is named here.
     attention
-        What becomes of scaled dot-product attention, such as in Keras' ``MultiHeadAttention`` and ``Attention`` or written by hand:
+        What becomes of scaled dot-product attention, such as in Keras' ``MultiHeadAttention`` and
+        ``Attention`` or written by hand:
 
         - ``"keep"``: it stays as it is;
-        - ``"blocks"``: wherever it is found, it is computed in blocks, forward and backward, and never holds a number for each pair
-          of a query and a key (`memsaving_gradients.attention`). The same sums in another order: gradients differ from TensorFlow's
-          by rounding (1e-5 of the largest one in ``float32``). The plan names what was found, and why others stay (dropped weights; biases that have gradients; scores
-          that are used besides).
+        - ``"blocks"``: wherever it is found, it is computed in blocks, forward and backward, and
+          never holds a number for each pair of a query and a key (`memsaving_gradients.attention`).
+          The same sums in another order: gradients differ from TensorFlow's by rounding (1e-5 of
+          the largest one in ``float32``). The plan names what was found, and why others stay
+          (dropped weights; biases that have gradients; scores that are used besides).
     encode
         Whether residuals may be kept in fewer bytes:
 
-        - ``"lossless"``: masks, signs and winners of pooling in bits, where that saves memory; gradients stay what they are;
-        - ``"bfloat16"``, ``"float16"``, ``"int8"``: floating point residuals as well, which changes gradients by about
-          2⁻⁹, 2⁻¹² and 2⁻⁸ of themselves (`gradient_error` measures it; the forward pass and the loss do not change). With a budget,
-          as many as it takes; otherwise all that lower the peak. ``planner="keep"`` recomputes nothing besides;
+        - ``"lossless"``: masks, signs and winners of pooling in bits, where that saves memory;
+          gradients stay what they are;
+        - ``"bfloat16"``, ``"float16"``, ``"int8"``: floating point residuals as well, which changes
+          gradients by about 2⁻⁹, 2⁻¹² and 2⁻⁸ of themselves (`gradient_error` measures it; the
+          forward pass and the loss do not change). With a budget, as many as it takes; otherwise
+          all that lower the peak. ``planner="keep"`` recomputes nothing besides;
         - a mapping from tensors, names or glob patterns to these: only those tensors;
         - ``None``: nothing is encoded.
     offload
-        Whether residuals may be kept on another device, where they are sent when they are made, and which they come back from in time:
-        ``True`` (of a GPU: the CPU), the name of a device, or an `Offload` with what the way there is like. With a budget, as many as it
-        takes; otherwise all that lower the peak. Gradients stay what they are. ``planner="keep"`` recomputes nothing besides. XLA cannot
-        express it.
+        Whether residuals may be kept on another device, where they are sent when they are made, and
+        which they come back from in time: ``True`` (of a GPU: the CPU), the name of a device, or an
+        `Offload` with what the way there is like. With a budget, as many as it takes; otherwise all
+        that lower the peak. Gradients stay what they are. ``planner="keep"`` recomputes nothing
+        besides. XLA cannot express it.
 
     Returns
     -------
     list
-        A tensor, ``tf.IndexedSlices`` or ``None`` for each x: the values of TensorFlow's own gradients.
+        A tensor, ``tf.IndexedSlices`` or ``None`` for each x: the values of TensorFlow's own
+        gradients.
 
     Raises
     ------
@@ -197,8 +217,8 @@ def gradients(
     _check_name(name)
     if tf.executing_eagerly():
         raise EagerExecutionError(
-            "gradients: there is no graph to rewire in eager execution; call it inside of a function "
-            "decorated with @tf.function, or under tf.Graph().as_default()"
+            "gradients: there is no graph to rewire in eager execution; call it inside of a"
+            " function decorated with @tf.function, or under tf.Graph().as_default()"
         )
     _check_types("ys", ys)
     _check_types("xs", xs)
@@ -266,15 +286,15 @@ def _check_types(argument: str, tensors: Any) -> None:
             raise ArgumentError(
                 argument,
                 tensor,
-                f"is a {type(tensor).__name__}; give tensors or variables of the graph, computed in a tf.function "
-                "or a tf.Graph",
+                f"is a {type(tensor).__name__}; give tensors or variables of the graph, computed in"
+                " a tf.function or a tf.Graph",
             )
         if isinstance(tensor, tf.Tensor) and not tf.is_symbolic_tensor(tensor):
             raise ArgumentError(
                 argument,
                 tensor,
-                "is an eager tensor, computed outside of the graph; compute it inside of the tf.function, "
-                "or pass it to the function as an argument",
+                "is an eager tensor, computed outside of the graph; compute it inside of the"
+                " tf.function, or pass it to the function as an argument",
             )
 
 
@@ -298,8 +318,8 @@ def _check_graph(argument: str, tensors: Any, graph: tf.Graph) -> None:
             raise ArgumentError(
                 argument,
                 tensor.name,
-                "is of another graph than the one that gradients are built in; compute ys and xs in one graph "
-                "or tf.function and call gradients there",
+                "is of another graph than the one that gradients are built in; compute ys and xs in"
+                " one graph or tf.function and call gradients there",
             )
 
 
@@ -330,8 +350,8 @@ def checkpoint(tensor: Any, name: str | None = None) -> Any:
     """Mark ``tensor`` as one to keep, and return it.
 
     In a graph the tensor is remembered (under ``name``, if one is given) and used by
-    ``checkpoints="collection"`` and, if any tensor between xs and ys is marked, by ``"auto"``. In eager code
-    this is the identity.
+    ``checkpoints="collection"`` and, if any tensor between xs and ys is marked, by ``"auto"``. In
+    eager code this is the identity.
 
     Parameters
     ----------

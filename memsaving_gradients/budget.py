@@ -1,8 +1,10 @@
-"""Budgets: bytes as people write them, what a device's memory leaves for a step, and the error that names the least budget that works.
+"""Budgets: bytes as people write them, what a device's memory leaves for a step, and the error that
+names the least budget that works.
 
-A budget is an int (bytes), a string such as ``"2GiB"``, or a share of what plain training takes. GB is 10⁹ bytes and GiB is 2³⁰, as the
-standards (SI, IEC 80000-13) have it and memory vendors do not: a card of "80 GB" holds about 80 GiB. Case does not matter, except that a
-small b after a capital letter may mean bits ("2 Gb").
+A budget is an int (bytes), a string such as ``"2GiB"``, or a share of what plain training takes. GB
+is 10⁹ bytes and GiB is 2³⁰, as the standards (SI, IEC 80000-13) have it and memory vendors do not:
+a card of "80 GB" holds about 80 GiB. Case does not matter, except that a small b after a capital
+letter may mean bits ("2 Gb").
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ _SHARE = ", or a float in (0, 1]: a fraction of what plain training takes"
 
 
 def parse_budget(value: Any, argument: str = "budget") -> int | float:
-    """A budget as an int of bytes, or as a float in (0, 1], a fraction of what plain training takes.
+    """A budget as an int of bytes, or as a float in (0, 1], a fraction of what plain training
+    takes.
 
     Raises
     ------
@@ -63,9 +66,9 @@ def parse_budget(value: Any, argument: str = "budget") -> int | float:
     >>> parse_budget("2 gigs")
     Traceback (most recent call last):
         ...
-    memsaving_gradients.errors.ArgumentError: budget='2 gigs': unknown unit 'gigs'; give an int (bytes) or a string with \
-one of the units B, kB, MB, GB, TB, KiB, MiB, GiB, TiB, such as '2GiB', or a float in (0, 1]: a fraction of what plain \
-training takes
+    memsaving_gradients.errors.ArgumentError: budget='2 gigs': unknown unit 'gigs'; \
+give an int (bytes) or a string with one of the units B, kB, MB, GB, TB, KiB, MiB, GiB, TiB, such \
+as '2GiB', or a float in (0, 1]: a fraction of what plain training takes
     """
     if isinstance(value, (float, np.floating)):
         return _share(float(value), argument)
@@ -92,7 +95,8 @@ def _share(value: float, argument: str) -> float:
         problem = "is not positive; " + _ACCEPTED + _SHARE
     else:
         problem = (
-            "a float is a fraction of what plain training takes and at most 1; for bytes, give an int"
+            "a float is a fraction of what plain training takes and at most 1; for bytes, give"
+            " an int"
             + (f": {int(value)}" if math.isfinite(value) else "")
             + ", or a string with a unit such as '2GiB'"
         )
@@ -170,7 +174,8 @@ def format_share(share: float, digits: int = 0) -> str:
 
 
 RESERVE = 1 / 20
-"""Of a device's memory, the share that is not planned with: metrics, libraries, holes between chunks; inputs, where they are not known."""
+"""Of a device's memory, the share that is not planned with: metrics, libraries, holes between
+chunks; inputs, where they are not known."""
 #: Batches that are there at a time: the one in use, and the one that is fetched meanwhile.
 BATCHES = 2
 
@@ -188,7 +193,8 @@ class DeviceMemory:
     buffers
         Bytes of the gradients that microbatches are added up in.
     inputs
-        Bytes of the batches that are there at a time (`BATCHES`); 0: they are not known, and left to the reserve.
+        Bytes of the batches that are there at a time (`BATCHES`); 0: they are not known, and left
+        to the reserve.
 
     Examples
     --------
@@ -235,8 +241,9 @@ class DeviceMemory:
         buffers = f"a buffer of gradients {exact_bytes(self.buffers)}, " if self.buffers else ""
         inputs = f"the batch and the next one {exact_bytes(self.inputs)}, " if self.inputs else ""
         return (
-            f"the model's variables take {exact_bytes(self.weights)}, the optimizer's {exact_bytes(self.slots)}, {buffers}{inputs}and "
-            f"{exact_bytes(int(self.whole * RESERVE))} are kept in reserve"
+            f"the model's variables take {exact_bytes(self.weights)}, the optimizer's"
+            f" {exact_bytes(self.slots)}, {buffers}{inputs}and"
+            f" {exact_bytes(int(self.whole * RESERVE))} are kept in reserve"
         )
 
     def __str__(self) -> str:
@@ -270,7 +277,8 @@ class Goal:
 
 
 def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
-    """The error for a budget below ``least``, which is the least that works, or that was found so far."""
+    """The error for a budget below ``least``, which is the least that works, or that was found so
+    far."""
     base, value = goal.base, goal.value
     fraction = min(1.0, math.ceil(least / base * 10_000) / 10_000)
     while fraction < 1 and int(fraction * base) < least:
@@ -280,7 +288,10 @@ def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
         of_plain = f"as much as plain training, which needs {base:,} or more (budget=1.0)"
     because, which = "no plan that fits was found", "that works is"
     if stopped:
-        because = f"planning was {'interrupted' if stopped == 'interrupted' else 'stopped, out of time'}, and no plan so far fits"
+        because = (
+            f"planning was {'interrupted' if stopped == 'interrupted' else 'stopped, out of time'},"
+            " and no plan so far fits"
+        )
         which = "that was found so far is"
     if isinstance(value, DeviceMemory):
         device, whole = value, value.enough_for(least)

@@ -1,4 +1,5 @@
-"""The errors and warnings of this package; each names the argument, the offending value and the way out."""
+"""The errors and warnings of this package; each names the argument, the offending value and the way
+out."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ __all__ = [
 class MemorySavingError(GraphToolsError):
     """Base class of the errors of ``memsaving_gradients``."""
 
-    # AutoGraph replaces an error raised inside of a tf.function by one of its own type, unless it says this.
+    # AutoGraph replaces an error raised inside of a tf.function by one of its own type, unless it
+    # says this.
     ag_pass_through = True
 
 
@@ -48,7 +50,8 @@ class ArgumentError(MemorySavingError, ValueError):
     """
 
     def __init__(self, argument: str, value: Any, problem: str) -> None:
-        # One text, which is what others take out of an error that they wrap, as Keras does around the calls of layers.
+        # One text, which is what others take out of an error that they wrap, as Keras does around
+        # the calls of layers.
         super().__init__(f"{argument}={_show(value)}: {problem}")
         self.argument, self.value, self.problem = argument, value, problem
 
@@ -70,7 +73,8 @@ class MissingExtraError(MemorySavingError, ImportError):
 
     def __init__(self, purpose: str, library: str, extra: str) -> None:
         super().__init__(
-            f"{purpose} needs {library}, which is not installed: pip install memsaving-gradients[{extra}]"
+            f"{purpose} needs {library}, which is not installed: pip install"
+            f" memsaving-gradients[{extra}]"
         )
         self.purpose, self.library, self.extra = purpose, library, extra
 
@@ -117,9 +121,11 @@ class BudgetError(ArgumentError):
     budget
         The budget, bytes; of a device's memory, what was left for a step.
     least
-        The least budget that a plan was found for, bytes. (The message also says what device has it, if one was given.)
+        The least budget that a plan was found for, bytes. (The message also says what device has
+        it, if one was given.)
     fraction
-        The same as a fraction of what plain training takes (`Plan.allocated_plain`), rounded up: to be given as it stands.
+        The same as a fraction of what plain training takes (`Plan.allocated_plain`), rounded up: to
+        be given as it stands.
     """
 
     def __init__(
@@ -151,15 +157,18 @@ class SolverError(MemorySavingError, RuntimeError):
 
 
 class BatchStatisticsWarning(UserWarning):
-    """Layers normalize, or losses are means, by statistics of microbatches, so that gradients are not those of the whole batch."""
+    """Layers normalize, or losses are means, by statistics of microbatches, so that gradients are
+    not those of the whole batch."""
 
 
 class BudgetWarning(UserWarning):
-    """Gradients keep their budget, but not the whole step, with those of earlier calls or the optimizer's part."""
+    """Gradients keep their budget, but not the whole step, with those of earlier calls or the
+    optimizer's part."""
 
 
 class NothingSavedWarning(UserWarning):
-    """Plain gradients were returned, a plan was used that lowers no peak, or no gradients were asked for."""
+    """Plain gradients were returned, a plan was used that lowers no peak, or no gradients were
+    asked for."""
 
 
 class OverflowWarning(UserWarning):
@@ -171,7 +180,8 @@ class PlanningStoppedWarning(UserWarning):
 
 
 class PlanNote(UserWarning):
-    """Nothing is wrong, but worth knowing: plain training meets the budget, and nothing is recomputed; or OR-Tools could not improve a plan."""
+    """Nothing is wrong, but worth knowing: plain training meets the budget, and nothing is
+    recomputed; or OR-Tools could not improve a plan."""
 
 
 def _show(value: Any) -> str:

@@ -1,8 +1,9 @@
 """Memory-saving gradients in Keras: a callback for ``fit``, and a layer that marks a tensor.
 
-Keras looks ``model.train_function`` up for every step. The callback makes a training function of its own, which is
-traced with TensorFlow patched, and puts it in the place of the model's for the duration of each step: whatever ends
-training, also an error in another callback, the model is left with its own function and nothing else changed.
+Keras looks ``model.train_function`` up for every step. The callback makes a training function of
+its own, which is traced with TensorFlow patched, and puts it in the place of the model's for the
+duration of each step: whatever ends training, also an error in another callback, the model is left
+with its own function and nothing else changed.
 """
 
 from __future__ import annotations
@@ -56,43 +57,50 @@ __all__ = [
 class MemorySavingGradients(keras.callbacks.Callback):
     """Train with memory-saving gradients: ``model.fit(..., callbacks=[MemorySavingGradients()])``.
 
-    Works with compiled models, custom ``train_step``, XLA, mixed precision, ``steps_per_execution`` and gradient
-    accumulation; on models trained before. Training without the callback afterwards is plain again. On models made in the scope of a
-    ``tf.distribute.MirroredStrategy`` each device saves memory by itself, and a budget is for each.
+    Works with compiled models, custom ``train_step``, XLA, mixed precision, ``steps_per_execution``
+    and gradient accumulation; on models trained before. Training without the callback afterwards is
+    plain again. On models made in the scope of a ``tf.distribute.MirroredStrategy`` each device
+    saves memory by itself, and a budget is for each.
 
     Parameters
     ----------
     checkpoints
         As for `memsaving_gradients.gradients`; names may be those of layers.
     hold_gradients
-        Whether all gradients are alive together at the end of a step; ``None`` reads it off the optimizer
-        (global norm clipping, loss scaling and accumulation hold them).
+        Whether all gradients are alive together at the end of a step; ``None`` reads it off the
+        optimizer (global norm clipping, loss scaling and accumulation hold them).
     xla
         Whether the step is compiled by XLA; ``None`` reads it off the model.
     batch_size
-        Stands in for an unknown batch dimension when bytes are estimated; ``None`` takes what Keras tells
-        callbacks, else 32 (a budget in bytes must know it). With several replicas, as for ``fit``, that of all together.
+        Stands in for an unknown batch dimension when bytes are estimated; ``None`` takes what Keras
+        tells callbacks, else 32 (a budget in bytes must know it). With several replicas, as for
+        ``fit``, that of all together.
     verbose
         1 prints each plan when it is made.
     budget
-        As for `memsaving_gradients.gradients`: bytes, a string with a unit, or a fraction of what plain training takes.
+        As for `memsaving_gradients.gradients`: bytes, a string with a unit, or a fraction of what
+        plain training takes.
     device_memory
-        The memory of the device (``"16GiB"``, bytes): the budget is what the model's variables, the optimizer's and a reserve
-        of `RESERVE` (a twentieth: inputs, metrics, libraries, holes between chunks) leave of it.
-        Batches are not known before training, and are in that reserve; `memsaving_gradients.fit_to` gets one, and counts it.
+        The memory of the device (``"16GiB"``, bytes): the budget is what the model's variables, the
+        optimizer's and a reserve of `RESERVE` (a twentieth: inputs, metrics, libraries, holes
+        between chunks) leave of it. Batches are not known before training, and are in that reserve;
+        `memsaving_gradients.fit_to` gets one, and counts it.
     microbatch
-        The most examples that go through the network at a time: each step is cut into microbatches, and the optimizer gets the mean of their
-        gradients, as with `memsaving_gradients.microbatch`. A budget is for one of them; a buffer for gradients comes on top
-        (``device_memory`` knows that). Metrics and moving averages see each microbatch.
+        The most examples that go through the network at a time: each step is cut into microbatches,
+        and the optimizer gets the mean of their gradients, as with
+        `memsaving_gradients.microbatch`. A budget is for one of them; a buffer for gradients comes
+        on top (``device_memory`` knows that). Metrics and moving averages see each microbatch.
     batch_norm
         What becomes of batch normalization then, as for `memsaving_gradients.microbatch`.
     buffer
         What sums of 16-bit gradients are made in then, likewise.
     log_dir
-        A folder for TensorBoard: each plan when it is made, as text, figure and numbers. Needs matplotlib.
+        A folder for TensorBoard: each plan when it is made, as text, figure and numbers. Needs
+        matplotlib.
     **options
-        ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, ``loops``,
-        ``attention``, ``encode``, ``offload``, as for `memsaving_gradients.gradients`.
+        ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``, ``progress``,
+        ``planning_seconds``, ``loops``, ``attention``, ``encode``, ``offload``, as for
+        `memsaving_gradients.gradients`.
 
     Raises
     ------
@@ -105,7 +113,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
     SelectionError
         During the first step, if checkpoints name nothing that can be one.
     BudgetError
-        During the first step, if no plan fits; it names the least budget that works, or the least device memory.
+        During the first step, if no plan fits; it names the least budget that works, or the least
+        device memory.
 
     Examples
     --------
@@ -192,9 +201,9 @@ class MemorySavingGradients(keras.callbacks.Callback):
         """Check that there will be graphs."""
         if self.model.run_eagerly or tf.config.functions_run_eagerly():
             raise EagerExecutionError(
-                "run_eagerly=True: there is no graph to rewire in eager execution; compile the model with "
-                "run_eagerly=False (and leave tf.config.run_functions_eagerly off), or train without "
-                "MemorySavingGradients"
+                "run_eagerly=True: there is no graph to rewire in eager execution; compile the"
+                " model with run_eagerly=False (and leave tf.config.run_functions_eagerly off), or"
+                " train without MemorySavingGradients"
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -203,17 +212,20 @@ class MemorySavingGradients(keras.callbacks.Callback):
             self._skipped.restart()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Where losses are scaled, put the number of steps that were skipped in the logs, and the scale."""
+        """Where losses are scaled, put the number of steps that were skipped in the logs, and the
+        scale."""
         if self._skipped is not None and logs is not None:
             logs.update(self._skipped.report())
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Put the memory-saving function in the model's place, for one call; it is made in front of the first step.
+        """Put the memory-saving function in the model's place, for one call; it is made in front of
+        the first step.
 
         By then all callbacks have begun: they may have let other variables be trained.
         """
         self._check, model = None, self.model
-        # Keras makes a new function after each compile. While it is the same, ours need not be traced again either.
+        # Keras makes a new function after each compile. While it is the same, ours need not be
+        # traced again either.
         if self._plain is None or self._plain is not model.train_function:
             _build_optimizer(model, slots_are_asked=self._device is not None)
             options, watch = self._options(model), graph_state.Watch()
@@ -230,9 +242,9 @@ class MemorySavingGradients(keras.callbacks.Callback):
         if not self._watch.plans and not self._watch.warned:
             self._watch.warned = True
             warn(
-                "MemorySavingGradients: the training step asked for no gradients that could be rewired, so "
-                "nothing was saved; compute them in train_step with tf.GradientTape or tf.gradients, not inside "
-                "of another tf.function that was traced before",
+                "MemorySavingGradients: the training step asked for no gradients that could be"
+                " rewired, so nothing was saved; compute them in train_step with tf.GradientTape or"
+                " tf.gradients, not inside of another tf.function that was traced before",
                 NothingSavedWarning,
             )
 
@@ -256,7 +268,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
             try:
                 with (
                     _trained_by(model, train_step),
-                    # Eager gradients meanwhile, as in a tf.py_function or a thread that feeds data, are not ours.
+                    # Eager gradients meanwhile, as in a tf.py_function or a thread that feeds data,
+                    # are not ours.
                     patching.scoped(options, eager_is_error=False) as self._check,
                     graph_state.watching(watch),
                 ):
@@ -293,7 +306,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
 
 @contextmanager
 def _trained_by(model: Any, train_step: Callable[[Any], Any]) -> Iterator[None]:
-    """Let ``train_step`` be that of the model, which Keras looks up when it makes a training function, or, before 3.7, when that is traced."""
+    """Let ``train_step`` be that of the model, which Keras looks up when it makes a training
+    function, or, before 3.7, when that is traced."""
     if train_step == model.train_step:
         yield
         return
@@ -309,10 +323,11 @@ def _trained_by(model: Any, train_step: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def _build_optimizer(model: Any, *, slots_are_asked: bool) -> None:
-    """Make the optimizer's variables now: made while the step is traced, they have it traced, and planned, twice.
+    """Make the optimizer's variables now: made while the step is traced, they have it traced, and
+    planned, twice.
 
-    Not where the step may train others than the model's: layers that get theirs when they are called, or, unless the bytes of
-    slots are asked for, a ``train_step`` of the user's own.
+    Not where the step may train others than the model's: layers that get theirs when they are
+    called, or, unless the bytes of slots are asked for, a ``train_step`` of the user's own.
     """
     own_step = type(model).train_step is not keras.Model.train_step or "train_step" in vars(model)
     variables = model.trainable_variables
@@ -323,13 +338,14 @@ def _build_optimizer(model: Any, *, slots_are_asked: bool) -> None:
 
 
 def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMemory:
-    """The device with the variables of ``model`` and its optimizer on it, and ``buffers`` for gradients."""
+    """The device with the variables of ``model`` and its optimizer on it, and ``buffers`` for
+    gradients."""
     if not is_whole(model):
         raise ArgumentError(
             "device_memory",
             device.value,
-            "the variables of a model that was not built, or of a layer in it, are not known; call the model on a batch before fit, or "
-            "give budget=",
+            "the variables of a model that was not built, or of a layer in it, are not known; call"
+            " the model on a batch before fit, or give budget=",
         )
     device = replace(
         device,
@@ -341,7 +357,8 @@ def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMem
         raise ArgumentError(
             "device_memory",
             device.value,
-            f"{device.taken}: nothing is left for training, nor on any device below {device.enough_for(1):,} bytes; take a "
-            "larger device, a smaller model or an optimizer with fewer slots",
+            f"{device.taken}: nothing is left for training, nor on any device below"
+            f" {device.enough_for(1):,} bytes; take a larger device, a smaller model or an"
+            " optimizer with fewer slots",
         )
     return device

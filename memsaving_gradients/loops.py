@@ -1,4 +1,5 @@
-"""Loops whose user says how they are treated: ``tf.while_loop`` and ``tf.scan`` with one argument more."""
+"""Loops whose user says how they are treated: ``tf.while_loop`` and ``tf.scan`` with one argument
+more."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def while_loop(
     swap_memory: bool = False,
     **options: Any,
 ) -> Any:
-    """``tf.while_loop``, and how memory-saving gradients treat it, whatever they do with other loops.
+    """``tf.while_loop``, and how memory-saving gradients treat it, whatever they do with other
+    loops.
 
     Parameters
     ----------
@@ -37,13 +39,14 @@ def while_loop(
     swap_memory
         Is ignored, as TensorFlow 2 does without a word; a `PlanNote` says so.
     **options
-        ``shape_invariants``, ``parallel_iterations``, ``maximum_iterations``, ``name`` as in ``tf.while_loop``.
+        ``shape_invariants``, ``parallel_iterations``, ``maximum_iterations``, ``name`` as in
+        ``tf.while_loop``.
 
     Returns
     -------
     structure
-        The loop variables after the last step, as those of ``tf.while_loop``. Gradients of `memsaving_gradients.gradients`, or of a
-        patch, save memory; others are TensorFlow's.
+        The loop variables after the last step, as those of ``tf.while_loop``. Gradients of
+        `memsaving_gradients.gradients`, or of a patch, save memory; others are TensorFlow's.
 
     Raises
     ------

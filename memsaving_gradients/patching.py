@@ -1,9 +1,10 @@
 """Patching TensorFlow, so that unchanged code gets memory-saving gradients.
 
-Two places are replaced. The one function that every flavor of ``tf.gradients`` goes through (TF1 optimizers
-included, and names bound before the patch), and ``GradientTape.gradient``. Replacing ``tf.gradients`` itself is not
-needed, and would miss ``from tensorflow import gradients``. Gradients that TensorFlow builds for itself (of functions,
-of loops, inside ``jacobian``, which vectorizes them) stay plain.
+Two places are replaced. The one function that every flavor of ``tf.gradients`` goes through (TF1
+optimizers included, and names bound before the patch), and ``GradientTape.gradient``. Replacing
+``tf.gradients`` itself is not needed, and would miss ``from tensorflow import gradients``.
+Gradients that TensorFlow builds for itself (of functions, of loops, inside ``jacobian``, which
+vectorizes them) stay plain.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ __all__ = ["ends_in", "for_batches_of", "patch", "patched", "rewired", "scoped",
 class _InForce:
     """Options in force, and what became of a list of checkpoints.
 
-    ``thread``: the one that put them in force. ``asked``: whether gradients were asked for. ``unused``: for each position of the list that no gradient computation could use
-    so far, why the last one could not.
+    ``thread``: the one that put them in force. ``asked``: whether gradients were asked for.
+    ``unused``: for each position of the list that no gradient computation could use so far, why the
+    last one could not.
     """
 
     options: Options
@@ -70,18 +72,20 @@ _restore: list[Callable[[], None]] = []
 def patch(**options: Any) -> None:
     """Make ``tf.gradients`` and ``tf.GradientTape.gradient`` save memory, until `unpatch`.
 
-    Covers ``tf.gradients`` and ``tf.compat.v1.gradients`` (also where they were imported by name before), TF1
-    optimizers, and tapes, in every thread. In eager code of the thread that patches both raise an error while patched; gradients
-    that other threads and functions of ``tf.py_function`` compute eagerly are TensorFlow's.
+    Covers ``tf.gradients`` and ``tf.compat.v1.gradients`` (also where they were imported by name
+    before), TF1 optimizers, and tapes, in every thread. In eager code of the thread that patches
+    both raise an error while patched; gradients that other threads and functions of
+    ``tf.py_function`` compute eagerly are TensorFlow's.
 
-    A list of checkpoints serves all gradient computations while patched. Each must be able to use at least one of
-    them, and each of them must have been of use to at least one, see `unpatch`.
+    A list of checkpoints serves all gradient computations while patched. Each must be able to use
+    at least one of them, and each of them must have been of use to at least one, see `unpatch`.
 
     Parameters
     ----------
     **options
-        ``checkpoints``, ``budget``, ``planner``, ``max_slowdown``, ``hold_gradients``, ``accumulate``, ``xla``,
-        ``batch_size``, ``profile``, ``plan``, ``progress``, ``planning_seconds``, ``loops``, ``attention``, ``encode``, ``offload`` as for
+        ``checkpoints``, ``budget``, ``planner``, ``max_slowdown``, ``hold_gradients``,
+        ``accumulate``, ``xla``, ``batch_size``, ``profile``, ``plan``, ``progress``,
+        ``planning_seconds``, ``loops``, ``attention``, ``encode``, ``offload`` as for
         `memsaving_gradients.gradients`. A budget holds for each gradient computation by itself.
 
     Raises
@@ -115,8 +119,8 @@ def unpatch() -> None:
     PatchError
         If TensorFlow is not patched.
     SelectionError
-        If a checkpoint of a list was in the graph but of no use to any gradient computation. TensorFlow is
-        unpatched all the same.
+        If a checkpoint of a list was in the graph but of no use to any gradient computation.
+        TensorFlow is unpatched all the same.
     """
     if not _by_user:
         raise PatchError("unpatch(): TensorFlow is not patched; call patch() first")
@@ -129,8 +133,8 @@ def unpatch() -> None:
 def patched(**options: Any) -> Iterator[None]:
     """`patch` for the duration of a ``with`` block; what is traced inside saves memory.
 
-    A ``tf.function`` that was traced before keeps the graph it has. If nothing inside asks for gradients, a
-    `NothingSavedWarning` says so.
+    A ``tf.function`` that was traced before keeps the graph it has. If nothing inside asks for
+    gradients, a `NothingSavedWarning` says so.
 
     Examples
     --------
@@ -166,9 +170,9 @@ def patched(**options: Any) -> Iterator[None]:
             unpatch()
     if not (mine.asked or ended_early):
         warn(
-            f"patched({_shown(mine)}): no gradients were asked for inside of the block, which therefore saved nothing; a "
-            "tf.function that was traced before keeps the graph it has: trace it for the first time inside, or make a new "
-            "tf.function of it there.",
+            f"patched({_shown(mine)}): no gradients were asked for inside of the block, which"
+            " therefore saved nothing; a tf.function that was traced before keeps the graph it"
+            " has: trace it for the first time inside, or make a new tf.function of it there.",
             NothingSavedWarning,
         )
 
@@ -177,8 +181,8 @@ def patched(**options: Any) -> Iterator[None]:
 def scoped(options: Options, *, eager_is_error: bool = True) -> Iterator[Callable[[], None]]:
     """``options`` in force for the duration of a block, inside or outside of a patch by the user.
 
-    Gives a function that raises if a checkpoint of a list was of no use so far. With ``eager_is_error=False``
-    gradients in eager execution are TensorFlow's.
+    Gives a function that raises if a checkpoint of a list was of no use so far. With
+    ``eager_is_error=False`` gradients in eager execution are TensorFlow's.
     """
     mine = _InForce(options, eager_is_error)
     _push(mine)
@@ -190,7 +194,8 @@ def scoped(options: Options, *, eager_is_error: bool = True) -> Iterator[Callabl
 
 @contextmanager
 def for_batches_of(size: int) -> Iterator[None]:
-    """What is in force, for gradients of batches of ``size`` examples inside; nothing if nothing is."""
+    """What is in force, for gradients of batches of ``size`` examples inside; nothing if nothing
+    is."""
     if not _stack:
         yield
         return
@@ -268,7 +273,8 @@ def _install() -> None:
 
 
 def _standing_rule() -> Rule | None:
-    """How loops of functions are treated that are differentiated when they are called, under a tape."""
+    """How loops of functions are treated that are differentiated when they are called, under a
+    tape."""
     if is_paused() or not _stack:
         return None
     options = _stack[-1].options
@@ -278,7 +284,8 @@ def _standing_rule() -> Rule | None:
 
 
 def _gradients(inner: Callable[..., Any], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-    # src_graph, the tenth parameter: the graph that is differentiated, where it is not the current one.
+    # src_graph, the tenth parameter: the graph that is differentiated, where it is not the current
+    # one.
     source = kwargs.get("src_graph", args[7] if len(args) > 7 else None)
     elsewhere = source is not None and source is not tf.compat.v1.get_default_graph()
     if not elsewhere:
@@ -316,8 +323,9 @@ def _stays_plain(what: str) -> bool:
     mine = _stack[-1].thread == threading.get_ident()
     if _stack[-1].eager_is_error and mine and not autodiff.in_py_function():
         raise EagerExecutionError(
-            f"{what}: there is no graph to rewire in eager execution; decorate the training step with "
-            "@tf.function, or leave the patch (unpatch(), or the end of the with block) for eager code"
+            f"{what}: there is no graph to rewire in eager execution; decorate the training step"
+            " with @tf.function, or leave the patch (unpatch(), or the end of the with block) for"
+            " eager code"
         )
     return True
 

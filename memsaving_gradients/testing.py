@@ -1,9 +1,11 @@
-"""A test that users can run: whether a step computes the same with memory-saving gradients as without, to the last bit.
+"""A test that users can run: whether a step computes the same with memory-saving gradients as
+without, to the last bit.
 
-TensorFlow's own last bits are not fixed by default, so two runs of plain training differ, and whoever compares blames what was changed. Four
-settings fix them, and hold for the duration of the test: op determinism; no arithmetic rewriting by grappler, which can fuse an op and not its
-copy; for the plain step no memory optimizer, which lets sums of large graphs be added in whatever order their addends come; and for both steps
-the same seeds and the same values of all variables.
+TensorFlow's own last bits are not fixed by default, so two runs of plain training differ, and
+whoever compares blames what was changed. Four settings fix them, and hold for the duration of the
+test: op determinism; no arithmetic rewriting by grappler, which can fuse an op and not its copy;
+for the plain step no memory optimizer, which lets sums of large graphs be added in whatever order
+their addends come; and for both steps the same seeds and the same values of all variables.
 """
 
 from __future__ import annotations
@@ -31,17 +33,19 @@ SEED = 1
 
 @tf.autograph.experimental.do_not_convert
 def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """Raise unless a training step computes the same bits with memory-saving gradients as with TensorFlow's own.
+    """Raise unless a training step computes the same bits with memory-saving gradients as with
+    TensorFlow's own.
 
-    The step is traced and run twice from the same state: once with TensorFlow's gradients, once as within
-    ``patched(**options)``. Compared are all gradients that it asks for, what it returns, and all variables that it uses after it. Variables are
-    set back at the end.
+    The step is traced and run twice from the same state: once with TensorFlow's gradients, once as
+    within ``patched(**options)``. Compared are all gradients that it asks for, what it returns, and
+    all variables that it uses after it. Variables are set back at the end.
 
     Parameters
     ----------
     step
-        A function of tensors, or a ``tf.function``, that computes gradients with tapes, ``tf.gradients`` or `memsaving_gradients.gradients`. It
-        is traced anew; what was traced before stays as it is.
+        A function of tensors, or a ``tf.function``, that computes gradients with tapes,
+        ``tf.gradients`` or `memsaving_gradients.gradients`. It is traced anew; what was traced
+        before stays as it is.
     *args
         What the step is called with.
     **options
@@ -50,11 +54,11 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
     Raises
     ------
     AssertionError
-        If anything differs. The message names the variables whose gradients differ, in how many elements and by how much, then results and
-        variables.
+        If anything differs. The message names the variables whose gradients differ, in how many
+        elements and by how much, then results and variables.
     ArgumentError
-        If an option is unknown or cannot be used, if the step asks for no gradients, or asks for them in a ``tf.function`` that it calls
-        and that is traced once only.
+        If an option is unknown or cannot be used, if the step asks for no gradients, or asks for
+        them in a ``tf.function`` that it calls and that is traced once only.
 
     Examples
     --------
@@ -90,8 +94,9 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
             raise ArgumentError(
                 "step",
                 named,
-                "calls a tf.function that keeps the graph which it was traced to first, with TensorFlow's gradients; call its python_function, or "
-                "make the tf.function in the step",
+                "calls a tf.function that keeps the graph which it was traced to first, with"
+                " TensorFlow's gradients; call its python_function, or make the tf.function in the"
+                " step",
             )
         variables = [*{id(v.handle): v for v in (*plain.variables, *ours.variables)}.values()]
         names = _unique([*map(_name, variables)])
@@ -117,7 +122,8 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
 
 
 class _Traced:
-    """A step, traced anew, the gradients of which are written into variables wherever they are computed.
+    """A step, traced anew, the gradients of which are written into variables wherever they are
+    computed.
 
     ``seen``: the gradients; ``variables``: all that the step uses.
     """
@@ -151,7 +157,8 @@ class _Traced:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A gradient: the name of what it belongs to, its type, and the variables that it is copied to, part by part."""
+    """A gradient: the name of what it belongs to, its type, and the variables that it is copied to,
+    part by part."""
 
     name: str
     kind: type | None
@@ -229,14 +236,20 @@ def _difference(plain: Any, ours: Any) -> str:
                 return "has other values"
             continue
         if theirs.shape != found.shape or theirs.dtype != found.dtype:
-            return f"has shape {found.shape} and dtype {found.dtype}, and TensorFlow's has {theirs.shape} and {theirs.dtype}"
+            return (
+                f"has shape {found.shape} and dtype {found.dtype}, and TensorFlow's has"
+                f" {theirs.shape} and {theirs.dtype}"
+            )
         if theirs.tobytes() == found.tobytes():
             continue
         if theirs.dtype.kind not in "fciuV":
             return "has other values"
         far = np.abs(theirs.astype(np.complex128) - found.astype(np.complex128))
         largest = float(np.abs(theirs.astype(np.complex128)).max())
-        return f"{int((far > 0).sum()):,} of {far.size:,} elements differ, by at most {far.max():.3g}; the largest is {largest:.3g}"
+        return (
+            f"{int((far > 0).sum()):,} of {far.size:,} elements differ, by at most {far.max():.3g};"
+            f" the largest is {largest:.3g}"
+        )
     return ""
 
 

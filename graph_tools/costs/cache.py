@@ -1,9 +1,10 @@
 """Measured costs of kernels, kept on disk from one process to the next.
 
-One JSON file for each TensorFlow version and device, in the user's cache folder or in the one that the environment
-variable ``MEMSAVING_GRADIENTS_CACHE`` names. Files are replaced as a whole, after merging in what other processes have
-written in the meantime: a reader never sees half a file, and of two processes that write in the same instant, one
-measures again later. A file that cannot be read is worth no error: there is a warning, and it is measured anew.
+One JSON file for each TensorFlow version and device, in the user's cache folder or in the one that
+the environment variable ``MEMSAVING_GRADIENTS_CACHE`` names. Files are replaced as a whole, after
+merging in what other processes have written in the meantime: a reader never sees half a file, and
+of two processes that write in the same instant, one measures again later. A file that cannot be
+read is worth no error: there is a warning, and it is measured anew.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def folder() -> Path:
 
 
 def describe(device: str) -> str:
-    """What decides the speed of ``device`` (``"CPU:0"``): its model, its threads, and which kernels it has."""
+    """What decides the speed of ``device`` (``"CPU:0"``): its model, its threads, and which kernels
+    it has."""
     if "GPU" in device.upper():
         index = int(device.rpartition(":")[2])
         details = tf.config.experimental.get_device_details(
@@ -67,7 +69,8 @@ def _processor() -> str:
 
 
 class CostCache:
-    """The costs that are known for one device; ``None`` stands for a kernel that cannot be measured.
+    """The costs that are known for one device; ``None`` stands for a kernel that cannot be
+    measured.
 
     Examples
     --------
@@ -88,7 +91,8 @@ class CostCache:
         self.entries: Entries = self._read()
 
     def write(self) -> None:
-        """Put the entries on disk, beside those that others have put there; a warning if that fails."""
+        """Put the entries on disk, beside those that others have put there; a warning if that
+        fails."""
         merged = {**self._read(), **self.entries}
         content = {
             **self.header,
@@ -106,8 +110,8 @@ class CostCache:
                 raise
         except OSError as error:
             warn(
-                f"measured costs cannot be kept in {self.path} ({error}); set {ENVIRONMENT} to a folder "
-                "that can be written to, or they are measured again in each process",
+                f"measured costs cannot be kept in {self.path} ({error}); set {ENVIRONMENT} to a"
+                " folder that can be written to, or they are measured again in each process",
                 CacheWarning,
             )
 

@@ -1,14 +1,16 @@
-"""Estimated time of an op: a roofline (Williams et al. 2009) of its floating point operations and the bytes it moves.
+"""Estimated time of an op: a roofline (Williams et al. 2009) of its floating point operations and
+the bytes it moves.
 
-An op takes as long as its multiplications or its memory traffic need, whichever is longer, and a constant for being
-started. Multiply-adds of convolutions and matrix products follow from shapes: twice the output elements times the
-elements of one filter, or the contracted length; an Einsum takes one for each combination of its labels. All other ops move
-bytes: reductions, transcendental functions and transpositions take as long as twice as many, normalizations that
-read their input several times as many more. Loops take the time of their bodies, as often as they run; branches and function calls are opaque:
-so many passes over what goes in and out.
+An op takes as long as its multiplications or its memory traffic need, whichever is longer, and a
+constant for being started. Multiply-adds of convolutions and matrix products follow from shapes:
+twice the output elements times the elements of one filter, or the contracted length; an Einsum
+takes one for each combination of its labels. All other ops move bytes: reductions, transcendental
+functions and transpositions take as long as twice as many, normalizations that read their input
+several times as many more. Loops take the time of their bodies, as often as they run; branches and
+function calls are opaque: so many passes over what goes in and out.
 
-Static estimates are good enough to compare plans for one graph; absolute seconds are not to be believed
-(:mod:`graph_tools.costs.profiles` measures them). Cost: 5 µs an op.
+Static estimates are good enough to compare plans for one graph; absolute seconds are not to be
+believed (:mod:`graph_tools.costs.profiles` measures them). Cost: 5 µs an op.
 """
 
 from __future__ import annotations
@@ -36,12 +38,13 @@ __all__ = [
     "op_workspace",
 ]
 
-#: Two cores of a server, from memory rather than from caches. The ratio of the two figures matters: it is 10 floating point
-#: operations in the time of a byte here, 5 as long as tensors fit into caches, 10 to 80 on GPUs.
+#: Two cores of a server, from memory rather than from caches. The ratio of the two figures matters:
+#: it is 10 floating point operations in the time of a byte here, 5 as long as tensors fit into
+#: caches, 10 to 80 on GPUs.
 FLOPS_PER_SECOND = 2e11
 BYTES_PER_SECOND = 2e10
-#: What the executor needs to start an op: 1.4 µs an op of an unrolled LSTM and of a small Transformer with one thread, more
-#: with several.
+#: What the executor needs to start an op: 1.4 µs an op of an unrolled LSTM and of a small
+#: Transformer with one thread, more with several.
 START_SECONDS = 2e-6
 
 
@@ -67,8 +70,8 @@ _PRODUCTS = {
     "BatchMatMulV2": "adj_x",
     "BatchMatMulV3": "adj_x",
 }
-# For each convolution kind: the input whose elements are each met by every element of one filter (None: the output),
-# and the input that holds the filter (None: the output).
+# For each convolution kind: the input whose elements are each met by every element of one filter
+# (None: the output), and the input that holds the filter (None: the output).
 _CONVOLUTIONS: dict[str, tuple[int | None, int | None]] = {
     "Conv2D": (None, 1),
     "Conv3D": (None, 1),
@@ -80,7 +83,8 @@ _CONVOLUTIONS: dict[str, tuple[int | None, int | None]] = {
     "Conv3DBackpropFilterV2": (2, None),
     "DepthwiseConv2dNativeBackpropFilter": (2, None),
 }
-# For each recurrent kernel: the input with the sequence, those with weights, and products per weight and row.
+# For each recurrent kernel: the input with the sequence, those with weights, and products per
+# weight and row.
 _RECURRENT: dict[str, tuple[int, tuple[int, ...], int]] = {
     "BlockLSTM": (1, (4,), 1),
     "BlockLSTMV2": (1, (4,), 1),
@@ -141,9 +145,10 @@ _PASSES: dict[str, float] = {
         "Sum Mean Prod Max Min All Any ArgMax ArgMin EuclideanNorm Tile BroadcastTo".split(), 2
     ),
     **dict.fromkeys(
-        """Acos Acosh Asin Asinh Atan Atan2 Atanh Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1 Lgamma Log Log1p
-        LogSoftmax Mish Pow Selu Sigmoid Sin Sinh Softmax SoftmaxCrossEntropyWithLogits Softplus Softsign
-        SparseSoftmaxCrossEntropyWithLogits Swish Tan Tanh Xlogy Zeta""".split(),
+        """Acos Acosh Asin Asinh Atan Atan2 Atanh Cos Cosh Digamma Elu Erf Erfc Erfinv Exp Expm1
+        Lgamma Log Log1p LogSoftmax Mish Pow Selu Sigmoid Sin Sinh Softmax
+        SoftmaxCrossEntropyWithLogits Softplus Softsign SparseSoftmaxCrossEntropyWithLogits Swish
+        Tan Tanh Xlogy Zeta""".split(),
         2,
     ),
     **dict.fromkeys(
@@ -151,8 +156,8 @@ _PASSES: dict[str, float] = {
     ),
     **dict.fromkeys(
         """UnsortedSegmentSum SegmentSum TensorScatterAdd TensorScatterUpdate Cumsum Cumprod LRN
-        StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomNormal StatelessRandomNormalV2 RandomUniform
-        RandomStandardNormal""".split(),
+        StatelessRandomUniform StatelessRandomUniformV2 StatelessRandomNormal
+        StatelessRandomNormalV2 RandomUniform RandomStandardNormal""".split(),
         4,
     ),
     **dict.fromkeys("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3".split(), 2),
@@ -176,7 +181,8 @@ def _elements(tensor: tf.Tensor, batch: int) -> float:
 
 
 def op_flops(op: tf.Operation, batch: int) -> float:
-    """Floating point operations of ``op`` at a batch of ``batch`` examples; one an element if nothing better is known.
+    """Floating point operations of ``op`` at a batch of ``batch`` examples; one an element if
+    nothing better is known.
 
     Examples
     --------
@@ -240,7 +246,8 @@ def _einsum(op: tf.Operation, batch: int) -> float:
 
 
 def op_workspace(graph: OpGraph, batch: int) -> npt.NDArray[np.int64]:
-    """Bytes that every op of ``graph`` takes beside its outputs while it runs, as far as its type says: loops, branches and calls do."""
+    """Bytes that every op of ``graph`` takes beside its outputs while it runs, as far as its type
+    says: loops, branches and calls do."""
     found = np.zeros(len(graph.ops), np.int64)
     for i, op in enumerate(graph.ops):
         if op.type in op_types.FUNCTIONAL and (within := inside(op, batch, op_seconds)) is not None:
@@ -249,7 +256,8 @@ def op_workspace(graph: OpGraph, batch: int) -> npt.NDArray[np.int64]:
 
 
 def op_seconds(graph: OpGraph, batch: int, speeds: Speeds | None = None) -> npt.NDArray[np.float64]:
-    """Estimated seconds of every op of ``graph``; views, sources and what is folded into constants take none.
+    """Estimated seconds of every op of ``graph``; views, sources and what is folded into constants
+    take none.
 
     ``speeds``: of the processor, if not of two cores. (Loops take the time of these on any.)
     """

@@ -1,12 +1,14 @@
 """What a loop, a branch or a call takes inside: its time, and the bytes alive while it runs.
 
-To the graph around it a loop is one op. But its body is a graph, too: a step takes the time of its ops and the bytes that are alive
-between them. Branches, of which the dearest counts, and called functions are looked into in the same way, and so are loops in bodies. How often a
-loop runs, `graph_tools.ops.while_loops.steps_of` says.
+To the graph around it a loop is one op. But its body is a graph, too: a step takes the time of its
+ops and the bytes that are alive between them. Branches, of which the dearest counts, and called
+functions are looked into in the same way, and so are loops in bodies. How often a loop runs,
+`graph_tools.ops.while_loops.steps_of` says.
 
-Functions that XLA compiles, as Keras has it for grouped convolutions on a CPU, are taken to hold what their ops do, one by one, but for the
-gradients of depthwise filters: on a CPU, XLA makes each as that of a filter between all channels, and holds that twice (measured with
-TensorFlow 2.21; 231 MB for 768 channels and 7 × 7 pixels).
+Functions that XLA compiles, as Keras has it for grouped convolutions on a CPU, are taken to hold
+what their ops do, one by one, but for the gradients of depthwise filters: on a CPU, XLA makes each
+as that of a filter between all channels, and holds that twice (measured with TensorFlow 2.21; 231
+MB for 768 channels and 7 × 7 pixels).
 """
 
 from __future__ import annotations
@@ -34,19 +36,22 @@ OpSeconds: TypeAlias = Callable[[OpGraph, int], npt.NDArray[np.float64]]
 
 
 class _Known(dict[tuple[int, int, bool], tuple[float, int]]):
-    """Seconds and bytes of a step of a body: by batch, number of its ops, and whether XLA expands its filters."""
+    """Seconds and bytes of a step of a body: by batch, number of its ops, and whether XLA expands
+    its filters."""
 
 
 @dataclass(frozen=True)
 class Inside:
-    """Time of all steps of a loop (seconds), and bytes that are alive in a step, beside what goes in and out of the loop; of branches and calls likewise."""
+    """Time of all steps of a loop (seconds), and bytes that are alive in a step, beside what goes
+    in and out of the loop; of branches and calls likewise."""
 
     seconds: float
     workspace: int
 
 
 def inside(op: tf.Operation, batch: int, op_seconds: OpSeconds) -> Inside | None:
-    """Return what ``op``, of `op_types.FUNCTIONAL`, takes inside at a batch of ``batch`` examples; ``None`` if its body is not known."""
+    """Return what ``op``, of `op_types.FUNCTIONAL`, takes inside at a batch of ``batch`` examples;
+    ``None`` if its body is not known."""
     is_loop = op.type in loops.LOOPS
     bodies = loops.bodies(op)
     if None in bodies:
@@ -69,10 +74,12 @@ def inside(op: tf.Operation, batch: int, op_seconds: OpSeconds) -> Inside | None
 def _step(
     body: Any, batch: int, op_seconds: OpSeconds, *, called: bool, expands: bool
 ) -> tuple[float, int]:
-    """Seconds of a step, and the most bytes alive in it beside the op's outputs, which the graph around it counts all the while.
+    """Seconds of a step, and the most bytes alive in it beside the op's outputs, which the graph
+    around it counts all the while.
 
-    What a step of a loop begins with is in these outputs' place, until it is read for the last time. What a function is ``called`` with
-    is counted around it. ``expands``: depthwise filters have their gradients made as those of whole ones.
+    What a step of a loop begins with is in these outputs' place, until it is read for the last
+    time. What a function is ``called`` with is counted around it. ``expands``: depthwise filters
+    have their gradients made as those of whole ones.
     """
     graph = capture(body.outputs, besides=body.inputs)
     sizes, storage = graph.value_bytes(batch).tolist(), graph.storage.tolist()
@@ -108,7 +115,8 @@ def _step(
 
 
 def _expanded(op: tf.Operation) -> int:
-    """Bytes of twice the filter between all channels, if that of ``op`` is depthwise, with one output for each channel."""
+    """Bytes of twice the filter between all channels, if that of ``op`` is depthwise, with one
+    output for each channel."""
     filters, images = op.outputs[0], op.inputs[0]
     if not filters.shape.is_fully_defined() or images.shape.rank is None:
         return 0

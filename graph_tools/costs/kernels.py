@@ -1,22 +1,25 @@
 """One kernel by itself: how long it runs on this device, and what it allocates beside its outputs.
 
-A few copies of an op, one after the other, make a graph of their own that reads fed inputs; grappler is off, because it
-would merge them. TensorFlow's step statistics then give the time of each copy from the start of its kernel to the end, free
-of dispatch and of what other processes take between the copies, and the allocator's account of each: its workspace is
-the most that was allocated at a time less what it leaves behind. The least of all copies of several runs counts: other
-processes only ever add.
+A few copies of an op, one after the other, make a graph of their own that reads fed inputs;
+grappler is off, because it would merge them. TensorFlow's step statistics then give the time of
+each copy from the start of its kernel to the end, free of dispatch and of what other processes take
+between the copies, and the allocator's account of each: its workspace is the most that was
+allocated at a time less what it leaves behind. The least of all copies of several runs counts:
+other processes only ever add.
 
-Times are those of a kernel that has the device to itself. In a step, the executor runs kernels side by side; each is
-slower then, by about as much as they overlap, so that the sum over the step is nearer to its duration than the sum of
-the times inside of the step would be. Inputs are in the caches as far as they fit: gradients of filters, which read what
-the forward pass left long ago, take up to 40 % longer in a step.
+Times are those of a kernel that has the device to itself. In a step, the executor runs kernels side
+by side; each is slower then, by about as much as they overlap, so that the sum over the step is
+nearer to its duration than the sum of the times inside of the step would be. Inputs are in the
+caches as far as they fit: gradients of filters, which read what the forward pass left long ago,
+take up to 40 % longer in a step.
 
-Reading the clock and keeping accounts takes some microseconds, and kernels on a GPU only start in the time that step
-statistics show. For short kernels and GPUs, the time is the slope of the duration of a run over the number of copies,
-each duration the least of several.
+Reading the clock and keeping accounts takes some microseconds, and kernels on a GPU only start in
+the time that step statistics show. For short kernels and GPUs, the time is the slope of the
+duration of a run over the number of copies, each duration the least of several.
 
-Values of floating point inputs are drawn from [0.1, 1), which no elementwise function minds; those of integer inputs are
-the op's own where they are known before the step (axes, sizes, paddings), else zeros, which are valid indices.
+Values of floating point inputs are drawn from [0.1, 1), which no elementwise function minds; those
+of integer inputs are the op's own where they are known before the step (axes, sizes, paddings),
+else zeros, which are valid indices.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ __all__ = ["Input", "Kernel", "Measured", "default_device", "measure"]
 COPIES = 6
 FEW = 2
 LONG = 0.05
-#: Times of single copies that one is chosen from, and the seconds after which it is chosen from fewer.
+#: Times of single copies that one is chosen from, and the seconds after which it is chosen from
+#: fewer.
 SAMPLES = 18
 ENOUGH_SECONDS = 0.15
 #: Seconds below which the slope over the number of copies is taken, and the most copies for that.
@@ -50,7 +54,8 @@ Feed = dict[tf.Tensor, npt.NDArray[Any]]
 
 
 class Measured(NamedTuple):
-    """Seconds of one run of a kernel, and bytes that it allocates beside its outputs while it runs."""
+    """Seconds of one run of a kernel, and bytes that it allocates beside its outputs while it
+    runs."""
 
     seconds: float
     workspace: int
@@ -58,7 +63,8 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a kernel: its dtype, its shape, and its value where that decides what the kernel does."""
+    """An input of a kernel: its dtype, its shape, and its value where that decides what the kernel
+    does."""
 
     dtype: tf.DType
     shape: tuple[int, ...]
@@ -90,7 +96,8 @@ def default_device() -> str:
 
 
 def measure(kernel: Kernel, device: str) -> Measured | None:
-    """Run ``kernel`` on ``device``; ``None`` if that fails: it rejects its inputs, or makes something else of them.
+    """Run ``kernel`` on ``device``; ``None`` if that fails: it rejects its inputs, or makes
+    something else of them.
 
     Examples
     --------
@@ -98,7 +105,8 @@ def measure(kernel: Kernel, device: str) -> Measured | None:
     >>> with tf.Graph().as_default():
     ...     op = tf.matmul(tf.ones([64, 64]), tf.ones([64, 64])).op
     >>> square = Input(tf.float32, (64, 64))
-    >>> kernel = Kernel("MatMul", (square, square), ((tf.float32, (64, 64)),), op.node_def.attr, op.op_def)
+    >>> outputs = ((tf.float32, (64, 64)),)
+    >>> kernel = Kernel("MatMul", (square, square), outputs, op.node_def.attr, op.op_def)
     >>> 0 < measure(kernel, "CPU:0").seconds < 1
     True
     """
@@ -162,7 +170,8 @@ def _copies(kernel: Kernel, device: str) -> tuple[tf.Graph, list[tf.Operation], 
             tensors.append(tf.compat.v1.placeholder(given.dtype, given.shape))
             feed[tensors[-1]] = _numbers(given)
         if kernel.kind == "MaxPoolGrad":
-            # Beside its forward op, oneDNN's layout pass gives it another kernel, which is thirty times faster.
+            # Beside its forward op, oneDNN's layout pass gives it another kernel, which is thirty
+            # times faster.
             tensors[1] = _pooled(tensors[0], kernel.attributes)
         ops: list[tf.Operation] = []
         for _ in range(QUEUED):

@@ -1,7 +1,8 @@
 """How long it takes to copy a tensor from one device to another.
 
-A tensor goes there and back, a small one and a large one: half of the small one's time is the latency, and what the large one takes
-beyond that is bandwidth. Measured once for a pair of devices in a process, with what else goes on there meanwhile.
+A tensor goes there and back, a small one and a large one: half of the small one's time is the
+latency, and what the large one takes beyond that is bandwidth. Measured once for a pair of devices
+in a process, with what else goes on there meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ __all__ = ["Link", "measured_link"]
 
 SMALL, LARGE = 4096, 2**25
 TRIPS = 7
-#: Devices that share their memory hand a tensor over; that is no faster than this (bytes in a second).
+#: Devices that share their memory hand a tensor over; that is no faster than this (bytes in a
+#: second).
 FASTEST = 1e12
 
 

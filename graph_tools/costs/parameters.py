@@ -1,8 +1,9 @@
-"""The few integers of a graph that say which axes, sizes and paddings its ops have, as far as shapes decide them.
+"""The few integers of a graph that say which axes, sizes and paddings its ops have, as far as
+shapes decide them.
 
-TensorFlow computes many of them in the graph: the sizes that the gradient of a convolution is to have, the inverse of a
-permutation, the axes to sum over after broadcasting. Here the ops that lead from constants and shapes to them are put into
-a small graph of their own, equal ones once, and run.
+TensorFlow computes many of them in the graph: the sizes that the gradient of a convolution is to
+have, the inverse of a permutation, the axes to sum over after broadcasting. Here the ops that lead
+from constants and shapes to them are put into a small graph of their own, equal ones once, and run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Array = npt.NDArray[Any]
 
 
 def known_shape(tensor: tf.Tensor, batch: int) -> tuple[int, ...] | None:
-    """The shape of ``tensor`` at a batch of ``batch``; ``None`` if more of it is unknown than the batch."""
+    """The shape of ``tensor`` at a batch of ``batch``; ``None`` if more of it is unknown than the
+    batch."""
     if tensor.shape.rank is None:
         return None
     shape = tensor.shape.as_list()

@@ -1,19 +1,22 @@
-"""Costs of the ops of a graph: time, and workspace beside the outputs; estimated from shapes, or measured on this device.
+"""Costs of the ops of a graph: time, and workspace beside the outputs; estimated from shapes, or
+measured on this device.
 
-What decides the time of an op is its type, its attributes, and the dtypes and shapes of its inputs (the values, too, of
-the few integers that say which axes and sizes). A network of a hundred thousand ops has some hundred such *kernels*, so
-each is measured once, by itself, and remembered on disk. Those that matter most are measured first; what is left when the
-time is over, and kernels too small to matter, keep their static estimate, scaled by what the measured ones took against
-theirs. So do ops that cannot be run alone: stateful ones, those that read resources, functions, and those with
-unknown shapes beside the batch.
+What decides the time of an op is its type, its attributes, and the dtypes and shapes of its inputs
+(the values, too, of the few integers that say which axes and sizes). A network of a hundred
+thousand ops has some hundred such *kernels*, so each is measured once, by itself, and remembered on
+disk. Those that matter most are measured first; what is left when the time is over, and kernels too
+small to matter, keep their static estimate, scaled by what the measured ones took against theirs.
+So do ops that cannot be run alone: stateful ones, those that read resources, functions, and those
+with unknown shapes beside the batch.
 
-Other processes slow kernels down for seconds at a time, by a factor of two at worst, so those that take most of a step are measured
-again after all others have been, twice, and the least time counts.
+Other processes slow kernels down for seconds at a time, by a factor of two at worst, so those that
+take most of a step are measured again after all others have been, twice, and the least time counts.
 
-To each kernel comes what the executor takes to start an op in a step (`costs.START_SECONDS`): copies of one op in a row
-start faster than that.
+To each kernel comes what the executor takes to start an op in a step (`costs.START_SECONDS`):
+copies of one op in a row start faster than that.
 
-Cost: a quarter of a second for each kernel and look at most, typically 5 to 50 ms; 25 µs an op to tell kernels apart.
+Cost: a quarter of a second for each kernel and look at most, typically 5 to 50 ms; 25 µs an op to
+tell kernels apart.
 """
 
 from __future__ import annotations
@@ -103,8 +106,8 @@ def measured(
     device
         ``"CPU:0"``, ``"GPU:0"``; that on which TensorFlow places ops if not given.
     progress
-        Is called with how many kernels are done and how many there are; what it raises ends the measuring, and what was
-        measured until then is kept.
+        Is called with how many kernels are done and how many there are; what it raises ends the
+        measuring, and what was measured until then is kept.
     limit
         Seconds after which no further kernel is measured.
     """
@@ -133,7 +136,8 @@ def _scale(
     group: npt.NDArray[np.bool_],
     known: npt.NDArray[np.bool_],
 ) -> float:
-    """How much slower than estimated the measured ops are: those of the group, or all if it has none."""
+    """How much slower than estimated the measured ops are: those of the group, or all if it has
+    none."""
     group = group if static[group].any() else known
     return float(seconds[group].sum() / static[group].sum()) if static[group].any() else 1.0
 
@@ -168,7 +172,8 @@ def _worthwhile(
     static: npt.NDArray[np.float64],
     cache: CostCache,
 ) -> list[tuple[str, Kernel]]:
-    """Kernels to measure, one after the other: those in which a step spends most time first, and these again when all others are done."""
+    """Kernels to measure, one after the other: those in which a step spends most time first, and
+    these again when all others are done."""
     shares = dict.fromkeys(found, 0.0)
     for key, seconds in zip(keys, static.tolist(), strict=True):
         if key is not None:

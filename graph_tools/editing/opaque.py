@@ -1,9 +1,10 @@
 """Identities that a compiler can neither remove nor look through.
 
-XLA knows no control edges, merges equal ops, and fuses elementwise ops into all of their readers, also when that means to
-compute them several times. What must be computed twice, or not before something else, or once for all of its readers, goes
-through a conditional: one branch returns the tensor, the other one something else, and the predicate is false for reasons
-that no compiler proves. The second branch turns the tensor around: of elementwise branches XLA would make a
+XLA knows no control edges, merges equal ops, and fuses elementwise ops into all of their readers,
+also when that means to compute them several times. What must be computed twice, or not before
+something else, or once for all of its readers, goes through a conditional: one branch returns the
+tensor, the other one something else, and the predicate is false for reasons that no compiler
+proves. The second branch turns the tensor around: of elementwise branches XLA would make a
 selection, which it fuses again. The result is the tensor to the last bit, whatever its dtype.
 
 XLA pays a copy of the tensor; TensorFlow's executor passes the buffer on.
@@ -24,7 +25,8 @@ __all__ = ["behind", "can_pass", "never"]
 def never(trigger: tf.Tensor) -> tf.Tensor:
     """False, as a boolean scalar that is computed from one element of ``trigger``.
 
-    The bits of the element, squared, would have to leave the rest 2 when divided by 4: no square does.
+    The bits of the element, squared, would have to leave the rest 2 when divided by 4: no square
+    does.
 
     Parameters
     ----------
@@ -49,7 +51,8 @@ def can_pass(tensor: tf.Tensor) -> bool:
 
 
 def behind(tensor: tf.Tensor, predicate: tf.Tensor) -> tf.Tensor:
-    """``tensor``, available when ``predicate`` (of `never`) is; materialized once for all of its readers.
+    """``tensor``, available when ``predicate`` (of `never`) is; materialized once for all of its
+    readers.
 
     Examples
     --------

@@ -1,10 +1,11 @@
 """Copying ops and re-pointing inputs: what rewriting a graph comes down to.
 
-``tf.contrib.graph_editor`` did this in TensorFlow 1 and has no successor. Edits that would change what a later
-differentiation of the graph sees are recorded, so that they can be taken back and made again (`Rewiring`).
+``tf.contrib.graph_editor`` did this in TensorFlow 1 and has no successor. Edits that would change
+what a later differentiation of the graph sees are recorded, so that they can be taken back and made
+again (`Rewiring`).
 
-What has been copied must also be held back, or it runs at once: by control edges for TensorFlow's executor, by
-:mod:`graph_tools.editing.opaque` for XLA.
+What has been copied must also be held back, or it runs at once: by control edges for TensorFlow's
+executor, by :mod:`graph_tools.editing.opaque` for XLA.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ CLONE_SUFFIX = "_recomputed"
 
 @dataclass(eq=False)
 class Rewiring:
-    """Input edges that were re-pointed, and attributes that were set, in order; can be undone and redone.
+    """Input edges that were re-pointed, and attributes that were set, in order; can be undone and
+    redone.
 
     ``unfed``: tensors that sessions refuse to feed meanwhile.
     """
@@ -46,7 +48,8 @@ class Rewiring:
         graphs.set_attribute(op, attribute, value)
 
     def forbid_feeding(self, tensors: Iterable[tf.Tensor]) -> None:
-        """Let sessions refuse to feed ``tensors``, by name: others compute these again, and would not see what is fed."""
+        """Let sessions refuse to feed ``tensors``, by name: others compute these again, and would
+        not see what is fed."""
         for tensor in tensors:
             if graphs.may_be_fed(tensor):
                 self.unfed.append(tensor)
@@ -92,7 +95,8 @@ class Rewiring:
 def clone(
     op: tf.Operation, inputs: Sequence[tf.Tensor], wait_for: Sequence[tf.Operation] = ()
 ) -> tf.Operation:
-    """A copy of ``op`` that reads ``inputs`` and runs after ``wait_for``; call within `graphs.outside_scopes`."""
+    """A copy of ``op`` that reads ``inputs`` and runs after ``wait_for``; call within
+    `graphs.outside_scopes`."""
     copy = graphs.create_op(op, inputs, op.name + CLONE_SUFFIX)
     if wait_for:
         graphs.add_control_inputs(copy, wait_for)

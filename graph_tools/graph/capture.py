@@ -1,12 +1,12 @@
 """The part of a TensorFlow graph that computes given tensors, as arrays and as a networkx DAG.
 
-Ops stand in a topological order that follows creation wherever creation was topological. Values (tensors) are
-numbered consecutively, the outputs of op 0 first. A value that only looks at another one's buffer (reshape, identity)
-has the *storage* of that one, so that a buffer is counted once.
+Ops stand in a topological order that follows creation wherever creation was topological. Values
+(tensors) are numbered consecutively, the outputs of op 0 first. A value that only looks at another
+one's buffer (reshape, identity) has the *storage* of that one, so that a buffer is counted once.
 
-Arrays rather than a networkx graph with attributes are the working form: a 1001-layer network has a hundred thousand
-ops, and a plan reads each of them many times. ``OpGraph.dag`` makes the networkx view, once, for whoever wants its
-algorithms. Capture is linear in ops and edges, about 25 µs an op.
+Arrays rather than a networkx graph with attributes are the working form: a 1001-layer network has a
+hundred thousand ops, and a plan reads each of them many times. ``OpGraph.dag`` makes the networkx
+view, once, for whoever wants its algorithms. Capture is linear in ops and edges, about 25 µs an op.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["OpGraph", "capture"]
 
-#: Results of constants that are larger are computed at each step (``constant_folding.h``, TensorFlow 2.16 to 2.21).
+#: Results of constants that are larger are computed at each step (``constant_folding.h``,
+#: TensorFlow 2.16 to 2.21).
 LARGEST_FOLDED = 10 << 20
-#: Grappler makes no constants that are larger than this and than what they are computed from (``kMaxConstantSize`` in ``constant_folding.cc``,
-#: TensorFlow 2.16 to 2.21), and what is computed from these is none either. Whether anything else folds more depends on the session.
+#: Grappler makes no constants that are larger than this and than what they are computed from
+#: (``kMaxConstantSize`` in ``constant_folding.cc``, TensorFlow 2.16 to 2.21), and what is computed
+#: from these is none either. Whether anything else folds more depends on the session.
 LARGEST_FOLDED_BY_GRAPPLER = 100 << 10
 
 
@@ -63,20 +65,24 @@ class OpGraph:
     fixed_bytes, bytes_per_example
         For each value, the bytes of its buffer: ``fixed + per_example × batch`` (0 for a view).
     source
-        For each value, whether its buffer lives outside the step: a variable, a fed input, a constant, or
-        something that TensorFlow folds into a constant.
+        For each value, whether its buffer lives outside the step: a variable, a fed input, a
+        constant, or something that TensorFlow folds into a constant.
     constant
-        For each value, whether it is a constant, or may become one because grappler and XLA fold what depends on
-        constants alone, and on shapes: those that are unknown now may be known when the graph is inlined.
+        For each value, whether it is a constant, or may become one because grappler and XLA fold
+        what depends on constants alone, and on shapes: those that are unknown now may be known when
+        the graph is inlined.
     clonable
-        For each op, whether a copy of it gives the same outputs (`graph_tools.ops.op_types.is_clonable`).
+        For each op, whether a copy of it gives the same outputs
+        (`graph_tools.ops.op_types.is_clonable`).
     optional
         For each op, whether only what may never be asked for needs it, so that it may be pruned.
     here
-        For each op, whether it runs on the device that was captured for. What runs elsewhere is known by what it needs alone: it takes
-        no time, and what it makes takes memory only where it is read here, of which there is a copy here then.
+        For each op, whether it runs on the device that was captured for. What runs elsewhere is
+        known by what it needs alone: it takes no time, and what it makes takes memory only where it
+        is read here, of which there is a copy here then.
     conditional
-        The ops that may be dead: those of a branch of control flow v1. Whatever waits for a dead op is dead, too.
+        The ops that may be dead: those of a branch of control flow v1. Whatever waits for a dead op
+        is dead, too.
     """
 
     ops: tuple[tf.Operation, ...]
@@ -96,7 +102,8 @@ class OpGraph:
 
     @cached_property
     def dag(self) -> nx.DiGraph:
-        """The ops as a networkx DAG: nodes are positions with ``name`` and ``type``, edges carry ``control``."""
+        """The ops as a networkx DAG: nodes are positions with ``name`` and ``type``, edges carry
+        ``control``."""
         import networkx as nx
 
         dag = nx.DiGraph()
@@ -113,7 +120,8 @@ class OpGraph:
 
     @cached_property
     def readers(self) -> list[list[int]]:
-        """For each op, the ops that read it whenever the graph runs, once for each read; nobody reads known shapes."""
+        """For each op, the ops that read it whenever the graph runs, once for each read; nobody
+        reads known shapes."""
         found: list[list[int]] = [[] for _ in self.ops]
         producer = self.producer.tolist()
         for i, values in enumerate(self.inputs):
@@ -145,7 +153,8 @@ class OpGraph:
         return not all(self.here[self.producer[value]] for value in self.inputs[op])
 
     def reads_constant(self, op: int) -> bool:
-        """Whether an op combines something with a constant number, which folding may move past the op before it."""
+        """Whether an op combines something with a constant number, which folding may move past the
+        op before it."""
         return any(
             self.constant[value] and (tensor.dtype.is_floating or tensor.dtype.is_complex)
             for value, tensor in zip(self.inputs[op], self.ops[op].inputs, strict=True)
@@ -170,17 +179,19 @@ def capture(
     Parameters
     ----------
     targets
-        Tensors or operations of one graph (a ``tf.Graph``, or the ``FuncGraph`` of a function being traced or
-        already traced).
+        Tensors or operations of one graph (a ``tf.Graph``, or the ``FuncGraph`` of a function being
+        traced or already traced).
     stop
         Tensors behind which nothing is captured; their ops are, as ops without inputs.
     besides
-        Tensors that are captured as well, but may never be asked for (losses: gradients need them seldom).
+        Tensors that are captured as well, but may never be asked for (losses: gradients need them
+        seldom).
     late
-        Ops created from this number on stand behind all others, but for those that an earlier one needs: the gradient
-        of a loop gives new inputs to the loop.
+        Ops created from this number on stand behind all others, but for those that an earlier one
+        needs: the gradient of a loop gives new inputs to the loop.
     beside
-        Ops that stand right behind the last one that they read, whenever they were created, and are not late.
+        Ops that stand right behind the last one that they read, whenever they were created, and are
+        not late.
     home
         The device to capture for, if several compute; ``None``: all there are, as one.
 
@@ -222,7 +233,8 @@ def capture(
 def _keep_order_of_collectives(ops: Iterable[tf.Operation], edges: _Edges) -> None:
     """Let each op that waits for other devices wait for the one before it on its own.
 
-    TensorFlow orders them so when a function has been traced, and all devices have to meet in one order: no plan may reverse it.
+    TensorFlow orders them so when a function has been traced, and all devices have to meet in one
+    order: no plan may reverse it.
     """
     last: dict[str, tf.Operation] = {}
     for op in sorted(filter(op_types.is_collective, ops), key=graphs.creation_index):
@@ -248,7 +260,8 @@ def _by_creation(
 
 
 class _Edges(dict[tf.Operation, tuple[list[tuple[tf.Operation, int]], list[tf.Operation]]]):
-    """What each op reads (op and number of output), and what it waits for; TensorFlow is asked once, for it takes its time.
+    """What each op reads (op and number of output), and what it waits for; TensorFlow is asked
+    once, for it takes its time.
 
     ``cut``: ops of which nothing is to be known.
     """
@@ -284,7 +297,8 @@ def _ancestors(
 
 
 def _ordered(ops: list[tf.Operation], edges: _Edges) -> list[tf.Operation]:
-    """Topological order, by creation where possible: edited graphs have edges against the order of creation."""
+    """Topological order, by creation where possible: edited graphs have edges against the order of
+    creation."""
     place = {op: i for i, op in enumerate(ops)}
     before = [{place[b] for b in edges.before(op)} for op in ops]
     if all(b < i for i, waits in enumerate(before) for b in waits):
@@ -353,7 +367,8 @@ def _describe(
         is_shape = kind in op_types.SHAPES and bool(reads)
         static = is_shape and op_types.reads_known_shapes(op)
         may_fold = copies and all(folds_on[v] for v in reads) and _is_small(outputs)
-        # What a late op makes must not be taken for a part of an early buffer: that may be lost before, and made again.
+        # What a late op makes must not be taken for a part of an early buffer: that may be lost
+        # before, and made again.
         early = late is None or graphs.creation_index(op) < late or op in beside
         is_folded = kind == "Const" or static or (may_fold and all(folded[v] for v in reads))
         may_fold |= kind == "Const" or is_shape
@@ -422,11 +437,13 @@ def _assigned(ops: Sequence[tf.Operation]) -> frozenset[tf.Operation]:
 def _conditional(
     ops: Sequence[tf.Operation], edges: _Edges, place: Mapping[tf.Operation, int]
 ) -> frozenset[int]:
-    """The ops that may be dead, as the executor finds out: what depends on an output of a switch, until a merge joins all of them."""
+    """The ops that may be dead, as the executor finds out: what depends on an output of a switch,
+    until a merge joins all of them."""
     if not any(op.type in op_types.SWITCHES for op in ops):
         return frozenset()
     nothing: frozenset[tuple[int, int]] = frozenset()
-    # For each op, the outputs of switches without which it is dead: predicates, and which of two outputs.
+    # For each op, the outputs of switches without which it is dead: predicates, and which of two
+    # outputs.
     needs: list[frozenset[tuple[int, int]]] = []
     for op in ops:
         reads, waits = edges[op]
@@ -448,7 +465,8 @@ def _is_small(outputs: Sequence[tf.Tensor]) -> bool:
 
 
 def _folds_on(op: tf.Operation) -> bool:
-    """Whether what is computed from the constants that ``op`` gives is known to fold: what a session folds is not known yet."""
+    """Whether what is computed from the constants that ``op`` gives is known to fold: what a
+    session folds is not known yet."""
     made = max(tensor_bytes(out).fixed for out in op.outputs)
     if made <= LARGEST_FOLDED_BY_GRAPPLER or op.type == "Const" or graphs.is_function(op.graph):
         return True

@@ -1,7 +1,7 @@
 """Which ops come before which: as much of a directed graph as ordering a step takes.
 
-What networkx does as well, and what it orders, this orders the same way; but importing networkx takes a tenth of a second, and every
-first step would wait for that.
+What networkx does as well, and what it orders, this orders the same way; but importing networkx
+takes a tenth of a second, and every first step would wait for that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _Node = TypeVar("_Node", bound=Hashable)
 
 
 class Precedence(Generic[_Node]):
-    """Nodes, and edges from each to those that come after it; both in the order in which they were added.
+    """Nodes, and edges from each to those that come after it; both in the order in which they were
+    added.
 
     Examples
     --------

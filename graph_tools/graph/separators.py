@@ -1,14 +1,16 @@
 """Separators of a topologically ordered graph, in linear time.
 
-Between op p and op p+1 of a topological order the *frontier* is the set of values made at or before p and read
-after p: removing it cuts the order into before and after. A frontier of one value is an articulation point. Sources
-(variables, fed inputs, constants) are available everywhere and belong to no frontier, so a mask or a tied weight
-that every layer reads does not hide the cut between two layers, as it does for searches by paths.
+Between op p and op p+1 of a topological order the *frontier* is the set of values made at or before
+p and read after p: removing it cuts the order into before and after. A frontier of one value is an
+articulation point. Sources (variables, fed inputs, constants) are available everywhere and belong
+to no frontier, so a mask or a tied weight that every layer reads does not hide the cut between two
+layers, as it does for searches by paths.
 
-All frontiers of an order of n ops share one sweep: their bytes and sizes are running sums over first and last uses
-(`frontier_bytes`), and the members are listed only for the positions that somebody asks for (`frontier`).
-`articulation_points` needs no order: it is the cut nodes of the undirected graph, by networkx (Hopcroft and
-Tarjan 1973, iterative there), restricted to those that lie on every path.
+All frontiers of an order of n ops share one sweep: their bytes and sizes are running sums over
+first and last uses (`frontier_bytes`), and the members are listed only for the positions that
+somebody asks for (`frontier`). `articulation_points` needs no order: it is the cut nodes of the
+undirected graph, by networkx (Hopcroft and Tarjan 1973, iterative there), restricted to those that
+lie on every path.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def frontier(born: IntArray, last: IntArray, position: int) -> IntArray:
 
 
 def articulation_points(dag: nx.DiGraph, first: Sequence[int], last: Sequence[int]) -> list[int]:
-    """Nodes of ``dag`` through which every path from ``first`` to ``last`` leads, in topological order.
+    """Nodes of ``dag`` through which every path from ``first`` to ``last`` leads, in topological
+    order.
 
     Only nodes on such paths count: side inputs (weights, masks) do not hide a cut.
 

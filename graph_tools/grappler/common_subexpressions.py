@@ -1,9 +1,10 @@
 """Which ops are one when the graph runs: grappler makes one of those that compute the same.
 
-Networks say the same thing several times: each branch of a NASNet cell begins with a rectifier of its own, of one tensor. Grappler keeps
-the first of the ops that have one type, device and attributes, read the same and wait for the same
-(``common_subgraph_elimination.cc``, TensorFlow 2.16 to 2.21), so that their results are held once. Ops that are equal behind equal ops are
-found as well, since they are looked at in topological order. What commutative ops read has no order.
+Networks say the same thing several times: each branch of a NASNet cell begins with a rectifier of
+its own, of one tensor. Grappler keeps the first of the ops that have one type, device and
+attributes, read the same and wait for the same (``common_subgraph_elimination.cc``, TensorFlow 2.16
+to 2.21), so that their results are held once. Ops that are equal behind equal ops are found as
+well, since they are looked at in topological order. What commutative ops read has no order.
 
 O(edges); attributes, and constants by their values, are compared only where the rest is equal.
 """

@@ -1,12 +1,14 @@
 """What grappler moves past what: constants travel in trees of additions or multiplications.
 
-``c * (x * y)`` becomes ``x * (c * y)`` where the product in parentheses has no other reader (``ConstantPushDown`` in
-TensorFlow's ``constant_folding.cc``, 2.16 to 2.21), so that constants meet and are folded. Which of two factors is x is a matter
-of names: before that, grappler sorts what commutative ops read (`input_name`, ``canonicalizer.cc``). In functions, where it knows which sizes are
-equal, it then puts each tree of products together anew, the smallest factors first (``MinimizeBroadcasts`` in ``arithmetic_optimizer.cc``): this
-becomes ``(c * x) * y``. Three consequences matter to
-whoever edits a graph: an op put between two ops of such a tree changes the last bits of the result; so may an op of another name in
-the place of a factor; and ``c * x`` is an op of its own, ready as soon as x is, which may be long before y.
+``c * (x * y)`` becomes ``x * (c * y)`` where the product in parentheses has no other reader
+(``ConstantPushDown`` in TensorFlow's ``constant_folding.cc``, 2.16 to 2.21), so that constants meet
+and are folded. Which of two factors is x is a matter of names: before that, grappler sorts what
+commutative ops read (`input_name`, ``canonicalizer.cc``). In functions, where it knows which sizes
+are equal, it then puts each tree of products together anew, the smallest factors first
+(``MinimizeBroadcasts`` in ``arithmetic_optimizer.cc``): this becomes ``(c * x) * y``. Three
+consequences matter to whoever edits a graph: an op put between two ops of such a tree changes the
+last bits of the result; so may an op of another name in the place of a factor; and ``c * x`` is an
+op of its own, ready as soon as x is, which may be long before y.
 
 Not covered: trees of products of which some are broadcast.
 """
@@ -38,7 +40,8 @@ def input_name(tensor: tf.Tensor) -> str:
 
 
 def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
-    """For each op, whether it combines a constant with something: its own, or one that its only reader has.
+    """For each op, whether it combines a constant with something: its own, or one that its only
+    reader has.
 
     Examples
     --------
@@ -73,7 +76,8 @@ class Folded:
     reads
         The values that each op reads, but for constants that have moved.
     gone
-        Ops that read constants alone by then, and become constants themselves; they go on to wait for what they waited for.
+        Ops that read constants alone by then, and become constants themselves; they go on to wait
+        for what they waited for.
     """
 
     reads: list[tuple[int, ...]]
@@ -81,7 +85,8 @@ class Folded:
 
 
 def folded(ops: OpGraph) -> Folded:
-    """What each op reads when constants have moved: ``c * (x * y)`` reads x and ``c * y``, which reads y alone.
+    """What each op reads when constants have moved: ``c * (x * y)`` reads x and ``c * y``, which
+    reads y alone.
 
     In functions ``c * x`` and y, where x and y are equally large.
 
@@ -90,7 +95,8 @@ def folded(ops: OpGraph) -> Folded:
     >>> import tensorflow as tf
     >>> from graph_tools import capture
     >>> with tf.Graph().as_default():
-    ...     x, y = tf.compat.v1.placeholder(tf.float32, [4]), tf.compat.v1.placeholder(tf.float32, [4])
+    ...     x, y = tf.compat.v1.placeholder(tf.float32, [4]),
+    ...     tf.compat.v1.placeholder(tf.float32, [4])
     ...     product = tf.sin(x) * tf.sin(y)
     ...     graph = capture([0.5 * product])
     >>> inner = graph.position[product.op.name]
@@ -119,7 +125,8 @@ class _Trees:
     changed
         Those whose operands are not what they were.
     gone
-        Those that combine constants, each with the bytes of the largest of these: what it gives is taken to be no larger.
+        Those that combine constants, each with the bytes of the largest of these: what it gives is
+        taken to be no larger.
     """
 
     def __init__(self, ops: OpGraph) -> None:
@@ -140,7 +147,8 @@ class _Trees:
         return bool(self.ops.constant[value]) or self.producer[value] in self.gone
 
     def push_down(self) -> None:
-        """Let the constant of each op change places with the first operand of the op that this combines it with.
+        """Let the constant of each op change places with the first operand of the op that this
+        combines it with.
 
         What commutative ops combine is sorted by name before.
         """
@@ -177,7 +185,8 @@ class _Trees:
         return i, child
 
     def regroup(self) -> None:
-        """Put products of constants and of factors of one shape together anew: the smallest first."""
+        """Put products of constants and of factors of one shape together anew: the smallest
+        first."""
         taken: set[int] = set()
         for root in reversed(self.operands):
             if root in taken or not self._is_product(root):
@@ -196,7 +205,8 @@ class _Trees:
             self._build(root, members, leaves)
 
     def _tree(self, root: int, taken: Collection[int]) -> tuple[list[int], list[int]]:
-        """Products that only ``root`` or another of them reads, and the values that they combine, both from the left to the right."""
+        """Products that only ``root`` or another of them reads, and the values that they combine,
+        both from the left to the right."""
         members: list[int] = []
         leaves: list[int] = []
         stack = [(root, v) for v in reversed(self.operands[root])]
@@ -218,7 +228,8 @@ class _Trees:
         return members, leaves
 
     def _build(self, root: int, members: list[int], leaves: list[int]) -> None:
-        """Combine ``leaves`` two by two: constants first, then as they come; an odd one last of all."""
+        """Combine ``leaves`` two by two: constants first, then as they come; an odd one last of
+        all."""
         sizes = {value: self._bytes(value) for value in leaves}
         left = deque(sorted(leaves, key=sizes.__getitem__))
         last = left.pop() if len(left) % 2 else None

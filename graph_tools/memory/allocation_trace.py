@@ -1,14 +1,15 @@
 """What a step really asks the allocator for: every allocation of one run, with the op that made it.
 
-A peak alone says that a simulation is wrong, not where.  TensorFlow's profiler notes each allocation and each release, with
-the bytes asked for, the bytes of the chunk that was given, and the op that was running; whether it was for an output, for
-scratch space (``"temp"``) or to stay (``"persist"``) is noted, too.  Here these become one list in the order of the allocator,
-and `alive_at_peak` says which buffers make the peak.  The allocator notes them under its own lock, so that the order is exact
-however many threads there are.
+A peak alone says that a simulation is wrong, not where.  TensorFlow's profiler notes each
+allocation and each release, with the bytes asked for, the bytes of the chunk that was given, and
+the op that was running; whether it was for an output, for scratch space (``"temp"``) or to stay
+(``"persist"``) is noted, too.  Here these become one list in the order of the allocator, and
+`alive_at_peak` says which buffers make the peak.  The allocator notes them under its own lock, so
+that the order is exact however many threads there are.
 
-Works where the allocator is the BFC allocator: on GPUs, and on CPUs in a process that was started with
-``TF_CPU_ALLOCATOR_USE_BFC=1`` (:func:`graph_tools.memory.measure.in_fresh_process` does).  The profiler slows a step down by some
-microseconds an op; TensorFlow allows one profiler a process.
+Works where the allocator is the BFC allocator: on GPUs, and on CPUs in a process that was started
+with ``TF_CPU_ALLOCATOR_USE_BFC=1`` (:func:`graph_tools.memory.measure.in_fresh_process` does).  The
+profiler slows a step down by some microseconds an op; TensorFlow allows one profiler a process.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ class AllocationEvent:
     Attributes
     ----------
     op
-        Name of the op that asked for the buffer, as the runtime calls it: the name of the last op where several were fused.
+        Name of the op that asked for the buffer, as the runtime calls it: the name of the last op
+        where several were fused.
     kind
-        ``"output"``, ``"temp"`` (scratch space) or ``"persist"``; empty where the runtime does not say. ``"before"``: the release
-        of a buffer that was allocated before the step.
+        ``"output"``, ``"temp"`` (scratch space) or ``"persist"``; empty where the runtime does not
+        say. ``"before"``: the release of a buffer that was allocated before the step.
     requested, chunk
         Bytes asked for, and bytes of the chunk that was given; negative for a release.
     seconds
@@ -98,8 +100,9 @@ def allocation_events(
         raw = sorted(_raw_events(files, device), key=lambda event: event["time"])
     if not raw:
         raise MeasurementError(
-            f"the profiler noted no allocation on {device!r}. Set TF_CPU_ALLOCATOR_USE_BFC=1 in the environment before "
-            "TensorFlow is imported, or measure in a process made by in_fresh_process, which sets it."
+            f"the profiler noted no allocation on {device!r}. Set TF_CPU_ALLOCATOR_USE_BFC=1 in the"
+            " environment before TensorFlow is imported, or measure in a process made by"
+            " in_fresh_process, which sets it."
         )
     return tuple(_paired(raw))
 
@@ -114,7 +117,8 @@ def alive_at_peak(
 ) -> list[AllocationEvent]:
     """The allocations that are alive when most bytes are: requested ones, or those of chunks.
 
-    Often several moments take nearly the same; ``near`` asks for the first that takes at most this share less than the most.
+    Often several moments take nearly the same; ``near`` asks for the first that takes at most this
+    share less than the most.
     """
 
     def total(event: AllocationEvent) -> int:

@@ -1,16 +1,20 @@
 """What TensorFlow's allocator makes of a sequence of buffers: bytes in chunks, not bytes asked for.
 
-The "best fit with coalescing" (BFC) allocator serves GPUs, and CPUs where ``TF_CPU_ALLOCATOR_USE_BFC`` is set. It takes the
-smallest free chunk that is large enough and splits it only if the chunk is at least twice the request (or 128 MiB
-more), so that a buffer may hold almost twice its bytes. Memory comes in regions, each twice the one before, and free
-neighbors of one region are merged. Its statistics count chunks: a measured peak is larger than the bytes asked for, by up
-to a fifth. This is a model of that bookkeeping (TensorFlow 2.16 to 2.21, ``bfc_allocator.cc``), in O(log n) a buffer.
+The "best fit with coalescing" (BFC) allocator serves GPUs, and CPUs where
+``TF_CPU_ALLOCATOR_USE_BFC`` is set. It takes the smallest free chunk that is large enough and
+splits it only if the chunk is at least twice the request (or 128 MiB more), so that a buffer may
+hold almost twice its bytes. Memory comes in regions, each twice the one before, and free neighbors
+of one region are merged. Its statistics count chunks: a measured peak is larger than the bytes
+asked for, by up to a fifth. This is a model of that bookkeeping (TensorFlow 2.16 to 2.21,
+``bfc_allocator.cc``), in O(log n) a buffer.
 
-One order of events, step after step, fills the same holes again and again: `allocated_peak`. Threads change the order of small
-things from step to step, and what lies in a hole that a large buffer has left sends that elsewhere: `irregular_peaks`. (The
-allocation events of six real steps, played one after the other through this model, give the measured peak; those of
-one step, six times, up to a tenth less.) And what is in the arena since before the first step, and was there for a while, decides which holes there are:
-of the same step of InceptionV3, within 33 or 37 MB, in one process or another. So steps are played in several arenas.
+One order of events, step after step, fills the same holes again and again: `allocated_peak`.
+Threads change the order of small things from step to step, and what lies in a hole that a large
+buffer has left sends that elsewhere: `irregular_peaks`. (The allocation events of six real steps,
+played one after the other through this model, give the measured peak; those of one step, six times,
+up to a tenth less.) And what is in the arena since before the first step, and was there for a
+while, decides which holes there are: of the same step of InceptionV3, within 33 or 37 MB, in one
+process or another. So steps are played in several arenas.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ _GRAIN = 256
 _MOST_WASTE = 128 << 20
 #: The first region.
 _FIRST_REGION = 1 << 20
-#: Buffers below this share of all that is alive at the peak come and go irregularly, up to so many ops late.
+#: Buffers below this share of all that is alive at the peak come and go irregularly, up to so many
+#: ops late.
 _SMALL, _LATE = 1 / 256, 8
 
 
@@ -45,7 +50,8 @@ class Peaks(NamedTuple):
     Attributes
     ----------
     average
-        In the worst order, if chunks are larger than what is asked for by as much as they are on average.
+        In the worst order, if chunks are larger than what is asked for by as much as they are on
+        average.
     worst
         In the worst step.
     """
@@ -62,20 +68,21 @@ def allocated_peak(
     steps: int = 2,
     before: Sequence[int] = (),
 ) -> int:
-    """Most bytes in chunks while buffers come and go, in the last of ``steps`` equal training steps.
+    """Most bytes in chunks while buffers come and go, in the last of ``steps`` equal training
+    steps.
 
     Parameters
     ----------
     born, dies
-        For each buffer, the first and the last op during which it exists; it is freed after the op's outputs
-        were allocated.
+        For each buffer, the first and the last op during which it exists; it is freed after the
+        op's outputs were allocated.
     size
         For each buffer, the bytes asked for.
     steps
         How often the sequence runs; regions from earlier runs stay.
     before
-        Bytes of buffers that are there before and stay (variables, fed inputs). They are not counted, but decide where the holes
-        are that others fall into.
+        Bytes of buffers that are there before and stay (variables, fed inputs). They are not
+        counted, but decide where the holes are that others fall into.
 
     Examples
     --------
@@ -112,13 +119,14 @@ def irregular_peaks(
     arenas
         In how many arenas they are played, which differ in how what is there before came there.
     replaces
-        For each of the orders, for each buffer, the place in ``before`` of the buffer that it takes the place of when its time is over
-        (the updated value of a variable); -1: of none. Nothing: none does.
+        For each of the orders, for each buffer, the place in ``before`` of the buffer that it takes
+        the place of when its time is over (the updated value of a variable); -1: of none. Nothing:
+        none does.
 
     Notes
     -----
-    Buffers of less than `_SMALL` of the peak are freed up to `_LATE` ops late, and those of one op are allocated in any order. The
-    same numbers every time.
+    Buffers of less than `_SMALL` of the peak are freed up to `_LATE` ops late, and those of one op
+    are allocated in any order. The same numbers every time.
 
     Examples
     --------
@@ -150,7 +158,8 @@ def irregular_peaks(
 
 
 def _arenas(before: Sequence[int], many: int) -> Iterator[_Arena]:
-    """Arenas with what is there before the step: as it came; each made from something as large; and the same in other orders.
+    """Arenas with what is there before the step: as it came; each made from something as large; and
+    the same in other orders.
 
     Initial values are tensors of their own, while variables are made of them.
     """
@@ -172,7 +181,8 @@ class _Arena:
     """Chunks by address; free ones also in an ordered list of (size, address)."""
 
     def __init__(self, before: Iterable[tuple[int, int]] = ()) -> None:
-        """``before``: what was allocated, and freed, before the first step; see `_play`. Keys that stay are negative: -1 less the place."""
+        """``before``: what was allocated, and freed, before the first step; see `_play`. Keys that
+        stay are negative: -1 less the place."""
         self.size_at: dict[int, int] = {}
         self.before: dict[int, int] = {}  # address of the left neighbor in the same region
         self.holes: list[tuple[int, int]] = []
@@ -189,9 +199,11 @@ class _Arena:
         rank: npt.NDArray[Any],
         into: npt.NDArray[np.int64] | None = None,
     ) -> int:
-        """The most bytes in chunks of one step, more than before it; buffers that are born together come by ``rank``.
+        """The most bytes in chunks of one step, more than before it; buffers that are born together
+        come by ``rank``.
 
-        ``into``: for each buffer, the one from before that is freed instead, and that it is in the place of from then on; or -1.
+        ``into``: for each buffer, the one from before that is freed instead, and that it is in the
+        place of from then on; or -1.
         """
         replaced = (
             {} if into is None else {k: -1 - i for k, i in enumerate(into.tolist()) if i >= 0}
@@ -199,7 +211,8 @@ class _Arena:
         return self._play(_events(born, dies, size, rank), replaced)
 
     def _play(self, events: Iterable[tuple[int, int]], replaced: Mapping[int, int]) -> int:
-        """Allocate buffers (key and bytes) and free them (key and -1); the most bytes in chunks meanwhile, more than before.
+        """Allocate buffers (key and bytes) and free them (key and -1); the most bytes in chunks
+        meanwhile, more than before.
 
         ``replaced``: for keys, the keys of the buffers that are freed instead.
         """
@@ -284,9 +297,11 @@ def _events(
     size: npt.NDArray[np.int64],
     rank: npt.NDArray[Any],
 ) -> Iterable[tuple[int, int]]:
-    """When each buffer is allocated (its number and its bytes) and freed (its number and -1), in order.
+    """When each buffer is allocated (its number and its bytes) and freed (its number and -1), in
+    order.
 
-    Those that die with an op are freed before those of the next one are allocated; those that die together, in the order of their birth.
+    Those that die with an op are freed before those of the next one are allocated; those that die
+    together, in the order of their birth.
     """
     order = np.lexsort((rank, born))
     many = len(order)

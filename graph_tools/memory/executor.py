@@ -1,25 +1,33 @@
-"""What TensorFlow's executor makes of a finished graph: an order of its own, on several threads, and a peak.
+"""What TensorFlow's executor makes of a finished graph: an order of its own, on several threads,
+and a peak.
 
-Planners think in schedules. The executor knows none: when an op is done, those that it made ready and that are cheap by their
-kind run next in the same thread, and so does the last of the others, unless there are cheap ones; the rest go to a queue, the
-newest first, from which idle threads steal the oldest. So backward ops that read forward values alone run during the forward pass
-where nothing holds them, and an unrolled recurrence multiplies all its inputs by their weights before its second step. What is
-running at the same time is alive at the same time.
+Planners think in schedules. The executor knows none: when an op is done, those that it made ready
+and that are cheap by their kind run next in the same thread, and so does the last of the others,
+unless there are cheap ones; the rest go to a queue, the newest first, from which idle threads steal
+the oldest. So backward ops that read forward values alone run during the forward pass where nothing
+holds them, and an unrolled recurrence multiplies all its inputs by their weights before its second
+step. What is running at the same time is alive at the same time.
 
-This is a model of that (``executor.cc``, ``propagator_state.h``, Eigen's thread pool; TensorFlow 2.16 to 2.21), driven by the
-estimated time of each op. It is played on the graph as it will run: after the rewrite, with clones, gates and holds, with
-constants where grappler moves them (:mod:`graph_tools.grappler.constant_folding`), with one op where it makes one of equal ones
-(:mod:`graph_tools.grappler.common_subexpressions`), and with views where kernels make views (:mod:`graph_tools.ops.views`).
+This is a model of that (``executor.cc``, ``propagator_state.h``, Eigen's thread pool; TensorFlow
+2.16 to 2.21), driven by the estimated time of each op. It is played on the graph as it will run:
+after the rewrite, with clones, gates and holds, with constants where grappler moves them
+(:mod:`graph_tools.grappler.constant_folding`), with one op where it makes one of equal ones
+(:mod:`graph_tools.grappler.common_subexpressions`), and with views where kernels make views
+(:mod:`graph_tools.ops.views`).
 
-**The allowance for chance.** Which of two threads is faster is chance, and estimated times are rough. So a step is played
-several times: with two threads of equal speed, with either thread slower than the other, and with times of single ops drawn anew (from
-fixed seeds). A thread that is stalled for long, because its core is given to somebody else, is not considered. The peak is the worst
-of these; that of the first play is what is to be expected (`simulate_execution` gives both). A large difference means that the
-order matters and nothing fixes it. Into which holes between chunks buffers fall is chance, too: chunks are counted as they are on average
-(:func:`graph_tools.memory.bfc_allocator.irregular_peaks`), and `CHANCE` is added to what is promised.
+**The allowance for chance.** Which of two threads is faster is chance, and estimated times are
+rough. So a step is played several times: with two threads of equal speed, with either thread slower
+than the other, and with times of single ops drawn anew (from fixed seeds). A thread that is stalled
+for long, because its core is given to somebody else, is not considered. The peak is the worst of
+these; that of the first play is what is to be expected (`simulate_execution` gives both). A large
+difference means that the order matters and nothing fixes it. Into which holes between chunks
+buffers fall is chance, too: chunks are counted as they are on average
+(:func:`graph_tools.memory.bfc_allocator.irregular_peaks`), and `CHANCE` is added to what is
+promised.
 
-Not covered: one inter-op thread alone, which runs all queued ops last; kernels' scratch space, which is small beside the peaks of
-the networks in the benchmarks, but was not listed for each of them.
+Not covered: one inter-op thread alone, which runs all queued ops last; kernels' scratch space,
+which is small beside the peaks of the networks in the benchmarks, but was not listed for each of
+them.
 
 O(ops + edges) a play, about 10 µs an op; large graphs are played less often.
 """
@@ -45,7 +53,8 @@ from graph_tools.ops.views import viewed_input
 
 __all__ = ["simulate_execution"]
 
-#: How many times slower each of two threads is, and the spread of single ops' times (logarithmic), play by play.
+#: How many times slower each of two threads is, and the spread of single ops' times (logarithmic),
+#: play by play.
 PLAYS = (
     ((1, 1), 0.0),
     ((1, 4), 0.0),
@@ -56,12 +65,14 @@ PLAYS = (
 )
 #: All plays together execute about so many ops, if that allows more than one play.
 PLAYED_OPS = 200_000
-#: By what share a step may need more chunks than it does on average: small changes of the order change into which holes buffers fall.
+#: By what share a step may need more chunks than it does on average: small changes of the order
+#: change into which holes buffers fall.
 CHANCE = 0.05
 #: Variables that get new buffers in every step leave holes elsewhere in every step: so much more.
 CHANCE_OF_MOVES = 0.03
-#: Kernels that the executor runs at once, without asking for a thread. All others count as dear for their first twenty
-#: runs or so, until their measured times outweigh the high estimate that they begin with.
+#: Kernels that the executor runs at once, without asking for a thread. All others count as dear for
+#: their first twenty runs or so, until their measured times outweigh the high estimate that they
+#: begin with.
 CHEAP = op_types.SOURCES | op_types.VIEWS | op_types.SHAPES | {"NoOp"}
 #: What starting a kernel takes beside its work, and what passing a buffer on takes, in seconds.
 OVERHEAD, PASSING = 2e-6, 1e-7
@@ -71,10 +82,11 @@ OVERHEAD, PASSING = 2e-6, 1e-7
 class _Work:
     """The ops as the executor sees them.
 
-    For each op: ``before``, those that it waits for, and ``after``, those that wait for it; ``reads`` and ``writes``, values, and
-    ``touches``, the storages of these; ``there``: whether it runs, or was
-    folded, before the step begins. For each value: ``storage`` and ``size`` as in `TrainingGraph`. ``variables``: those that
-    are updated. ``workspace``: bytes that an op takes beside its outputs. ``persistent``: bytes of what is there before.
+    For each op: ``before``, those that it waits for, and ``after``, those that wait for it;
+    ``reads`` and ``writes``, values, and ``touches``, the storages of these; ``there``: whether it
+    runs, or was folded, before the step begins. For each value: ``storage`` and ``size`` as in
+    `TrainingGraph`. ``variables``: those that are updated. ``workspace``: bytes that an op takes
+    beside its outputs. ``persistent``: bytes of what is there before.
     """
 
     before: Sequence[Sequence[int]]
@@ -223,7 +235,8 @@ def _split(ops: OpGraph, reads: Sequence[Sequence[int]]) -> list[Sequence[int]]:
 
 
 def _storages(ops: OpGraph) -> list[int]:
-    """For each value, whose buffer it uses: as captured, but backward ops may make views of forward buffers as well."""
+    """For each value, whose buffer it uses: as captured, but backward ops may make views of forward
+    buffers as well."""
     storage, first = ops.storage.tolist(), ops.first_value.tolist()
     producer = ops.producer.tolist()
     for value, root in enumerate(ops.storage.tolist()):
@@ -239,7 +252,8 @@ def _storages(ops: OpGraph) -> list[int]:
 
 
 def _play(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]:
-    """The ops in the order in which they start; for each op, the last place in that order that begins before it ends.
+    """The ops in the order in which they start; for each op, the last place in that order that
+    begins before it ends.
 
     ``slowness``: for each thread, how many times longer it takes.
     """
@@ -310,7 +324,8 @@ def _play(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]
 def _lives(
     work: _Work, order: list[int], until: list[int]
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, list[int]]:
-    """First place, last place and bytes of every buffer, and the number of what it then takes the place of, or -1; whose they are.
+    """First place, last place and bytes of every buffer, and the number of what it then takes the
+    place of, or -1; whose they are.
 
     The last buffers are copies of variables, and no value's.
     """

@@ -54,7 +54,8 @@ class MeasurementError(GraphToolsError, RuntimeError):
 
 
 class EndedBySignalError(MeasurementError):
-    """The process that measured was ended by a signal, as happens where memory runs out and a library does not see to it."""
+    """The process that measured was ended by a signal, as happens where memory runs out and a
+    library does not see to it."""
 
 
 @dataclass(frozen=True)
@@ -267,8 +268,8 @@ def in_fresh_process(
     Raises
     ------
     MeasurementError
-        The child failed (its traceback is in the message), was ended by a signal (`EndedBySignalError`), as
-        happens when memory runs out, or did not finish in time.
+        The child failed (its traceback is in the message), was ended by a signal
+        (`EndedBySignalError`), as happens when memory runs out, or did not finish in time.
     ValueError
         `target` is not of the form above.
     """

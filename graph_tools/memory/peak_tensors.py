@@ -1,7 +1,8 @@
-"""Who is to blame for a peak: the largest buffers that are alive when a step takes most, by the names of their tensors.
+"""Who is to blame for a peak: the largest buffers that are alive when a step takes most, by the
+names of their tensors.
 
-A simulation knows buffers by numbers. The few that matter get their names while the graph is at hand, so that a plan can tell them later, without
-keeping the graph alive.
+A simulation knows buffers by numbers. The few that matter get their names while the graph is at
+hand, so that a plan can tell them later, without keeping the graph alive.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def with_names(
     simulation
         Bytes alive, and the lives of buffers.
     name
-        For a value and the place where its buffer begins: the name of its tensor, and what part it is of.
+        For a value and the place where its buffer begins: the name of its tensor, and what part it
+        is of.
     """
     alive = simulation.bytes_alive
     if not len(alive):

@@ -1,4 +1,5 @@
-"""Bytes alive during a training step, and what TensorFlow's allocator makes of them, as one value."""
+"""Bytes alive during a training step, and what TensorFlow's allocator makes of them, as one
+value."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ __all__ = ["Alive", "Part", "Timeline"]
 
 Part = Literal["forward", "recomputed", "backward", "scratch"]
 
-#: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many buffers, within bounds; …
+#: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many
+#: buffers, within bounds; …
 ALLOCATED, FEWEST_STEPS, MOST_STEPS = 50_000, 6, 8
 #: … each in so many arenas, if they have fewer buffers than this.
 ARENAS, FEW_BUFFERS = 3, 20_000
@@ -32,8 +34,9 @@ class Alive:
     bytes
         Its bytes.
     part
-        ``"forward"``: of the forward pass; ``"recomputed"``: of a clone; ``"backward"``: of the backward pass, and of the optimizer if it
-        was played; ``"scratch"``: what a kernel takes beside its outputs, and copies of variables.
+        ``"forward"``: of the forward pass; ``"recomputed"``: of a clone; ``"backward"``: of the
+        backward pass, and of the optimizer if it was played; ``"scratch"``: what a kernel takes
+        beside its outputs, and copies of variables.
     first, last
         The first and the last op, of those in the timeline, during which it is alive.
     """
@@ -62,9 +65,11 @@ class Timeline:
     other_orders
         Buffers for other orders that the ops may run in.
     persistent
-        Bytes of variables and fed inputs, which are there before the step: they decide what holes buffers fall into.
+        Bytes of variables and fed inputs, which are there before the step: they decide what holes
+        buffers fall into.
     replaces
-        For these buffers and those of other orders, which of the persistent ones each takes the place of (-1: of none).
+        For these buffers and those of other orders, which of the persistent ones each takes the
+        place of (-1: of none).
     margin
         Share of its chunks by which a step may need more, for chance.
     largest
@@ -83,14 +88,16 @@ class Timeline:
 
     @cached_property
     def allocated_least(self) -> int:
-        """The peak in chunks if the allocator has no past, in the order in which this one is least."""
+        """The peak in chunks if the allocator has no past, in the order in which this one is
+        least."""
         return min(allocated_peak(*order) for order in (self.buffers, *self.other_orders))
 
     @cached_property
     def allocated_peak(self) -> int:
         """The peak in chunks of TensorFlow's allocator, which are larger than the buffers in them.
 
-        A schedule is one order. The executor has several, and chance decides among them: a step may need more than this, by `margin`.
+        A schedule is one order. The executor has several, and chance decides among them: a step may
+        need more than this, by `margin`.
         """
         return self._peaks.average
 

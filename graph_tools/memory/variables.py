@@ -1,9 +1,11 @@
 """Variables as an executed step sees them: buffers from before, which updates replace or copy.
 
-An assignment makes the buffer of its value the variable's, and the old one is let go. An update in place
-(``assign_add``, the kernels of TF1's optimizers) copies the variable's buffer first if somebody still uses what was read from it, such as
-the gradient with respect to a layer's input, which needs the weights. Either way the variable has moved to where the step had its
-transient buffers, and leaves a hole where it was. (``training_ops.cc``, ``resource_variable_ops.cc``, TensorFlow 2.16 to 2.21.)
+An assignment makes the buffer of its value the variable's, and the old one is let go. An update in
+place (``assign_add``, the kernels of TF1's optimizers) copies the variable's buffer first if
+somebody still uses what was read from it, such as the gradient with respect to a layer's input,
+which needs the weights. Either way the variable has moved to where the step had its transient
+buffers, and leaves a hole where it was. (``training_ops.cc``, ``resource_variable_ops.cc``,
+TensorFlow 2.16 to 2.21.)
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Updated:
     updates
         The ops that do, each with the storage that it gives to the variable; -1: it works in place.
     reads
-        The ops that read the variable, each with the ops that use what was read, which is the variable's buffer itself.
+        The ops that read the variable, each with the ops that use what was read, which is the
+        variable's buffer itself.
     number
         The variable's place among what is persistent; -1: it is not known.
     size
@@ -41,7 +44,8 @@ class Updated:
 
 
 def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
-    """Bytes of the variables and fed inputs that a graph reads, by a tensor that stands for them."""
+    """Bytes of the variables and fed inputs that a graph reads, by a tensor that stands for
+    them."""
     found: dict[object, int] = {}
     for op, here in zip(ops.ops, ops.here, strict=True):
         if here and op.type in op_types.SOURCES and op.type != "Const" and op.outputs:

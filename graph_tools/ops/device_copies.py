@@ -1,8 +1,10 @@
-"""Tensors that are kept on another device: what lies there takes no memory here, and coming back is no view.
+"""Tensors that are kept on another device: what lies there takes no memory here, and coming back is
+no view.
 
-TensorFlow moves a tensor between devices when an op on one reads an op on the other. Identities on both sides make a copy out and a
-copy back; grappler would take them out, as it takes out all identities, so they are protected. What is kept elsewhere bears a
-private attribute, by which captured graphs know it.
+TensorFlow moves a tensor between devices when an op on one reads an op on the other. Identities on
+both sides make a copy out and a copy back; grappler would take them out, as it takes out all
+identities, so they are protected. What is kept elsewhere bears a private attribute, by which
+captured graphs know it.
 """
 
 from __future__ import annotations

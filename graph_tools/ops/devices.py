@@ -1,8 +1,8 @@
 """Which ops run on one of several devices, as far as the graph says.
 
-Names of devices may be partial: what they leave out is this process's, and an op that names no device at all may run on any. What has to
-do with a variable runs where the variable is; a graph that captures it has a placeholder without a device, and what that
-stands for has one.
+Names of devices may be partial: what they leave out is this process's, and an op that names no
+device at all may run on any. What has to do with a variable runs where the variable is; a graph
+that captures it has a placeholder without a device, and what that stands for has one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Home:
         return found
 
     def _of_variable(self, op: tf.Operation) -> str:
-        """The device of the variable that ``op`` has to do with; an empty string: none, or it is not known."""
+        """The device of the variable that ``op`` has to do with; an empty string: none, or it is
+        not known."""
         if not op.inputs or op.inputs[0].dtype != tf.resource:
             return ""
         handle = op.inputs[0]

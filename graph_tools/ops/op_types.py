@@ -1,7 +1,8 @@
 """What an op is, decided by its type and its op definition, never by its name.
 
-Names are the user's and may say anything; types are TensorFlow's. Unknown types are treated with caution: not a
-view, not forwarding, and copied only when the op definition says that they are stateless.
+Names are the user's and may say anything; types are TensorFlow's. Unknown types are treated with
+caution: not a view, not forwarding, and copied only when the op definition says that they are
+stateless.
 """
 
 from __future__ import annotations
@@ -54,19 +55,20 @@ __all__ = [
 
 #: Output i is the buffer of input i (or of input 0): no bytes, no time.
 VIEWS = frozenset(
-    """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape CheckNumerics
-    Bitcast""".split()
+    """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape
+    CheckNumerics Bitcast""".split()
 )
 
-#: Ops whose outputs may be such views, too, depending on shapes and constants (:mod:`graph_tools.ops.views`).
+#: Ops whose outputs may be such views, too, depending on shapes and constants
+#: (:mod:`graph_tools.ops.views`).
 MAY_VIEW = frozenset(
     "Unpack Split SplitV Slice StridedSlice Transpose Mul Add AddV2 Sub Div RealDiv".split()
 )
 
 #: Ops whose outputs live outside the step: variables, fed inputs, constants.
 SOURCES = frozenset(
-    """Const Placeholder PlaceholderWithDefault VarHandleOp VariableV2 Variable ReadVariableOp TemporaryVariable
-    _Arg""".split()
+    """Const Placeholder PlaceholderWithDefault VarHandleOp VariableV2 Variable ReadVariableOp
+    TemporaryVariable _Arg""".split()
 )
 
 #: Those that read a variable (their first input), whenever that is.
@@ -77,10 +79,12 @@ PYTHON = frozenset("PyFunc EagerPyFunc".split())
 
 #: Ops that run functions of the graph.
 FUNCTIONAL = frozenset(
-    "While StatelessWhile If StatelessIf Case StatelessCase PartitionedCall StatefulPartitionedCall".split()
+    """While StatelessWhile If StatelessIf Case StatelessCase PartitionedCall
+    StatefulPartitionedCall""".split()
 )
 
-#: The ends of branches of control flow v1: each output of the former is alive or dead, by the second input; …
+#: The ends of branches of control flow v1: each output of the former is alive or dead, by the
+#: second input; …
 SWITCHES = frozenset("Switch RefSwitch".split())
 #: … the latter pass on the input that is alive.
 MERGES = frozenset("Merge RefMerge".split())
@@ -88,15 +92,17 @@ MERGES = frozenset("Merge RefMerge".split())
 #: Variables that are updated in place, under whoever reads them (TF1 without ``use_resource``).
 REFERENCE_VARIABLES = frozenset({"VariableV2", "Variable", "TemporaryVariable"})
 
-#: Ops that give a variable (their first input) a new buffer, which is that of their last input; the old one is let go …
+#: Ops that give a variable (their first input) a new buffer, which is that of their last input; the
+#: old one is let go …
 ASSIGNS = frozenset({"AssignVariableOp"})
-#: … and ops that change the variable's buffer in place, or a copy of it while somebody still reads what was in it.
+#: … and ops that change the variable's buffer in place, or a copy of it while somebody still reads
+#: what was in it.
 UPDATES_IN_PLACE = frozenset(
-    """AssignAddVariableOp AssignSubVariableOp ResourceApplyAdaMax ResourceApplyAdadelta ResourceApplyAdagrad
-    ResourceApplyAdagradV2 ResourceApplyAdam ResourceApplyAdamWithAmsgrad ResourceApplyCenteredRMSProp ResourceApplyFtrl
-    ResourceApplyFtrlV2 ResourceApplyGradientDescent ResourceApplyKerasMomentum ResourceApplyMomentum
-    ResourceApplyProximalGradientDescent ResourceApplyRMSProp ResourceScatterAdd ResourceScatterSub
-    ResourceScatterUpdate""".split()
+    """AssignAddVariableOp AssignSubVariableOp ResourceApplyAdaMax ResourceApplyAdadelta
+    ResourceApplyAdagrad ResourceApplyAdagradV2 ResourceApplyAdam ResourceApplyAdamWithAmsgrad
+    ResourceApplyCenteredRMSProp ResourceApplyFtrl ResourceApplyFtrlV2 ResourceApplyGradientDescent
+    ResourceApplyKerasMomentum ResourceApplyMomentum ResourceApplyProximalGradientDescent
+    ResourceApplyRMSProp ResourceScatterAdd ResourceScatterSub ResourceScatterUpdate""".split()
 )
 
 #: Ops that give an input's shape, or a part of it.
@@ -110,28 +116,31 @@ ELEMENTS = frozenset("TensorListGetItem TensorListPopBack".split())
 #: Ops that only put their inputs side by side: as many bytes out as in, almost no time.
 CONCATENATIONS = frozenset("ConcatV2 Concat Pack".split())
 
-#: Ops whose time is worth more than their output's bytes: linear algebra, convolutions of every kind,
-#: recurrent kernels, pooling, and whole functions and loops.
+#: Ops whose time is worth more than their output's bytes: linear algebra, convolutions of every
+#: kind, recurrent kernels, pooling, and whole functions and loops.
 EXPENSIVE = frozenset(
-    """Conv2D Conv3D Conv2DBackpropInput Conv3DBackpropInputV2 Conv2DBackpropFilter Conv3DBackpropFilterV2 Conv
-    DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter Dilation2D
-    MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum SparseMatMul SparseTensorDenseMatMul
-    SparseMatrixMatMul QuantizedMatMul QuantizedConv2D CudnnRNN CudnnRNNV2 CudnnRNNV3 LSTMBlockCell BlockLSTM
-    BlockLSTMV2 GRUBlockCell Cholesky MatrixInverse MatrixSolve MatrixTriangularSolve MatrixDeterminant
-    LogMatrixDeterminant SelfAdjointEigV2 Svd Qr Eig FFT FFT2D FFT3D RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D
-    MaxPool MaxPoolV2 MaxPool3D AvgPool AvgPool3D FractionalMaxPool FractionalAvgPool MaxPoolWithArgmax
+    """Conv2D Conv3D Conv2DBackpropInput Conv3DBackpropInputV2 Conv2DBackpropFilter
+    Conv3DBackpropFilterV2 Conv DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput
+    DepthwiseConv2dNativeBackpropFilter Dilation2D MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3
+    Einsum SparseMatMul SparseTensorDenseMatMul SparseMatrixMatMul QuantizedMatMul QuantizedConv2D
+    CudnnRNN CudnnRNNV2 CudnnRNNV3 LSTMBlockCell BlockLSTM BlockLSTMV2 GRUBlockCell Cholesky
+    MatrixInverse MatrixSolve MatrixTriangularSolve MatrixDeterminant LogMatrixDeterminant
+    SelfAdjointEigV2 Svd Qr Eig FFT FFT2D FFT3D RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D MaxPool
+    MaxPoolV2 MaxPool3D AvgPool AvgPool3D FractionalMaxPool FractionalAvgPool MaxPoolWithArgmax
     XlaCallModule TopKV2 Unique UniqueV2 CTCLoss CTCLossV2""".split()
 ).union(FUNCTIONAL)
 
-#: oneDNN's layout pass makes a filter gradient and the BiasAddGrad that reads the same gradient one kernel, without
-#: regard to control edges (TensorFlow 2.21). An op that waits for the BiasAddGrad and feeds the filter gradient then
-#: closes a cycle, so nothing may wait for these; …
+#: oneDNN's layout pass makes a filter gradient and the BiasAddGrad that reads the same gradient one
+#: kernel, without regard to control edges (TensorFlow 2.21). An op that waits for the BiasAddGrad
+#: and feeds the filter gradient then closes a cycle, so nothing may wait for these; …
 MERGED_AT_RUN_TIME = frozenset({"BiasAddGrad"})
-#: … and a control input on the filter gradient prevents the merge, which changes the last bits of the bias gradient.
+#: … and a control input on the filter gradient prevents the merge, which changes the last bits of
+#: the bias gradient.
 MERGES_AT_RUN_TIME = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "BiasAddGrad"})
 
-#: With which readers the same pass makes an op one kernel, without regard to what waits for the op by a control edge: if the reader
-#: needs that, it needs itself. (``mkl_layout_pass.cc``; no other pass looks past control edges.)
+#: With which readers the same pass makes an op one kernel, without regard to what waits for the op
+#: by a control edge: if the reader needs that, it needs itself. (``mkl_layout_pass.cc``; no other
+#: pass looks past control edges.)
 MERGED_WITH_READER = {
     "Conv2D": frozenset({"BiasAdd"}),
     "Pad": frozenset({"Conv2D"}),
@@ -141,8 +150,8 @@ _ACTIVATIONS = frozenset("Relu Relu6 Elu LeakyRelu Gelu Mish Swish Tanh Sigmoid"
 _ADDITIONS = frozenset("BiasAdd Add AddV2".split())
 _NORMALIZATIONS = frozenset("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3".split())
 
-#: With which readers grappler's remapper may fuse an op whose result nobody else reads; not if something waits for the op by a control
-#: edge (``remapper.cc`` and ``pattern_utils.cc``).
+#: With which readers grappler's remapper may fuse an op whose result nobody else reads; not if
+#: something waits for the op by a control edge (``remapper.cc`` and ``pattern_utils.cc``).
 FUSES_WITH = {
     "Conv2D": _ADDITIONS | _NORMALIZATIONS,
     "Conv3D": _ADDITIONS,
@@ -164,43 +173,51 @@ FUSES_WITH = {
 
 #: Ops that grappler's remapper may fuse with the op that alone reads their result, …
 FUSED_WITH_READER = frozenset(FUSES_WITH)
-#: … and all ops of such a group, its end included. It is not made if one of them has a control edge.
+#: … and all ops of such a group, its end included. It is not made if one of them has a control
+#: edge.
 FUSED = FUSED_WITH_READER | frozenset("Relu Relu6 Elu LeakyRelu Gelu Mish Swish Mul".split())
 
-#: Ops that it fuses with another reader of what they read: ``x * sigmoid(x)``. Up to TensorFlow 2.16 at least, x may have no control edge
-#: either (``SubGraphMatcher`` in ``pattern_utils.h``).
+#: Ops that it fuses with another reader of what they read: ``x * sigmoid(x)``. Up to TensorFlow
+#: 2.16 at least, x may have no control edge either (``SubGraphMatcher`` in ``pattern_utils.h``).
 FUSED_WITH_SIBLING = frozenset({"Sigmoid", "Softplus"})
 
-#: Grappler moves a constant that one of these adds (or multiplies) past another of the same family that it alone reads:
-#: ``c + (x + y)`` becomes ``x + (c + y)``, where y is the second input unless the first is constant.
+#: Grappler moves a constant that one of these adds (or multiplies) past another of the same family
+#: that it alone reads: ``c + (x + y)`` becomes ``x + (c + y)``, where y is the second input unless
+#: the first is constant.
 FOLDED_TOGETHER = (frozenset("Add AddV2 Sub BiasAdd".split()), frozenset("Mul Div RealDiv".split()))
 
-#: Ops, mostly elementwise, that may write their result into the buffer of an input that nobody reads any more.
+#: Ops, mostly elementwise, that may write their result into the buffer of an input that nobody
+#: reads any more.
 FORWARDING = frozenset(
-    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd Ceil Cos Cosh Digamma Div DivNoNan Elu EluGrad
-    Erf Erfc Erfinv Exp Expm1 FakeQuantWithMinMaxArgs Floor FloorDiv FloorMod Inv InvGrad LeakyRelu LeakyReluGrad Lgamma
-    Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatrixBandPart Maximum Minimum Mod Mul MulNoNan Ndtri Neg
-    NextAfter Pow RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad Select
-    SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softmax Softplus SoftplusGrad Softsign SoftsignGrad Sqrt
-    SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv Xdivy Xlogy ClipByValue
+    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd Ceil Cos Cosh Digamma Div
+    DivNoNan Elu EluGrad Erf Erfc Erfinv Exp Expm1 FakeQuantWithMinMaxArgs Floor FloorDiv FloorMod
+    Inv InvGrad LeakyRelu LeakyReluGrad Lgamma Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr
+    MatrixBandPart Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter Pow RealDiv Reciprocal
+    ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu
+    SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softmax Softplus SoftplusGrad Softsign SoftsignGrad
+    Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv Xdivy Xlogy ClipByValue
     SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits""".split()
 )
 
-#: Ops whose last output is what they reserve for their gradient, of no shape that is known before they run.
+#: Ops whose last output is what they reserve for their gradient, of no shape that is known before
+#: they run.
 RESERVES = frozenset({"FusedBatchNormV3"})
 
-#: Ops by which devices communicate and whose definitions do not say so, of which those from Horovod on seem to be pure.
+#: Ops by which devices communicate and whose definitions do not say so, of which those from Horovod
+#: on seem to be pure.
 COLLECTIVES = frozenset(
-    """NcclAllReduce NcclReduce NcclBroadcast _NcclReduceSend _NcclReduceRecv _NcclBroadcastSend _NcclBroadcastRecv
-    HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgather HorovodBroadcast HorovodAlltoall
-    HorovodReducescatter HorovodGroupedReducescatter CrossReplicaSum AllToAll CollectivePermute""".split()
+    """NcclAllReduce NcclReduce NcclBroadcast _NcclReduceSend _NcclReduceRecv _NcclBroadcastSend
+    _NcclBroadcastRecv HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather
+    HorovodGroupedAllgather HorovodBroadcast HorovodAlltoall HorovodReducescatter
+    HorovodGroupedReducescatter CrossReplicaSum AllToAll CollectivePermute""".split()
 )
 
-#: Ops that make no more bytes than the largest of their inputs: where shapes are unknown, that says more than a guess.
+#: Ops that make no more bytes than the largest of their inputs: where shapes are unknown, that says
+#: more than a guess.
 SIZED_BY_INPUTS = FORWARDING | frozenset("Sum Mean Prod Max Min All Any".split())
 
-# Of these the result depends on more than the inputs' values, whatever their definition says, or the inputs
-# are consumed: copying them is never right.
+# Of these the result depends on more than the inputs' values, whatever their definition says, or
+# the inputs are consumed: copying them is never right.
 _NEVER = frozenset("NoOp PyFunc EagerPyFunc PyFuncStateless Assert Print PrintV2".split()).union(
     SWITCHES, MERGES
 )
@@ -212,12 +229,14 @@ def fold_together(one: str, other: str) -> bool:
 
 
 def reads_shapes(op: tf.Operation) -> bool:
-    """Whether ``op`` reads shapes, and no buffer. (Zeros like a list of tensors are as many as it has.)"""
+    """Whether ``op`` reads shapes, and no buffer. (Zeros like a list of tensors are as many as it
+    has.)"""
     return op.type in SHAPE_READERS and all(t.dtype != tf.variant for t in op.inputs)
 
 
 def reads_known_shapes(op: tf.Operation) -> bool:
-    """Whether ``op`` needs nothing but shapes that are known already, so that it becomes a constant."""
+    """Whether ``op`` needs nothing but shapes that are known already, so that it becomes a
+    constant."""
     return reads_shapes(op) and all(t.shape.is_fully_defined() for t in op.inputs)
 
 
@@ -232,7 +251,8 @@ def is_commutative(op: tf.Operation) -> bool:
 
 
 def is_collective(op: tf.Operation) -> bool:
-    """Whether ``op`` runs when others, on other devices, run with it: it would wait for them for ever if these waited for it."""
+    """Whether ``op`` runs when others, on other devices, run with it: it would wait for them for
+    ever if these waited for it."""
     return op.type in COLLECTIVES or (is_stateful(op) and _by_definition(op).is_collective)
 
 
@@ -247,7 +267,8 @@ _definitions: dict[str, _Definition] = {}
 
 
 def _by_definition(op: tf.Operation) -> _Definition:
-    """What the definition of an op says; of ops whose type is a function's name, that is the graph's alone."""
+    """What the definition of an op says; of ops whose type is a function's name, that is the
+    graph's alone."""
     known = _definitions.get(op.type)
     if known is None:
         # Reading an op definition parses a proto; it is a property of the type alone.
@@ -290,7 +311,8 @@ def is_random(op: tf.Operation) -> bool:
 
 
 def is_split(op: tf.Operation) -> bool:
-    """Whether ``op`` is a view of several tensors at once of which grappler makes one of each, so that none waits for the others.
+    """Whether ``op`` is a view of several tensors at once of which grappler makes one of each, so
+    that none waits for the others.
 
     It does unless they wait for something else (``model_pruner.cc``).
     """
@@ -300,8 +322,9 @@ def is_split(op: tf.Operation) -> bool:
 def is_clonable(op: tf.Operation) -> bool:
     """Whether a copy of ``op`` that reads the same inputs always gives the same outputs.
 
-    Stateless ops with inputs qualify, stateless random draws included (the seed is an input). Ops that are
-    stateful, sources, inside a TF1 control flow frame, or that touch references, resources or variants do not.
+    Stateless ops with inputs qualify, stateless random draws included (the seed is an input). Ops
+    that are stateful, sources, inside a TF1 control flow frame, or that touch references, resources
+    or variants do not.
     """
     kind = op.type
     if kind in SOURCES or kind in _NEVER or kind in COLLECTIVES or is_stateful(op):
@@ -312,8 +335,8 @@ def is_clonable(op: tf.Operation) -> bool:
     if any(_is_opaque(t.dtype) for t in (*outputs, *inputs)):
         return False
     if kind == "AddN" and len(inputs) > 2:
-        # Its kernel begins with whichever input's buffer it can take over: the order, and the last bits, depend on who
-        # else holds the inputs.
+        # Its kernel begins with whichever input's buffer it can take over: the order, and the last
+        # bits, depend on who else holds the inputs.
         return False
     return not graphs.in_v1_control_flow(op)
 

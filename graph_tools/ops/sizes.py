@@ -1,10 +1,12 @@
 """Bytes of a tensor before it exists: *fixed + per_example × batch*.
 
-A shape that is known gives fixed bytes. The first unknown dimension is taken for the batch, and bytes become a
-rate for each example; a further unknown dimension counts as ``UNKNOWN_DIM`` elements, an unknown rank as one
-example of ``UNKNOWN_DIM`` elements. What a batch normalization reserves for its gradient has no shape, but its bytes are known:
-where oneDNN merges it with a ReLU a bit for each element, of which eight are held in one number of the reserve's type (measured with
-TensorFlow 2.21), next to nothing elsewhere. Estimates steer choices only: no result ever depends on them.
+A shape that is known gives fixed bytes. The first unknown dimension is taken for the batch, and
+bytes become a rate for each example; a further unknown dimension counts as ``UNKNOWN_DIM``
+elements, an unknown rank as one example of ``UNKNOWN_DIM`` elements. What a batch normalization
+reserves for its gradient has no shape, but its bytes are known: where oneDNN merges it with a ReLU
+a bit for each element, of which eight are held in one number of the reserve's type (measured with
+TensorFlow 2.21), next to nothing elsewhere. Estimates steer choices only: no result ever depends on
+them.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def tensor_bytes(tensor: tf.Tensor) -> Bytes:
 
 @cache
 def _item_bytes(dtype: tf.DType) -> int:
-    """Bytes of one element; 0 where its buffer is not the tensor's. (A dtype takes 10 µs to tell.)"""
+    """Bytes of one element; 0 where its buffer is not the tensor's. (A dtype takes 10 µs to
+    tell.)"""
     base = dtype.base_dtype
     return 0 if base in (tf.string, tf.resource, tf.variant) else int(base.size)
 

@@ -1,11 +1,14 @@
-"""Bytes behind a variant: of the elements of a tensor list, or of the value that a branch hands to its gradient.
+"""Bytes behind a variant: of the elements of a tensor list, or of the value that a branch hands to
+its gradient.
 
-A variant's shape says nothing. What a loop's step appends to a list, or writes to one, the loop does as often as it runs; what a
-branch keeps for its gradient it wraps in an optional, of which those of all other branches are empty, so that the largest counts.
-Zeros like a list are as many as it has, each in a buffer of its own, and adding two lists adds their elements.
+A variant's shape says nothing. What a loop's step appends to a list, or writes to one, the loop
+does as often as it runs; what a branch keeps for its gradient it wraps in an optional, of which
+those of all other branches are empty, so that the largest counts. Zeros like a list are as many as
+it has, each in a buffer of its own, and adding two lists adds their elements.
 
-Only what an op makes itself is counted: an element that is a variable's buffer, a constant, or an argument of a branch has its
-bytes elsewhere. O(ops between a body's outputs and its arguments) for a variant.
+Only what an op makes itself is counted: an element that is a variable's buffer, a constant, or an
+argument of a branch has its bytes elsewhere. O(ops between a body's outputs and its arguments) for
+a variant.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ __all__ = ["buffer_bytes", "variant_bytes"]
 _ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 #: What these give is the buffer of a variable, or a constant, however often it is in a list.
 _SHARED = op_types.READS | op_types.SHAPE_READERS | {"Const", "Fill"}
-#: Ops that make a list with elements of its own, as many and as large as those of their first input.
+#: Ops that make a list with elements of its own, as many and as large as those of their first
+#: input.
 _LIKE_FIRST = frozenset("ZerosLike AddN".split())
 _NONE = Bytes(0, 0)
 
@@ -52,7 +56,8 @@ def buffer_bytes(tensor: tf.Tensor) -> Bytes:
 
 
 def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
-    """What adds up to the bytes behind ``tensor`` that its op adds: those of all elements of a list, where it makes all of them anew."""
+    """What adds up to the bytes behind ``tensor`` that its op adds: those of all elements of a
+    list, where it makes all of them anew."""
     every = False
     while tensor.dtype == tf.variant:
         op, number = tensor.op, 0
@@ -72,7 +77,8 @@ def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
             yield Bytes(*(steps * part for part in size))
             every |= replaced
         elif op.type in op_types.FUNCTIONAL:
-            # The lists of loops that are called are results of the call, where the gradient's call reads them.
+            # The lists of loops that are called are results of the call, where the gradient's call
+            # reads them.
             results = [body.outputs[tensor.value_index] for body in loops.bodies(op) if body]
             yield max(map(variant_bytes, map(_viewed, results)), default=_NONE)
             return
@@ -89,7 +95,8 @@ def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
 
 
 def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
-    """Bytes that a step adds to the list that comes in as ``argument`` and goes out as ``tensor``, and whether it puts new elements in the others' place."""
+    """Bytes that a step adds to the list that comes in as ``argument`` and goes out as ``tensor``,
+    and whether it puts new elements in the others' place."""
     sizes: list[Bytes] = []
     while tensor is not argument:
         op = tensor.op

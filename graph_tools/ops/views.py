@@ -1,10 +1,11 @@
 """Which outputs look at an input's buffer instead of having one of their own.
 
-Some ops always pass a buffer on (`graph_tools.ops.op_types.VIEWS`). Others do so for some shapes: a slice along the first dimension
-is a window on the buffer of the whole, which lives as long as any window, if its rows are aligned; and an addition of zero or a
-product with one disappears, because grappler takes it out. So does a transposition of matrices that only products read: they
-read it the other way round. (``unpack_op.cc``, ``split_op.cc``, ``slice_op.cc``, ``strided_slice_op.cc``, ``constant_folding.cc`` and
-``arithmetic_optimizer.cc`` of TensorFlow 2.16 to 2.21.)
+Some ops always pass a buffer on (`graph_tools.ops.op_types.VIEWS`). Others do so for some shapes: a
+slice along the first dimension is a window on the buffer of the whole, which lives as long as any
+window, if its rows are aligned; and an addition of zero or a product with one disappears, because
+grappler takes it out. So does a transposition of matrices that only products read: they read it the
+other way round. (``unpack_op.cc``, ``split_op.cc``, ``slice_op.cc``, ``strided_slice_op.cc``,
+``constant_folding.cc`` and ``arithmetic_optimizer.cc`` of TensorFlow 2.16 to 2.21.)
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ ALIGNMENT = 64
 
 #: Position of the input that is cut, for each op that cuts.
 _CUTS = {"Unpack": 0, "Split": 1, "SplitV": 0, "Slice": 0, "StridedSlice": 0}
-#: The number with which each op gives its other operand; where the operand may only be the first one, ``True``.
+#: The number with which each op gives its other operand; where the operand may only be the first
+#: one, ``True``.
 _NEUTRAL = {
     "Mul": (1, False),
     "Add": (0, False),
@@ -70,7 +72,8 @@ def viewed_input(op: tf.Operation, output: int) -> int | None:
 
 
 def _number(constant: tf.Tensor) -> Any:
-    """The number that a constant holds; read once, for a graph is captured several times and a proto takes 40 µs."""
+    """The number that a constant holds; read once, for a graph is captured several times and a
+    proto takes 40 µs."""
     graph = constant.graph
     known = notes(graph, _Numbers)
     index = graphs.creation_index(constant.op)
@@ -105,7 +108,8 @@ def _is_window(op: tf.Operation) -> bool:
 
 
 def unchanged_input(op: tf.Operation) -> int | None:
-    """The input that ``op`` gives back as it is, because it adds zero to it or multiplies it by one; ``None`` for all other ops."""
+    """The input that ``op`` gives back as it is, because it adds zero to it or multiplies it by
+    one; ``None`` for all other ops."""
     if op.type not in _NEUTRAL:
         return None
     number, first_only = _NEUTRAL[op.type]

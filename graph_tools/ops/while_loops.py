@@ -1,9 +1,12 @@
-"""A while loop as what it computes: which loop variables are its state, which never change, which gather values for its gradient.
+"""A while loop as what it computes: which loop variables are its state, which never change, which
+gather values for its gradient.
 
-TensorFlow differentiates a loop by adding *accumulators* to it: tensor lists, one for each value of the body that the gradient
-reads, to which every step appends. Its gradient is a second loop, which takes them apart from the end. A loop may run again from
-the state that it had at any step; what that takes is a part of its body: the ops behind the accumulated values, the state
-behind those, the ops that bring that state forward, and so on. Ops that must run once are no part of it (:meth:`Loop.part`).
+TensorFlow differentiates a loop by adding *accumulators* to it: tensor lists, one for each value of
+the body that the gradient reads, to which every step appends. Its gradient is a second loop, which
+takes them apart from the end. A loop may run again from the state that it had at any step; what
+that takes is a part of its body: the ops behind the accumulated values, the state behind those, the
+ops that bring that state forward, and so on. Ops that must run once are no part of it
+(:meth:`Loop.part`).
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ __all__ = [
 UNKNOWN_STEPS = 256
 _STEPS = "_graph_tools_steps"
 
-#: Stateful by their definition, but what they give is their input, and they have nothing to say that they did not say before.
+#: Stateful by their definition, but what they give is their input, and they have nothing to say
+#: that they did not say before.
 _CHECKS = frozenset("CheckNumerics CheckNumericsV2".split())
 #: Of what is not folded while a graph is built, what numbers of steps are computed by.
 _FOLDED: dict[str, Callable[..., Any]] = {
@@ -71,7 +75,8 @@ class Part:
     invariants
         The loop variables that they read and that never change.
     once
-        Tensors of the body that come of ops which must not run again; their value of each step has to be kept.
+        Tensors of the body that come of ops which must not run again; their value of each step has
+        to be kept.
     """
 
     ops: tuple[tf.Operation, ...]
@@ -87,14 +92,17 @@ class Loop:
     Attributes
     ----------
     op
-        The loop. Variable 0 counts steps, variable 1 is the most of them (or -1), those from ``own`` on are accumulators.
+        The loop. Variable 0 counts steps, variable 1 is the most of them (or -1), those from
+        ``own`` on are accumulators.
     own
         How many loop variables it had before.
     settled
-        Whether all that happens between the loop and its gradient is in the graph around both, and in the order of the program. If
-        not, variables may be changed then, and what is read of them must be kept.
+        Whether all that happens between the loop and its gradient is in the graph around both, and
+        in the order of the program. If not, variables may be changed then, and what is read of them
+        must be kept.
     until
-        For the loop's graph and those around it, how many ops there were when the gradient was asked for; none: all.
+        For the loop's graph and those around it, how many ops there were when the gradient was
+        asked for; none: all.
     """
 
     op: tf.Operation
@@ -145,7 +153,8 @@ class Loop:
 
     @cached_property
     def _written(self) -> set[int]:
-        """Loop variables that are handles of what the body changes, or something between the loop and its gradient."""
+        """Loop variables that are handles of what the body changes, or something between the loop
+        and its gradient."""
         unseen = not self.settled or self._runs_python()
         found = {
             i
@@ -160,7 +169,8 @@ class Loop:
         return found
 
     def _between(self) -> Iterator[tuple[tf.Graph, float, float]]:
-        """From the loop's graph outwards: ops created between these two run after the loop and before its gradient.
+        """From the loop's graph outwards: ops created between these two run after the loop and
+        before its gradient.
 
         In graphs around the loop's own that may be any, as far as they are run as one.
         """
@@ -177,7 +187,8 @@ class Loop:
             after = -1
 
     def _runs_python(self) -> bool:
-        """Whether Python may change any variable, in the body or between the loop and its gradient."""
+        """Whether Python may change any variable, in the body or between the loop and its
+        gradient."""
         between = (
             op
             for graph, after, border in self._between()
@@ -190,7 +201,8 @@ class Loop:
         )
 
     def _is_changed(self, handle: tf.Tensor) -> bool:
-        """Whether something changes what is behind ``handle`` after the loop, in its graph, or at any time in one around it."""
+        """Whether something changes what is behind ``handle`` after the loop, in its graph, or at
+        any time in one around it."""
         for graph, after, border in self._between():
             for op in handle.consumers():
                 between = after < graphs.creation_index(op) < border
@@ -204,7 +216,8 @@ class Loop:
         return False
 
     def part(self, tensors: Iterable[tf.Tensor]) -> Part:
-        """What has to run again for the values of ``tensors``, which are of the body, at consecutive steps.
+        """What has to run again for the values of ``tensors``, which are of the body, at
+        consecutive steps.
 
         Raises
         ------
@@ -234,7 +247,8 @@ class Loop:
             else:
                 if tensor.dtype in (tf.variant, tf.resource):
                     raise GraphError(
-                        f"{tensor.op.name!r} ({tensor.op.type}) must run once, and gives a {tensor.dtype.name}"
+                        f"{tensor.op.name!r} ({tensor.op.type}) must run once, and gives a"
+                        f" {tensor.dtype.name}"
                     )
                 once[tensor.ref()] = tensor
         return Part(
@@ -278,7 +292,8 @@ def _changed_by(op: tf.Operation) -> Iterator[int]:
 
 
 def in_order(ops: Collection[tf.Operation]) -> list[tf.Operation]:
-    """``ops`` in an order in which they can run, that of creation where possible; gradients add ops before older ones."""
+    """``ops`` in an order in which they can run, that of creation where possible; gradients add ops
+    before older ones."""
     import networkx as nx
 
     found = nx.DiGraph()
@@ -320,7 +335,8 @@ def _types_in(op: tf.Operation) -> Iterator[str]:
 def trip_count(op: tf.Operation) -> int | None:
     """How often a loop runs at most, if its condition says so before it runs.
 
-    Known are ``maximum_iterations``, and conditions that compare a counter of the loop with a constant.
+    Known are ``maximum_iterations``, and conditions that compare a counter of the loop with a
+    constant.
 
     Examples
     --------
@@ -376,7 +392,8 @@ def _increment(body: Any, number: int) -> int | None:
 
 
 def _value(tensor: tf.Tensor) -> Any:
-    """The value of an integer scalar, if it follows from constants and known shapes; ``None``: it does not."""
+    """The value of an integer scalar, if it follows from constants and known shapes; ``None``: it
+    does not."""
     known = tf.get_static_value(tensor)
     if known is not None or tensor.op.type not in (*_FOLDED, "StridedSlice"):
         return known
@@ -418,7 +435,8 @@ def noted_steps(steps: int | None) -> tuple[str, Any]:
 
 
 def steps_of(op: tf.Operation) -> int:
-    """Return how often a loop runs: as noted on it, or known from its condition; else `UNKNOWN_STEPS`."""
+    """Return how often a loop runs: as noted on it, or known from its condition; else
+    `UNKNOWN_STEPS`."""
     if _STEPS in op.node_def.attr:
         return int(op.node_def.attr[_STEPS].i)
     steps = trip_count(op)

@@ -1,4 +1,5 @@
 """Every private name of TensorFlow that this project uses, and why it needs it.
 
-Nothing else imports from ``tensorflow.python``. A new version of TensorFlow is therefore supported by changes in this room alone.
+Nothing else imports from ``tensorflow.python``. A new version of TensorFlow is therefore supported
+by changes in this room alone.
 """

@@ -49,10 +49,10 @@ GradientTape = backprop.GradientTape
 def compiled_by_xla() -> bool:
     """Whether what is being traced now will be compiled by XLA.
 
-    While ``tf.function(jit_compile=True)`` traces, its graph stands in an XLA context, which inner graphs see; so do
-    replicas on TPUs. In threads that a distribution strategy traces in the context is missing and the function is
-    looked for on the stack instead: it is the ``self`` of its tracing methods. (Neither is public; 2.16 to 2.21.)
-    Automatic clustering is a global option.
+    While ``tf.function(jit_compile=True)`` traces, its graph stands in an XLA context, which inner
+    graphs see; so do replicas on TPUs. In threads that a distribution strategy traces in the
+    context is missing and the function is looked for on the stack instead: it is the ``self`` of
+    its tracing methods. (Neither is public; 2.16 to 2.21.) Automatic clustering is a global option.
     """
     if tf.config.optimizer.get_jit():
         return True
@@ -67,7 +67,8 @@ def compiled_by_xla() -> bool:
 
 
 def vectorized() -> bool:
-    """Whether what is being traced now is the body of a parallel loop (``vectorized_map``), converted afterwards.
+    """Whether what is being traced now is the body of a parallel loop (``vectorized_map``),
+    converted afterwards.
 
     No public trace of it; the private function that calls the body is on the stack (2.16 to 2.21).
     """
@@ -76,7 +77,8 @@ def vectorized() -> bool:
 
 
 def prepares_higher_orders() -> bool:
-    """Whether a function is being differentiated several times over, because the tapes around its call might ask for that.
+    """Whether a function is being differentiated several times over, because the tapes around its
+    call might ask for that.
 
     Only the private method that does so tells (2.16 to 2.21).
     """
@@ -87,7 +89,8 @@ def prepares_higher_orders() -> bool:
 def in_py_function() -> bool:
     """Whether TensorFlow runs ``tf.py_function``, or its gradient, in this thread.
 
-    It does so in a thread of its executor, which may be the one that called a function; only private modules tell (2.16 to 2.21).
+    It does so in a thread of its executor, which may be the one that called a function; only
+    private modules tell (2.16 to 2.21).
     """
     return any(frame.f_code.co_filename == script_ops.__file__ for frame in _callers())
 
@@ -104,10 +107,12 @@ def passes_gradient(op: tf.Operation) -> bool:
     """Whether a gradient can flow through ``op``, from its outputs to its inputs.
 
     Gradient functions are registered by op type, without public accessor; ``None`` stands for "not
-    differentiable" (2.16 to 2.21). Calls of functions have none registered and are differentiated as a whole.
+    differentiable" (2.16 to 2.21). Calls of functions have none registered and are differentiated
+    as a whole.
     """
     try:
-        # By type first: looking for an override at the op itself is slow, and only matters if the type has none.
+        # By type first: looking for an override at the op itself is slow, and only matters if the
+        # type has none.
         return (
             ops.gradient_registry.lookup(op.type) is not None
             or ops.get_gradient_function(op) is not None
@@ -126,14 +131,17 @@ def enclosing_graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
 
 
 def captures_of(graph: tf.Graph) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """What ``graph`` has from outside, each with what stands for it inside; only FuncGraphs have that, whose class is not public (2.16 to 2.21)."""
+    """What ``graph`` has from outside, each with what stands for it inside; only FuncGraphs have
+    that, whose class is not public (2.16 to 2.21)."""
     return list(getattr(graph, "captures", ()))
 
 
 def home_of(graph: tf.Graph) -> tf.Graph:
-    """The graph around ``graph`` that runs as a whole: bodies and branches are part of the one they stand in.
+    """The graph around ``graph`` that runs as a whole: bodies and branches are part of the one they
+    stand in.
 
-    Functions may be called from many graphs; of FuncGraphs, only those of loops and branches have classes of their own (2.16 to 2.21).
+    Functions may be called from many graphs; of FuncGraphs, only those of loops and branches have
+    classes of their own (2.16 to 2.21).
     """
     parts = (
         control_flow_v2_func_graphs.CondBranchFuncGraph,
@@ -144,17 +152,21 @@ def home_of(graph: tf.Graph) -> tf.Graph:
 
 
 def orders_effects(graph: tf.Graph) -> bool:
-    """Whether what ``graph`` does to variables will happen in the order of the program: automatic control dependencies.
+    """Whether what ``graph`` does to variables will happen in the order of the program: automatic
+    control dependencies.
 
-    They are added when the trace is complete; until then the graph notes whether they will be (2.16 to 2.21).
+    They are added when the trace is complete; until then the graph notes whether they will be (2.16
+    to 2.21).
     """
     return bool(graph._add_control_dependencies)
 
 
 def ends_of(graph: tf.Graph) -> list[tf.Tensor | tf.Operation]:
-    """What runs when the function runs that ``graph`` is the body of; nothing if that is not known, or not yet.
+    """What runs when the function runs that ``graph`` is the body of; nothing if that is not known,
+    or not yet.
 
-    Only FuncGraphs have outputs, and ops that run for their effect; the class is not public (2.16 to 2.21).
+    Only FuncGraphs have outputs, and ops that run for their effect; the class is not public (2.16
+    to 2.21).
     """
     return [*outputs_of(graph), *getattr(graph, "control_outputs", ())]
 
@@ -165,7 +177,8 @@ def outputs_of(graph: tf.Graph) -> list[tf.Tensor]:
 
 
 def graphs_of(thing: Any) -> list[tf.Graph] | None:
-    """The graphs behind a graph, a concrete function or a ``tf.function`` (all traces); ``None`` for anything else."""
+    """The graphs behind a graph, a concrete function or a ``tf.function`` (all traces); ``None``
+    for anything else."""
     if isinstance(thing, tf.Graph):
         return [thing]
     if isinstance(thing, polymorphic_function.Function):
@@ -177,9 +190,11 @@ def graphs_of(thing: Any) -> list[tf.Graph] | None:
 
 
 def traced_anew(function: Any) -> Any:
-    """A ``tf.function`` of the same Python function and with the same options, which was never traced; others are wrapped in one.
+    """A ``tf.function`` of the same Python function and with the same options, which was never
+    traced; others are wrapped in one.
 
-    There is no public way to have a function traced again, nor to ask it for its options (2.16 to 2.21).
+    There is no public way to have a function traced again, nor to ask it for its options (2.16 to
+    2.21).
     """
     if isinstance(function, polymorphic_function.Function):
         return function._clone(None)
@@ -187,9 +202,11 @@ def traced_anew(function: Any) -> Any:
 
 
 def written_to_variable(tensor: tf.Tensor) -> tf.Variable:
-    """A new variable that ``tensor`` is written to whenever the graph runs that computes it, be it that of a function, a branch or a loop.
+    """A new variable that ``tensor`` is written to whenever the graph runs that computes it, be it
+    that of a function, a branch or a loop.
 
-    A ``tf.function`` does not let what it traces create variables, but for those of a private class (2.16 to 2.21).
+    A ``tf.function`` does not let what it traces create variables, but for those of a private class
+    (2.16 to 2.21).
     """
     shape = tensor.shape
     with tf.init_scope():
@@ -202,9 +219,11 @@ def written_to_variable(tensor: tf.Tensor) -> tf.Variable:
 
 
 def variables_in(graph: tf.Graph) -> list[tf.Variable]:
-    """The variables that have been read in ``graph``, a function's that is being traced, in the order of their first use.
+    """The variables that have been read in ``graph``, a function's that is being traced, in the
+    order of their first use.
 
-    ``variables`` has them while the function is traced, too, as long as somebody holds them; trainable ones are in a set of its own besides (2.16 to 2.21).
+    ``variables`` has them while the function is traced, too, as long as somebody holds them;
+    trainable ones are in a set of its own besides (2.16 to 2.21).
     """
     handles = {id(outer): k for k, (outer, _) in enumerate(graph.captures)}
     known = {id(v.handle): v for v in (*graph.variables, *graph._watched_variables)}
@@ -213,10 +232,12 @@ def variables_in(graph: tf.Graph) -> list[tf.Variable]:
 
 
 def tensors_in(graph: tf.Graph, things: Iterable[Any]) -> list[tf.Tensor]:
-    """The tensors of ``graph`` that stand for tensors and variables; what ``graph`` does not know is left out.
+    """The tensors of ``graph`` that stand for tensors and variables; what ``graph`` does not know
+    is left out.
 
-    A FuncGraph reads variables and tensors of other graphs through placeholders of its own; ``captures`` lists the
-    pairs but its class is not public (2.16 to 2.21). What comes from further out passes through each graph between.
+    A FuncGraph reads variables and tensors of other graphs through placeholders of its own;
+    ``captures`` lists the pairs but its class is not public (2.16 to 2.21). What comes from further
+    out passes through each graph between.
     """
     levels = [getattr(level, "captures", ()) for level in enclosing_graphs(graph)]
     found = []

@@ -1,7 +1,9 @@
-"""Private calls behind options of TensorFlow for a while: op determinism, and those of grappler that have no public key.
+"""Private calls behind options of TensorFlow for a while: op determinism, and those of grappler
+that have no public key.
 
-``tf.config.optimizer`` knows no memory optimizer, and what ``tf.compat.v1.enable_eager_execution`` takes holds for the whole process. To time a
-function with it beside one without, both in one process, the options of a call have to change from call to call.
+``tf.config.optimizer`` knows no memory optimizer, and what ``tf.compat.v1.enable_eager_execution``
+takes holds for the whole process. To time a function with it beside one without, both in one
+process, the options of a call have to change from call to call.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ __all__ = ["deterministic", "function_config", "without_memory_optimizer"]
 
 @contextmanager
 def function_config(config: tf.compat.v1.ConfigProto) -> Iterator[None]:
-    """Functions that this thread calls are optimized by ``config``, merged into what holds otherwise.
+    """Functions that this thread calls are optimized by ``config``, merged into what holds
+    otherwise.
 
-    Private: `Context.function_call_options` (2.16 to 2.21), which ``context.function_executor_type`` sets in the same way. A function is optimized
-    once for each of the options that it is called with.
+    Private: `Context.function_call_options` (2.16 to 2.21), which
+    ``context.function_executor_type`` sets in the same way. A function is optimized once for each
+    of the options that it is called with.
     """
     active = context.context()
     old = active.function_call_options
@@ -39,7 +43,8 @@ def function_config(config: tf.compat.v1.ConfigProto) -> Iterator[None]:
 
 
 def without_memory_optimizer() -> AbstractContextManager[None]:
-    """Functions that this thread calls are optimized without grappler's memory optimizer, which adds up sums of large graphs in any order."""
+    """Functions that this thread calls are optimized without grappler's memory optimizer, which
+    adds up sums of large graphs in any order."""
     config = tf.compat.v1.ConfigProto()
     off = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     config.graph_options.rewrite_options.memory_optimization = off

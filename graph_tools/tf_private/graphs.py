@@ -1,8 +1,9 @@
 """Every private TensorFlow call that capturing and editing graphs needs, in one place.
 
-TensorFlow 2 has no public way to copy an op or to re-point one of its inputs (``tf.contrib.graph_editor``
-has no successor). The calls below are what TensorFlow's own Python code uses for the purpose; each comment
-says why there is no public one. Seen in TensorFlow 2.16 to 2.21.
+TensorFlow 2 has no public way to copy an op or to re-point one of its inputs
+(``tf.contrib.graph_editor`` has no successor). The calls below are what TensorFlow's own Python
+code uses for the purpose; each comment says why there is no public one. Seen in TensorFlow 2.16 to
+2.21.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ _PROTECTED = "_grappler_do_not_remove"
 
 @contextmanager
 def outside_scopes(graph: tf.Graph) -> Iterator[None]:
-    """Enter ``graph`` with no control dependencies, colocation or device inherited from the caller."""
+    """Enter ``graph`` with no control dependencies, colocation or device inherited from the
+    caller."""
     with graph.as_default(), graph.control_dependencies(None), tf.device(None):
         yield
 
@@ -62,8 +64,8 @@ def outside_scopes(graph: tf.Graph) -> Iterator[None]:
 def create_op(op: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Operation:
     """Make a copy of ``op`` under ``name`` that reads ``inputs`` and has no control inputs.
 
-    ``Graph.create_op`` is deprecated and drops the op definition; ``_create_op_internal`` (2.16 to 2.21) is
-    what it and every generated op wrapper call.
+    ``Graph.create_op`` is deprecated and drops the op definition; ``_create_op_internal`` (2.16 to
+    2.21) is what it and every generated op wrapper call.
     """
     copy = op.graph._create_op_internal(
         op.type,
@@ -75,8 +77,8 @@ def create_op(op: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Op
         compute_device=False,
     )
     if op.device:
-        # The setter is private since 1.x; `tf.device` around the creation would cost a device-merging function call
-        # for each op (2.16 to 2.21).
+        # The setter is private since 1.x; `tf.device` around the creation would cost a
+        # device-merging function call for each op (2.16 to 2.21).
         copy._set_device(op.device)
     for theirs, ours in zip(op.outputs, copy.outputs, strict=True):
         ours.set_shape(theirs.shape)
@@ -84,7 +86,8 @@ def create_op(op: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Op
 
 
 def are_equal(op: tf.Operation, other: tf.Operation) -> bool:
-    """Whether grappler may make one of two ops that read the same: it compares all attributes, and leaves `protect`-ed ops alone."""
+    """Whether grappler may make one of two ops that read the same: it compares all attributes, and
+    leaves `protect`-ed ops alone."""
     if op.device != other.device:
         return False
     attributes, theirs = op.node_def.attr, other.node_def.attr
@@ -92,17 +95,20 @@ def are_equal(op: tf.Operation, other: tf.Operation) -> bool:
 
 
 def is_function(graph: tf.Graph) -> bool:
-    """Whether ``graph`` is the body of a function: its arguments have shapes, which what a session is fed with has not for grappler (2.16 to 2.21)."""
+    """Whether ``graph`` is the body of a function: its arguments have shapes, which what a session
+    is fed with has not for grappler (2.16 to 2.21)."""
     return isinstance(graph, tf.__internal__.FuncGraph)
 
 
 def create_held(
     tensor: tf.Tensor, name: str, controls: Iterable[tf.Operation], device: str
 ) -> tf.Tensor:
-    """An identity of ``tensor`` on ``device`` that runs after ``controls``, and that no grappler pass touches (see `protect`).
+    """An identity of ``tensor`` on ``device`` that runs after ``controls``, and that no grappler
+    pass touches (see `protect`).
 
-    What ``tf.raw_ops.Identity`` makes under ``tf.control_dependencies`` and ``tf.device``, in a third of the time: there is one for each
-    run of clones, and more; ``_create_op_internal`` as in `create_op` (2.16 to 2.21).
+    What ``tf.raw_ops.Identity`` makes under ``tf.control_dependencies`` and ``tf.device``, in a
+    third of the time: there is one for each run of clones, and more; ``_create_op_internal`` as in
+    `create_op` (2.16 to 2.21).
     """
     dtype = tensor.dtype
     held = tensor.graph._create_op_internal(
@@ -130,7 +136,8 @@ def _held_attributes(dtype: tf.DType) -> dict[str, tf.compat.v1.AttrValue]:
 def create_gate(
     graph: tf.Graph, name: str, controls: Iterable[tf.Operation], device: str
 ) -> tf.Operation:
-    """An op that does nothing, on ``device``, after ``controls``; as in `create_held` (2.16 to 2.21)."""
+    """An op that does nothing, on ``device``, after ``controls``; as in `create_held` (2.16 to
+    2.21)."""
     gate = graph._create_op_internal(
         "NoOp", [], [], name=name, op_def=op_def_registry.get("NoOp"), compute_device=False
     )
@@ -141,12 +148,14 @@ def create_gate(
 
 
 def is_registered(kind: str) -> bool:
-    """Whether TensorFlow knows ops of type ``kind``; others are named after functions of their graph (not public; 2.16 to 2.21)."""
+    """Whether TensorFlow knows ops of type ``kind``; others are named after functions of their
+    graph (not public; 2.16 to 2.21)."""
     return op_def_registry.get(kind) is not None
 
 
 def _definition(op: tf.Operation) -> Any:
-    """The definition of ``op``: parsed anew each time it is asked for, but for those that are registered (not public, 2.16 to 2.21)."""
+    """The definition of ``op``: parsed anew each time it is asked for, but for those that are
+    registered (not public, 2.16 to 2.21)."""
     return op_def_registry.get(op.type) or op.op_def
 
 
@@ -160,8 +169,8 @@ def create_in(
 ) -> tf.Operation:
     """Make an op of type ``kind`` in ``graph``, with its attributes as protos.
 
-    ``tf.raw_ops`` takes attributes as Python values, which `Operation.node_def` does not give back, and converts inputs;
-    ``_create_op_internal`` as in `create_op` (2.16 to 2.21).
+    ``tf.raw_ops`` takes attributes as Python values, which `Operation.node_def` does not give back,
+    and converts inputs; ``_create_op_internal`` as in `create_op` (2.16 to 2.21).
     """
     return graph._create_op_internal(
         kind, list(inputs), list(outputs), attrs=dict(attributes), op_def=definition
@@ -171,8 +180,9 @@ def create_in(
 def conditional(predicate: tf.Tensor, tensor: tf.Tensor, then: Any, otherwise: Any) -> tf.Tensor:
     """``then(tensor)`` or ``otherwise(tensor)``, which are concrete functions.
 
-    ``tf.cond`` traces its branches anew each time, which takes 10 ms; the raw op takes functions, and leaves it to its
-    caller that the graph knows them (``add_to_graph`` is public but undocumented; 2.16 to 2.21).
+    ``tf.cond`` traces its branches anew each time, which takes 10 ms; the raw op takes functions,
+    and leaves it to its caller that the graph knows them (``add_to_graph`` is public but
+    undocumented; 2.16 to 2.21).
     """
     for function in (then, otherwise):
         function.add_to_graph(tensor.graph)
@@ -199,37 +209,44 @@ def add_control_inputs(op: tf.Operation, controls: Iterable[tf.Operation]) -> No
 
 
 def set_attribute(op: tf.Operation, name: str, value: tf.compat.v1.AttrValue) -> None:
-    """Set an attribute of an existing op: only by a private call, which gradients of loops and branches use (2.16 to 2.21)."""
+    """Set an attribute of an existing op: only by a private call, which gradients of loops and
+    branches use (2.16 to 2.21)."""
     op._set_attr(name, value)
 
 
 def protect(op: tf.Operation) -> None:
-    """Exempt ``op`` from every grappler pass, by the attribute that TensorFlow's own loop gradients set (2.16 to 2.21)."""
+    """Exempt ``op`` from every grappler pass, by the attribute that TensorFlow's own loop gradients
+    set (2.16 to 2.21)."""
     set_attribute(op, _PROTECTED, tf.compat.v1.AttrValue(b=True))
 
 
 def unprotect(op: tf.Operation) -> None:
-    """Take `protect` back: grappler keeps what is protected, and all that it needs, even if nobody reads it (2.16 to 2.21)."""
+    """Take `protect` back: grappler keeps what is protected, and all that it needs, even if nobody
+    reads it (2.16 to 2.21)."""
     op._clear_attr(_PROTECTED)
 
 
 def unrecorded() -> Any:
-    """A context in which gradient tapes see nothing; only private since 2.0 (`record`, 2.16 to 2.21)."""
+    """A context in which gradient tapes see nothing; only private since 2.0 (`record`, 2.16 to
+    2.21)."""
     return record.stop_recording()
 
 
 def written_by(op: tf.Operation) -> list[tf.Tensor]:
     """The handles of resources that ``op`` may change, be it a function or a loop that does.
 
-    TensorFlow finds that out for its automatic control dependencies, by lists and attributes that are not public (2.16 to 2.21).
+    TensorFlow finds that out for its automatic control dependencies, by lists and attributes that
+    are not public (2.16 to 2.21).
     """
     return list(auto_control_deps_utils.get_read_write_resource_inputs(op)[1])
 
 
 def as_autograph_would(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as a ``tf.function`` around the caller would call it: converted, unless autograph is off there.
+    """``function`` as a ``tf.function`` around the caller would call it: converted, unless
+    autograph is off there.
 
-    In a graph that no ``tf.function`` traces, it stays what it is. (Only private modules have it; 2.16 to 2.21.)
+    In a graph that no ``tf.function`` traces, it stays what it is. (Only private modules have it;
+    2.16 to 2.21.)
     """
     converted: Callable[..., Any] = autograph.tf_convert(
         function, ag_ctx.control_status_ctx(), convert_by_default=False
@@ -238,7 +255,8 @@ def as_autograph_would(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def left_by_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which autograph calls as it is, and in which it stays on for functions that are called (not public; 2.16 to 2.21)."""
+    """``function``, which autograph calls as it is, and in which it stays on for functions that are
+    called (not public; 2.16 to 2.21)."""
     marked: Callable[..., Any] = autograph.autograph_artifact(function)
     return marked
 
@@ -249,12 +267,14 @@ def tape_is_recording() -> bool:
 
 
 def is_watched(tensor: tf.Tensor) -> bool:
-    """Whether some gradient tape would record what is computed from ``tensor`` (private; 2.16 to 2.21)."""
+    """Whether some gradient tape would record what is computed from ``tensor`` (private; 2.16 to
+    2.21)."""
     return bool(record.should_record_backprop([tensor]))
 
 
 def creation_index(op: tf.Operation) -> int:
-    """The place of ``op`` in the order of creation of its graph (no public accessor; 2.16 to 2.21)."""
+    """The place of ``op`` in the order of creation of its graph (no public accessor; 2.16 to
+    2.21)."""
     return int(op._id)
 
 
@@ -270,10 +290,11 @@ def let_feed(tensors: Iterable[tf.Tensor]) -> None:
 
 
 def in_v1_control_flow(op: tf.Operation) -> bool:
-    """Whether ``op`` stands inside a TF1 frame (``Switch``/``Enter``), which cannot be copied alone.
+    """Whether ``op`` stands inside a TF1 frame (``Switch``/``Enter``), which cannot be copied
+    alone.
 
-    The context is only kept on the op, without public accessor; XLA has contexts of its own, which are no frames
-    (2.16 to 2.21).
+    The context is only kept on the op, without public accessor; XLA has contexts of its own, which
+    are no frames (2.16 to 2.21).
     """
     context = op._get_control_flow_context()
     while context is not None:
@@ -285,24 +306,26 @@ def in_v1_control_flow(op: tf.Operation) -> bool:
 
 @cache
 def normalizes_with_onednn() -> bool:
-    """Whether batch normalizations are oneDNN's: on CPUs, where it is switched on (which nothing public tells, 2.16 to 2.21)."""
+    """Whether batch normalizations are oneDNN's: on CPUs, where it is switched on (which nothing
+    public tells, 2.16 to 2.21)."""
     return bool(_pywrap_util_port.IsMklEnabled()) and not tf.config.list_physical_devices("GPU")
 
 
 def stack() -> list[tuple[str, int]]:
     """``(file, line)`` of the Python frames that run now, outermost first.
 
-    In functions that AutoGraph converted they are those of the user's file, which only TensorFlow's own way of looking at the
-    stack knows; it is not public (2.16 to 2.21).
+    In functions that AutoGraph converted they are those of the user's file, which only TensorFlow's
+    own way of looking at the stack knows; it is not public (2.16 to 2.21).
     """
     return [(frame.filename, frame.lineno) for frame in tf_stack.extract_stack()]
 
 
 def user_frames(op: tf.Operation) -> list[tuple[str, int, str]]:
-    """``(file, line, source)`` of the Python frames that created ``op``, outermost first; none if no Python created it.
+    """``(file, line, source)`` of the Python frames that created ``op``, outermost first; none if
+    no Python created it.
 
-    ``Operation.traceback`` is public but undocumented; its frames have ``filename``, ``lineno``, ``line``. Ops of an imported
-    graph have none (2.16 to 2.21).
+    ``Operation.traceback`` is public but undocumented; its frames have ``filename``, ``lineno``,
+    ``line``. Ops of an imported graph have none (2.16 to 2.21).
     """
     return [(frame.filename, frame.lineno, frame.line or "") for frame in op.traceback or ()]
 
@@ -320,7 +343,8 @@ def profile(serialized: bytes) -> Any:
 def variable_bytes(handle: tf.Tensor) -> int:
     """Bytes of the variable behind a handle; 0 where its shape is not known.
 
-    A graph that captures a variable has a handle and no variable; what it knows of that is not public (2.16 to 2.21).
+    A graph that captures a variable has a handle and no variable; what it knows of that is not
+    public (2.16 to 2.21).
     """
     data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or not data.shape_and_type:

@@ -1,8 +1,9 @@
 """The functions of TensorFlow that this project wraps: how they are found, wrapped and given back.
 
-Each is one `Hook`, which any number of subscribers may wrap. A hook replaces the function when the first one subscribes, and gives it
-back when the last one is gone; importing this module changes nothing. TensorFlow looks each of these functions up at each call (2.16 to
-2.21), so that a hook also reaches code which imported ``tf.gradients`` or ``tf.GradientTape`` before.
+Each is one `Hook`, which any number of subscribers may wrap. A hook replaces the function when the
+first one subscribes, and gives it back when the last one is gone; importing this module changes
+nothing. TensorFlow looks each of these functions up at each call (2.16 to 2.21), so that a hook
+also reaches code which imported ``tf.gradients`` or ``tf.GradientTape`` before.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Hook:
         self._composed: Function | None = None
 
     def wrap(self, around: Around, *, innermost: bool = False) -> Callable[[], None]:
-        """Let ``around(inner, *args, **kwargs)`` handle each call, and return a function that ends this.
+        """Let ``around(inner, *args, **kwargs)`` handle each call, and return a function that ends
+        this.
 
         Later subscribers wrap earlier ones; ``innermost``: this one is wrapped by all others.
         """
@@ -106,7 +108,8 @@ differentiation = Hook(lambda: gradients_util._GradientsHelper, _set_differentia
 
 
 def _entry(kind: str) -> dict[str, Any]:
-    """Return the entry of a gradient function in TensorFlow's registry, which refuses a second one for an op type."""
+    """Return the entry of a gradient function in TensorFlow's registry, which refuses a second one
+    for an op type."""
     entry: dict[str, Any] = ops.gradient_registry._registry[kind]
     return entry
 
@@ -131,10 +134,12 @@ tape = {
 
 
 def when_traced(callback: Callable[[tf.Graph], None]) -> None:
-    """Call ``callback`` with the graph of each function, branch and body that TensorFlow has traced to its end; once is enough.
+    """Call ``callback`` with the graph of each function, branch and body that TensorFlow has traced
+    to its end; once is enough.
 
-    The graph is complete then, and not compiled yet. TensorFlow calls the transformations of this list, also those that are added
-    during the trace; a loop's graph comes again when its gradient extends it (2.16 to 2.21).
+    The graph is complete then, and not compiled yet. TensorFlow calls the transformations of this
+    list, also those that are added during the trace; a loop's graph comes again when its gradient
+    extends it (2.16 to 2.21).
     """
     if callback not in transform.FUNC_GRAPH_TRANSFORMS:
         transform.FUNC_GRAPH_TRANSFORMS.append(callback)

@@ -46,7 +46,8 @@ _BODIES = {
 def body_of(loop: tf.Operation) -> Any:
     """The graph of a loop's body, as it was traced, with the accumulators that gradients added.
 
-    TensorFlow keeps it on the op, and nowhere else (2.16 to 2.21); ``None`` for loops that were imported.
+    TensorFlow keeps it on the op, and nowhere else (2.16 to 2.21); ``None`` for loops that were
+    imported.
     """
     return getattr(loop, "_body_graph", None)
 
@@ -59,13 +60,15 @@ def condition_of(loop: tf.Operation) -> Any:
 def function_graph(op: tf.Operation, attribute: str) -> Any:
     """The graph of the function that an attribute of ``op`` holds; ``None`` where it is not known.
 
-    (It is not the one of `body_of` where the function was replaced. Functions of a graph are not public, 2.16 to 2.21.)
+    (It is not the one of `body_of` where the function was replaced. Functions of a graph are not
+    public, 2.16 to 2.21.)
     """
     return _graph(op.graph, function_name(op, attribute))
 
 
 def bodies(op: tf.Operation) -> list[Any]:
-    """The graphs of the functions that ``op`` runs, of a loop that of its body; ``None`` for each that is not known (see `function_graph`)."""
+    """The graphs of the functions that ``op`` runs, of a loop that of its body; ``None`` for each
+    that is not known (see `function_graph`)."""
     values = (op.get_attr(attribute) for attribute in _BODIES[op.type])
     functions = (f for value in values for f in (value if isinstance(value, list) else [value]))
     return [_graph(op.graph, function.name) for function in functions]
@@ -112,7 +115,8 @@ def _function(graph: Any, name: str) -> Any:
 
 
 def is_stateful_type(kind: str) -> bool:
-    """Whether ops of type ``kind`` are stateful, by their definition (whose registry is not public, 2.16 to 2.21)."""
+    """Whether ops of type ``kind`` are stateful, by their definition (whose registry is not public,
+    2.16 to 2.21)."""
     definition = op_def_registry.get(kind)
     return definition is None or bool(definition.is_stateful)
 
@@ -127,7 +131,8 @@ def read_only_inputs(op: tf.Operation) -> frozenset[int]:
 
 
 def note_own_outputs(loop: tf.Operation, own: int) -> None:
-    """Make gradients take ``loop`` for one with so many outputs, without accumulators (an attribute of theirs; 2.16 to 2.21)."""
+    """Make gradients take ``loop`` for one with so many outputs, without accumulators (an attribute
+    of theirs; 2.16 to 2.21)."""
     loop._set_attr("_num_original_outputs", tf.compat.v1.AttrValue(i=own))
 
 
@@ -137,10 +142,12 @@ def copy_op(
     wait_for: Sequence[tf.Operation] = (),
     **attributes: tf.compat.v1.AttrValue,
 ) -> tf.Operation:
-    """A copy of ``op`` of any graph, in the current one, with other ``attributes``; functions that it calls come along.
+    """A copy of ``op`` of any graph, in the current one, with other ``attributes``; functions that
+    it calls come along.
 
-    As in `graph_tools.tf_private.graphs.create_in`; that a graph knows a function is only public for concrete functions, and what is known of
-    variables and lists behind a handle is not public at all (2.16 to 2.21).
+    As in `graph_tools.tf_private.graphs.create_in`; that a graph knows a function is only public
+    for concrete functions, and what is known of variables and lists behind a handle is not public
+    at all (2.16 to 2.21).
     """
     graph = tf.compat.v1.get_default_graph()
     for name, _ in functions_in(op):
@@ -166,12 +173,14 @@ def copy_op(
 def traced_like(
     loop: tf.Operation, own: int, suffix: str, function: Callable[..., Sequence[tf.Tensor]]
 ) -> tf.compat.v1.AttrValue:
-    """A function with the signature of the body of ``loop``, traced, made known to the loop's graph, as an attribute's value.
+    """A function with the signature of the body of ``loop``, traced, made known to the loop's
+    graph, as an attribute's value.
 
     Of the first ``own`` arguments is known what lies behind them: variables, lists.
 
-    ``tf.function`` cannot give a function's graph the place of a loop's body, where its ops are looked at as those of a loop;
-    these are the calls by which TensorFlow makes the functions of its own loops (2.16 to 2.21).
+    ``tf.function`` cannot give a function's graph the place of a loop's body, where its ops are
+    looked at as those of a loop; these are the calls by which TensorFlow makes the functions of its
+    own loops (2.16 to 2.21).
     """
     outer, body = loop.graph, body_of(loop)
     name = f"{function_name(loop, 'body')}_{suffix}_{ops.uid()}"

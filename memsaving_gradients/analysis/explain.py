@@ -1,12 +1,15 @@
-"""`explain`: where the memory of a training step goes, and what each budget costs, before a step is run.
+"""`explain`: where the memory of a training step goes, and what each budget costs, before a step is
+run.
 
-The step is traced as TensorFlow would trace it, and the gradients that it asks for are looked at and left alone. The graph of the whole step is
-then played (:mod:`graph_tools.memory.executor`): what is alive at its peak, or within a hundredth of it for the first time, are the
-parts. The least budget comes from the search that an error about a budget would name it by, plans for a row of budgets, evenly spread from
-plain training down to that, from :mod:`memsaving_gradients.planners.budget_curve`.
+The step is traced as TensorFlow would trace it, and the gradients that it asks for are looked at
+and left alone. The graph of the whole step is then played (:mod:`graph_tools.memory.executor`):
+what is alive at its peak, or within a hundredth of it for the first time, are the parts. The least
+budget comes from the search that an error about a budget would name it by, plans for a row of
+budgets, evenly spread from plain training down to that, from
+:mod:`memsaving_gradients.planners.budget_curve`.
 
-Beside tracing it takes some seconds; in a network of 1001 layers half a minute, where the least plan is not rewritten to see what the
-executor adds to it.
+Beside tracing it takes some seconds; in a network of 1001 layers half a minute, where the least
+plan is not rewritten to see what the executor adds to it.
 """
 
 from __future__ import annotations
@@ -34,24 +37,28 @@ Curve = Sequence[tuple[int, Proposal]]
 
 #: Points of the curve, plain training and the least budget among them.
 POINTS = 20
-#: Moments that take less than the peak by at most this share tie with it: which of them takes most is decided by chance. Parts are the first's.
+#: Moments that take less than the peak by at most this share tie with it: which of them takes most
+#: is decided by chance. Parts are the first's.
 NEAR = 0.01
 
 
 @tf.autograph.experimental.do_not_convert
 def explain(fn: Any, *args: Any, **options: Any) -> Explanation:
-    """Where the memory of a training step goes, and the extra time that each budget costs; no step is run.
+    """Where the memory of a training step goes, and the extra time that each budget costs; no step
+    is run.
 
     Parameters
     ----------
     fn
-        A training step: a function or ``tf.function`` that asks for gradients (``tf.gradients``, ``tf.GradientTape``, `gradients`), or a
-        compiled Keras model, whose ``train_step`` it is then.
+        A training step: a function or ``tf.function`` that asks for gradients (``tf.gradients``,
+        ``tf.GradientTape``, `gradients`), or a compiled Keras model, whose ``train_step`` it is
+        then.
     *args
-        Its arguments: tensors, arrays or ``tf.TensorSpec``, of which only shapes and dtypes matter. For a model: what ``train_step``
-        gets, such as x and y.
+        Its arguments: tensors, arrays or ``tf.TensorSpec``, of which only shapes and dtypes matter.
+        For a model: what ``train_step`` gets, such as x and y.
     **options
-        ``batch_size``, ``hold_gradients``, ``xla``, ``accumulate``, ``profile``, ``progress`` as in `memsaving_gradients.gradients`.
+        ``batch_size``, ``hold_gradients``, ``xla``, ``accumulate``, ``profile``, ``progress`` as in
+        `memsaving_gradients.gradients`.
 
     Returns
     -------
@@ -90,7 +97,8 @@ def _explanation(study: Study) -> Explanation:
         plan, need = lowest.proposal, lowest.need
         found = _between(study, plan.peak)
         points.append(_point(study, found, plan, need))
-        # What the executor adds is known of this one, and taken for that of the others; less than it would be refused.
+        # What the executor adds is known of this one, and taken for that of the others; less than
+        # it would be refused.
         adds = max(1.0, need / max(study.budget_for(study.need(plan)), 1))
         for _, proposal in found:
             budget = int(study.budget_for(study.need(proposal)) * adds)
@@ -124,7 +132,8 @@ def _between(study: Study, least: int) -> Curve:
 
 def _point(study: Study, found: Curve, proposal: Proposal, budget: int) -> Point:
     extra = study.extra_time(proposal)
-    # No plan that needs ``budget`` bytes takes less: it asks for no more than that, and what a larger budget costs is known.
+    # No plan that needs ``budget`` bytes takes less: it asks for no more than that, and what a
+    # larger budget costs is known.
     bounds = (plan.lower_bound for within, plan in found if within >= budget)
     return Point(
         budget=budget,

@@ -1,8 +1,9 @@
 """`gradient_error`: what options do to the gradients of a loss, measured against TensorFlow's own.
 
-Only encodings that are asked for by name change gradients by more than rounding. How much depends on the network: a residual that is off by 2⁻⁹
-of itself makes a weight's gradient, a sum of many products, off by about as much of its largest number, and so does each
-layer that it comes through; errors of many layers add up like random ones. That is an estimate; this is the measurement.
+Only encodings that are asked for by name change gradients by more than rounding. How much depends
+on the network: a residual that is off by 2⁻⁹ of itself makes a weight's gradient, a sum of many
+products, off by about as much of its largest number, and so does each layer that it comes through;
+errors of many layers add up like random ones. That is an estimate; this is the measurement.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from memsaving_gradients.reports.plan_text import NAME_WIDTH, columns, shorten
 
 __all__ = ["GradientError", "VariableError", "gradient_error"]
 
-#: Gradients whose largest number is below this share of the largest of all are zero but for rounding, such as those of biases in front of
-#: a normalization; they do not count.
+#: Gradients whose largest number is below this share of the largest of all are zero but for
+#: rounding, such as those of biases in front of a normalization; they do not count.
 TINY = 1e-4
 MOST_LINES = 20
 SEED = 1
@@ -41,7 +42,8 @@ class VariableError:
     error
         The largest absolute difference, as a share of ``largest``.
     control
-        The same between two runs of TensorFlow's own: more than rounding where something is drawn at random.
+        The same between two runs of TensorFlow's own: more than rounding where something is drawn
+        at random.
     """
 
     name: str
@@ -82,8 +84,9 @@ class GradientError:
 
     def __str__(self) -> str:
         said = (
-            f"gradients of {len(self.variables)} variables are off by {self.worst:.1e} of their largest number at most, "
-            f"{self.median:.1e} in the median; two runs of TensorFlow's own by {self.control:.1e}"
+            f"gradients of {len(self.variables)} variables are off by {self.worst:.1e} of their"
+            f" largest number at most, {self.median:.1e} in the median; two runs of TensorFlow's"
+            f" own by {self.control:.1e}"
         )
         rows = [
             (f"{found.error:.1e}", f"{found.control:.1e}", shorten(found.name, NAME_WIDTH))
@@ -105,8 +108,9 @@ def gradient_error(
     Parameters
     ----------
     loss
-        From a batch to a scalar. Random ops draw the same numbers in all runs; what draws from a state of its own, as Keras layers
-        do, should be switched off, or the control shows differences that have nothing to do with the options.
+        From a batch to a scalar. Random ops draw the same numbers in all runs; what draws from a
+        state of its own, as Keras layers do, should be switched off, or the control shows
+        differences that have nothing to do with the options.
     variables
         What to differentiate with respect to.
     *batch
@@ -117,7 +121,8 @@ def gradient_error(
     Returns
     -------
     GradientError
-        Errors of each variable as shares of its gradient's largest number, and two runs of plain gradients as a control.
+        Errors of each variable as shares of its gradient's largest number, and two runs of plain
+        gradients as a control.
 
     Raises
     ------
@@ -151,7 +156,8 @@ def gradient_error(
     def computed(differentiate: Callable[..., list[Any]]) -> list[Any]:
         @tf.function(autograph=False)
         def step(*inputs: tf.Tensor) -> list[Any]:
-            # Of this graph alone: the forward pass is built first, so that its ops get the same seeds in each of them.
+            # Of this graph alone: the forward pass is built first, so that its ops get the same
+            # seeds in each of them.
             tf.compat.v1.set_random_seed(SEED)
             value = loss(*inputs)
             if not isinstance(value, tf.Tensor) or value.shape.rank:

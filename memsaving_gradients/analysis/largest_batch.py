@@ -1,8 +1,10 @@
-"""`largest_batch`: how many examples fit into a memory, found without a step being run, and proven by one if wanted.
+"""`largest_batch`: how many examples fit into a memory, found without a step being run, and proven
+by one if wanted.
 
-What a step needs grows along a line with the batch, but for steps where a kernel, a plan or the size of a chunk changes. So a batch is guessed
-from two known needs, the step is traced for it, and the plan of least memory made (the one that an error about a budget
-would name), until one fits and the next larger one does not.
+What a step needs grows along a line with the batch, but for steps where a kernel, a plan or the
+size of a chunk changes. So a batch is guessed from two known needs, the step is traced for it, and
+the plan of least memory made (the one that an error about a budget would name), until one fits and
+the next larger one does not.
 """
 
 from __future__ import annotations
@@ -70,8 +72,9 @@ class LargestBatch:
     def __str__(self) -> str:
         proven = "" if self.measured is None else f"; a step took {exact_bytes(self.measured)}"
         return (
-            f"largest batch: {self.batch} (plain: {self.plain}), which needs {exact_bytes(self.need)} of "
-            f"{self.budget:,}, with {format_share(self.extra_time)} more time at the least budget{proven}"
+            f"largest batch: {self.batch} (plain: {self.plain}), which needs"
+            f" {exact_bytes(self.need)} of {self.budget:,}, with {format_share(self.extra_time)}"
+            f" more time at the least budget{proven}"
         )
 
 
@@ -85,13 +88,14 @@ def largest_batch(
     prove: bool = False,
     **options: Any,
 ) -> LargestBatch:
-    """The largest batch with which a training step fits into a memory; no step is run, unless it is to be proven.
+    """The largest batch with which a training step fits into a memory; no step is run, unless it is
+    to be proven.
 
     Parameters
     ----------
     make
-        A function of a batch size that returns a training step and its arguments, as for `memsaving_gradients.explain`:
-        ``(step, (x, y))``. Tensor specs do.
+        A function of a batch size that returns a training step and its arguments, as for
+        `memsaving_gradients.explain`: ``(step, (x, y))``. Tensor specs do.
     budget
         What a step may take beside variables, bytes.
     device_memory
@@ -99,9 +103,10 @@ def largest_batch(
     start
         The batch to begin with.
     prove
-        Whether to run a step with this batch in a process of its own, within the budget, on a device that has ``device_memory`` and no more;
-        if it does not get what it asks for, a batch for less (`LargestBatch.budget` says what it was). ``make`` must be a function of a
-        module that can be imported.
+        Whether to run a step with this batch in a process of its own, within the budget, on a
+        device that has ``device_memory`` and no more; if it does not get what it asks for, a batch
+        for less (`LargestBatch.budget` says what it was). ``make`` must be a function of a module
+        that can be imported.
     **options
         As for `memsaving_gradients.explain`.
 
@@ -208,8 +213,9 @@ class _Search:
                 raise ArgumentError(
                     "make",
                     self.make,
-                    f"gives steps that need the same for batches of {' and '.join(map(str, needs))}; the arguments that it returns "
-                    "must have the batch in their shapes",
+                    "gives steps that need the same for batches of"
+                    f" {' and '.join(map(str, needs))}; the arguments that it returns must have the"
+                    " batch in their shapes",
                 )
             batch = _guess(needs, fits, above)
         return fits
@@ -225,7 +231,8 @@ class _Search:
         return LargestBatch(batch, budget, trial.need, trial.extra_time, plain, measured)
 
     def proven(self, batch: int, plain: int) -> LargestBatch:
-        """The first batch with which a step runs, if less and less of the memory is counted on: holes between chunks may take the rest."""
+        """The first batch with which a step runs, if less and less of the memory is counted on:
+        holes between chunks may take the rest."""
         for proof in range(MOST_PROOFS):
             self.share = SMALLER**proof
             fits = self.run(batch, lambda trial: trial.need) if proof else batch
@@ -237,8 +244,8 @@ class _Search:
             if measured is not None and measured <= budget:
                 return self.found(batch, plain, measured)
         raise MeasurementError(
-            f"no step could be run in {self.budget or self.device_memory!r}, not even with {batch} examples and a budget of "
-            f"{budget:,} bytes; is anything else held on the device?"
+            f"no step could be run in {self.budget or self.device_memory!r}, not even with {batch}"
+            f" examples and a budget of {budget:,} bytes; is anything else held on the device?"
         )
 
     def nothing_fits(self) -> BudgetError:
@@ -248,8 +255,8 @@ class _Search:
         return BudgetError(
             "budget" if self.device_memory is None else "device_memory",
             self.budget if self.device_memory is None else self.device_memory,
-            f"no batch fits: {many} {exact_bytes(trial.need)} of the {trial.budget:,} bytes there are; take a larger "
-            "device or a smaller model",
+            f"no batch fits: {many} {exact_bytes(trial.need)} of the {trial.budget:,} bytes there"
+            " are; take a larger device or a smaller model",
             trial.budget,
             trial.need,
             1.0,
@@ -262,7 +269,8 @@ class _Search:
                 raise ArgumentError(
                     "make",
                     self.make,
-                    "gives a step of unknown shapes; the arguments that it returns must have the batch in their shapes",
+                    "gives a step of unknown shapes; the arguments that it returns must have the"
+                    " batch in their shapes",
                 )
             budget = self.budget
             if budget is None:
@@ -278,7 +286,8 @@ def _made(make: Make, batch: int) -> tuple[Any, tuple[Any, ...]]:
         raise ArgumentError(
             "make",
             make,
-            "is no function; give a function of a batch size that returns a training step and the tuple of its arguments",
+            "is no function; give a function of a batch size that returns a training step and the"
+            " tuple of its arguments",
         )
     made = make(batch)
     pair = isinstance(made, (tuple, list)) and len(made) == 2
@@ -286,14 +295,15 @@ def _made(make: Make, batch: int) -> tuple[Any, tuple[Any, ...]]:
         raise ArgumentError(
             "make",
             make,
-            f"gave {type(made).__name__} for a batch of {batch}; give a function of a batch size that returns a training step and "
-            "the tuple of its arguments: (step, (x, y))",
+            f"gave {type(made).__name__} for a batch of {batch}; give a function of a batch size"
+            " that returns a training step and the tuple of its arguments: (step, (x, y))",
         )
     return made[0], tuple(made[1])
 
 
 def _guess(needs: Mapping[int, int], fits: int, above: int) -> int:
-    """A batch between the largest that fits and the next one that does not, on the line through the two that are nearest to the limit.
+    """A batch between the largest that fits and the next one that does not, on the line through the
+    two that are nearest to the limit.
 
     ``needs``: for batches that were tried, by how much they need more than there is.
     """
@@ -315,14 +325,15 @@ def _target(make: Any) -> str:
         raise ArgumentError(
             "make",
             make,
-            "cannot be imported by the process that is to prove the batch; define it in a module, outside of any function, or "
-            "leave out prove=True",
+            "cannot be imported by the process that is to prove the batch; define it in a module,"
+            " outside of any function, or leave out prove=True",
         )
     return f"{module}:{name}"
 
 
 def _measured(make: Make, batch: int, budget: int, device_memory: int | str | None) -> int | None:
-    """Bytes that a step takes in a process of its own, on a device of that memory; ``None``: it does not get what it asks for."""
+    """Bytes that a step takes in a process of its own, on a device of that memory; ``None``: it
+    does not get what it asks for."""
     request: dict[str, Any] = {"target": _target(make), "batch": batch, "budget": budget}
     environment = {}
     if device_memory is not None:
@@ -341,9 +352,11 @@ def _measured(make: Make, batch: int, budget: int, device_memory: int | str | No
 
 
 def run_once(target: str, batch: int, budget: int, limit: int | None = None) -> int | None:
-    """Run a step of ``batch`` examples of zeros within ``budget``; the bytes that it took, the worst of five times.
+    """Run a step of ``batch`` examples of zeros within ``budget``; the bytes that it took, the
+    worst of five times.
 
-    ``limit``: MiB that the allocator has, of any GPU too; ``None`` comes back where that was not enough.
+    ``limit``: MiB that the allocator has, of any GPU too; ``None`` comes back where that was not
+    enough.
     """
     for device in tf.config.list_physical_devices("GPU") if limit is not None else ():
         only = tf.config.LogicalDeviceConfiguration(memory_limit=limit)

@@ -1,15 +1,18 @@
-"""What each way to save memory would take on one network: the five strategies of Chen, Xu, Zhang and Guestrin 2016.
+"""What each way to save memory would take on one network: the five strategies of Chen, Xu, Zhang
+and Guestrin 2016.
 
 The paper (arXiv 1604.06174, section 5.1) compares, by planning alone:
 
 - ``no optimization``: every result has a buffer of its own, to the end of the step;
-- ``inplace``: an elementwise op writes into an input that nobody reads any more; nothing is freed otherwise;
+- ``inplace``: an elementwise op writes into an input that nobody reads any more; nothing is freed
+  otherwise;
 - ``sharing``: buffers are freed at their last use as well: what TensorFlow's executor does;
 - ``drop cheap``: results of cheap ops (normalizations, activations) are dropped and made again;
-- ``sublinear plan``: segments of a budget that is searched for (:mod:`memsaving_gradients.planners.chen`).
+- ``sublinear plan``: segments of a budget that is searched for
+  (:mod:`memsaving_gradients.planners.chen`).
 
-Figures are simulated and nothing runs. As in the paper, parameters and what kernels take as scratch are no part of them; they
-stand beside them.
+Figures are simulated and nothing runs. As in the paper, parameters and what kernels take as scratch
+are no part of them; they stand beside them.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ class Strategies:
     parameters
         Bytes of the parameters, which every strategy takes besides (0 if unknown).
     workspace
-        The most bytes that one op takes as scratch, which every strategy takes besides (0 if unknown).
+        The most bytes that one op takes as scratch, which every strategy takes besides (0 if
+        unknown).
     """
 
     rows: tuple[Strategy, ...]
@@ -87,7 +91,8 @@ class Strategies:
             for row in self.rows
         ]
         lines.append(
-            f"besides: parameters {self.parameters:,} bytes, scratch of one op {self.workspace:,} bytes"
+            f"besides: parameters {self.parameters:,} bytes, scratch of one op {self.workspace:,}"
+            " bytes"
         )
         return "\n".join(lines)
 
@@ -104,12 +109,13 @@ def strategies(
     Parameters
     ----------
     network
-        A training graph; or a function that returns the loss. It is traced, into a graph of its own, and never run.
+        A training graph; or a function that returns the loss. It is traced, into a graph of its
+        own, and never run.
     arguments
         What the function is called with: tensors, arrays, or ``tf.TensorSpec``.
     variables
-        What the loss of a function is differentiated with respect to; all trainable variables that it reads if
-        not given.
+        What the loss of a function is differentiated with respect to; all trainable variables that
+        it reads if not given.
     parameters
         Bytes of the parameters, for a training graph; a function's are counted.
     batch_size

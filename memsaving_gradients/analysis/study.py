@@ -1,6 +1,8 @@
-"""A training step that is traced to be looked at: its gradients stay as TensorFlow built them, and nothing runs.
+"""A training step that is traced to be looked at: its gradients stay as TensorFlow built them, and
+nothing runs.
 
-Nothing runs but what tracing runs: variables that are created on the first trace, such as an optimizer's slots, are created.
+Nothing runs but what tracing runs: variables that are created on the first trace, such as an
+optimizer's slots, are created.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ __all__ = ["Study", "asked", "function_of", "specs_of"]
 OPTIONS = ("batch_size", "hold_gradients", "xla", "accumulate", "profile", "progress")
 #: A budget is asked for, so that the search for plans is that of budgets; it decides nothing.
 SOME = 1e-9
-#: Shares of the bytes that a budget has room for, if chunks are filled as in the plan of least memory: they may have more holes.
+#: Shares of the bytes that a budget has room for, if chunks are filled as in the plan of least
+#: memory: they may have more holes.
 ASKED = (1.0, 0.8, 0.6)
 
 
@@ -54,7 +57,8 @@ def asked(options: dict[str, Any]) -> Options:
             raise ArgumentError(
                 name,
                 value,
-                f"no such option; options are {', '.join(OPTIONS)}. Arguments of the step are given by position",
+                f"no such option; options are {', '.join(OPTIONS)}. Arguments of the step are given"
+                " by position",
             )
     return Options(**options, budget=SOME)
 
@@ -75,7 +79,8 @@ class Study:
     plain
         What fractions are of, bytes.
     loops_alone
-        After `least`: for each way to replay loops, the budget it needs if nothing else is done (bytes), and its extra time.
+        After `least`: for each way to replay loops, the budget it needs if nothing else is done
+        (bytes), and its extra time.
     """
 
     def __init__(self, fn: Any, args: Sequence[Any], options: Options) -> None:
@@ -102,13 +107,16 @@ class Study:
         return bool(unknown.any()) and self.site.options.batch_size is None
 
     def budget_for(self, need: int) -> int:
-        """The budget to ask for, for a plan that needs so many bytes: something is left to chance."""
+        """The budget to ask for, for a plan that needs so many bytes: something is left to
+        chance."""
         return need if self.site.data_gates else int(need * (1 + CHANCE))
 
     def least(self) -> Found | None:
-        """A plan of least memory, the first that an error about a budget would look at, and the budget to give for it. For once.
+        """A plan of least memory, the first that an error about a budget would look at, and the
+        budget to give for it. For once.
 
-        ``None``: none saves anything. In deep networks the first of `chain`, which is not rewritten: it gets the room that a plan leaves there for what the executor adds.
+        ``None``: none saves anything. In deep networks the first of `chain`, which is not
+        rewritten: it gets the room that a plan leaves there for what the executor adds.
         """
         self.site.floors = FLOORS[:1]
         if len(self.site.operations) > MANY_OPS:
@@ -124,7 +132,8 @@ class Study:
         return Found(outcome.proposal, outcome.need, None)
 
     def extra_within(self, budget: int, least: Found) -> float:
-        """Extra time of a plan for ``budget`` bytes, after `least`, whose plan is what there is if no faster one is found."""
+        """Extra time of a plan for ``budget`` bytes, after `least`, whose plan is what there is if
+        no faster one is found."""
         assert self.search is not None
         plan = least.proposal
         # What the executor adds is known of this one, and taken for that of others.
@@ -154,14 +163,16 @@ class Study:
         return None if self.site.sought is None else self.site.sought.search
 
     def need(self, proposal: Proposal) -> int:
-        """What a plan needs in chunks; in deep networks as many times what it asks for as plain training, or that of least memory, does."""
+        """What a plan needs in chunks; in deep networks as many times what it asks for as plain
+        training, or that of least memory, does."""
         if self._holes is not None:
             return int(proposal.peak * self._holes)
         assert self.search is not None
         return self.search.meter.need(proposal)
 
     def extra_time(self, proposal: Proposal) -> float:
-        """What a plan takes, and the masks that are packed for it, as a fraction of the plain step's time."""
+        """What a plan takes, and the masks that are packed for it, as a fraction of the plain
+        step's time."""
         assert self.search is not None
         packing = self.search.meter.graph.total_seconds - self.graph.total_seconds
         return self.of_step(proposal.extra_seconds + packing)
@@ -183,13 +194,15 @@ class Study:
 
     @property
     def sums(self) -> int:
-        """Bytes of gradients that a loop over microbatches adds up, one of which is looked at; 0: there is no such loop."""
+        """Bytes of gradients that a loop over microbatches adds up, one of which is looked at; 0:
+        there is no such loop."""
         batch = self.site.options.batch
         return sum(tensor_bytes(tensor).at(batch) for tensor in whole_step.added_up(self._whole))
 
 
 def function_of(fn: Any, args: Sequence[Any]) -> Any:
-    """A training step as a ``tf.function`` that was never traced: of a function, or of a compiled Keras model."""
+    """A training step as a ``tf.function`` that was never traced: of a function, or of a compiled
+    Keras model."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(fn, keras.Model):
         fn = _train_step(fn, args)
@@ -217,8 +230,8 @@ def _traced(fn: Any, args: Sequence[Any], options: Options) -> tuple[list[Site],
         raise ArgumentError(
             "fn",
             fn,
-            "asks for no gradients that could be rewired; compute them in it, with tf.GradientTape or tf.gradients, of what "
-            "it computes itself",
+            "asks for no gradients that could be rewired; compute them in it, with tf.GradientTape"
+            " or tf.gradients, of what it computes itself",
         )
     return sites, graph
 

@@ -1,9 +1,12 @@
-"""Forward ops that make little of much, and run as soon as they can, though they were built long after.
+"""Forward ops that make little of much, and run as soon as they can, though they were built long
+after.
 
-A penalty on each hidden value, a distillation or perceptual loss is often written behind the network: ``sum(penalty(h) for h in hidden)``.
-In the order of the graph each hidden value is then needed until the end of the forward pass, and no cut behind it is narrow. The
-executor does not wait: it reduces a value as soon as that is there. So such ops stand right behind what they read. Branches, loops and calls do
-not: they hand out for their gradients what they have read, and hold it.
+A penalty on each hidden value, a distillation or perceptual loss is often written behind the
+network: ``sum(penalty(h) for h in hidden)``. In the order of the graph each hidden value is then
+needed until the end of the forward pass, and no cut behind it is narrow. The executor does not
+wait: it reduces a value as soon as that is there. So such ops stand right behind what they read.
+Branches, loops and calls do not: they hand out for their gradients what they have read, and hold
+it.
 
 Linear in the edges, for groups are small.
 """
@@ -37,9 +40,11 @@ def early_reductions(
     sizes: npt.NDArray[np.int64],
     beside: Collection[tf.Operation] = (),
 ) -> list[int]:
-    """Ops before ``border`` that are better thought of as run right behind what they read, for it is needed for nothing else later.
+    """Ops before ``border`` that are better thought of as run right behind what they read, for it
+    is needed for nothing else later.
 
-    ``sizes``: bytes of each value. ``beside``: ops that stand right behind what they read already, and put nothing farther away.
+    ``sizes``: bytes of each value. ``beside``: ops that stand right behind what they read already,
+    and put nothing farther away.
     """
     readers = _readers(ops, border)
     storage, source, producer = ops.storage.tolist(), ops.source.tolist(), ops.producer.tolist()
@@ -83,7 +88,8 @@ def _readers(ops: OpGraph, border: int) -> list[list[int]]:
 
 
 def _only_for(ops: OpGraph, readers: list[list[int]], end: int) -> set[int] | None:
-    """``end``, and the forward ops before it that no other forward op reads; ``None``: they are many."""
+    """``end``, and the forward ops before it that no other forward op reads; ``None``: they are
+    many."""
     group, stack = {end}, [end]
     while stack:
         for value in ops.inputs[stack.pop()]:

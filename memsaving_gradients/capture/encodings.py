@@ -1,10 +1,12 @@
 """Encodings: residuals in fewer bytes than TensorFlow keeps them in.
 
-All of them lose digits, so that none is used unless it is asked for by name. What is kept goes through `Encoding.encode` where it is
-made, and what the backward pass reads comes from `Encoding.decode`; the forward pass, and with it the loss, stays as it is.
-Gradients change by about as much as the numbers that they are computed from: 2⁻⁸ of each for ``bfloat16`` (8 bits of mantissa),
-2⁻¹¹ for ``float16`` (11 bits, up to 65504; what is larger becomes that), and for ``int8`` 1/254 of the largest number among `BLOCK`
-neighbors (1/127 where it is next to zero, for signs stay): blocks with a scale each, as in Dettmers et al. 2022 (arXiv 2110.02861), but linear
+All of them lose digits, so that none is used unless it is asked for by name. What is kept goes
+through `Encoding.encode` where it is made, and what the backward pass reads comes from
+`Encoding.decode`; the forward pass, and with it the loss, stays as it is. Gradients change by about
+as much as the numbers that they are computed from: 2⁻⁸ of each for ``bfloat16`` (8 bits of
+mantissa), 2⁻¹¹ for ``float16`` (11 bits, up to 65504; what is larger becomes that), and for
+``int8`` 1/254 of the largest number among `BLOCK` neighbors (1/127 where it is next to zero, for
+signs stay): blocks with a scale each, as in Dettmers et al. 2022 (arXiv 2110.02861), but linear
 within a block.
 
 Cost: a pass over the tensor for a cast, about six for ``int8``, each way.
@@ -41,7 +43,8 @@ class Encoding:
     encode
         From a tensor to the parts that are kept.
     decode
-        From the parts to a tensor like the one that is given, of which only shape and dtype are read.
+        From the parts to a tensor like the one that is given, of which only shape and dtype are
+        read.
     """
 
     name: str
@@ -74,7 +77,8 @@ class Encoding:
 
 def _cast(dtype: tf.DType, error: float) -> Encoding:
     def encode(tensor: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        # All but the very largest floats have a bfloat16; for float16 it takes a pass more to see to that.
+        # All but the very largest floats have a bfloat16; for float16 it takes a pass more to see
+        # to that.
         return (
             tf.cast(tensor, dtype) if dtype == tf.bfloat16 else tf.saturate_cast(tensor, dtype),
         )

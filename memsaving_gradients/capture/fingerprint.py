@@ -1,6 +1,8 @@
-"""What a plan fits to: a training graph by its op types, shapes, edges and sizes, never by its names.
+"""What a plan fits to: a training graph by its op types, shapes, edges and sizes, never by its
+names.
 
-A number for each op, so that a plan for another graph is refused with the first op that differs. Linear, about 5 µs an op.
+A number for each op, so that a plan for another graph is refused with the first op that differs.
+Linear, about 5 µs an op.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Fingerprint:
     ops: tuple[int, ...] = field(repr=False)
 
     def difference(self, other: Fingerprint, names: Sequence[str]) -> str | None:
-        """How the graph behind ``other``, whose ops have ``names``, differs from this one; ``None`` if it does not.
+        """How the graph behind ``other``, whose ops have ``names``, differs from this one; ``None``
+        if it does not.
 
         Examples
         --------
@@ -58,20 +61,27 @@ class Fingerprint:
         k = next((k for k, (mine, its) in enumerate(both) if mine != its), len(both))
         first = ""
         if k < len(both) and self.types[k] != other.types[k]:
-            first = f"op {k} is a {self.types[k]} in the plan and a {other.types[k]} ({names[k]!r}) here"
+            first = (
+                f"op {k} is a {self.types[k]} in the plan and a {other.types[k]} ({names[k]!r})"
+                " here"
+            )
         elif k < len(both):
             first = (
                 f"op {k}, the {other.types[k]} {names[k]!r}, has other inputs or another shape here"
             )
         if len(self.ops) != len(other.ops):
             return (
-                f"the plan is for {len(self.ops):,} ops, {self.first_backward:,} of them forward; this graph has "
-                f"{len(other.ops):,} and {other.first_backward:,}{'; ' if first else ''}{first}"
+                f"the plan is for {len(self.ops):,} ops, {self.first_backward:,} of them forward;"
+                f" this graph has {len(other.ops):,} and"
+                f" {other.first_backward:,}{'; ' if first else ''}{first}"
             )
         if first:
             return first
         if self.batch != other.batch:
-            return f"the plan was made for batch_size={self.batch}, and this is batch_size={other.batch}"
+            return (
+                f"the plan was made for batch_size={self.batch}, and this is"
+                f" batch_size={other.batch}"
+            )
         return "the bytes of some buffers differ"
 
 

@@ -1,7 +1,8 @@
 """Where residuals are offloaded to, and what the way there is like.
 
-Swapping to the host as Meng et al. 2017 ("Training deeper models by GPU memory optimization on TensorFlow") do it, as a rewrite of the traced
-graph: any device that TensorFlow can name will do, one of another process included.
+Swapping to the host as Meng et al. 2017 ("Training deeper models by GPU memory optimization on
+TensorFlow") do it, as a rewrite of the traced graph: any device that TensorFlow can name will do,
+one of another process included.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ MEASURED = "measured"
 _NUMBERS = {
     "bandwidth": "a positive number (bytes in a second), or 'measured'",
     "latency": "a number of seconds, 0 or more (before a transfer begins)",
-    "early": "a number, 0 or more (how many times the time of a transfer it begins before it must be there; 0: synchronous)",
+    "early": (
+        "a number, 0 or more (how many times the time of a transfer it begins before it must be"
+        " there; 0: synchronous)"
+    ),
 }
 
 
@@ -34,17 +38,20 @@ class Offload:
     Attributes
     ----------
     device
-        The name of the device, as for ``tf.device``; ``True``: the CPU of a machine that computes on a GPU.
+        The name of the device, as for ``tf.device``; ``True``: the CPU of a machine that computes
+        on a GPU.
     memory
         The most bytes to keep there; ``None``: as many as it takes.
     bandwidth
-        Bytes in a second, either way; or ``"measured"``: this and the latency are measured when the first step is planned.
+        Bytes in a second, either way; or ``"measured"``: this and the latency are measured when the
+        first step is planned.
     latency
         Seconds before a transfer begins.
     early
-        How early transfers back begin: so many times as long before a tensor is needed as they are estimated to take, or earlier, where
-        others come after. More than 1 where transfers turn out to be slower. 0: synchronous transfers, which begin when a
-        tensor is needed, and the forward pass waits for those out; that needs the least memory, and nothing is hidden.
+        How early transfers back begin: so many times as long before a tensor is needed as they are
+        estimated to take, or earlier, where others come after. More than 1 where transfers turn out
+        to be slower. 0: synchronous transfers, which begin when a tensor is needed, and the forward
+        pass waits for those out; that needs the least memory, and nothing is hidden.
 
     Examples
     --------
@@ -77,7 +84,8 @@ class Offload:
         return None if self.memory is None else parse_bytes(self.memory, "memory")
 
     def seconds(self, size: int) -> float:
-        """Estimated time of the transfer of so many bytes; not to be asked before what is to be measured has been."""
+        """Estimated time of the transfer of so many bytes; not to be asked before what is to be
+        measured has been."""
         assert not isinstance(self.bandwidth, str)
         return self.latency + size / self.bandwidth
 
@@ -106,7 +114,8 @@ class Offload:
         Parameters
         ----------
         computing
-            The device that ops were placed on, as far as that is said; empty: where they run by default.
+            The device that ops were placed on, as far as that is said; empty: where they run by
+            default.
 
         Raises
         ------
@@ -118,8 +127,8 @@ class Offload:
         if self.device is True and "GPU" not in home and "TPU" not in home:
             raise _problem(
                 True,
-                f"everything is computed on {home} here, whose memory is the host's; name another device, such as one of "
-                "another process in a cluster",
+                f"everything is computed on {home} here, whose memory is the host's; name another"
+                " device, such as one of another process in a cluster",
             )
         try:
             wanted = _local("/device:CPU:0" if self.device is True else str(self.device), known)
@@ -151,7 +160,8 @@ def _home(known: list[str]) -> str:
 
 
 def _local(name: str, known: list[str]) -> tf.DeviceSpec:
-    """A device as this process names it: where devices have no job, those of tensors begin with that of a cluster of one task."""
+    """A device as this process names it: where devices have no job, those of tensors begin with
+    that of a cluster of one task."""
     spec = tf.DeviceSpec.from_string(name)
     if tf.DeviceSpec.from_string(known[0]).job is None and spec.job == "localhost":
         spec = spec.replace(job=None, replica=None, task=None)

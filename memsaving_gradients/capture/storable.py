@@ -78,9 +78,11 @@ def _candidates(step: CapturedStep) -> Iterator[tuple[int, int]]:
 
 
 def _shares_workspace(tensor: tf.Tensor) -> bool:
-    """Whether a gradient kernel takes up what the kernel that made the tensor has left, which it cannot if it reads another one.
+    """Whether a gradient kernel takes up what the kernel that made the tensor has left, which it
+    cannot if it reads another one.
 
-    That of pooling does so on a CPU, and is nine times faster for it (``MaxpoolGradRewrite`` in ``mkl_layout_pass.cc``, TensorFlow 2.21).
+    That of pooling does so on a CPU, and is nine times faster for it (``MaxpoolGradRewrite`` in
+    ``mkl_layout_pass.cc``, TensorFlow 2.21).
     """
     return any(op.type == "MaxPoolGrad" and op.inputs[1] is tensor for op in tensor.consumers())
 

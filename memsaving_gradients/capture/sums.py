@@ -1,21 +1,25 @@
 """Sums, added up as their addends come, in the order of TensorFlow's kernel.
 
-`AddN` needs all of its addends at once: the gradient of a weight that is used in every step of a recurrence holds one for each,
-and that of what a normalization reads is the sum of three tensors of its size.
-The kernel adds some first (those that groups of eight leave over, at least two), then one group of eight after the other, each from
-left to right. A chain of additions in that order gives the same bits, and each addend dies as soon as it is added. The kernel
-begins with the first addend whose buffer it can take over; if that is neither the first nor the second, the order is another one, so
-that such a sum is left alone.
+`AddN` needs all of its addends at once: the gradient of a weight that is used in every step of a
+recurrence holds one for each, and that of what a normalization reads is the sum of three tensors of
+its size. The kernel adds some first (those that groups of eight leave over, at least two), then one
+group of eight after the other, each from left to right. A chain of additions in that order gives
+the same bits, and each addend dies as soon as it is added. The kernel begins with the first addend
+whose buffer it can take over; if that is neither the first nor the second, the order is another
+one, so that such a sum is left alone.
 
-Grappler, where its arithmetic rewriting is on, sorts what `AddN` reads by name. Short sums follow it. Long ones do not: sorted, the
-tenth addend comes before the second, and nearly all of them would have to wait. So their last bits differ from those of plain training,
-where it is on. And nobody can follow its memory optimizer: where the graph takes more than 0.8 of a device's memory by its own
-estimate (on a CPU, of 256 MiB), it makes a variable of each sum that has an addend alive when most is, zeroes it, and adds in the order in
-which addends happen to come. Plain training has most alive before such sums begin; a plan that recomputes has it among them. So in a
-graph that may be as large, every sum of three or more becomes a chain.
+Grappler, where its arithmetic rewriting is on, sorts what `AddN` reads by name. Short sums follow
+it. Long ones do not: sorted, the tenth addend comes before the second, and nearly all of them would
+have to wait. So their last bits differ from those of plain training, where it is on. And nobody can
+follow its memory optimizer: where the graph takes more than 0.8 of a device's memory by its own
+estimate (on a CPU, of 256 MiB), it makes a variable of each sum that has an addend alive when most
+is, zeroes it, and adds in the order in which addends happen to come. Plain training has most alive
+before such sums begin; a plan that recomputes has it among them. So in a graph that may be as
+large, every sum of three or more becomes a chain.
 
-The chain is built along with the schedule. So an addend can wait until the one before it has been added: the executor, free
-to choose, makes all of them first if nothing else is due, and adds them up last.
+The chain is built along with the schedule. So an addend can wait until the one before it has been
+added: the executor, free to choose, makes all of them first if nothing else is due, and adds them
+up last.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ __all__ = ["Sums", "chainable", "may_become_variables"]
 LARGE_SHARE = 1 / 256
 #: Other readers of an addend are looked for among so many ops that the sum needs.
 MOST_LOOKED_AT = 1000
-#: Of a device's memory, the share from which on grappler's memory optimizer makes variables of sums (``SchedulingPass``, TensorFlow 2.21).
+#: Of a device's memory, the share from which on grappler's memory optimizer makes variables of sums
+#: (``SchedulingPass``, TensorFlow 2.21).
 CROWDED = 0.8
 #: What TensorFlow takes a CPU's memory for, bytes, however much there is.
 CPU_MEMORY = 256 << 20
@@ -47,10 +52,11 @@ CPU_MEMORY = 256 << 20
 def may_become_variables(
     ops: OpGraph, first_backward: int, batch: int, results: Collection[int]
 ) -> bool:
-    """Whether grappler's memory optimizer may make variables of sums: by what backward ops read of forward ones, and results.
+    """Whether grappler's memory optimizer may make variables of sums: by what backward ops read of
+    forward ones, and results.
 
-    Bytes are counted as grappler does, for each value its own; what is read of variables is among them. On other devices than a
-    CPU it always may: nobody tells here what memory they have.
+    Bytes are counted as grappler does, for each value its own; what is read of variables is among
+    them. On other devices than a CPU it always may: nobody tells here what memory they have.
     """
     if tf.config.list_logical_devices("GPU"):
         return True
@@ -72,8 +78,9 @@ def chainable(
 ) -> dict[int, tuple[int, ...]]:
     """Backward sums that a chain of additions may stand for, and the order of their addends.
 
-    ``sizes``: bytes of each value's own buffer. ``results``: values that outlive the step. ``short``: whether sums of few, but
-    large addends are among them, and with ``small`` those of small ones.
+    ``sizes``: bytes of each value's own buffer. ``results``: values that outlive the step.
+    ``short``: whether sums of few, but large addends are among them, and with ``small`` those of
+    small ones.
     """
     readers: list[list[int]] = [[] for _ in ops.producer]
     for op, values in enumerate(ops.inputs):
@@ -116,7 +123,8 @@ def chainable(
 
 
 def _sorts_addends() -> bool:
-    """Whether grappler will sort what `AddN` reads by name, as far as is known here: a session may have options of its own."""
+    """Whether grappler will sort what `AddN` reads by name, as far as is known here: a session may
+    have options of its own."""
     options = tf.config.optimizer.get_experimental_options()
     return not options.get("disable_meta_optimizer") and options.get(
         "arithmetic_optimization", True
@@ -167,12 +175,14 @@ class Sums:
         return self._sums_of.get(position, ())
 
     def last_of(self, position: int, least: float) -> list[tf.Operation]:
-        """The last additions so far in those sums that the op at ``position`` makes an addend of and that add ``least`` bytes or more."""
+        """The last additions so far in those sums that the op at ``position`` makes an addend of
+        and that add ``least`` bytes or more."""
         sums = [s for s in self.of(position) if self._bytes[s] >= least]
         return [last for s in sums if (last := self._chains[s].last) is not None]
 
     def add(self, position: int, made: tf.Operation) -> tf.Operation | None:
-        """Add what ``made``, the op that stands at ``position``, has made, and what waited for it; the last addition, if any."""
+        """Add what ``made``, the op that stands at ``position``, has made, and what waited for it;
+        the last addition, if any."""
         self._made.add(made)
         added = [self._chains[s].go_on(self._made) for s in self.of(position)]
         return next((last for last in reversed(added) if last is not None), None)
@@ -183,7 +193,8 @@ class Sums:
 
 
 class _Chain:
-    """One sum: ``total`` of the first addends and of whole groups, ``part`` of the group at hand, ``taken`` addends in both.
+    """One sum: ``total`` of the first addends and of whole groups, ``part`` of the group at hand,
+    ``taken`` addends in both.
 
     ``places``: where the op reads the addends, in the order in which they are added.
     """

@@ -1,8 +1,10 @@
-"""From a captured graph to a training graph: which op is forward, which backward, and what each one costs.
+"""From a captured graph to a training graph: which op is forward, which backward, and what each one
+costs.
 
-Ops created before the gradients were asked for are forward ops; the others are backward ops, and only those that
-lead to a returned gradient are captured at all: a fifth to a third of what `tf.gradients` makes is dead and would show
-false residuals. Readers that need only a shape are not readers.
+Ops created before the gradients were asked for are forward ops; the others are backward ops, and
+only those that lead to a returned gradient are captured at all: a fifth to a third of what
+`tf.gradients` makes is dead and would show false residuals. Readers that need only a shape are not
+readers.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ __all__ = ["CapturedStep", "capture_step"]
 
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
-    """A training graph and the TensorFlow graph that it was read from; ops and values have the same numbers.
+    """A training graph and the TensorFlow graph that it was read from; ops and values have the same
+    numbers.
 
-    ``takes``: for each op, whether folding gives it a constant to combine (`graph_tools.grappler.constant_folding.takes_constant`).
+    ``takes``: for each op, whether folding gives it a constant to combine
+    (`graph_tools.grappler.constant_folding.takes_constant`).
     """
 
     graph: TrainingGraph
@@ -55,13 +59,15 @@ def capture_step(
     profile: bool = False,
     progress: profiles.Progress | None = None,
 ) -> CapturedStep:
-    """Capture what ``ys`` and ``grads`` need; ops created at or after number ``first_backward`` are backward ops.
+    """Capture what ``ys`` and ``grads`` need; ops created at or after number ``first_backward`` are
+    backward ops.
 
-    ``may_chain``: whether sums may be added up as their addends come, and with ``short_sums`` those of few, but large addends, too.
-    ``idle``: creation indices of forward ops that will be pruned when the graph runs. ``beside``: forward ops that were created
-    late, and run right behind what they read. ``home``: the device to capture for, if several compute. ``profile``: whether costs are
-    measured on this device instead of estimated; ``progress`` is called with how many kernels are measured and how many
-    there are.
+    ``may_chain``: whether sums may be added up as their addends come, and with ``short_sums`` those
+    of few, but large addends, too. ``idle``: creation indices of forward ops that will be pruned
+    when the graph runs. ``beside``: forward ops that were created late, and run right behind what
+    they read. ``home``: the device to capture for, if several compute. ``profile``: whether costs
+    are measured on this device instead of estimated; ``progress`` is called with how many kernels
+    are measured and how many there are.
     """
     ops = capture(grads, besides=ys, late=first_backward, beside=beside, home=home)
     border = _border(ops, first_backward, beside)
@@ -118,7 +124,8 @@ def _border(ops: OpGraph, first_backward: int, beside: Collection[tf.Operation])
 
 
 def _fuses(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Ops that the runtime may merge with one that reads them: by kernel fusion, or by folding a constant."""
+    """Ops that the runtime may merge with one that reads them: by kernel fusion, or by folding a
+    constant."""
     fuses = np.array([op.type in op_types.FUSED_WITH_READER for op in ops.ops], np.bool_)
     for i in np.flatnonzero(takes).tolist():
         for value in ops.inputs[i]:
@@ -131,11 +138,12 @@ def _fuses(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 def _undecided(
     ops: OpGraph, fuses: npt.NDArray[np.bool_], border: int, created: int, idle: Collection[int]
 ) -> npt.NDArray[np.bool_]:
-    """Forward ops that must run once, because a clone could be merged where the original is not, or the reverse.
+    """Forward ops that must run once, because a clone could be merged where the original is not, or
+    the reverse.
 
-    Forward ops may read a value and lead to no gradient, such as the last ones before a loss that is not asked for. Whether
-    they will be pruned is not known yet, and with it whether the op that makes the value is merged with the one that reads
-    it here: so the whole group is left alone.
+    Forward ops may read a value and lead to no gradient, such as the last ones before a loss that
+    is not asked for. Whether they will be pruned is not known yet, and with it whether the op that
+    makes the value is merged with the one that reads it here: so the whole group is left alone.
     """
 
     def may_be_pruned(op: tf.Operation) -> bool:

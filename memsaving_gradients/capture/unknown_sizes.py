@@ -1,8 +1,9 @@
 """Refusing budgets in bytes where bytes are guesses.
 
-Sizes are *fixed + per example × batch*; without a batch size, or with a second unknown dimension or an unknown rank, they are
-guessed. Modes can live with that, since guesses steer choices only; a promise in bytes cannot. Looked at are forward tensors:
-gradients are as large as what they are gradients of, and nobody can give them a shape.
+Sizes are *fixed + per example × batch*; without a batch size, or with a second unknown dimension or
+an unknown rank, they are guessed. Modes can live with that, since guesses steer choices only; a
+promise in bytes cannot. Looked at are forward tensors: gradients are as large as what they are
+gradients of, and nobody can give them a shape.
 """
 
 from __future__ import annotations
@@ -55,23 +56,26 @@ def check_known(
             raise ArgumentError(
                 argument,
                 tensor.name,
-                f"the bytes of this tensor, of shape {tensor.shape}, are not known, and a budget in bytes needs them; give "
-                "its shape (input_signature, tf.ensure_shape; batch_size= stands for one unknown dimension only), or "
-                "give the budget as a fraction of what plain training takes, such as budget=0.5",
+                f"the bytes of this tensor, of shape {tensor.shape}, are not known, and a budget in"
+                " bytes needs them; give its shape (input_signature, tf.ensure_shape; batch_size="
+                " stands for one unknown dimension only), or give the budget as a fraction of what"
+                " plain training takes, such as budget=0.5",
             )
     if unknown and batch_size is None:
         tensor = _first(step, _lacks_batch, source.tensor(unknown[0]))
         raise ArgumentError(
             "batch_size",
             batch_size,
-            f"a budget in bytes needs the batch size, and tensor {tensor.name!r} has shape {tensor.shape}; give "
-            "batch_size=, the number of examples of a step, here (a callback does not see what fit was given: "
-            "MemorySavingGradients(..., batch_size=64)), or give the budget as a fraction of what plain training takes, such as budget=0.5",
+            f"a budget in bytes needs the batch size, and tensor {tensor.name!r} has shape"
+            f" {tensor.shape}; give batch_size=, the number of examples of a step, here (a callback"
+            " does not see what fit was given: MemorySavingGradients(..., batch_size=64)), or give"
+            " the budget as a fraction of what plain training takes, such as budget=0.5",
         )
 
 
 def _guessed(step: CapturedStep) -> set[int]:
-    """The forward values whose bytes are a guess, and were not found from the values that they are computed from."""
+    """The forward values whose bytes are a guess, and were not found from the values that they are
+    computed from."""
     source, size = step.source, step.graph.size.tolist()
     storage = source.storage.tolist()
     found: set[int] = set()
@@ -95,7 +99,8 @@ def _lacks_batch(tensor: tf.Tensor) -> bool:
 def _first(
     step: CapturedStep, wanted: Callable[[tf.Tensor], bool], otherwise: tf.Tensor
 ) -> tf.Tensor:
-    """Where the unknown comes from: the first forward tensor that is like that, fed ones included."""
+    """Where the unknown comes from: the first forward tensor that is like that, fed ones
+    included."""
     for op in step.source.ops[: step.graph.first_backward]:
         for tensor in op.outputs:
             counted = tensor.dtype.base_dtype not in (tf.resource, tf.variant, tf.string)

@@ -1,4 +1,5 @@
-"""What the command line accepts. Imports nothing but argparse: help and usage errors wait for no TensorFlow."""
+"""What the command line accepts. Imports nothing but argparse: help and usage errors wait for no
+TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ exit status:
 """
 
 _TARGET = """\
-a saved Keras model (model.keras), or package.module:name of a Keras model, a function that returns one, or a function that returns
-(train_step, args); it is traced, and nothing is run"""
+a saved Keras model (model.keras), or package.module:name of a Keras model, a function that returns
+one, or a function that returns (train_step, args); it is traced, and nothing is run"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,7 +48,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     # Options are written out: what is added later changes the meaning of none.
     parser = _Parser(
         PROGRAM,
-        description="Where the memory of a training step goes, and what each budget costs, before a step is run.",
+        description=(
+            "Where the memory of a training step goes, and what each budget costs, before a step is"
+            " run."
+        ),
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -56,7 +60,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     explain = commands.add_parser(
         "explain",
         help="explain the memory of a model or a training step",
-        description="Where the memory of a training step goes, and what each budget costs, before a step is run.",
+        description=(
+            "Where the memory of a training step goes, and what each budget costs, before a step is"
+            " run."
+        ),
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

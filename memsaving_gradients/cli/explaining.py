@@ -1,6 +1,8 @@
-"""``explain``: a target is traced, explained, planned for, and told as a text, as JSON, as a page and as a figure.
+"""``explain``: a target is traced, explained, planned for, and told as a text, as JSON, as a page
+and as a figure.
 
-Standard output has results and nothing else. What a program prints while it is imported or traced goes to standard error.
+Standard output has results and nothing else. What a program prints while it is imported or traced
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -141,14 +143,16 @@ def _plan(results: _Results, budget: Any) -> None:
         return
     if any(plan.budget is None for plan in results.plans):
         results.notes.append(
-            "the step asks for its gradients with options of its own, which --budget does not change"
+            "the step asks for its gradients with options of its own, which --budget does not"
+            " change"
         )
     worst = max(plan.whole_step or 0 for plan in results.plans)
     if (limit := results.plans[-1].budget) is not None and worst > limit:
         results.least = worst
         results.error = (
-            f"the budget of {exact_bytes(limit)} cannot be met: gradients keep it, but with the optimizer the step may take "
-            f"{exact_bytes(worst)}, which is the least budget known to do"
+            f"the budget of {exact_bytes(limit)} cannot be met: gradients keep it, but with the"
+            f" optimizer the step may take {exact_bytes(worst)}, which is the least budget known"
+            " to do"
         )
 
 
@@ -198,8 +202,9 @@ def _as_json(results: _Results, options: argparse.Namespace) -> dict[str, Any]:
 
 def _plan_as_json(plan: Plan) -> dict[str, Any]:
     names = (
-        "mode planner budget whole_step peak_plain peak allocated_plain allocated activations_plain activations extra_time "
-        "lower_bound optimal complete clones checkpoints packed loops attention"
+        "mode planner budget whole_step peak_plain peak allocated_plain allocated activations_plain"
+        " activations extra_time lower_bound optimal complete clones checkpoints packed loops"
+        " attention"
     )
     return {
         **{name: getattr(plan, name) for name in names.split()},

@@ -1,7 +1,9 @@
-"""A Keras model made ready to be explained: inputs and labels of the right shapes, an optimizer and a loss where it has none.
+"""A Keras model made ready to be explained: inputs and labels of the right shapes, an optimizer and
+a loss where it has none.
 
-What a loss computes matters little to the memory of a step; what shape its labels have must be right. A loss is therefore chosen by what the last
-layer says of its outputs, labels are integers for losses that are called sparse, and like the outputs for all others.
+What a loss computes matters little to the memory of a step; what shape its labels have must be
+right. A loss is therefore chosen by what the last layer says of its outputs, labels are integers
+for losses that are called sparse, and like the outputs for all others.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ def _inputs(model: Any, options: argparse.Namespace, assumed: list[str]) -> Any:
             raise ArgumentError(
                 "TARGET",
                 options.target,
-                f"the input {tensor.name!r} has the shape {tuple(tensor.shape)}; say with --length what stands for None",
+                f"the input {tensor.name!r} has the shape {tuple(tensor.shape)}; say with --length"
+                " what stands for None",
             )
         return tf.TensorSpec([options.length if n is None else n for n in shape], tensor.dtype)
 
@@ -107,7 +110,8 @@ def _structure(model: Any, target: str) -> Any:
         raise ArgumentError(
             "TARGET",
             target,
-            f"is a model whose inputs are not known; begin it with keras.Input, call model.build(shape), {_WAY_OUT}",
+            "is a model whose inputs are not known; begin it with keras.Input, call"
+            f" model.build(shape), {_WAY_OUT}",
         )
     # What it was built with is a batch of any size.
     return keras.KerasTensor((None, *shape[1:]), model.input_dtype or "float32", name="input")
@@ -187,8 +191,10 @@ def _loss(activation: str, shape: tf.TensorShape) -> str:
 
     Examples
     --------
-    >>> _loss("softmax", tf.TensorShape([32, 10])), _loss("sigmoid", tf.TensorShape([32, 1])), _loss("", tf.TensorShape([32, 10]))
-    ('sparse_categorical_crossentropy', 'binary_crossentropy', 'mean_squared_error')
+    >>> _loss("softmax", tf.TensorShape([32, 10])), _loss("sigmoid", tf.TensorShape([32, 1]))
+    ('sparse_categorical_crossentropy', 'binary_crossentropy')
+    >>> _loss("", tf.TensorShape([32, 10]))
+    'mean_squared_error'
     """
     if activation == "softmax" and shape.rank and shape.rank > 1:
         return "sparse_categorical_crossentropy"

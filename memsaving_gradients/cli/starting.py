@@ -1,7 +1,9 @@
-"""What has to happen before TensorFlow is imported, which ``python -m memsaving_gradients`` does before it runs anything of ours.
+"""What has to happen before TensorFlow is imported, which ``python -m memsaving_gradients`` does
+before it runs anything of ours.
 
-TensorFlow writes to the file descriptor of standard error, some of it before its log level counts. So that descriptor is pointed to nowhere, while
-Python goes on writing to where it was: what we, and programs that are imported, have to say is seen.
+TensorFlow writes to the file descriptor of standard error, some of it before its log level counts.
+So that descriptor is pointed to nowhere, while Python goes on writing to where it was: what we, and
+programs that are imported, have to say is seen.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _quiet: list[bool] = []
 
 
 def if_command() -> None:
-    """Read the command line and be quiet, if this process is the command; to be called before TensorFlow is imported."""
+    """Read the command line and be quiet, if this process is the command; to be called before
+    TensorFlow is imported."""
     if not _is_command(sys.argv, sys.orig_argv):
         return
     signal.signal(signal.SIGINT, _interrupted)

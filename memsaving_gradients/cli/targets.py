@@ -1,6 +1,8 @@
-"""What is to be explained: from the TARGET of the command line to a training step and what it takes.
+"""What is to be explained: from the TARGET of the command line to a training step and what it
+takes.
 
-A target is somebody's file or somebody's code, and fails in any way that they can: each is told with its cause, as an `ArgumentError`.
+A target is somebody's file or somebody's code, and fails in any way that they can: each is told
+with its cause, as an `ArgumentError`.
 """
 
 from __future__ import annotations
@@ -76,8 +78,8 @@ def _found(target: str) -> Any:
         raise ArgumentError(
             "TARGET",
             target,
-            "is no file, and no package.module:name; give a saved model (.keras), or where to import "
-            f"{_WANTED} from",
+            "is no file, and no package.module:name; give a saved model (.keras), or where to"
+            f" import {_WANTED} from",
         )
     if module.endswith(".py") or os.sep in module:
         name_of = module.removesuffix(".py").replace(os.sep, ".").strip(".")
@@ -119,7 +121,8 @@ def _loaded(path: str) -> Any:
         raise ArgumentError(
             "TARGET",
             path,
-            "is a folder, which has no training step that Keras could load; give a .keras file that model.save wrote",
+            "is a folder, which has no training step that Keras could load; give a .keras file that"
+            " model.save wrote",
         )
     if path.endswith(".keras") and not zipfile.is_zipfile(path):
         raise ArgumentError("TARGET", path, "is damaged, or no model that model.save wrote")
@@ -140,8 +143,9 @@ def _why_not_loaded(error: Exception) -> str:
         )
     if "safe_mode" in text:
         return (
-            "has code in it (a lambda), which Keras runs only for those who trust the file: if you do, write a function that returns "
-            "keras.models.load_model(path, safe_mode=False), and give module:function"
+            "has code in it (a lambda), which Keras runs only for those who trust the file: if you"
+            " do, write a function that returns keras.models.load_model(path, safe_mode=False), and"
+            " give module:function"
         )
     return f"cannot be loaded: {cause(error)}"
 
@@ -157,7 +161,8 @@ def _imported(argument: str, value: str, module: str) -> Any:
         raise ArgumentError(
             argument,
             value,
-            f"there is no module {error.name!r} here or among what is installed; run this in its folder, or set PYTHONPATH",
+            f"there is no module {error.name!r} here or among what is installed; run this in its"
+            " folder, or set PYTHONPATH",
         ) from error
     except (Exception, SystemExit) as error:
         raise ArgumentError(argument, value, _failed(module, error)) from error
@@ -196,7 +201,8 @@ def _called(target: str, function: Any) -> Any:
         raise ArgumentError(
             "TARGET",
             target,
-            f"is a function that cannot be called without arguments ({error}); give one that can, and returns {_WANTED}",
+            f"is a function that cannot be called without arguments ({error}); give one that can,"
+            f" and returns {_WANTED}",
         ) from error
     except ValueError:
         # A callable that tells nothing of its arguments.

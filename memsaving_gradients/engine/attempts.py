@@ -1,9 +1,12 @@
 """From plan to plan, until one keeps its budget as it runs.
 
-How the executor runs a step is known when the step is rewritten. Where that breaks the promise, the rewrite is taken back, and a plan
-is made for less; at last the plan of least memory. The same once more for the step as a whole, when the function is traced to its end
-(:mod:`~memsaving_gradients.engine.whole_step`). Into which holes between chunks buffers fall is chance: a plan with which not each of the steps
-that were played keeps the budget, but they do on average, is followed where none is found that is better. An attempt costs a plan, a rewrite and the plays of the graph.
+How the executor runs a step is known when the step is rewritten. Where that breaks the promise, the
+rewrite is taken back, and a plan is made for less; at last the plan of least memory. The same once
+more for the step as a whole, when the function is traced to its end
+(:mod:`~memsaving_gradients.engine.whole_step`). Into which holes between chunks buffers fall is
+chance: a plan with which not each of the steps that were played keeps the budget, but they do on
+average, is followed where none is found that is better. An attempt costs a plan, a rewrite and the
+plays of the graph.
 """
 
 from __future__ import annotations
@@ -44,11 +47,14 @@ from memsaving_gradients.transforms.loops.selection import WAYS
 
 __all__ = ["Followed", "Following"]
 
-#: Plans that are rewritten and played until one keeps the budget, and the most that the next one gets of what this one had.
+#: Plans that are rewritten and played until one keeps the budget, and the most that the next one
+#: gets of what this one had.
 MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
-#: Where an attempt takes seconds (`MANY_OPS`), there are fewer, and the first one leaves room for what the executor adds.
+#: Where an attempt takes seconds (`MANY_OPS`), there are fewer, and the first one leaves room for
+#: what the executor adds.
 FEW_ATTEMPTS, FIRST_SHARE = 5, 0.92
-#: Plans for less that are tried to leave room for the rest of a step, before the one of least memory.
+#: Plans for less that are tried to leave room for the rest of a step, before the one of least
+#: memory.
 WHOLE_ATTEMPTS = 3
 #: Plans that are tried after one that keeps the budget with some luck.
 LUCKY_ATTEMPTS = 3
@@ -78,7 +84,8 @@ class Followed:
         return budget is None or need <= budget
 
 
-#: Modes in which nobody but a planner says what is recomputed, and nobody allows for a number of bytes.
+#: Modes in which nobody but a planner says what is recomputed, and nobody allows for a number of
+#: bytes.
 SAVING = ("memory", "speed", "slowdown", "planner")
 
 #: What the executor makes of a step that follows a plan.
@@ -95,9 +102,11 @@ class Following:
     mode
         What a plan will be called, see `memsaving_gradients.engine.rewire.save_memory`.
     shared
-        The plan that other replicas of the same step follow, which is followed here as well if it fits; ``None``: there are no replicas.
+        The plan that other replicas of the same step follow, which is followed here as well if it
+        fits; ``None``: there are no replicas.
     loops_alone
-        After `least`: for each way to replay loops, the bytes of a budget that a step needs and its time (seconds) if nothing else is done.
+        After `least`: for each way to replay loops, the bytes of a budget that a step needs and its
+        time (seconds) if nothing else is done.
     """
 
     def __init__(self, site: Site, mode: str, shared: Shared | None = None) -> None:
@@ -136,7 +145,8 @@ class Following:
         return Followed(outcome, None, outcome.need) if outcome.plain else self._rewritten(outcome)
 
     def _as_others_if_it_fits(self) -> Followed | None:
-        """The same, if there are any, this one is equal to them, and keeps the budget; the graph is left as it was otherwise."""
+        """The same, if there are any, this one is equal to them, and keeps the budget; the graph is
+        left as it was otherwise."""
         if self.shared is None or self.shared.plan is None:
             return None
         try:
@@ -207,7 +217,8 @@ class Following:
         self._start()
 
     def _cheaper(self, found: Followed | None, ways: Sequence[str | None]) -> Followed | None:
-        """``found``, of the first of ``ways``, or what the next way comes to, if that takes less time."""
+        """``found``, of the first of ``ways``, or what the next way comes to, if that takes less
+        time."""
         if found is None or found.result is None or len(ways) < 2 or self.mode != "budget":
             return found
         extra, way = found.outcome.plan.extra_time, ways[0]
@@ -285,7 +296,8 @@ class Following:
         self._by_luck = False
 
     def _kept(self) -> Followed | None:
-        """A plan with which the gradients keep the budget, of those for masks packed or unpacked as they are now."""
+        """A plan with which the gradients keep the budget, of those for masks packed or unpacked as
+        they are now."""
         most = FEW_ATTEMPTS if self._large else MOST_ATTEMPTS
         found, ended = self._search(most if self.mode == "budget" else 1, _alone)
         if ended:
@@ -298,22 +310,27 @@ class Following:
         raise too_small(goal, min(found.outcome.need, goal.plain_need), self.site.stopped)
 
     def _if_it_saves(self, found: Followed | None) -> Followed | None:
-        """``found``, unless it needs no less than plain training as the executor runs it, which its schedule does not tell.
+        """``found``, unless it needs no less than plain training as the executor runs it, which its
+        schedule does not tell.
 
-        Checkpoints and tensors to encode that were named are followed, and it is said. Budgets are promises of their own, and a plan
-        from a file is what was asked for.
+        Checkpoints and tensors to encode that were named are followed, and it is said. Budgets are
+        promises of their own, and a plan from a file is what was asked for.
         """
         if found is None or found.result is None or self.mode in ("budget", "saved"):
             return found
         plan, site = found.outcome.plan, self.site
-        # The least that plain training may take is what recomputing must beat: it moves ops to where they may meet others. What is packed
-        # or encoded alone is there in the same order, and compared as it is on average.
+        # The least that plain training may take is what recomputing must beat: it moves ops to
+        # where they may meet others. What is packed or encoded alone is there in the same order,
+        # and compared as it is on average.
         before = site.original()[1]
         need = plan.allocated
         most = plan.allocated_plain if plan.clones else chunk_bytes(before, site.gating)
         if need < most:
             return found
-        figures = f"as TensorFlow runs it, it may take {need:,} bytes in the allocator's chunks, plain training {most:,}"
+        figures = (
+            f"as TensorFlow runs it, it may take {need:,} bytes in the allocator's chunks, plain"
+            f" training {most:,}"
+        )
         if self.mode not in SAVING or site.encode:
             said = "what was named is followed, but saves no memory"
             warn_nothing_saved(site.graph, figures, what=said)
@@ -327,7 +344,8 @@ class Following:
         return None
 
     def least(self) -> Outcome | None:
-        """The plan of least memory, as an error about a budget would name it; the graph is left as it was. ``None``: none saves anything."""
+        """The plan of least memory, as an error about a budget would name it; the graph is left as
+        it was. ``None``: none saves anything."""
         least: Outcome | None = None
         sought = self.site.sought
         try:
@@ -357,7 +375,8 @@ class Following:
             self.loops_alone.append((need, step.graph.total_seconds))
 
     def worst(self, found: Followed, play: Play) -> int:
-        """The bytes of a budget that a step needs in the worst of the steps that were played, as long as there may be a plan that is better there.
+        """The bytes of a budget that a step needs in the worst of the steps that were played, as
+        long as there may be a plan that is better there.
 
         In large graphs there are buffers enough to even chance out.
         """
@@ -368,10 +387,12 @@ class Following:
     def lower(
         self, found: Followed, play: Play, updates: Mapping[str, Sequence[tf.Operation]]
     ) -> Followed:
-        """Follow a plan with which what is played keeps the budget, in the place of ``found``, with which it does not.
+        """Follow a plan with which what is played keeps the budget, in the place of ``found``, with
+        which it does not.
 
-        The first is ``found`` itself, with a place in the order for ``updates``: by name of a gradient's op, the ops that
-        end what is done with the gradient. Where no plan keeps the budget, it is the last one as well.
+        The first is ``found`` itself, with a place in the order for ``updates``: by name of a
+        gradient's op, the ops that end what is done with the gradient. Where no plan keeps the
+        budget, it is the last one as well.
         """
         result, goal, sought = found.result, self.site.goal, self.site.sought
         if result is None or result.readers_of:
@@ -397,7 +418,8 @@ class Following:
         return lower
 
     def _lower_than_others(self, found: Followed, play: Play) -> Followed:
-        """A plan of its own, where what the other replicas follow breaks the budget here alone; ``found`` once more if there is none."""
+        """A plan of its own, where what the other replicas follow breaks the budget here alone;
+        ``found`` once more if there is none."""
         theirs, self._theirs = self._theirs, None
         lower = self._lower(play, None)
         if lower is not None:
@@ -406,7 +428,8 @@ class Following:
         return self._again(found)
 
     def _new_plan_of_others(self) -> Plan | None:
-        """The plan that other replicas follow by now in the place of the one that is followed here."""
+        """The plan that other replicas follow by now in the place of the one that is followed
+        here."""
         plan = None if self.shared is None else self.shared.plan
         return None if plan is self._theirs else plan
 
@@ -431,7 +454,8 @@ class Following:
     def _search(
         self, attempts: int, play: Play, lucky: Followed | None = None
     ) -> tuple[Followed | None, bool]:
-        """A plan that keeps the budget; and whether the search is over, with this one, with plain gradients or with nothing.
+        """A plan that keeps the budget; and whether the search is over, with this one, with plain
+        gradients or with nothing.
 
         ``lucky``: one that keeps it with some luck, which was taken back.
         """
@@ -461,16 +485,18 @@ class Following:
         return self._again(lucky), True
 
     def _give_up(self, found: Followed, play: Play, attempt: int) -> bool:
-        """Take a plan back, and ask for less from now on; if it is an improved one, only for no improved ones. Whether for less."""
+        """Take a plan back, and ask for less from now on; if it is an improved one, only for no
+        improved ones. Whether for less."""
         need = self.worst(found, play)
         self._take_back(found)
         sought = self.site.sought
         if sought and sought.search and sought.search.withdraw(found.outcome.proposal):
-            # It may begin to recompute earlier than the executor does. What it was made of comes next.
+            # It may begin to recompute earlier than the executor does. What it was made of comes
+            # next.
             return False
         self._broke = min(self._broke or need, need)
-        # What the executor adds to one plan it adds to the next, about. Holes between chunks need not shrink with the
-        # plan: each step down is a larger one.
+        # What the executor adds to one plan it adds to the next, about. Holes between chunks need
+        # not shrink with the plan: each step down is a larger one.
         share = min(found.planned / need, self._share * MOST_SHARE)
         self._share = share * MOST_SHARE**attempt
         # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
@@ -495,7 +521,8 @@ class Following:
         return Followed(outcome, None, outcome.need) if outcome.plain else self._rewritten(outcome)
 
     def _rewritten(self, outcome: Outcome) -> Followed:
-        """The graph made to follow a plan, and the plan described by what the executor will make of it, if the gradients are alone."""
+        """The graph made to follow a plan, and the plan described by what the executor will make of
+        it, if the gradients are alone."""
         proposal, gates = outcome.proposal, self.site.data_gates
         planned = outcome.need
         result = rewrite(
@@ -515,7 +542,8 @@ class Following:
         self.site.take_back(found.result)
 
     def _no_smaller(self, error: BudgetError) -> BudgetError:
-        """``error``, but naming no budget below the least that a plan needed as it ran (0: none did run)."""
+        """``error``, but naming no budget below the least that a plan needed as it ran (0: none did
+        run)."""
         goal = self.site.goal
         if goal is None or error.least >= self._broke:
             return error
@@ -534,6 +562,7 @@ def _no_longer_kept(outcome: Outcome) -> PlanError:
     return PlanError(
         "plan",
         given.file or given,
-        f"would need {outcome.need:,} bytes here, more than its budget of {given.budget:,}: hold_gradients, xla or the "
-        "device are others than it was made for; plan anew with budget=",
+        f"would need {outcome.need:,} bytes here, more than its budget of {given.budget:,}:"
+        " hold_gradients, xla or the device are others than it was made for; plan anew with"
+        " budget=",
     )

@@ -1,4 +1,5 @@
-"""One gradient computation, from arguments to rewired gradients: what `gradients` and the patches share."""
+"""One gradient computation, from arguments to rewired gradients: what `gradients` and the patches
+share."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def all_plain() -> Iterator[None]:
-    """Gradients built inside are TensorFlow's own, even where `memsaving_gradients.gradients` builds them."""
+    """Gradients built inside are TensorFlow's own, even where `memsaving_gradients.gradients`
+    builds them."""
     token = _all_plain.set(True)
     try:
         yield
@@ -66,12 +68,13 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     Parameters
     ----------
     differentiate
-        Builds gradients of ``ys`` with respect to ``xs`` in the current graph and returns them in any structure.
+        Builds gradients of ``ys`` with respect to ``xs`` in the current graph and returns them in
+        any structure.
     ys, xs
         What it differentiates (structures of tensors and variables).
     options
-        How to save memory. Checkpoints are resolved before anything is built, so that an error leaves the
-        graph as it was.
+        How to save memory. Checkpoints are resolved before anything is built, so that an error
+        leaves the graph as it was.
     """
     graph = tf.compat.v1.get_default_graph()
     first_backward = len(graph.get_operations())
@@ -136,7 +139,8 @@ def _take_back(graph: tf.Graph, found: Prepared, done: Substituted) -> None:
 
 
 def _stand_in(grad: Any, done: Substituted) -> Any:
-    """What the user gets for a gradient that another one took the place of: to whoever differentiates, it is the plain one."""
+    """What the user gets for a gradient that another one took the place of: to whoever
+    differentiates, it is the plain one."""
     if not isinstance(grad, tf.Tensor) or grad.ref() not in done.gradients:
         return grad
     with graphs.outside_scopes(grad.graph):
@@ -146,7 +150,8 @@ def _stand_in(grad: Any, done: Substituted) -> Any:
 
 
 def inner_way(options: Options, mode: str, kept: Sequence[tf.Tensor] = ()) -> str:
-    """How loops of functions, branches and other loops are treated, which cannot wait until there is a plan."""
+    """How loops of functions, branches and other loops are treated, which cannot wait until there
+    is a plan."""
     replays_all = mode in ("auto", "memory") or (mode == "named" and not kept)
     return options.loops if options.loops != "auto" else "segments" if replays_all else "keep"
 
@@ -172,7 +177,8 @@ def _encodings(
                 raise ArgumentError(
                     "encode",
                     tensor.name,
-                    f"has dtype {tensor.dtype.name}, which {name} does not make smaller; name floating point tensors of more bits",
+                    f"has dtype {tensor.dtype.name}, which {name} does not make smaller; name"
+                    " floating point tensors of more bits",
                 )
             found[tensor.ref()] = name
     return found
@@ -204,7 +210,8 @@ def _chosen(
         raise ArgumentError(
             "checkpoints",
             spec,
-            "no tensor between xs and ys is marked; mark some with memsaving_gradients.checkpoint(tensor) or "
-            "tf.compat.v1.add_to_collection('checkpoints', tensor), or use checkpoints='memory'",
+            "no tensor between xs and ys is marked; mark some with"
+            " memsaving_gradients.checkpoint(tensor) or"
+            " tf.compat.v1.add_to_collection('checkpoints', tensor), or use checkpoints='memory'",
         )
     return "named", resolve(graph, first_backward, spec, ys, xs)

@@ -1,4 +1,5 @@
-"""What is known of each graph: the plans used, gradients built, what lies idle. Lives as long as the graph; nothing to reset."""
+"""What is known of each graph: the plans used, gradients built, what lies idle. Lives as long as
+the graph; nothing to reset."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class _State:
     warnings
         What was said.
     returned
-        Names of the gradients that the user got, each with whether it lives until the end of the step.
+        Names of the gradients that the user got, each with whether it lives until the end of the
+        step.
     built
         How many ops there were when the newest gradients were complete.
     idle
@@ -67,7 +69,8 @@ _count = 0
 
 @dataclass(eq=False)
 class Watch:
-    """What happened while it watched: the plans used, newest last, and whether a warning was given."""
+    """What happened while it watched: the plans used, newest last, and whether a warning was
+    given."""
 
     plans: list[Plan] = field(default_factory=list)
     warned: bool = False
@@ -106,14 +109,16 @@ def amend(graph: tf.Graph, old: Plan, plan: Plan) -> None:
 
 
 def returned(graph: tf.Graph, grads: Sequence[tf.Tensor], held: bool) -> None:
-    """Note that ``grads`` were built in ``graph`` and given to the user; ``held``: to live until the end of the step."""
+    """Note that ``grads`` were built in ``graph`` and given to the user; ``held``: to live until
+    the end of the step."""
     state = notes(graph, _State)
     state.returned.extend((tensor.name, held) for tensor in grads)
     state.built = len(graph.get_operations())
 
 
 def earlier(graph: tf.Graph) -> list[tuple[tf.Tensor, bool]]:
-    """The gradients built in ``graph`` so far, each with whether it lives until the end of the step."""
+    """The gradients built in ``graph`` so far, each with whether it lives until the end of the
+    step."""
     given = notes(graph, _State).returned
     return [(graph.get_tensor_by_name(name), held) for name, held in given]
 
@@ -145,15 +150,18 @@ def operations_since(graph: tf.Graph) -> list[tf.Operation]:
 
 
 def idle(graph: tf.Graph) -> set[int]:
-    """Creation indices of ops that gradient computations made and no gradient needs; to be added to.
+    """Creation indices of ops that gradient computations made and no gradient needs; to be added
+    to.
 
-    TensorFlow also builds gradients with respect to constants and the like, and prunes them when the graph runs.
+    TensorFlow also builds gradients with respect to constants and the like, and prunes them when
+    the graph runs.
     """
     return notes(graph, _State).idle
 
 
 def retire(graph: tf.Graph, ops: Iterable[tf.Operation]) -> None:
-    """Note that nobody will read ``ops``, which were built for gradients, any more, so that they are pruned."""
+    """Note that nobody will read ``ops``, which were built for gradients, any more, so that they
+    are pruned."""
     for op in ops:
         graphs.unprotect(op)
         idle(graph).add(graphs.creation_index(op))
@@ -170,13 +178,15 @@ def warned(graph: tf.Graph, message: str) -> bool:
 
 
 def plans(graph_or_function: Any) -> tuple[Plan, ...]:
-    """The plans used in a graph or in any trace of a function, newest last; none if its gradients are plain.
+    """The plans used in a graph or in any trace of a function, newest last; none if its gradients
+    are plain.
 
     Parameters
     ----------
     graph_or_function
-        A ``tf.Graph``, a ``tf.function`` (all its traces) or a ``ConcreteFunction``. Plans of functions that were
-        traced inside of it are included. (For Keras' ``fit``, see ``MemorySavingGradients.plans``.)
+        A ``tf.Graph``, a ``tf.function`` (all its traces) or a ``ConcreteFunction``. Plans of
+        functions that were traced inside of it are included. (For Keras' ``fit``, see
+        ``MemorySavingGradients.plans``.)
 
     Raises
     ------
@@ -200,7 +210,8 @@ def plans(graph_or_function: Any) -> tuple[Plan, ...]:
         raise ArgumentError(
             "graph_or_function",
             graph_or_function,
-            "give a tf.Graph, a tf.function or a ConcreteFunction; for Keras' fit, read the callback's plans",
+            "give a tf.Graph, a tf.function or a ConcreteFunction; for Keras' fit, read the"
+            " callback's plans",
         )
     wanted = {id(graph) for graph in asked}
     found = [

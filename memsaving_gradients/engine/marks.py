@@ -1,7 +1,8 @@
 """Marking tensors by hand, where they are made.
 
-Marks live in the graph collection ``"checkpoints"``, as those of the ``memory_saving_gradients`` module of TensorFlow 1
-did: a collection is part of its graph (function graphs have collections too) and dies with it.
+Marks live in the graph collection ``"checkpoints"``, as those of the ``memory_saving_gradients``
+module of TensorFlow 1 did: a collection is part of its graph (function graphs have collections too)
+and dies with it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ COLLECTION = "checkpoints"
 
 
 def mark(tensor: Any, name: str | None = None) -> Any:
-    """Mark ``tensor``, as `memsaving_gradients.checkpoint` does with all but Keras' symbolic tensors, and return it."""
+    """Mark ``tensor``, as `memsaving_gradients.checkpoint` does with all but Keras' symbolic
+    tensors, and return it."""
     if isinstance(tensor, tf.Variable) or hasattr(tensor, "handle"):
         raise ArgumentError(
             "tensor",
@@ -36,7 +38,8 @@ def mark(tensor: Any, name: str | None = None) -> Any:
         raise ArgumentError(
             "tensor",
             tensor.name,
-            f"has dtype {tensor.dtype.name} and therefore no gradient; mark a floating point tensor",
+            f"has dtype {tensor.dtype.name} and therefore no gradient; mark a floating point"
+            " tensor",
         )
     if name is not None:
         tensor = tf.identity(tensor, name=name)

@@ -1,6 +1,7 @@
 """No cyclic garbage collection for a while.
 
-Tracing and planning make millions of small objects that live to their end; looking for cycles among them took half of planning's time.
+Tracing and planning make millions of small objects that live to their end; looking for cycles among
+them took half of planning's time.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ __all__ = ["ATTENTION", "ENCODE", "MODES", "Options", "check_one_of"]
 #: Ways to choose checkpoints automatically.
 MODES = ("auto", "memory", "speed", "collection")
 
-#: What becomes of scaled dot-product attention: it stays as it is, or is computed in blocks wherever it is found.
+#: What becomes of scaled dot-product attention: it stays as it is, or is computed in blocks
+#: wherever it is found.
 ATTENTION = ("keep", "blocks")
 
 #: How residuals may be encoded; all but the first lose digits.
@@ -44,22 +45,25 @@ class Options:
     Attributes
     ----------
     checkpoints
-        One of `MODES`; or tensors, operations, names or glob patterns of names; or ``None`` (or nothing) to
-        recompute everything from the inputs.
+        One of `MODES`; or tensors, operations, names or glob patterns of names; or ``None`` (or
+        nothing) to recompute everything from the inputs.
     hold_gradients
-        Whether gradients stay alive until all of them are made (global norm clipping, loss scaling). Affects
-        planning only.
+        Whether gradients stay alive until all of them are made (global norm clipping, loss
+        scaling). Affects planning only.
     xla
         Whether the graph is compiled by XLA; ``None`` finds out from the function being traced.
     batch_size
-        Stands in for an unknown batch dimension when bytes are estimated; ``None``: 32, but a budget in bytes must know.
+        Stands in for an unknown batch dimension when bytes are estimated; ``None``: 32, but a
+        budget in bytes must know.
     budget
-        The most bytes of a step's transient peak: an int, a string with a unit, or a float, a fraction of what plain training
-        takes; or a `DeviceMemory`, of what it leaves.
+        The most bytes of a step's transient peak: an int, a string with a unit, or a float, a
+        fraction of what plain training takes; or a `DeviceMemory`, of what it leaves.
     planner
-        Who plans: one of `memsaving_gradients.planners.PLANNERS`, or a function of a training graph and limits.
+        Who plans: one of `memsaving_gradients.planners.PLANNERS`, or a function of a training graph
+        and limits.
     max_slowdown
-        The least memory is wanted with which a step takes at most this many times the plain step's estimated time.
+        The least memory is wanted with which a step takes at most this many times the plain step's
+        estimated time.
     accumulate
         Whether sums of many addends are added up as the addends come.
     profile
@@ -67,17 +71,20 @@ class Options:
     plan
         Plans to apply instead of planning; a tuple, once checked.
     progress
-        Who is told how far planning is: ``None`` (a bar in a terminal), ``False`` (nobody), or a function.
+        Who is told how far planning is: ``None`` (a bar in a terminal), ``False`` (nobody), or a
+        function.
     planning_seconds
         The most time to plan; ``None``: as long as it takes.
     loops
-        How loops are treated: ``"auto"`` or one of `memsaving_gradients.transforms.loops.selection.WAYS`.
+        How loops are treated: ``"auto"`` or one of
+        `memsaving_gradients.transforms.loops.selection.WAYS`.
     attention
         What becomes of attention: one of `ATTENTION`.
     encode
         ``None``, one of `ENCODE`, or a mapping from tensors, names or glob patterns to encodings.
     offload
-        Where residuals may be offloaded to: ``None`` (nowhere), ``True``, the name of a device, or an `Offload`, which it is once checked.
+        Where residuals may be offloaded to: ``None`` (nowhere), ``True``, the name of a device, or
+        an `Offload`, which it is once checked.
 
     Examples
     --------
@@ -86,8 +93,9 @@ class Options:
     >>> Options(checkpoints="memroy")
     Traceback (most recent call last):
         ...
-    memsaving_gradients.errors.ArgumentError: checkpoints='memroy': unknown mode; did you mean 'memory'? \
-Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list: ['memroy']
+    memsaving_gradients.errors.ArgumentError: checkpoints='memroy': unknown mode; did you mean \
+'memory'? Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list: \
+['memroy']
     """
 
     checkpoints: Any = "auto"
@@ -109,7 +117,8 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Options:
-        """Options from keyword arguments that were passed on; an unknown one is an error that names it."""
+        """Options from keyword arguments that were passed on; an unknown one is an error that names
+        it."""
         known = [field.name for field in fields(cls)]
         for name, value in keywords.items():
             if name not in known:
@@ -147,7 +156,8 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
 
     @property
     def blocks_attention(self) -> bool:
-        """Whether attention is looked for, to be computed in blocks; a saved plan knows what it was made with."""
+        """Whether attention is looked for, to be computed in blocks; a saved plan knows what it was
+        made with."""
         return self.attention == "blocks" or any(plan.attention for plan in self.plan)
 
     @property
@@ -183,7 +193,8 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
             raise ArgumentError(
                 "max_slowdown",
                 self.max_slowdown,
-                "give a factor from 1.0 on: 1.2 lets a step take 20 % more time than plain training",
+                "give a factor from 1.0 on: 1.2 lets a step take 20 % more time than plain"
+                " training",
             )
         if self.planning_seconds is not None and not (
             _number(self.planning_seconds) and self.planning_seconds > 0
@@ -210,8 +221,8 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
             raise ArgumentError(
                 "max_slowdown",
                 self.max_slowdown,
-                f"excludes {limit}={most!r}: a budget asks for the fastest plan that fits, max_slowdown for the "
-                "least memory; leave one out",
+                f"excludes {limit}={most!r}: a budget asks for the fastest plan that fits,"
+                " max_slowdown for the least memory; leave one out",
             )
         asked = {
             name: value
@@ -236,8 +247,8 @@ Modes are 'auto', 'memory', 'speed', 'collection'; to name tensors, give a list:
             raise ArgumentError(
                 name,
                 value,
-                f"excludes checkpoints={self.checkpoints!r}: here a planner chooses what to keep (marked tensors are kept "
-                f"besides); leave one of them out{hint}",
+                f"excludes checkpoints={self.checkpoints!r}: here a planner chooses what to keep"
+                f" (marked tensors are kept besides); leave one of them out{hint}",
             )
 
 
@@ -260,12 +271,14 @@ def _check_planner(planner: Any) -> None:
     raise ArgumentError(
         "planner",
         planner,
-        f"{hint}Planners are {_listed(PLANNERS)}, or a function of (TrainingGraph, Limits) that returns a Proposal",
+        f"{hint}Planners are {_listed(PLANNERS)}, or a function of (TrainingGraph, Limits) that"
+        " returns a Proposal",
     )
 
 
 def check_one_of(argument: str, value: Any, known: Sequence[str], problem: str = "") -> None:
-    """Raise an `ArgumentError` that names what is nearest to ``value``, after ``problem``, unless it is one of ``known``."""
+    """Raise an `ArgumentError` that names what is nearest to ``value``, after ``problem``, unless
+    it is one of ``known``."""
     if isinstance(value, str) and value in known:
         return
     close = difflib.get_close_matches(str(value), known, n=1)
@@ -297,8 +310,8 @@ def _raise_encode(value: Any, problem: str) -> NoReturn:
     raise ArgumentError(
         "encode",
         value,
-        f"{said}; exact is 'lossless' (or None: nothing is encoded), inexact are {_listed(ENCODINGS)}; a mapping gives "
-        "tensors, names or patterns one of the latter each",
+        f"{said}; exact is 'lossless' (or None: nothing is encoded), inexact are"
+        f" {_listed(ENCODINGS)}; a mapping gives tensors, names or patterns one of the latter each",
     )
 
 

@@ -1,4 +1,5 @@
-"""From gradients that TensorFlow built to a plan for them, in one of three ways: by a mode, within limits, or as a saved plan says."""
+"""From gradients that TensorFlow built to a plan for them, in one of three ways: by a mode, within
+limits, or as a saved plan says."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ __all__ = [
 ]
 
 _BY_MODE = {"memory": least_memory.plan, "speed": cheap_ops.plan}
-#: Packing has to leave at most this share of the bytes, or of the extra time, of a plan without; for plans may need more when they run.
+#: Packing has to leave at most this share of the bytes, or of the extra time, of a plan without;
+#: for plans may need more when they run.
 MARGIN = 0.97
 #: Modes in which what is plain is the graph before masks were packed.
 LIMITED = ("budget", "slowdown", "planner")
@@ -82,8 +84,8 @@ _ENDED = {"interrupted": "interrupted", "out of time": "stopped, out of time"}
 class Outcome:
     """What to make of a gradient computation.
 
-    ``plain``: nothing; it does what was asked for as it is. ``stopped``: why planning ended early, or an empty string. ``given``:
-    the saved plan that is followed.
+    ``plain``: nothing; it does what was asked for as it is. ``stopped``: why planning ended early,
+    or an empty string. ``given``: the saved plan that is followed.
     """
 
     step: CapturedStep
@@ -107,7 +109,8 @@ class Outcome:
 
 
 def by_mode(site: Site, mode: str) -> Outcome | None:
-    """What a mode or named checkpoints come to; ``None``, after a warning, if that saves nothing."""
+    """What a mode or named checkpoints come to; ``None``, after a warning, if that saves
+    nothing."""
     step = _captured(site)
     if step is None:
         return None
@@ -137,8 +140,8 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     if proposal.peak >= most:
         warn_nothing_saved(
             site.graph,
-            f"the checkpoints named do not lower the simulated peak ({proposal.peak:,} bytes, plain "
-            f"{most:,}); checkpoints='memory' finds better ones",
+            f"the checkpoints named do not lower the simulated peak ({proposal.peak:,} bytes, plain"
+            f" {most:,}); checkpoints='memory' finds better ones",
             what="tensors are recomputed, but that saves no memory",
         )
     found = Found(proposal, proposal.peak, None)
@@ -148,7 +151,8 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
 
 
 def _packing_may_help(step: CapturedStep, proposal: Proposal, tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether a plan would need less by `MARGIN` if these took no bytes: packing builds ops and has all be planned again."""
+    """Whether a plan would need less by `MARGIN` if these took no bytes: packing builds ops and has
+    all be planned again."""
     graph, simulation = step.graph, proposal.simulation
     roots = graph.storage[[step.source.value(tensor) for tensor in tensors]]
     if not len(roots):
@@ -184,11 +188,12 @@ def nothing_else(site: Site, mode: str, name: str) -> Outcome:
 def by_limits(
     site: Site, mode: str, share: float = 1.0, below: int | None = None
 ) -> Outcome | None:
-    """The fastest plan within a budget, or the one of least memory within a slowdown, or what a planner does by itself.
+    """The fastest plan within a budget, or the one of least memory within a slowdown, or what a
+    planner does by itself.
 
-    ``None``, after a warning, if no plan within the slowdown saves anything, or the planner's does not.
-    ``share``: how much of the budget may be planned with; 0: the plan of least memory is wanted. ``below``: what a plan needed that
-    broke the budget as it ran.
+    ``None``, after a warning, if no plan within the slowdown saves anything, or the planner's does
+    not. ``share``: how much of the budget may be planned with; 0: the plan of least memory is
+    wanted. ``below``: what a plan needed that broke the budget as it ran.
     """
     options = site.options
     if site.sought is None:
@@ -231,7 +236,8 @@ def by_limits(
         )
         warn_nothing_saved(
             site.graph,
-            f"no plan {where}{so_far} needs less than the {plain_bytes(sought.before, site.gating):,} bytes of plain training",
+            f"no plan {where}{so_far} needs less than the"
+            f" {plain_bytes(sought.before, site.gating):,} bytes of plain training",
         )
         return None
     plan = _described(
@@ -241,7 +247,8 @@ def by_limits(
 
 
 def seek(site: Site) -> Sought | None:
-    """What plans are made for, and with what: the step, with masks packed. ``None``, after a warning: it cannot be rewritten."""
+    """What plans are made for, and with what: the step, with masks packed. ``None``, after a
+    warning: it cannot be rewritten."""
     options = site.options
     step = _captured(site)
     if step is None:
@@ -299,7 +306,8 @@ def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
 
 
 def _cost(sought: Sought, options: Options, packing: float | None = None) -> float:
-    """What is to be little: the extra seconds of the best plan within a budget, or the bytes of that within a slowdown; infinite: there is none.
+    """What is to be little: the extra seconds of the best plan within a budget, or the bytes of
+    that within a slowdown; infinite: there is none.
 
     ``packing``: the seconds that packing takes, if there is any.
     """
@@ -321,7 +329,8 @@ def _plain_peak(step: CapturedStep) -> int:
 
 
 def by_saved_plan(site: Site, plans: Sequence[Plan] = ()) -> Outcome:
-    """The one of ``plans`` that was made for this graph; an error that names the difference if none was.
+    """The one of ``plans`` that was made for this graph; an error that names the difference if none
+    was.
 
     Those that the user gave, if there are no others.
 
@@ -397,17 +406,24 @@ def _applied(
 
 
 def _not_asked_for(site: Site, step: CapturedStep, schedule: Schedule) -> str:
-    """What a saved plan does that needs consent, or room, that was not given with it; empty: nothing."""
+    """What a saved plan does that needs consent, or room, that was not given with it; empty:
+    nothing."""
     for op, how in schedule.stored.items():
         ways = {way.means for way in step.graph.storable.get(op, ())}
         if how.fate == "encode" and how.means not in ways:
-            return f"keeps tensors as {how.means}, which changes gradients: give encode={how.means!r} as well, or the mapping it was made with"
+            return (
+                f"keeps tensors as {how.means}, which changes gradients: give encode={how.means!r}"
+                " as well, or the mapping it was made with"
+            )
     moved = {how.value for how in schedule.stored.values() if how.means == OFFLOAD}
     if moved and not site.host:
         return "offloads tensors, and no device is named here: give offload= as well"
     size = sum(int(step.graph.size[value]) for value in moved)
     if site.room_on_host is not None and size > site.room_on_host:
-        return f"offloads {size:,} bytes, more than memory={site.room_on_host:,}; allow more, or plan anew"
+        return (
+            f"offloads {size:,} bytes, more than memory={site.room_on_host:,}; allow more, or plan"
+            " anew"
+        )
     return ""
 
 
@@ -422,7 +438,8 @@ def _described(
     budget: int | None = None,
     unpacked: CapturedStep | None = None,
 ) -> Plan:
-    """``unpacked``: the step before masks were packed and loops replayed, which is what is plain."""
+    """``unpacked``: the step before masks were packed and loops replayed, which is what is
+    plain."""
     packed = bool(site.packed.tensors)
     earlier = unpacked if packed or site.is_other else None
     plan = describe(
@@ -455,7 +472,8 @@ def _captured(site: Site) -> CapturedStep | None:
 
 
 def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
-    """The budget in bytes of chunks: a fraction is one of the least that plain training may need, and 1 the most."""
+    """The budget in bytes of chunks: a fraction is one of the least that plain training may need,
+    and 1 the most."""
     limit = site.options.limit
     if limit is None:
         return None
@@ -483,8 +501,9 @@ def _note_ample(graph: tf.Graph, goal: Goal) -> None:
     most = f", {goal.plain_need:,} at most," if goal.plain_need > goal.base else ""
     device = f", what {goal.value} leaves" if isinstance(goal.value, DeviceMemory) else ""
     note = (
-        f"plain training needs {exact_bytes(goal.base)}{most} and meets the budget "
-        f"of {goal.budget:,} ({format_bytes(goal.budget)}{device}): gradients are plain, nothing is recomputed"
+        f"plain training needs {exact_bytes(goal.base)}{most} and meets the budget of"
+        f" {goal.budget:,} ({format_bytes(goal.budget)}{device}): gradients are plain, nothing is"
+        " recomputed"
     )
     if not graph_state.warned(graph, note):
         warn(note + ".", PlanNote)
@@ -495,8 +514,9 @@ def note_unused(plan: Plan, named: Collection[str]) -> None:
     encoded = {decision.tensor for decision in plan.stored}
     if named and encoded.isdisjoint(named):
         warn(
-            f"none of the {len(named)} tensors that encode= names is encoded (the first is {min(named)!r}): the plan keeps or "
-            "recomputes them, since encoding them would not lower the peak, or is not needed for the budget.",
+            f"none of the {len(named)} tensors that encode= names is encoded (the first is"
+            f" {min(named)!r}): the plan keeps or recomputes them, since encoding them would not"
+            " lower the peak, or is not needed for the budget.",
             PlanNote,
         )
 
@@ -504,7 +524,8 @@ def note_unused(plan: Plan, named: Collection[str]) -> None:
 def warn_stopped(plan: Plan, why: str) -> None:
     """Say that planning ended early."""
     warn(
-        f"planning was {_ENDED[why]}; the best plan so far is used: extra time about {format_share(plan.extra_time, 1)}, at most "
-        f"{format_share(plan.gap, 1)} of a step above the least ({format_share(plan.lower_bound, 1)}).",
+        f"planning was {_ENDED[why]}; the best plan so far is used: extra time about"
+        f" {format_share(plan.extra_time, 1)}, at most {format_share(plan.gap, 1)} of a step above"
+        f" the least ({format_share(plan.lower_bound, 1)}).",
         PlanningStoppedWarning,
     )

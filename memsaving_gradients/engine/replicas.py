@@ -1,10 +1,13 @@
-"""Gradients of replicas: under a strategy of ``tf.distribute``, the same step stands in a graph for each device, or runs on each worker.
+"""Gradients of replicas: under a strategy of ``tf.distribute``, the same step stands in a graph for
+each device, or runs on each worker.
 
-A replica's gradients are planned for its own device, on which it is alone: what other devices hold is none of its memory, and what
-is recomputed, or waits, does so on that device only. Collectives, where devices wait for one another, stay where they are, and in their order.
+A replica's gradients are planned for its own device, on which it is alone: what other devices hold
+is none of its memory, and what is recomputed, or waits, does so on that device only. Collectives,
+where devices wait for one another, stay where they are, and in their order.
 
-TensorFlow traces replicas one after the other, each in a thread of its own, and lets them take turns where they meet: between
-the first op of one replica's gradients and the last one there may be ops of the others.
+TensorFlow traces replicas one after the other, each in a thread of its own, and lets them take
+turns where they meet: between the first op of one replica's gradients and the last one there may be
+ops of the others.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ __all__ = ["Shared", "home_of", "in_sync", "per_replica", "shared", "unsupported
 
 @dataclass(eq=False)
 class Shared:
-    """What replicas of one step have in common: what was asked for, and the plan that the last of them follows.
+    """What replicas of one step have in common: what was asked for, and the plan that the last of
+    them follows.
 
     ``marks``: the mode, and the places of what was named.
     """
@@ -49,7 +53,8 @@ def _strategy() -> Any:
 
 
 def home_of(ys: Sequence[tf.Tensor]) -> Home | None:
-    """The device of the replica that computes ``ys`` and is being traced; ``None``: none is, or it has several devices."""
+    """The device of the replica that computes ``ys`` and is being traced; ``None``: none is, or it
+    has several devices."""
     placed = {y.op.device for y in ys}
     if _strategy() is None or len(placed) != 1 or placed == {""}:
         return None
@@ -57,7 +62,8 @@ def home_of(ys: Sequence[tf.Tensor]) -> Home | None:
 
 
 def in_sync() -> bool:
-    """Whether replicas will add up the gradients that are asked for now: all of one replica's are there together then."""
+    """Whether replicas will add up the gradients that are asked for now: all of one replica's are
+    there together then."""
     strategy = _strategy()
     return strategy is not None and strategy.num_replicas_in_sync > 1
 
@@ -71,12 +77,16 @@ def unsupported() -> str:
     """Why gradients that are asked for now have to stay plain, or an empty string."""
     strategy = _strategy()
     if isinstance(strategy, tf.distribute.TPUStrategy):
-        return f"{type(strategy).__name__} is not supported: what holds recomputation back on TPUs is not known to work"
+        return (
+            f"{type(strategy).__name__} is not supported: what holds recomputation back on TPUs is"
+            " not known to work"
+        )
     return ""
 
 
 def shared(site: Site, mode: str) -> Shared | None:
-    """What ``site`` shares with other replicas of its step, in which the same was asked for; ``None``: there are none."""
+    """What ``site`` shares with other replicas of its step, in which the same was asked for;
+    ``None``: there are none."""
     if site.home is None or site.options.plan:
         return None
     try:

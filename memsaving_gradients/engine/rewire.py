@@ -58,8 +58,8 @@ def save_memory(
     ys, xs, grads
         What was differentiated, with respect to what, and the result.
     mode
-        ``"memory"``, ``"speed"``, ``"collection"`` or ``"named"``; ``"budget"``, ``"slowdown"`` or ``"planner"``;
-        ``"saved"``.
+        ``"memory"``, ``"speed"``, ``"collection"`` or ``"named"``; ``"budget"``, ``"slowdown"`` or
+        ``"planner"``; ``"saved"``.
     kept
         Tensors to keep: named, or marked.
     options
@@ -149,7 +149,8 @@ def components(
 
 
 def _stand_in(grad: Any, result: Rewrite) -> Any:
-    """What the user gets for a gradient: where that became a chain of additions, a tensor that reads the chain's end.
+    """What the user gets for a gradient: where that became a chain of additions, a tensor that
+    reads the chain's end.
 
     It stays what it is when the chain is taken back, and made again in another way.
     """

@@ -1,4 +1,5 @@
-"""One gradient computation that was just built: its graph, what was asked for, and how it is captured, packed, played and undone."""
+"""One gradient computation that was just built: its graph, what was asked for, and how it is
+captured, packed, played and undone."""
 
 from __future__ import annotations
 
@@ -53,9 +54,11 @@ class Sought:
     search
         The search; it remembers what it has tried. ``None``: plain training meets the budget.
     other
-        The same with masks packed, if they are not here, or unpacked: under a budget, a plan of it may turn out to be better.
+        The same with masks packed, if they are not here, or unpacked: under a budget, a plan of it
+        may turn out to be better.
     cost
-        What the best plan is thought to cost: seconds besides plain training under a budget, packing included, else bytes.
+        What the best plan is thought to cost: seconds besides plain training under a budget,
+        packing included, else bytes.
     """
 
     step: CapturedStep
@@ -96,7 +99,8 @@ class Site:
     encode
         Encodings of single tensors, by reference.
     home
-        The device of the replica whose gradients these are, on which alone memory is saved; ``None``: all is one memory.
+        The device of the replica whose gradients these are, on which alone memory is saved;
+        ``None``: all is one memory.
     reduced
         Whether replicas will add up their gradients, which are all there until then.
     """
@@ -148,8 +152,8 @@ class Site:
             raise ArgumentError(
                 "offload",
                 offload.device,
-                "XLA cannot express transfers between devices; encode= makes residuals smaller under jit_compile=True, too, or "
-                "leave that out",
+                "XLA cannot express transfers between devices; encode= makes residuals smaller"
+                " under jit_compile=True, too, or leave that out",
             )
         if self.home is not None:
             return str(offload.name(self.home.device))
@@ -174,7 +178,8 @@ class Site:
 
     @property
     def holds_gradients(self) -> bool:
-        """Whether gradients live until all of them are made: if the user says so, or replicas are going to add theirs up."""
+        """Whether gradients live until all of them are made: if the user says so, or replicas are
+        going to add theirs up."""
         return self.options.hold_gradients or self.reduced
 
     @property
@@ -189,7 +194,8 @@ class Site:
         return self._captured
 
     def original(self) -> tuple[CapturedStep, Simulation]:
-        """The step as TensorFlow built it, and how it runs; to be asked for before anything is done to it."""
+        """The step as TensorFlow built it, and how it runs; to be asked for before anything is done
+        to it."""
         if self._original is None:
             step = self.capture()
             self._original = step, self.play(step)
@@ -209,11 +215,13 @@ class Site:
 
     @property
     def is_other(self) -> bool:
-        """Whether the step that plans are made for is not TensorFlow's: loops are replayed, or attention is in blocks."""
+        """Whether the step that plans are made for is not TensorFlow's: loops are replayed, or
+        attention is in blocks."""
         return bool(self.loops.replayed or (self.attention is not None and self.attention.names))
 
     def treat_loops(self, way: str | None) -> None:
-        """Treat loops in another way (``None``: as TensorFlow built them); what was packed is unpacked, what was sought forgotten."""
+        """Treat loops in another way (``None``: as TensorFlow built them); what was packed is
+        unpacked, what was sought forgotten."""
         self.unpack()
         start = len(self.graph.get_operations())
         if self.loops.treat(way):
@@ -255,14 +263,16 @@ class Site:
         return self._play_built(grads, (), extra_seconds)
 
     def play_together(self, grads: Sequence[tf.Tensor]) -> Simulation | None:
-        """The step as it runs with these gradients and those of earlier calls on the same device; ``None``: there are none, or XLA orders it."""
+        """The step as it runs with these gradients and those of earlier calls on the same device;
+        ``None``: there are none, or XLA orders it."""
         others = [(t, held) for t, held in graph_state.earlier(self.graph) if self.is_here(t.op)]
         if not others or self.data_gates:
             return None
         return self._play_built(grads, others)
 
     def play_traced(self) -> Simulation:
-        """The step as it runs with all that the function does that was traced to its end, and what it returns held to the end.
+        """The step as it runs with all that the function does that was traced to its end, and what
+        it returns held to the end.
 
         Raises
         ------
@@ -311,7 +321,8 @@ class Site:
         return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
 
     def pack(self, *, parts: bool = True) -> bool:
-        """Pack masks, and with ``parts`` what backward reads only a part of, unless nothing is to be encoded; whether there was anything."""
+        """Pack masks, and with ``parts`` what backward reads only a part of, unless nothing is to
+        be encoded; whether there was anything."""
         if self.options.encode is None:
             return False
         self.packed = pack(self.capture(), parts=parts)
@@ -360,7 +371,8 @@ class Site:
         graph_state.retire(self.graph, result.built)
 
     def abandon(self) -> None:
-        """Leave the graph as it was: what was built for these gradients stands there, and nobody reads it."""
+        """Leave the graph as it was: what was built for these gradients stands there, and nobody
+        reads it."""
         self.treat_loops(None)
         self._forget(self.first_backward)
         graph_state.retire(self.graph, self.graph.get_operations()[len(self.operations) :])
@@ -380,7 +392,8 @@ def _storages(step: CapturedStep, tensors: Iterable[tf.Tensor], why: str) -> dic
     for tensor in tensors:
         if tensor.op.name in step.source.position:
             storage = step.graph.end_of_kernel(int(step.graph.storage[step.source.value(tensor)]))
-            # A mark is a tensor of its own, by a name of its own, in the buffer of the one that is marked; and others stand for ends of kernels.
+            # A mark is a tensor of its own, by a name of its own, in the buffer of the one that is
+            # marked; and others stand for ends of kernels.
             itself = step.source.tensor(storage) is tensor
             found[storage] = why if itself else f"{why} {tensor.op.name.rpartition('/')[2]!r}"
     return found

@@ -1,10 +1,12 @@
 """From what a user names to tensors: tensors, operations, names, glob patterns, layer names.
 
-Every item must lead to at least one tensor that can be a checkpoint: in the graph, on a path of gradients from ys to xs.
-A name is that of a tensor (``"dense/MatMul:0"``), of an op (``"dense/MatMul"``), or of a name scope, which in Keras models is
-a layer; its outputs are meant. Outer scopes may be left out (``"block3_out"`` for ``"resnet/block3_out"``); then a layer goes
-before a scope and a scope before an op. A pattern with ``*``, ``?`` or ``[`` is matched in the same way, name by name between slashes; if
-nothing matches so, it may cross slashes. Of its matches, those are taken that can be checkpoints.
+Every item must lead to at least one tensor that can be a checkpoint: in the graph, on a path of
+gradients from ys to xs. A name is that of a tensor (``"dense/MatMul:0"``), of an op
+(``"dense/MatMul"``), or of a name scope, which in Keras models is a layer; its outputs are meant.
+Outer scopes may be left out (``"block3_out"`` for ``"resnet/block3_out"``); then a layer goes
+before a scope and a scope before an op. A pattern with ``*``, ``?`` or ``[`` is matched in the same
+way, name by name between slashes; if nothing matches so, it may cross slashes. Of its matches,
+those are taken that can be checkpoints.
 
 Linear in the graph for all plain names together; every pattern reads all names once.
 """
@@ -53,8 +55,9 @@ def resolve(
     ys, xs
         What is differentiated, and with respect to what (variables allowed).
     skipped
-        For lists that serve several gradient computations. If given, an item that is in the graph but
-        cannot be a checkpoint here is noted by its position instead of raised, as long as another one can.
+        For lists that serve several gradient computations. If given, an item that is in the graph
+        but cannot be a checkpoint here is noted by its position instead of raised, as long as
+        another one can.
 
     Raises
     ------
@@ -94,7 +97,8 @@ def marks_between(
 
 
 class _Between:
-    """What lies between xs and ys. ``inside``: the ops through which a gradient flows from ys to xs."""
+    """What lies between xs and ys. ``inside``: the ops through which a gradient flows from ys to
+    xs."""
 
     def __init__(self, graph: tf.Graph, ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> None:
         self.graph = graph
@@ -131,26 +135,35 @@ class _Between:
             return "is of another graph than ys; name a tensor of the graph that is differentiated"
         if tensor.dtype.base_dtype in (tf.resource, tf.variant, tf.string):
             return (
-                f"has dtype {tensor.dtype.name}: a variable's handle is no checkpoint (variables are never "
-                "recomputed); name a tensor computed from it"
+                f"has dtype {tensor.dtype.name}: a variable's handle is no checkpoint (variables"
+                " are never recomputed); name a tensor computed from it"
             )
         if tensor.dtype != tensor.dtype.base_dtype:
             return "is a variable, which is never recomputed; name a tensor computed from it"
         if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
-            return f"has dtype {tensor.dtype.name} and therefore no gradient; name a floating point tensor"
+            return (
+                f"has dtype {tensor.dtype.name} and therefore no gradient; name a floating point"
+                " tensor"
+            )
         read = tensor.op in self.inside and any(r in self.inside for r in tensor.consumers())
         if tensor.ref() in self.starts and not tensor.op.inputs:
             return "is one of xs and always available; name a tensor computed from it"
         if read:
             return None
         if tensor.ref() in self.ends:
-            return "is one of ys: backward begins there, so keeping it saves nothing; name a tensor before it"
+            return (
+                "is one of ys: backward begins there, so keeping it saves nothing; name a tensor"
+                " before it"
+            )
         if tensor.op in self.connected:
             return (
-                "has no gradient: between it and xs or ys there are only ops that are not differentiable, such as "
-                "stop_gradient; name a tensor on the differentiable path"
+                "has no gradient: between it and xs or ys there are only ops that are not"
+                " differentiable, such as stop_gradient; name a tensor on the differentiable path"
             )
-        return "does not lie between xs and ys; name a tensor that ys need and that is computed from xs"
+        return (
+            "does not lie between xs and ys; name a tensor that ys need and that is computed"
+            " from xs"
+        )
 
 
 def _read(op: tf.Operation, differentiably: bool) -> Sequence[tf.Tensor]:
@@ -180,7 +193,8 @@ class _Names:
     def scopes(self) -> dict[str, list[tf.Operation]]:
         """The ops of each scope, those of inner scopes included, and the op that has its very name.
 
-        (Python functions such as ``tf.split`` make an op and a scope of one name, for its constants.)
+        (Python functions such as ``tf.split`` make an op and a scope of one name, for its
+        constants.)
         """
         scopes: dict[str, list[tf.Operation]] = {}
         for op in self.ops:
@@ -197,9 +211,10 @@ class _Names:
     def layers(self) -> dict[str, str]:
         """For each scope, the name that its author gave it, as far as it can be told.
 
-        Keras enters the scope of a layer once before it is called, so that the ops of layer ``dense`` stand in
-        ``dense_1`` (and ``dense_3``, if it is called again), those of ``dense_1`` in ``dense_1_1``. A number is therefore
-        Keras's when nothing stands in the scope without it, or when that one is Keras's as well.
+        Keras enters the scope of a layer once before it is called, so that the ops of layer
+        ``dense`` stand in ``dense_1`` (and ``dense_3``, if it is called again), those of
+        ``dense_1`` in ``dense_1_1``. A number is therefore Keras's when nothing stands in the scope
+        without it, or when that one is Keras's as well.
         """
         layers: dict[str, str] = {}
 
@@ -321,13 +336,15 @@ def _candidates(item: Any, graph: tf.Graph, names: _Names) -> list[tf.Tensor]:
         raise SelectionError(
             "checkpoints",
             item,
-            "is neither a tensor nor an operation nor a name of one (for a Keras layer, give its name)",
+            "is neither a tensor nor an operation nor a name of one (for a Keras layer, give its"
+            " name)",
         )
     if not tf.is_symbolic_tensor(item):
         raise SelectionError(
             "checkpoints",
             item,
-            "is an eager tensor, which is in no graph; name a tensor made inside of the tf.function",
+            "is an eager tensor, which is in no graph; name a tensor made inside of the"
+            " tf.function",
         )
     if item.graph is not graph:
         raise SelectionError(

@@ -1,16 +1,20 @@
 """What a whole step takes, beside the gradients that a budget was planned for.
 
-**Several calls for gradients** in one step are planned each by itself; when one is done, the step is played with the
-gradients of the calls before it, and it is said if they do not keep the budget together.
+**Several calls for gradients** in one step are planned each by itself; when one is done, the step
+is played with the gradients of the calls before it, and it is said if they do not keep the budget
+together.
 
-**The optimizer**: a budget is planned for before the optimizer's ops exist. When TensorFlow has traced a function to its end, those
-that need no gradient are told to wait for one (:mod:`~memsaving_gradients.rewriting.optimizer_ops`), and the step is played as a whole. If
-that breaks the budget, a plan for less is followed; if none helps, it is said.
+**The optimizer**: a budget is planned for before the optimizer's ops exist. When TensorFlow has
+traced a function to its end, those that need no gradient are told to wait for one
+(:mod:`~memsaving_gradients.rewriting.optimizer_ops`), and the step is played as a whole. If that
+breaks the budget, a plan for less is followed; if none helps, it is said.
 
-Under a strategy of ``tf.distribute`` all of that is done for each device by itself, as if there were no others.
+Under a strategy of ``tf.distribute`` all of that is done for each device by itself, as if there
+were no others.
 
-TensorFlow says when a trace is complete (`graph_tools.tf_private.hooks.when_traced`). Costs a capture of the graph and the plays for each plan
-with a budget, about as much as an attempt at a plan.
+TensorFlow says when a trace is complete (`graph_tools.tf_private.hooks.when_traced`). Costs a
+capture of the graph and the plays for each plan with a budget, about as much as an attempt at a
+plan.
 """
 
 from __future__ import annotations
@@ -50,7 +54,8 @@ LITTLE = 1 / 200
 
 @dataclass(frozen=True, eq=False)
 class _Built:
-    """Gradients that were built, what they follow, the tensors that the user got, and whether there was a warning."""
+    """Gradients that were built, what they follow, the tensors that the user got, and whether there
+    was a warning."""
 
     following: Following
     followed: Followed
@@ -60,7 +65,8 @@ class _Built:
 
 @dataclass(eq=False)
 class _Step:
-    """The gradients that were built in a graph that is being traced, and what becomes of those that a loop has added up."""
+    """The gradients that were built in a graph that is being traced, and what becomes of those that
+    a loop has added up."""
 
     built: list[_Built] = field(default_factory=list)
     added_up: bool = False
@@ -88,7 +94,8 @@ def _traced(graph: tf.Graph) -> None:
 
 @contextmanager
 def consumed_at_once() -> Iterator[None]:
-    """What functions return that are traced inside is consumed as it comes by who calls them, not held to their end."""
+    """What functions return that are traced inside is consumed as it comes by who calls them, not
+    held to their end."""
     token = _consumed.set(True)
     try:
         yield
@@ -102,7 +109,8 @@ def will_be_reduced() -> bool:
 
 
 def note_added_up(grads: Sequence[tf.Tensor]) -> None:
-    """Note gradients that a loop in the current graph has added up, for which what is done with them is to wait."""
+    """Note gradients that a loop in the current graph has added up, for which what is done with
+    them is to wait."""
     graph = tf.compat.v1.get_default_graph()
     if not autodiff.compiled_by_xla():
         hooks.when_traced(_traced)
@@ -137,7 +145,8 @@ def _by_device(built: Sequence[_Built]) -> list[list[_Built]]:
 
 
 def note(following: Following, followed: Followed, grads: Sequence[tf.Tensor]) -> None:
-    """Note gradients that were built, and that the user gets as ``grads``; warn if they break the budget with those before."""
+    """Note gradients that were built, and that the user gets as ``grads``; warn if they break the
+    budget with those before."""
     budget = followed.outcome.plan.budget
     said = budget is not None and _check_calls(following.site, budget, grads)
     graph = following.site.graph
@@ -153,14 +162,17 @@ def _check_attention(graph: tf.Graph, built: Sequence[_Built]) -> None:
     both = plain_as_well(names, autodiff.ends_of(graph)) if names else []
     if both:
         warn(
-            f"the attention of {', '.join(map(repr, both))} is computed in blocks and plainly as well, which holds all scores: its output is "
-            "returned, or was read first after gradients were asked for. Read it before, or return what was computed from it before.",
+            f"the attention of {', '.join(map(repr, both))} is computed in blocks and plainly as"
+            " well, which holds all scores: its output is returned, or was read first after"
+            " gradients were asked for. Read it before, or return what was computed from it"
+            " before.",
             NothingSavedWarning,
         )
 
 
 def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
-    """Order the rest of a step, which was just traced to its end, and let its gradients on one device leave room for it."""
+    """Order the rest of a step, which was just traced to its end, and let its gradients on one
+    device leave room for it."""
     following, followed = built[-1].following, built[-1].followed
     site = following.site
     if site.data_gates:
@@ -197,9 +209,10 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
     graph_state.amend(graph, built[-1].followed.outcome.plan, replace(plan, whole_step=need))
     if need > budget and not any(entry.said for entry in built):
         warn(
-            f"gradients keep their budget of {exact_bytes(budget)}, but with what the rest of "
-            f"the step does, such as the optimizer, it may take {need:,} ({format_bytes(need)}), and no plan with which it "
-            f"takes less than the budget was found; {_way_out(graph, grads, following.site, budget)}.",
+            f"gradients keep their budget of {exact_bytes(budget)}, but with what the rest of the"
+            f" step does, such as the optimizer, it may take {need:,} ({format_bytes(need)}), and"
+            " no plan with which it takes less than the budget was found;"
+            f" {_way_out(graph, grads, following.site, budget)}.",
             BudgetWarning,
         )
 
@@ -217,8 +230,9 @@ def _way_out(graph: tf.Graph, grads: Collection[tf.Operation], site: Site, budge
     if held < budget * LITTLE:
         return smaller
     return (
-        f"{len(given)} gradients that the function returns ({format_bytes(int(held))}) are all there at its end: ask with hold_gradients=True, "
-        f"so that plans, and the least budget that an error names, count them, or consume them in the function; {smaller}"
+        f"{len(given)} gradients that the function returns ({format_bytes(int(held))}) are all"
+        " there at its end: ask with hold_gradients=True, so that plans, and the least budget that"
+        f" an error names, count them, or consume them in the function; {smaller}"
     )
 
 
@@ -233,7 +247,8 @@ def _ends(built: _Built, updates: Updates) -> dict[str, list[tf.Operation]]:
 
 
 class _Played:
-    """What the executor makes of a whole step, by what its gradients follow; each is played once."""
+    """What the executor makes of a whole step, by what its gradients follow; each is played
+    once."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -246,14 +261,16 @@ class _Played:
 
 
 def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> bool:
-    """Warn of a step that does not keep a budget that each of its calls for gradients keeps by itself; whether that is so."""
+    """Warn of a step that does not keep a budget that each of its calls for gradients keeps by
+    itself; whether that is so."""
     played = site.play_together(grads)
     need = 0 if played is None else safe_bytes(played, site.gating)
     if need > budget:
         warn(
-            f"each call for gradients keeps its budget of {exact_bytes(budget)} by itself, but with the "
-            f"gradients of earlier calls the step may take {need:,} ({format_bytes(need)}); give smaller budgets, or "
-            "compute these gradients in steps (traced functions) of their own.",
+            f"each call for gradients keeps its budget of {exact_bytes(budget)} by itself, but with"
+            f" the gradients of earlier calls the step may take {need:,} ({format_bytes(need)});"
+            " give smaller budgets, or compute these gradients in steps (traced functions) of"
+            " their own.",
             BudgetWarning,
         )
     return need > budget

@@ -1,17 +1,24 @@
 """Planners: one algorithm a file, all ``plan(TrainingGraph, Limits) → Proposal``, no TensorFlow.
 
-- :mod:`~memsaving_gradients.planners.auto`: the fastest plan within a budget, on any graph; behind ``budget=``.
-- :mod:`~memsaving_gradients.planners.chains.chain`: the same by a dynamic program, for networks that are chains of stages.
-- :mod:`~memsaving_gradients.planners.exact`: the fastest plan, proven, by constraint programming; needs OR-Tools.
-- :mod:`~memsaving_gradients.planners.chains.recursive`: checkpoints within checkpoints, down to a memory of log₂ of the depth.
-- :mod:`~memsaving_gradients.planners.least_memory`: the least peak with every value recomputed at most once.
+- :mod:`~memsaving_gradients.planners.auto`: the fastest plan within a budget, on any graph; behind
+  ``budget=``.
+- :mod:`~memsaving_gradients.planners.chains.chain`: the same by a dynamic program, for networks
+  that are chains of stages.
+- :mod:`~memsaving_gradients.planners.exact`: the fastest plan, proven, by constraint programming;
+  needs OR-Tools.
+- :mod:`~memsaving_gradients.planners.chains.recursive`: checkpoints within checkpoints, down to a
+  memory of log₂ of the depth.
+- :mod:`~memsaving_gradients.planners.least_memory`: the least peak with every value recomputed at
+  most once.
 - :mod:`~memsaving_gradients.planners.cheap_ops`: keep what is expensive, recompute what is cheap.
-- :mod:`~memsaving_gradients.planners.chen`: segments of equal bytes, the founding paper's plan; takes budgets.
-- :mod:`~memsaving_gradients.planners.chains.mirror_counts`: how often each value may be made again, given by hand or by recursion (for other
-  planners to follow).
+- :mod:`~memsaving_gradients.planners.chen`: segments of equal bytes, the founding paper's plan;
+  takes budgets.
+- :mod:`~memsaving_gradients.planners.chains.mirror_counts`: how often each value may be made again,
+  given by hand or by recursion (for other planners to follow).
 - :mod:`~memsaving_gradients.planners.named`: keep what the user names.
 - :mod:`~memsaving_gradients.planners.keep`: keep everything, or as much as is not stored.
-- :mod:`~memsaving_gradients.planners.with_storage`: makes of any planner one that may also store residuals smaller, or elsewhere.
+- :mod:`~memsaving_gradients.planners.with_storage`: makes of any planner one that may also store
+  residuals smaller, or elsewhere.
 """
 
 from __future__ import annotations
@@ -36,7 +43,8 @@ __all__ = [
 ]
 
 Planner = Callable[[TrainingGraph, Limits], Proposal]
-"""From a training graph and limits to the best proposal that is known, also if it is above the budget."""
+"""From a training graph and limits to the best proposal that is known, also if it is above the
+budget."""
 Improve = Callable[[TrainingGraph, Limits, Proposal], Proposal | None]
 """Given a plan that is going to be used, a better one within the same limits, or ``None``."""
 
@@ -67,7 +75,8 @@ def planner_name(planner: Any) -> str:
 
 
 def find_planner(planner: Any) -> Planner:
-    """The function behind a name, whose module is imported when it is asked for; a function is itself.
+    """The function behind a name, whose module is imported when it is asked for; a function is
+    itself.
 
     Examples
     --------
@@ -80,7 +89,8 @@ def find_planner(planner: Any) -> Planner:
 
 
 def find_improve(planner: Any) -> Improve | None:
-    """What may still be done about the plan of a planner that has a name, where it is used in the end.
+    """What may still be done about the plan of a planner that has a name, where it is used in the
+    end.
 
     Examples
     --------

@@ -1,21 +1,29 @@
 """The fastest plan within a budget that is found on any graph, of any size.
 
-The step is made coarse (:mod:`~memsaving_gradients.planners.retention.coarsen`), so that a plan is played through in a millisecond. A search
-(:mod:`~memsaving_gradients.planners.retention.local_search`) then begins at plain training and at several other places
-(:mod:`~memsaving_gradients.planners.retention.starts`). The best of what comes down to the budget is improved. The schedule is simulated on the
-whole graph; as long as that is above the budget, or far below, the coarse budget is corrected. Where nothing fits, or what fits is far
-above the lower bound, :mod:`~memsaving_gradients.planners.chains.chain` is asked: at small budgets values are recomputed several times. Where a
-search takes long, it is asked first; in deep networks, if it comes close to the bound, there is no search.
+The step is made coarse (:mod:`~memsaving_gradients.planners.retention.coarsen`), so that a plan is
+played through in a millisecond. A search
+(:mod:`~memsaving_gradients.planners.retention.local_search`) then begins at plain training and at
+several other places (:mod:`~memsaving_gradients.planners.retention.starts`). The best of what comes
+down to the budget is improved. The schedule is simulated on the whole graph; as long as that is
+above the budget, or far below, the coarse budget is corrected. Where nothing fits, or what fits is
+far above the lower bound, :mod:`~memsaving_gradients.planners.chains.chain` is asked: at small
+budgets values are recomputed several times. Where a search takes long, it is asked first; in deep
+networks, if it comes close to the bound, there is no search.
 
-A budget is sought by several such plans, since an allocator's chunks are known only then. The one that is used at last may be improved
-further, by :mod:`~memsaving_gradients.planners.retention.prove`: that takes twenty seconds, where it may gain two hundredths of a step.
+A budget is sought by several such plans, since an allocator's chunks are known only then. The one
+that is used at last may be improved further, by
+:mod:`~memsaving_gradients.planners.retention.prove`: that takes twenty seconds, where it may gain
+two hundredths of a step.
 
-Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a lower bound is given with each plan
-(:mod:`~memsaving_gradients.planners.bounds.relaxation`, and with SciPy :mod:`~memsaving_gradients.planners.bounds.integer`). Nothing that is found
-for one budget is known at another, so that a larger one may get a slower plan; on four networks, 20 budgets each, none did. Cost:
-`MOST_STEPS` steps played, a few seconds; the same plan in every process, unless a limit on time is given. In large graphs that fall into
-no blocks most of that is used, and descents end far above the bound; there they begin at the solutions of larger integer programs, for less
-than the budget (a random layered graph of 1000 ops at 80 % of its peak: 3.5 % extra in a minute, 10.9 % from other places).
+Not optimal in general; on the public planning instances within 0.1 points of the optimum, and a
+lower bound is given with each plan (:mod:`~memsaving_gradients.planners.bounds.relaxation`, and
+with SciPy :mod:`~memsaving_gradients.planners.bounds.integer`). Nothing that is found for one
+budget is known at another, so that a larger one may get a slower plan; on four networks, 20 budgets
+each, none did. Cost: `MOST_STEPS` steps played, a few seconds; the same plan in every process,
+unless a limit on time is given. In large graphs that fall into no blocks most of that is used, and
+descents end far above the bound; there they begin at the solutions of larger integer programs, for
+less than the budget (a random layered graph of 1000 ops at 80 % of its peak: 3.5 % extra in a
+minute, 10.9 % from other places).
 """
 
 from __future__ import annotations
@@ -46,31 +54,37 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["improved", "plan"]
 
-#: Steps that are played through while a plan is searched for, in so many runs at most: small problems are soon known.
+#: Steps that are played through while a plan is searched for, in so many runs at most: small
+#: problems are soon known.
 MOST_STEPS, MOST_RUNS = 2_400_000, 8_000
 #: So many times through the whole step, where no plan fits.
 MOST_IN_VAIN = 4000
-#: The shares of them for coming down to the budget: from all places together, and where one has to go on.
+#: The shares of them for coming down to the budget: from all places together, and where one has to
+#: go on.
 DESCENT, FURTHER = 0.3, 0.2
 #: A plan this close to the lower bound is optimal: sums of times differ in their last bits.
 EQUAL = 1e-9
-#: In graphs of more ops, plans of chains come first; those of at most this many times the least extra time are good.
+#: In graphs of more ops, plans of chains come first; those of at most this many times the least
+#: extra time are good.
 DEEP, GOOD = 20_000, 3.0
 #: How boldly the descents go: with few large steps, and with many small ones.
 BOLD = (8, 0)
-#: In problems of so many events, descents that have not come to the budget go on for so many runs; if there is a limit on time, for more, and
-#: the best is improved, so many runs at a time, until this share of the time is left for other attempts.
+#: In problems of so many events, descents that have not come to the budget go on for so many runs;
+#: if there is a limit on time, for more, and the best is improved, so many runs at a time, until
+#: this share of the time is left for other attempts.
 MANY_EVENTS, LONG_DESCENT, LONGEST_DESCENT, SLICE, LEFT = 800, 6000, 40_000, 2000, 0.4
-#: So many of the places come to are improved, with this part of the steps each, before the best is gone on with.
+#: So many of the places come to are improved, with this part of the steps each, before the best is
+#: gone on with.
 IMPROVED, SHARE = 3, 10
-#: Bounds do not see all the room that recomputing takes: searches also begin at what those of this share of the budget say; in large problems
-#: that are not solved well yet at those of several, from larger programs.
+#: Bounds do not see all the room that recomputing takes: searches also begin at what those of this
+#: share of the budget say; in large problems that are not solved well yet at those of several, from
+#: larger programs.
 LESS, LESS_FOR_LONG = 0.88, (0.94, 0.88)
 #: Corrections of the coarse budget, and the slack that is left alone.
 CORRECTIONS, SLACK = 4, 0.005
 
-#: CP-SAT is asked in problems of at most so many recipes, if that share of a step may be gained, and with so much effort, or for so many
-#: seconds at most where time is limited.
+#: CP-SAT is asked in problems of at most so many recipes, if that share of a step may be gained,
+#: and with so much effort, or for so many seconds at most where time is limited.
 MOST_RECIPES, WORTH, EFFORT, IMPROVING = 150, 0.02, 1.0, 30.0
 
 
@@ -83,9 +97,11 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
 
 
 def improved(graph: TrainingGraph, limits: Limits, found: Proposal) -> Proposal | None:
-    """What constraint programming makes of a plan, within seconds; ``None`` without OR-Tools, and where it would hardly pay.
+    """What constraint programming makes of a plan, within seconds; ``None`` without OR-Tools, and
+    where it would hardly pay.
 
-    It may pay where few recipes decide, and the plan takes so much longer than the lower bound that a part of it is worth the wait.
+    It may pay where few recipes decide, and the plan takes so much longer than the lower bound that
+    a part of it is worth the wait.
     """
     may_gain = found.extra_seconds - found.lower_bound
     if (
@@ -249,7 +265,8 @@ class _Planning:
     def _gone_on(
         self, found: list[tuple[list[int], Run]], budget: int
     ) -> Iterator[tuple[list[int], Run]]:
-        """Where two descents come to that had not come to the budget: the one that was closest, and the one that had lost least time."""
+        """Where two descents come to that had not come to the budget: the one that was closest, and
+        the one that had lost least time."""
         over = [came_to for came_to in found if came_to[1].peak > budget]
         if not over or self.bound == float("inf"):
             return

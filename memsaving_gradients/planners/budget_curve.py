@@ -1,13 +1,18 @@
-"""Plans for many budgets at once, from the largest to the smallest, each begun where the last one ended.
+"""Plans for many budgets at once, from the largest to the smallest, each begun where the last one
+ended.
 
-A plan for a budget is most of a plan for the next smaller one. So the search of :mod:`~memsaving_gradients.planners.auto` comes down to all of
-them in little more time than to one: from the decisions for the last budget, and from some of
-:mod:`~memsaving_gradients.planners.retention.starts`, it descends to the next, and improves what it came to for a while. Beside that stand the plans
-of :mod:`~memsaving_gradients.planners.chains.chain`, whose table answers for all budgets; in deep networks, where a search would take long, they
-stand alone. Each budget gets the fastest plan that is known and fits, so that none is slower than that for a smaller budget.
+A plan for a budget is most of a plan for the next smaller one. So the search of
+:mod:`~memsaving_gradients.planners.auto` comes down to all of them in little more time than to one:
+from the decisions for the last budget, and from some of
+:mod:`~memsaving_gradients.planners.retention.starts`, it descends to the next, and improves what it
+came to for a while. Beside that stand the plans of
+:mod:`~memsaving_gradients.planners.chains.chain`, whose table answers for all budgets; in deep
+networks, where a search would take long, they stand alone. Each budget gets the fastest plan that
+is known and fits, so that none is slower than that for a smaller budget.
 
-Plans are as good as those that are asked for one by one to within a point or so of a step's time, and worse at small budgets, where more
-starts and longer searches pay. Deterministic; some times `STEPS` steps played for each budget.
+Plans are as good as those that are asked for one by one to within a point or so of a step's time,
+and worse at small budgets, where more starts and longer searches pay. Deterministic; some times
+`STEPS` steps played for each budget.
 """
 
 from __future__ import annotations
@@ -29,9 +34,11 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plans"]
 
-#: Steps that are played through for each budget, in so many runs: this share of them to come down to it, the rest to improve.
+#: Steps that are played through for each budget, in so many runs: this share of them to come down
+#: to it, the rest to improve.
 STEPS, FEWEST_RUNS, MOST_RUNS, DESCENT = 120_000, 30, 600, 0.5
-#: It begins at so many places, and at others where the best of these takes more than so many times the least extra time.
+#: It begins at so many places, and at others where the best of these takes more than so many times
+#: the least extra time.
 FEW_STARTS, GOOD = 2, 1.2
 #: How boldly the descent goes where a budget is far below the last one.
 BOLD = 8
@@ -40,9 +47,11 @@ BOLD = 8
 def plans(
     graph: TrainingGraph, limits: Limits, budgets: Sequence[int]
 ) -> list[tuple[int, Proposal]]:
-    """For each of ``budgets`` that a plan was found for, from the largest to the smallest, the fastest one, with its lower bound.
+    """For each of ``budgets`` that a plan was found for, from the largest to the smallest, the
+    fastest one, with its lower bound.
 
-    ``limits.budget`` and ``limits.seconds`` are not looked at. Whoever interrupts it gets the plans so far.
+    ``limits.budget`` and ``limits.seconds`` are not looked at. Whoever interrupts it gets the plans
+    so far.
 
     Examples
     --------
@@ -52,7 +61,8 @@ def plans(
     >>> yes, no = np.ones(7, bool), np.zeros(7, bool)
     >>> steps = TrainingGraph(
     ...     first_backward=4, reads=[(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)],
-    ...     writes=[(k,) for k in range(7)], producer=np.arange(7), storage=np.arange(7), size=np.ones(7, int), source=no,
+    ...     writes=[(k,) for k in range(7)], producer=np.arange(7), storage=np.arange(7),
+    ...     size=np.ones(7, int), source=no,
     ...     clonable=yes, joins=no, forwards=no, fuses=no, seconds=np.ones(7), expensive=no)
     >>> [(budget, plan.extra_seconds) for budget, plan in plans(steps, Limits(), [5, 4, 2])]
     [(5, 0.0), (4, 1.0)]
@@ -94,7 +104,8 @@ def _descended(
             limits.progress(number / len(bounds), "planning for many budgets")
         if bound.seconds == float("inf"):
             return
-        # The problem counts bytes a little differently from the graph: by about as much as at the last budget.
+        # The problem counts bytes a little differently from the graph: by about as much as at the
+        # last budget.
         search = Search(problem, max(1, budget - off))
         drops = as_the_bound_says(coarse, bound)
         cuts = fitting_cuts(graph, limits, search.budget)
@@ -111,7 +122,8 @@ def _descended(
 def _down(
     search: Search, starts: Iterable[list[int]], most: int, enough: float
 ) -> tuple[list[int], Run]:
-    """The best that is come to from several places; from a few of them, if that takes no more than ``enough`` seconds."""
+    """The best that is come to from several places; from a few of them, if that takes no more than
+    ``enough`` seconds."""
     found: list[tuple[list[int], Run]] = []
     for start in starts:
         trial, _ = search.descend(start, most, bold=BOLD)

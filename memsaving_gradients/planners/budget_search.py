@@ -1,17 +1,20 @@
-"""From what a user asked for to a proposal: the fastest plan that fits a budget, or the least memory within a slowdown.
+"""From what a user asked for to a proposal: the fastest plan that fits a budget, or the least
+memory within a slowdown.
 
-A budget is a promise on the bytes that TensorFlow's allocator has in chunks. Planners do not know these: they count bytes asked for.
-So a planner is asked for a plan within fewer bytes, and the bytes to ask for are corrected by the ratio of what was
-wanted and what came out. (What the executor's own order adds is known when the graph is rewritten, and the search is asked
-again, for less: :mod:`memsaving_gradients.engine.rewire`.) Of all plans that fit, the one with the least extra time is taken. Any planner can be searched with in
-this way, and one that ignores budgets is simply tried.
+A budget is a promise on the bytes that TensorFlow's allocator has in chunks. Planners do not know
+these: they count bytes asked for. So a planner is asked for a plan within fewer bytes, and the
+bytes to ask for are corrected by the ratio of what was wanted and what came out. (What the
+executor's own order adds is known when the graph is rewritten, and the search is asked again, for
+less: :mod:`memsaving_gradients.engine.rewire`.) Of all plans that fit, the one with the least extra
+time is taken. Any planner can be searched with in this way, and one that ignores budgets is simply
+tried.
 
-If nothing fits, planners are asked for the least they can do, and for a little more (holes between chunks make the
-least peak not always the least need). These last attempts do not depend on the budget, so that the least budget an error
-names works when it is asked for.
+If nothing fits, planners are asked for the least they can do, and for a little more (holes between
+chunks make the least peak not always the least need). These last attempts do not depend on the
+budget, so that the least budget an error names works when it is asked for.
 
-Deterministic, unless a time limit is set. Cost: at most `MOST_ROUNDS` plans each time it is asked, fewer on large graphs, and
-`FLOORS` once.
+Deterministic, unless a time limit is set. Cost: at most `MOST_ROUNDS` plans each time it is asked,
+fewer on large graphs, and `FLOORS` once.
 """
 
 from __future__ import annotations
@@ -50,21 +53,24 @@ __all__ = [
 
 #: Plans to ask for while one is sought that fits and uses the budget well, …
 MOST_ROUNDS = 5
-#: … on graphs of more ops than this so many, if one of them fits; chunks are played for so many steps there.
+#: … on graphs of more ops than this so many, if one of them fits; chunks are played for so many
+#: steps there.
 MANY_OPS, FEW_ROUNDS, STEPS = 30_000, 2, 5
 #: The further ones are smaller by this factor.
 SMALLER = 0.95
 #: A plan that needs at least this share of the budget uses it well enough.
 CLOSE = 0.96
-#: Plans that are improved, at most: those that are used, where the first one breaks the budget as it runs.
+#: Plans that are improved, at most: those that are used, where the first one breaks the budget as
+#: it runs.
 MOST_IMPROVED = 2
-#: What is asked for last, as multiples of the peak that comes when a byte is asked for (a search for too much loses its way, and may
-#: do better with less to do); on large graphs only the first.
+#: What is asked for last, as multiples of the peak that comes when a byte is asked for (a search
+#: for too much loses its way, and may do better with less to do); on large graphs only the first.
 FLOORS = (1.0, 0.85, 1.04, 1.1)
 
 
 def chunk_bytes(simulation: Timeline, gating: str) -> int:
-    """A simulated peak as TensorFlow's allocator counts it: in chunks, larger than the buffers in them.
+    """A simulated peak as TensorFlow's allocator counts it: in chunks, larger than the buffers in
+    them.
 
     XLA (``gating="data"``) takes one buffer for a whole program.
     """
@@ -72,7 +78,8 @@ def chunk_bytes(simulation: Timeline, gating: str) -> int:
 
 
 def plain_bytes(simulation: Simulation, gating: str) -> int:
-    """What fractions are of: the least that plain training may take in chunks, whatever is in the allocator before."""
+    """What fractions are of: the least that plain training may take in chunks, whatever is in the
+    allocator before."""
     return _one_chunk(simulation.peak) if gating == "data" else simulation.allocated_least
 
 
@@ -101,8 +108,9 @@ class Meter:
     gating
         ``"control"``, or ``"data"`` under XLA.
     persistent
-        Bytes of what is there before the step. In a graph of more than `MANY_OPS`, schedules are played amidst of it, for `STEPS`: half
-        a second each, where one that turns out to need more costs five.
+        Bytes of what is there before the step. In a graph of more than `MANY_OPS`, schedules are
+        played amidst of it, for `STEPS`: half a second each, where one that turns out to need more
+        costs five.
     """
 
     def __init__(self, graph: TrainingGraph, gating: str, persistent: Sequence[int] = ()) -> None:
@@ -149,7 +157,8 @@ class Found:
     need
         The bytes in chunks that it needs.
     asked
-        The bytes asked for within which it was planned; its lower bound holds for these. ``None``: no limit.
+        The bytes asked for within which it was planned; its lower bound holds for these. ``None``:
+        no limit.
     stopped
         Why planning ended early, or an empty string.
     """
@@ -216,10 +225,11 @@ class Search:
         return self._with_end(found)
 
     def within(self, goal: Goal, share: float = 1.0, below: int | None = None) -> Found:
-        """The fastest plan that needs at most a share of a budget: when it runs, it needs more by as much.
+        """The fastest plan that needs at most a share of a budget: when it runs, it needs more by
+        as much.
 
-        ``below``: what a plan needed that turned out to be too large. What an order makes of chunks is chance: plans that need
-        fewer than that, but more than the share, may fit, too.
+        ``below``: what a plan needed that turned out to be too large. What an order makes of chunks
+        is chance: plans that need fewer than that, but more than the share, may fit, too.
 
         Raises
         ------
@@ -258,7 +268,8 @@ class Search:
         return self._with_end(min(floors, key=lambda found: (found.need, *_by_time(found))))
 
     def within_time(self, seconds: float, *, plain: bool = False) -> Found | None:
-        """The plan that needs the fewest bytes in chunks among those whose clones take at most ``seconds``.
+        """The plan that needs the fewest bytes in chunks among those whose clones take at most
+        ``seconds``.
 
         ``plain``: whether the one that recomputes nothing is among them.
         """
@@ -290,7 +301,8 @@ class Search:
         return self._stopped
 
     def _is_hopeless(self, budget: int) -> bool:
-        """Whether no plan at all fits, so that none has to be looked for; not asked where the answer takes a second."""
+        """Whether no plan at all fits, so that none has to be looked for; not asked where the
+        answer takes a second."""
         if self._large or self.meter.graph.storable:
             return False
         least = least_extra_seconds(self.meter.graph, budget, accumulate=self.accumulate)
@@ -305,9 +317,11 @@ class Search:
         if meter.gating != "data":
             asked = min(most, max(1, budget * meter.plain.peak // chunks))
             if self._large:
-                # Holes take more of a plan than of plain training, and a plan that does not fit takes seconds.
+                # Holes take more of a plan than of plain training, and a plan that does not fit
+                # takes seconds.
                 asked = max(1, int(asked * SMALLER))
-        # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too much.
+        # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too
+        # much.
         low, high = 0, most + 1
         for number in range(MOST_ROUNDS):
             if low and number >= self._rounds:
@@ -331,7 +345,8 @@ class Search:
                 high = min(asked, found.proposal.peak)
             asked = int(asked * (budget / max(found.need, 1)))
             if found.need > budget:
-                # Holes between chunks need not shrink with the plan: each step down is a larger one.
+                # Holes between chunks need not shrink with the plan: each step down is a larger
+                # one.
                 asked = int(asked * SMALLER**number)
             if not low < asked < high:
                 asked = (low + high) // 2 if low else high - 1
@@ -339,7 +354,8 @@ class Search:
                 return
 
     def _improve(self, found: Found) -> None:
-        """Once for what was asked for, try what else there is for a plan that is going to be used."""
+        """Once for what was asked for, try what else there is for a plan that is going to be
+        used."""
         improve = self.improve
         enough = len(self._improved) >= MOST_IMPROVED or found.asked in self._improved
         if improve is None or self._stopped or enough:
@@ -363,7 +379,8 @@ class Search:
         return True
 
     def _reach_floor(self) -> list[Found]:
-        """The least that the planner can do: the same attempts whatever the budget is, but only one where time is over."""
+        """The least that the planner can do: the same attempts whatever the budget is, but only one
+        where time is over."""
         floors: list[Found] = []
         for number, factor in enumerate(self.floors):
             if floors and self._stopped:
@@ -378,7 +395,8 @@ class Search:
     def _attempt(self, asked: int | None, left: int = 1, late: bool = False) -> Found | None:
         """Ask for a plan.
 
-        ``left``: at most so many attempts are to come, this one included. ``late``: even if time is over.
+        ``left``: at most so many attempts are to come, this one included. ``late``: even if time is
+        over.
         """
         if asked in self._by_asked:
             return self._by_asked[asked]
@@ -396,7 +414,8 @@ class Search:
         left: int = 1,
         optional: bool = False,
     ) -> Found | None:
-        """Note the plan that a planner gives; if that is ``optional`` it need not give one, and it may be stopped before."""
+        """Note the plan that a planner gives; if that is ``optional`` it need not give one, and it
+        may be stopped before."""
         remaining = None
         if self.seconds is not None:
             remaining = max(0.0, self._began + self.seconds - time.monotonic())
@@ -463,7 +482,8 @@ class Search:
     def _with_end(self, found: Found) -> Found:
         proposal = found.proposal
         if found.asked is not None and proposal.lower_bound > proposal.extra_seconds:
-            # It was asked for the least, which no bound of time holds for; within what it takes there is one.
+            # It was asked for the least, which no bound of time holds for; within what it takes
+            # there is one.
             bound = bound_within(
                 self.meter.graph, proposal.peak, accumulate=self.accumulate, depth=SHALLOW
             )

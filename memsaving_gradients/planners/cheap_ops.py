@@ -1,13 +1,14 @@
 """Keep what is expensive to compute, recompute what is cheap.
 
-The outputs of convolutions, matrix products, pooling and recurrent kernels stay; activations, normalizations, dropout
-masks and casts are run again just before backward reads them: a few percent of a step's time, about half of the
-memory of a convolutional network. Recomputing a residual stream goes back to the last place where it is known, so a few
-cheap tensors are kept as well: the cuts of :mod:`~memsaving_gradients.planners.least_memory`, with all expensive outputs given.
+The outputs of convolutions, matrix products, pooling and recurrent kernels stay; activations,
+normalizations, dropout masks and casts are run again just before backward reads them: a few percent
+of a step's time, about half of the memory of a convolutional network. Recomputing a residual stream
+goes back to the last place where it is known, so a few cheap tensors are kept as well: the cuts of
+:mod:`~memsaving_gradients.planners.least_memory`, with all expensive outputs given.
 
-Where an expensive op feeds a cheap one of the same bytes and nothing else (a convolution, its bias, its activation, the
-addition of a shortcut), the last one's output is kept instead: the same bytes, fewer ops to run again, and kernels that
-fuse them stay fused.
+Where an expensive op feeds a cheap one of the same bytes and nothing else (a convolution, its bias,
+its activation, the addition of a shortcut), the last one's output is kept instead: the same bytes,
+fewer ops to run again, and kernels that fuse them stay fused.
 """
 
 from __future__ import annotations

@@ -1,21 +1,26 @@
-"""Segments of about b bytes each, and a search for the b (Chen, Xu, Zhang and Guestrin 2016, Algorithm 3).
+"""Segments of about b bytes each, and a search for the b (Chen, Xu, Zhang and Guestrin 2016,
+Algorithm 3).
 
-The algorithm walks over the forward ops and adds up the bytes that backward will read. At the first place fit for a cut
-where they exceed b it cuts: what crosses the cut is kept, what lies before it is recomputed when backward comes back
-(arXiv 1604.06174). One parameter b stands for the whole plan: 0 keeps all, √(xy) balances the bytes kept (x) against the largest
-segment (y), which on a chain of n equal ops makes √n segments and a peak of about 2√n units at one extra forward pass.
+The algorithm walks over the forward ops and adds up the bytes that backward will read. At the first
+place fit for a cut where they exceed b it cuts: what crosses the cut is kept, what lies before it
+is recomputed when backward comes back (arXiv 1604.06174). One parameter b stands for the whole
+plan: 0 keeps all, √(xy) balances the bytes kept (x) against the largest segment (y), which on a
+chain of n equal ops makes √n segments and a peak of about 2√n units at one extra forward pass.
 
-Three things differ from the paper. A place fit for a cut is not marked by hand: it is any that cuts no fused pair of ops, and a cut
-keeps several tensors if several cross it (:mod:`~memsaving_gradients.planners.chains.frontiers`); b is tried on all those places and
-on the narrow ones only, those where fewer bytes cross than just before and just after. Bytes are those of residuals, not of all
-outputs. The last segment, which is kept and not recomputed, counts in y.
+Three things differ from the paper. A place fit for a cut is not marked by hand: it is any that cuts
+no fused pair of ops, and a cut keeps several tensors if several cross it
+(:mod:`~memsaving_gradients.planners.chains.frontiers`); b is tried on all those places and on the
+narrow ones only, those where fewer bytes cross than just before and just after. Bytes are those of
+residuals, not of all outputs. The last segment, which is kept and not recomputed, counts in y.
 
-Every plan is simulated. Without a budget those for b around √(xy) are tried, and the one with the least peak is returned, as in the
-paper's appendix. With a budget, b goes from 0 to everything, the walk may stop early, results of expensive ops may be kept behind
-some place ("to keep time consuming operations when possible"), plans that recompute recursively
-(:mod:`~memsaving_gradients.planners.chains.mirror_counts`) are tried too, and the one with the least extra time that fits is returned. What is
-tried depends on the graph alone, so a larger budget never costs more time. Never optimal but by luck: the baseline that other
-planners have to beat. O(n) for each plan tried; `SIMULATED_STEPS` bounds their number.
+Every plan is simulated. Without a budget those for b around √(xy) are tried, and the one with the
+least peak is returned, as in the paper's appendix. With a budget, b goes from 0 to everything, the
+walk may stop early, results of expensive ops may be kept behind some place ("to keep time consuming
+operations when possible"), plans that recompute recursively
+(:mod:`~memsaving_gradients.planners.chains.mirror_counts`) are tried too, and the one with the
+least extra time that fits is returned. What is tried depends on the graph alone, so a larger budget
+never costs more time. Never optimal but by luck: the baseline that other planners have to beat.
+O(n) for each plan tried; `SIMULATED_STEPS` bounds their number.
 """
 
 from __future__ import annotations
@@ -47,7 +52,8 @@ SIMULATED_STEPS = 2_000_000
 FEWEST_TRIALS, MOST_TRIALS = 12, 120
 #: Values of b around √(xy) for each kind of places; the paper has 6, from 1/√2 to √2 times √(xy).
 GRID, SPREAD = 8, 2.0
-#: With a budget: behind these parts of the bytes the walk stops, and the rest is kept, or what is expensive of it, …
+#: With a budget: behind these parts of the bytes the walk stops, and the rest is kept, or what is
+#: expensive of it, …
 STOPS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.825, 0.9, 0.95)
 #: … for b from √(xy) to this many times as much.
 WIDEST = 16.0
@@ -110,7 +116,8 @@ def divide(held: IntArray, width: IntArray, places: IntArray, b: float) -> Divis
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """The best plan of Algorithm 3: of the least peak, or with ``limits.budget`` of the least extra time within it.
+    """The best plan of Algorithm 3: of the least peak, or with ``limits.budget`` of the least extra
+    time within it.
 
     ``limits.mirror`` goes before what the algorithm decides.
     """
@@ -167,7 +174,8 @@ def _tried(
 
 @dataclass(frozen=True)
 class _Trial:
-    """Storages to keep with reasons, all else being made again once; or mirror counts of all storages."""
+    """Storages to keep with reasons, all else being made again once; or mirror counts of all
+    storages."""
 
     reasons: dict[int, str]
     counts: dict[int, int] | None = None
@@ -224,7 +232,8 @@ def _choices(segments: Segments, most: int, *, wide: bool) -> Iterator[tuple[tup
 
 
 def _balance(held: IntArray, width: IntArray, places: IntArray) -> float:
-    """√(xy), worked out anew a few times: the b at which the kept bytes and a segment are about the same."""
+    """√(xy), worked out anew a few times: the b at which the kept bytes and a segment are about the
+    same."""
     b = 0.0
     for _ in range(ROUNDS):
         division = divide(held, width, places, b)

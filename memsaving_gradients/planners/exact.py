@@ -1,8 +1,9 @@
 """The fastest plan within a budget, proven: constraint programming, from the plan that is known.
 
-:mod:`~memsaving_gradients.planners.auto` plans first, and :mod:`~memsaving_gradients.planners.retention.prove` improves its plan or proves it. Needs
-OR-Tools. Exponential; within `EFFORT`, graphs of 70 layers are solved at all budgets, and of 250 some. The same plan in every process,
-unless there is a limit on seconds.
+:mod:`~memsaving_gradients.planners.auto` plans first, and
+:mod:`~memsaving_gradients.planners.retention.prove` improves its plan or proves it. Needs OR-Tools.
+Exponential; within `EFFORT`, graphs of 70 layers are solved at all budgets, and of 250 some. The
+same plan in every process, unless there is a limit on seconds.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ __all__ = ["plan"]
 
 #: What CP-SAT may do for one plan, in its own measure: a unit takes some seconds.
 EFFORT = 8.0
-#: Of the seconds there are, the share of the first plan, and that which proving takes (other calls may follow).
+#: Of the seconds there are, the share of the first plan, and that which proving takes (other calls
+#: may follow).
 FIRST, SHARE = 0.4, 0.6
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """The fastest plan within ``limits.budget``, if effort and time suffice; the least memory if there is no budget."""
+    """The fastest plan within ``limits.budget``, if effort and time suffice; the least memory if
+    there is no budget."""
     constraint_program.check_installed()
     if limits.budget is None:
         return auto.plan(graph, limits)

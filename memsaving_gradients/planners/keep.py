@@ -1,6 +1,7 @@
 """Recompute nothing: what may not be stored is kept.
 
-The planner behind ``planner="keep"``, for those who want to offload or encode, and to run nothing twice.
+The planner behind ``planner="keep"``, for those who want to offload or encode, and to run nothing
+twice.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 """The least peak with every value recomputed at most once: checkpoints placed by bytes.
 
-The forward order is cut into segments. A cut keeps its frontier (one tensor or several); the residuals of a segment
-are recomputed together when backward reaches it, those of the last segment are kept. While backward is in a segment,
-what is alive is: the frontiers of the cuts before it, its residuals not yet used, and the gradients at hand. Earlier segments
-may therefore be longer than later ones: equal spacing is not optimal even on a chain of equal ops, where this placement
-needs about √(2n) units instead of 2√n (Chen et al. 2016, arXiv 1604.06174, give the latter).
+The forward order is cut into segments. A cut keeps its frontier (one tensor or several); the
+residuals of a segment are recomputed together when backward reaches it, those of the last segment
+are kept. While backward is in a segment, what is alive is: the frontiers of the cuts before it, its
+residuals not yet used, and the gradients at hand. Earlier segments may therefore be longer than
+later ones: equal spacing is not optimal even on a chain of equal ops, where this placement needs
+about √(2n) units instead of 2√n (Chen et al. 2016, arXiv 1604.06174, give the latter).
 
-For a limit on the peak, the cuts that keep the fewest bytes are a shortest path over pairs of cuts, since fewer kept
-bytes never hurt what follows: O(c²) for c candidate cuts, vectorized. A bisection finds the least limit that has a
-path. Exact for chains in this model; the model takes each residual to be read while backward passes the op that made
-it. Plans for limits around the least one are therefore simulated, and the best simulated one is returned, so the
-result is never worse than keeping everything. Deterministic.
+For a limit on the peak, the cuts that keep the fewest bytes are a shortest path over pairs of cuts,
+since fewer kept bytes never hurt what follows: O(c²) for c candidate cuts, vectorized. A bisection
+finds the least limit that has a path. Exact for chains in this model; the model takes each residual
+to be read while backward passes the op that made it. Plans for limits around the least one are
+therefore simulated, and the best simulated one is returned, so the result is never worse than
+keeping everything. Deterministic.
 """
 
 from __future__ import annotations
@@ -35,23 +37,26 @@ __all__ = ["kept_sets", "plan"]
 
 #: Candidate cuts beyond this number are thinned out: the table of pairs has the square of it.
 MOST_CUTS = 1000
-#: Share of all residual bytes from which on what is made between two changes of the frontier may be cut in pieces. Elsewhere more candidates
-#: gain nothing, and blur the choice of plans to simulate. (30 layers and then 60 readers of one tensor: 12 MB instead of 21. A residual chain of
-#: 100, of which no such stretch holds a fiftieth, takes 16 units instead of 15 if all of them may be cut.)
+#: Share of all residual bytes from which on what is made between two changes of the frontier may be
+#: cut in pieces. Elsewhere more candidates gain nothing, and blur the choice of plans to simulate.
+#: (30 layers and then 60 readers of one tensor: 12 MB instead of 21. A residual chain of 100, of
+#: which no such stretch holds a fiftieth, takes 16 units instead of 15 if all of them may be cut.)
 LONG_STRETCH = 1 / 16
 #: Plans to simulate: as many as this many op executions allow, within bounds.
 SIMULATED_STEPS = 400_000
 FEWEST_TRIALS, MOST_TRIALS = 2, 24
 #: On graphs small enough for all of those: changes of single kept storages to try.
 MOST_MOVES = 100
-#: Simulated peaks within this factor count as equal there: what the allocator makes of them decides.
+#: Simulated peaks within this factor count as equal there: what the allocator makes of them
+#: decides.
 ABOUT = 1.01
 #: Steps of the bisection for the place from which residuals are kept.
 FEWEST_BISECTIONS, MOST_BISECTIONS = 2, 7
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """Place checkpoints so that the simulated peak is least; what ``limits`` keeps is kept besides."""
+    """Place checkpoints so that the simulated peak is least; what ``limits`` keeps is kept
+    besides."""
     segments = measure_segments(graph, limits.keep)
     cuts = _candidates(segments)
     tables = _tables(segments, cuts)
@@ -67,7 +72,8 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
 
 
 def kept_sets(graph: TrainingGraph, keep: Collection[int], many: int) -> list[dict[int, str]]:
-    """Up to ``many`` sets of storages to keep, with reasons: for limits on the peak from the least to the plain one."""
+    """Up to ``many`` sets of storages to keep, with reasons: for limits on the peak from the least
+    to the plain one."""
     segments = measure_segments(graph, keep)
     cuts = _candidates(segments)
     tables = _tables(segments, cuts)
@@ -81,7 +87,8 @@ def kept_sets(graph: TrainingGraph, keep: Collection[int], many: int) -> list[di
 
 
 def _best(trials: list[Trial], thorough: bool) -> Trial:
-    """The least peak; of those about as low the one that the allocator needs least for, or takes least time."""
+    """The least peak; of those about as low the one that the allocator needs least for, or takes
+    least time."""
     least = min(trial.peak for trial in trials)
     near = [trial for trial in trials if trial.peak <= least * ABOUT]
     if not thorough:
@@ -92,7 +99,8 @@ def _best(trials: list[Trial], thorough: bool) -> Trial:
 def _improve(
     graph: TrainingGraph, limits: Limits, segments: Segments, best: Trial, trials: int
 ) -> Trial:
-    """Drop kept storages, or keep a neighbor instead, as long as that lowers the peak: the model of cuts is coarse."""
+    """Drop kept storages, or keep a neighbor instead, as long as that lowers the peak: the model of
+    cuts is coarse."""
     places = sorted({*segments.parts.tolist(), *segments.residuals.tolist()})
     place_of = {storage: k for k, storage in enumerate(places)}
     seen: set[frozenset[int]] = set()
@@ -121,7 +129,8 @@ def _improve(
 
 
 def _paths(tables: _Tables, trials: int) -> list[tuple[int, ...]]:
-    """Up to ``trials`` different choices of cuts, for limits from the least one that has any upwards."""
+    """Up to ``trials`` different choices of cuts, for limits from the least one that has any
+    upwards."""
     found: dict[tuple[int, ...], None] = {}
     last = len(tables.peak) - 3
     for limit in _limits(tables, trials):
@@ -140,7 +149,8 @@ def _paths(tables: _Tables, trials: int) -> list[tuple[int, ...]]:
 def _keep_late(
     graph: TrainingGraph, limits: Limits, segments: Segments, best: Trial, thorough: bool
 ) -> Trial:
-    """Keep as many of the residuals made last as do not raise the peak: recomputing those would save nothing."""
+    """Keep as many of the residuals made last as do not raise the peak: recomputing those would
+    save nothing."""
     fewest, most = 0, len(segments.residuals)
     for _ in range(MOST_BISECTIONS if thorough else FEWEST_BISECTIONS):
         count = (fewest + most + 1) // 2
@@ -161,8 +171,8 @@ def _keep_late(
 class _Tables:
     """Costs of segments between candidate cuts; index 0 is the start, the last index is the end.
 
-    ``keep[i, j]``: bytes that cut j adds to those kept when the cut before it is i. ``peak[i, j]``: bytes that
-    backward needs in the segment from i to j beside what was kept up to i.
+    ``keep[i, j]``: bytes that cut j adds to those kept when the cut before it is i. ``peak[i, j]``:
+    bytes that backward needs in the segment from i to j beside what was kept up to i.
     """
 
     keep: npt.NDArray[np.float64]
@@ -175,12 +185,14 @@ class _Tables:
 
 
 def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
-    """Positions to cut at: all where the frontier changes, and between readers of one tensor, or the narrowest ones if there are too many."""
+    """Positions to cut at: all where the frontier changes, and between readers of one tensor, or
+    the narrowest ones if there are too many."""
     # A cut behind the last residual stands for keeping none of the last segment.
     ends = segments.residual_born[-1:]
     changes = np.unique(np.concatenate([segments.born, segments.last, ends]))
     if len(changes):
-        # A stretch of readers would be one segment, all of which is thought to be made again at once.
+        # A stretch of readers would be one segment, all of which is thought to be made again at
+        # once.
         born = segments.residual_born
         held = np.concatenate([[0], segments.held[changes]])
         within = np.diff(held)[np.searchsorted(changes, born)]
@@ -200,13 +212,15 @@ def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
 
 def _tables(segments: Segments, cuts: npt.NDArray[np.int64]) -> _Tables:
     count = len(cuts)
-    # A part crosses cut j anew, coming from cut i, where i lies before its birth and j between birth and last use.
+    # A part crosses cut j anew, coming from cut i, where i lies before its birth and j between
+    # birth and last use.
     added = np.zeros((count + 2, count + 2))
     first = np.searchsorted(cuts, segments.born)  # first cut at or behind the birth
     end = np.searchsorted(cuts, segments.last)  # first cut at or behind the last use
     crosses = first < end
     first, end, size = first[crosses], end[crosses], segments.size[crosses]
-    # rows: index of the previous cut (0 = start, k+1 = cut k) up to `first`; columns: cuts first..end-1, plus one
+    # rows: index of the previous cut (0 = start, k+1 = cut k) up to `first`; columns: cuts
+    # first..end-1, plus one
     np.add.at(added, (np.zeros_like(first), first + 1), size)
     np.add.at(added, (np.zeros_like(first), end + 1), -size)
     np.add.at(added, (first + 1, first + 1), -size)

@@ -1,8 +1,8 @@
 """Keep the storages that the user named and nothing else; recompute every other residual once.
 
-What cannot be recomputed is kept besides, and so are residuals made behind the last named one: they are needed first.
-With no names everything is recomputed from the inputs. For whoever knows the cuts of the network; no
-guarantee of a low peak otherwise. Linear.
+What cannot be recomputed is kept besides, and so are residuals made behind the last named one: they
+are needed first. With no names everything is recomputed from the inputs. For whoever knows the cuts
+of the network; no guarantee of a low peak otherwise. Linear.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Telling how far planning is: a bar in a terminal for whoever waits longer than a second, or a function of the user's."""
+"""Telling how far planning is: a bar in a terminal for whoever waits longer than a second, or a
+function of the user's."""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ Hook = Callable[[float, str], None]
 
 @contextmanager
 def showing(progress: Any) -> Iterator[Hook | None]:
-    """The hook for `Limits.progress` that ``progress`` asks for; it is told of the end unless there was an error.
+    """The hook for `Limits.progress` that ``progress`` asks for; it is told of the end unless there
+    was an error.
 
     Parameters
     ----------
     progress
-        ``None``: a bar on standard error, if that is a terminal. ``False``: nothing. A function: that one.
+        ``None``: a bar on standard error, if that is a terminal. ``False``: nothing. A function:
+        that one.
 
     Examples
     --------
@@ -49,7 +52,8 @@ def showing(progress: Any) -> Iterator[Hook | None]:
 
 
 def _bar(at_end: ExitStack) -> Hook:
-    """A hook that shows a bar from the first call after a second on; ``rich`` draws it where it is installed."""
+    """A hook that shows a bar from the first call after a second on; ``rich`` draws it where it is
+    installed."""
     began = time.monotonic()
     draw: Hook | None = None
 

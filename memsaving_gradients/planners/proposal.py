@@ -1,7 +1,8 @@
 """What goes into a planner beside the graph, and what comes out.
 
-A planner never raises because a budget is too small: it returns the plan with the least peak that it knows, and whoever asked
-compares. Bytes are those asked for; what an allocator makes of them is a layer above.
+A planner never raises because a budget is too small: it returns the plan with the least peak that
+it knows, and whoever asked compares. Bytes are those asked for; what an allocator makes of them is
+a layer above.
 """
 
 from __future__ import annotations
@@ -39,21 +40,25 @@ class Limits:
     keep
         Storages that must be kept, whatever else is, and for each the reason to give.
     budget
-        The most bytes of the simulated peak; the least extra time within it is wanted. ``None``: the planner's own aim.
+        The most bytes of the simulated peak; the least extra time within it is wanted. ``None``:
+        the planner's own aim.
     accumulate
         Whether sums of many addends may be added up as the addends come.
     seconds
-        The most time to plan, about; ``None``: as long as it takes (the same plan in every process).
+        The most time to plan, about; ``None``: as long as it takes (the same plan in every
+        process).
     progress
-        Called now and then with the share of the work that is done, 0 to 1, and a word on what is going on. It may raise
-        `Interrupted`: the best plan so far is returned then.
+        Called now and then with the share of the work that is done, 0 to 1, and a word on what is
+        going on. It may raise `Interrupted`: the best plan so far is returned then.
     mirror
-        For storages, how many times they may be made again: 0 keeps one, more than 1 makes it again recursively
-        (`memsaving_gradients.planners.chains.mirror_counts`). Planners that cannot follow counts ignore them.
+        For storages, how many times they may be made again: 0 keeps one, more than 1 makes it again
+        recursively (`memsaving_gradients.planners.chains.mirror_counts`). Planners that cannot
+        follow counts ignore them.
     host
         The most bytes that may be offloaded; ``None``: any.
     early
-        How many times as long as it takes a transfer back begins before it must be there; 0: all transfers are synchronous.
+        How many times as long as it takes a transfer back begins before it must be there; 0: all
+        transfers are synchronous.
     """
 
     keep: Mapping[int, str] = field(default_factory=dict)
@@ -82,7 +87,8 @@ class _Simulated:
 
     @property
     def allocated(self) -> int:
-        """The peak in chunks of TensorFlow's allocator, bytes; ten times as dear to know as `peak`."""
+        """The peak in chunks of TensorFlow's allocator, bytes; ten times as dear to know as
+        `peak`."""
         return self.simulation.allocated_peak
 
     @property
@@ -100,11 +106,13 @@ class Proposal(_Simulated):
     schedule
         The order of execution, clones included.
     reasons
-        For each storage that is kept by choice, why: a short phrase. (What cannot be recomputed is kept besides.)
+        For each storage that is kept by choice, why: a short phrase. (What cannot be recomputed is
+        kept besides.)
     simulation
         Bytes alive over that schedule, and the time of its clones.
     lower_bound
-        No schedule that runs the originals in this order within the budget takes less extra time, seconds.
+        No schedule that runs the originals in this order within the budget takes less extra time,
+        seconds.
     optimal
         Whether this one is proven to take the least.
     complete
@@ -124,7 +132,8 @@ def untouched(graph: TrainingGraph, limits: Limits) -> Proposal:
     budget = -1 if limits.budget is None else limits.budget
     proposal = proposed(graph, limits, ordered(graph, limits.sums(graph)))
     if proposal.peak > budget and graph.derived(_plain_peak) < proposal.peak:
-        # Sums that are begun early, and ops that wait until they are due, rarely take more than plain training, but may.
+        # Sums that are begun early, and ops that wait until they are due, rarely take more than
+        # plain training, but may.
         proposal = proposed(graph, limits, plain(graph))
     return replace(proposal, optimal=proposal.peak <= budget)
 
@@ -159,7 +168,8 @@ class Trial(_Simulated):
 
 
 def tried(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> Trial:
-    """What comes of keeping the storages in ``reasons`` and in ``limits``, and recomputing the rest once."""
+    """What comes of keeping the storages in ``reasons`` and in ``limits``, and recomputing the rest
+    once."""
     kept = dict(limits.keep)
     kept |= {storage: why for storage, why in reasons.items() if storage not in kept}
     chained = limits.sums(graph)
@@ -168,12 +178,14 @@ def tried(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> T
 
 
 def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> Proposal:
-    """The proposal that keeps the storages in ``reasons`` and in ``limits``, and recomputes the rest once."""
+    """The proposal that keeps the storages in ``reasons`` and in ``limits``, and recomputes the
+    rest once."""
     return tried(graph, limits, reasons).proposal(graph)
 
 
 def proposed(graph: TrainingGraph, limits: Limits, schedule: Schedule) -> Proposal:
-    """The proposal of a schedule: what is read by clones and never made again is kept, as a checkpoint."""
+    """The proposal of a schedule: what is read by clones and never made again is kept, as a
+    checkpoint."""
     producer, storage = graph.producer.tolist(), graph.storage.tolist()
     again = {step.op for step in schedule.steps if step.copy}
     read = {

@@ -1,16 +1,20 @@
 """Four fates: what a plan keeps or recomputes may be stored smaller, or elsewhere, as well.
 
-Planners decide which residuals are kept and which are recomputed. `store` takes such a schedule and a set of values that are stored
-instead: each is stored when it is made, and loaded before a backward op, or a clone, reads it. What was recomputed for a stored value's
-sake alone is not recomputed any more, so that storing saves memory where a value was kept, and time where it was recomputed.
+Planners decide which residuals are kept and which are recomputed. `store` takes such a schedule and
+a set of values that are stored instead: each is stored when it is made, and loaded before a
+backward op, or a clone, reads it. What was recomputed for a stored value's sake alone is not
+recomputed any more, so that storing saves memory where a value was kept, and time where it was
+recomputed.
 
-`plan` combines both. Schedules of another planner, for the budget and for several larger ones, are each brought down to the budget by
-storing more and more, those values first that are alive longest for their bytes; the fastest of what fits is improved by taking back
-whatever it also fits without, and by storing what is dear to recompute. So the result is never slower than recomputing alone, or storing
-alone in this order. Not optimal: fates of values depend on each other, and only one at a time is tried.
+`plan` combines both. Schedules of another planner, for the budget and for several larger ones, are
+each brought down to the budget by storing more and more, those values first that are alive longest
+for their bytes; the fastest of what fits is improved by taking back whatever it also fits without,
+and by storing what is dear to recompute. So the result is never slower than recomputing alone, or
+storing alone in this order. Not optimal: fates of values depend on each other, and only one at a
+time is tried.
 
-Nothing is recomputed from what has lost digits: it would differ by more than these. Where a number next to zero changes its sign, a rectifier
-passes or stops the whole gradient.
+Nothing is recomputed from what has lost digits: it would differ by more than these. Where a number
+next to zero changes its sign, a rectifier passes or stops the whole gradient.
 
 Cost: some plans of the other planner, made once for a graph, and a few hundred simulations.
 """
@@ -36,7 +40,8 @@ __all__ = ["improve_that_stores", "planner_that_stores", "store"]
 SHARES = (0.85, 0.7, 0.55, 0.4)
 #: … that are larger than it by this factor at least.
 LARGER = 1.05
-#: A value that was loaded stays until its next reader if fewer bytes are written until then than this many times its own.
+#: A value that was loaded stays until its next reader if fewer bytes are written until then than
+#: this many times its own.
 PATIENCE = 4
 #: How far the forward pass may run ahead of its transfers, where there is room.
 LAGS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -54,11 +59,13 @@ Improve = Callable[[TrainingGraph, Limits, Proposal], Proposal | None]
 
 
 def store(graph: TrainingGraph, schedule: Schedule, chosen: Iterable[Stored]) -> Schedule:
-    """``schedule``, but with the chosen values stored, and loaded wherever they were kept or recomputed for.
+    """``schedule``, but with the chosen values stored, and loaded wherever they were kept or
+    recomputed for.
 
     Examples
     --------
-    A chain of three ops; the backward op reads the first value, which is stored in half of its bytes.
+    A chain of three ops; the backward op reads the first value, which is stored in half of its
+    bytes.
 
     >>> import numpy as np
     >>> from memsaving_gradients.schedules.schedule import Step
@@ -66,7 +73,8 @@ def store(graph: TrainingGraph, schedule: Schedule, chosen: Iterable[Stored]) ->
     >>> no = np.zeros(4, bool)
     >>> graph = TrainingGraph(
     ...     first_backward=3, reads=[(), (0,), (1,), (2, 0)], writes=[(0,), (1,), (2,), (3,)],
-    ...     producer=np.arange(4), storage=np.arange(4), size=np.full(4, 8), source=no, clonable=no, joins=no,
+    ...     producer=np.arange(4), storage=np.arange(4), size=np.full(4, 8), source=no,
+    ...     clonable=no, joins=no,
     ...     forwards=no, fuses=no, seconds=np.ones(4), expensive=no)
     >>> plain = Schedule(tuple(map(Step, range(4))))
     >>> halved = store(graph, plain, [Stored(0, "bfloat16", 4, 0.1, 0.1)])
@@ -123,7 +131,8 @@ def _patience(
 
 
 def planner_that_stores(planner: Planner) -> Planner:
-    """A planner that has all fates to choose from, where values may be stored; otherwise it is ``planner``."""
+    """A planner that has all fates to choose from, where values may be stored; otherwise it is
+    ``planner``."""
 
     @functools.wraps(planner)
     def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -137,7 +146,8 @@ def planner_that_stores(planner: Planner) -> Planner:
 
 
 def improve_that_stores(planner: Planner, improve: Improve | None) -> Improve | None:
-    """What may still be done about a plan: ``improve`` makes of what the planner would recompute alone."""
+    """What may still be done about a plan: ``improve`` makes of what the planner would recompute
+    alone."""
     if improve is None:
         return None
 
@@ -174,7 +184,8 @@ def _within(graph: TrainingGraph, limits: Limits, planner: Planner) -> Proposal:
 
 
 def _relaxed(graph: TrainingGraph, limits: Limits, found: Proposal, budget: int) -> Proposal:
-    """``found``, with a forward pass that may run further ahead of its transfers where there is room for that."""
+    """``found``, with a forward pass that may run further ahead of its transfers where there is
+    room for that."""
     if not found.schedule.moves or not limits.early:
         return found
     for lag in LAGS:
@@ -187,7 +198,8 @@ def _relaxed(graph: TrainingGraph, limits: Limits, found: Proposal, budget: int)
 def _bases(
     graph: TrainingGraph, limits: Limits, planner: Planner, plain: Proposal
 ) -> list[Proposal]:
-    """Plain training, and plans of the other planner; those for shares of the plain peak are made once for a graph."""
+    """Plain training, and plans of the other planner; those for shares of the plain peak are made
+    once for a graph."""
     assert limits.budget is not None
     asked = [int(plain.peak * share) for share in SHARES]
     budgets = [*(most for most in asked if most > limits.budget * LARGER), limits.budget]
@@ -209,8 +221,8 @@ class _Storing:
     def below(self, budget: int, share: float = 1.0) -> Proposal:
         """With so much stored that the peak is within ``budget``, or if it never is, the least.
 
-        ``share``: of the values, those that are alive longest, that are stored in the way that leaves fewest bytes; others in the way that
-        is next to it, if there is one.
+        ``share``: of the values, those that are alive longest, that are stored in the way that
+        leaves fewest bytes; others in the way that is next to it, if there is one.
         """
         if self.base.peak <= budget:
             return self.base
@@ -234,7 +246,8 @@ class _Storing:
         return best
 
     def improved(self, found: Proposal, budget: int) -> Proposal:
-        """Take back what needs not be stored, the dearest first, or store it in another way; then store what is dear to recompute.
+        """Take back what needs not be stored, the dearest first, or store it in another way; then
+        store what is dear to recompute.
 
         All this where a step is faster for it.
         """
@@ -307,7 +320,8 @@ def _recomputed_from(graph: TrainingGraph, schedule: Schedule) -> set[int]:
 
 
 def _order(graph: TrainingGraph, schedule: Schedule) -> list[Stored]:
-    """What may be stored, is kept, and read by backward ops or clones: in the order of the bytes saved times how long they are."""
+    """What may be stored, is kept, and read by backward ops or clones: in the order of the bytes
+    saved times how long they are."""
     again = {step.op for step in schedule.steps if step.copy}
     storage, size = graph.storage.tolist(), graph.size.tolist()
     used: dict[int, int] = {}
@@ -329,7 +343,8 @@ def _order(graph: TrainingGraph, schedule: Schedule) -> list[Stored]:
 
 
 def _next(graph: TrainingGraph, how: Stored) -> Stored:
-    """The way to store the same value that leaves the fewest bytes but for this one, or this one."""
+    """The way to store the same value that leaves the fewest bytes but for this one, or this
+    one."""
     ways = graph.storable[int(graph.producer[how.value])]
     others = [way for way in ways if way != how]
     return _cheapest(others) if others else how

@@ -18,9 +18,9 @@ __all__ = ["Comparison"]
 class Comparison:
     """Two plans side by side.
 
-    Tensors of the same graph are compared one by one, by their position; those of different graphs by their names. Numbers
-    at the end of a scope (``functional_14/``, ``functional_15/``: the same model, traced twice) do not matter where names
-    are unique without them.
+    Tensors of the same graph are compared one by one, by their position; those of different graphs
+    by their names. Numbers at the end of a scope (``functional_14/``, ``functional_15/``: the same
+    model, traced twice) do not matter where names are unique without them.
 
     Attributes
     ----------
@@ -106,14 +106,16 @@ class Comparison:
 
 
 def _same_names(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
-    """For names of the second plan, those of the first that mean the same, but for numbers at the ends of scopes.
+    """For names of the second plan, those of the first that mean the same, but for numbers at the
+    ends of scopes.
 
-    Outer scopes first: there the same model is numbered anew when it is traced again. What is numbered within it are its parts.
+    Outer scopes first: there the same model is numbered anew when it is traced again. What is
+    numbered within it are its parts.
 
     Examples
     --------
-    >>> _same_names(["net_14/block_1/a", "net_14/block_2/a"], ["net_15/block_1/a", "net_15/block_3/a"])
-    {'net_15/block_1/a': 'net_14/block_1/a'}
+    >>> _same_names(["net_14/one/a", "net_14/two/a"], ["net_15/one/a", "net_15/three/a"])
+    {'net_15/one/a': 'net_14/one/a'}
     """
     mine, its = ([name.split("/") for name in names] for names in (first, second))
     deepest = max((len(parts) for parts in (*mine, *its)), default=1)

@@ -179,7 +179,8 @@ def _reason(step: CapturedStep, proposal: Proposal, storage: int) -> str:
 
 
 def source_line(op: tf.Operation) -> str:
-    """The innermost frame of the user's program that created ``op``; ``"imported"`` where the graph was imported."""
+    """The innermost frame of the user's program that created ``op``; ``"imported"`` where the graph
+    was imported."""
     frames = graphs.user_frames(op)
     if not frames:
         return "imported"
@@ -190,7 +191,8 @@ def source_line(op: tf.Operation) -> str:
 
 
 def why_nothing(step: CapturedStep, mode: str, peak: int, loops: Mapping[str, str]) -> str:
-    """Why no plan lowers the simulated peak of ``peak`` bytes. ``loops``: why loops, by name, are not replayed."""
+    """Why no plan lowers the simulated peak of ``peak`` bytes. ``loops``: why loops, by name, are
+    not replayed."""
     graph = step.graph
     residual = [s for s in graph.residuals if graph.size[s]]
     total = sum(int(graph.size[s]) for s in residual)
@@ -202,8 +204,9 @@ def why_nothing(step: CapturedStep, mode: str, peak: int, loops: Mapping[str, st
         kinds = sorted({step.source.ops[int(graph.producer[s])].type for s in fixed})
         said = "".join(f"; the loop {name!r} is not replayed: {why}" for name, why in loops.items())
         return (
-            f"{held:,} of {total:,} bytes that backward reads are made by ops that must not run twice "
-            f"({', '.join(kinds)}){said or '; call such functions in smaller pieces, or inline them'}"
+            f"{held:,} of {total:,} bytes that backward reads are made by ops that must not run"
+            f" twice ({', '.join(kinds)})"
+            f"{said or '; call such functions in smaller pieces, or inline them'}"
         )
     return (
         f"no choice of checkpoints (mode {mode!r}) lowers the simulated peak of {peak:,} "

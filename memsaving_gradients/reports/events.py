@@ -1,19 +1,22 @@
 """Plans as events that TensorBoard shows: text, figure, scalars, and memory over the step.
 
-Events are written by ``tf.summary.write`` with the names of TensorBoard's own plugins, as its summary functions would, so that TensorBoard has to be
-installed where they are looked at, not where they are written.
+Events are written by ``tf.summary.write`` with the names of TensorBoard's own plugins, as its
+summary functions would, so that TensorBoard has to be installed where they are looked at, not where
+they are written.
 
-==============================  ========  ====================================================================
-tag                             step      what
-==============================  ========  ====================================================================
-``memory/plan``                 plan      the plan as it prints
-``memory/figure``               plan      its figure
-``memory/simulated_peak``       plan      its simulated peak in bytes; ``memory/plain_peak``: of plain training
-``memory/extra_time``           plan      as a share of a plain step's; ``memory/budget`` in bytes if there is one
-``timeline_0/planned``          op        bytes alive over the step of plan 0; ``timeline_0/plain`` without it
-==============================  ========  ====================================================================
+==============================  ========
+==================================================================== tag
+step      what ==============================  ========
+==================================================================== ``memory/plan``
+plan      the plan as it prints ``memory/figure``               plan      its figure
+``memory/simulated_peak``       plan      its simulated peak in bytes; ``memory/plain_peak``: of
+plain training ``memory/extra_time``           plan      as a share of a plain step's;
+``memory/budget`` in bytes if there is one ``timeline_0/planned``          op        bytes alive
+over the step of plan 0; ``timeline_0/plain`` without it ==============================  ========
+====================================================================
 
-Of long timelines as many points are written as a chart can show; no point is lower than the highest that it stands for.
+Of long timelines as many points are written as a chart can show; no point is lower than the highest
+that it stands for.
 """
 
 from __future__ import annotations

@@ -27,18 +27,22 @@ NAME_WIDTH = 56
 class Explanation(ExplanationValues):
     """Where the memory of a training step goes, and what each budget costs; prints as a table.
 
-    Points are careful: a plan that is made for their budget alone may take less time, where theirs left room for what the executor adds.
+    Points are careful: a plan that is made for their budget alone may take less time, where theirs
+    left room for what the executor adds.
 
     Attributes
     ----------
     parts
-        What takes memory at the peak of plain training: at the first moment that comes within a hundredth of it.
+        What takes memory at the peak of plain training: at the first moment that comes within a
+        hundredth of it.
     allocated_plain
-        What plain training takes at least in the chunks of TensorFlow's allocator, beside variables: what fractions are of.
+        What plain training takes at least in the chunks of TensorFlow's allocator, beside
+        variables: what fractions are of.
     layers
         The layers whose activations are kept, largest first.
     curve
-        What budgets cost, from the largest to the least: the first is plain training, the last the least that works.
+        What budgets cost, from the largest to the least: the first is plain training, the last the
+        least that works.
     seconds
         Estimated time of a plain step.
     computations
@@ -46,7 +50,8 @@ class Explanation(ExplanationValues):
     assumed_batch
         The batch size that stands in for an unknown dimension; ``None``: bytes are known.
     sums
-        In a step with microbatches, of which one is explained: bytes of the gradients that are added up, which are there besides.
+        In a step with microbatches, of which one is explained: bytes of the gradients that are
+        added up, which are there besides.
     """
 
     def to_dataframe(self, of: str = "curve") -> pd.DataFrame:
@@ -55,8 +60,9 @@ class Explanation(ExplanationValues):
         Parameters
         ----------
         of
-            ``"curve"``: a row for each budget, with share, extra_time, lower_bound, clones. ``"layers"``: a row for each layer, with name, bytes,
-            source. ``"parts"``: a row for each part at the peak, with bytes and share of all.
+            ``"curve"``: a row for each budget, with share, extra_time, lower_bound, clones.
+            ``"layers"``: a row for each layer, with name, bytes, source. ``"parts"``: a row for
+            each part at the peak, with bytes and share of all.
 
         Raises
         ------
@@ -68,7 +74,8 @@ class Explanation(ExplanationValues):
         return frames.of_explanation(self, of)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """What budgets cost, with the lower bound, the parts of the memory at the peak, and the largest layers.
+        """What budgets cost, with the lower bound, the parts of the memory at the peak, and the
+        largest layers.
 
         Parameters
         ----------
@@ -90,7 +97,8 @@ class Explanation(ExplanationValues):
         return figures.plot(self, path)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page of its own with the figures, and tables of budgets and layers that can be sorted.
+        """Write a page of its own with the figures, and tables of budgets and layers that can be
+        sorted.
 
         Raises
         ------
@@ -152,7 +160,8 @@ class Explanation(ExplanationValues):
         if len(self.layers) > MOST_LAYERS:
             rest = self.layers[MOST_LAYERS:]
             lines.append(
-                f"… and {sum(layer.bytes for layer in rest):,} bytes in {len(rest)} others (explanation.layers)"
+                f"… and {sum(layer.bytes for layer in rest):,} bytes in {len(rest)} others"
+                " (explanation.layers)"
             )
         return lines
 
@@ -170,5 +179,8 @@ class Explanation(ExplanationValues):
             )
         return [
             *columns(rows),
-            f"least budget: {exact_bytes(self.least.budget)}; give gradients(..., budget={self.least.budget}) or a larger one",
+            (
+                f"least budget: {exact_bytes(self.least.budget)}; give gradients(...,"
+                f" budget={self.least.budget}) or a larger one"
+            ),
         ]

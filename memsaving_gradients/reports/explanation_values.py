@@ -109,7 +109,8 @@ class ExplanationValues:
         return self.curve[-1]
 
     def at(self, budget: Any) -> Point:
-        """The fastest point known within a budget, which is given as in `memsaving_gradients.gradients`.
+        """The fastest point known within a budget, which is given as in
+        `memsaving_gradients.gradients`.
 
         Raises
         ------
@@ -126,8 +127,8 @@ class ExplanationValues:
             raise BudgetError(
                 "budget",
                 budget,
-                f"no plan that fits was found; the least budget is {exact_bytes(self.least.budget)}, "
-                f"{self.least.share:g} of plain training",
+                "no plan that fits was found; the least budget is"
+                f" {exact_bytes(self.least.budget)}, {self.least.share:g} of plain training",
                 limit,
                 self.least.budget,
                 self.least.share,

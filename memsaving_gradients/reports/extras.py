@@ -1,4 +1,5 @@
-"""Libraries that only reports need: imported when they are asked for, and missed with a word about how to get them."""
+"""Libraries that only reports need: imported when they are asked for, and missed with a word about
+how to get them."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def needed(module: str, purpose: str) -> Any:
     >>> needed("no_such_library.parts", "Plan.plot")
     Traceback (most recent call last):
         ...
-    memsaving_gradients.errors.MissingExtraError: Plan.plot needs no_such_library, which is not installed: pip install \
-memsaving-gradients[plot]
+    memsaving_gradients.errors.MissingExtraError: Plan.plot needs no_such_library, which \
+is not installed: pip install memsaving-gradients[plot]
     """
     library = module.partition(".")[0]
     try:

@@ -1,7 +1,8 @@
 """Plans and explanations as one HTML file: headline numbers, figures, tables that can be sorted.
 
-The page needs nothing but itself: figures are inline SVG, the style follows the reader's choice of dark or light, a few lines of JavaScript sort
-tables, and without JavaScript they are in the order of their bytes. All that comes from a program (names, reasons, lines of source) is escaped.
+The page needs nothing but itself: figures are inline SVG, the style follows the reader's choice of
+dark or light, a few lines of JavaScript sort tables, and without JavaScript they are in the order
+of their bytes. All that comes from a program (names, reasons, lines of source) is escaped.
 """
 
 from __future__ import annotations
@@ -25,52 +26,6 @@ __all__ = ["html", "save"]
 #: A cell: a number with how it is shown, or a text.
 Cell = tuple[float, str] | str
 
-_STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1d1f23; --soft: #5c636e; --line: #d9dde3; --card: #f5f6f8; --mark: #0072b2; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #16181c; --ink: #e6e8eb; --soft: #9aa3af; --line: #343a43; --card: #1f2329; --mark: #56b4e9; }
-}
-* { box-sizing: border-box; }
-body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1180px; padding: 1.5rem; }
-h1 { font-size: 1.4rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
-h2 { border-top: 1px solid var(--line); font-size: 1.15rem; margin: 2.2rem 0 1rem; padding-top: 1.4rem; }
-h3 { font-size: 1rem; margin: 1.6rem 0 .5rem; }
-.cards { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); margin: 0; }
-.cards div { background: var(--card); border-radius: 8px; padding: .7rem .9rem; }
-.cards dt { color: var(--soft); font-size: .8rem; }
-.cards dd { font-size: 1.25rem; font-weight: 600; margin: 0; }
-.cards small { color: var(--soft); display: block; font-size: .75rem; font-weight: 400; }
-figure { margin: 1.2rem 0; overflow-x: auto; }
-figure svg { height: auto; max-width: 100%; min-width: 640px; }
-p.note { color: var(--soft); margin: .6rem 0; overflow-wrap: anywhere; }
-.table { max-height: 34rem; overflow: auto; }
-table { border-collapse: collapse; font-size: .85rem; width: 100%; }
-th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }
-td { overflow-wrap: anywhere; }
-th.number, td.number { font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap; }
-thead th { background: var(--paper); position: sticky; top: 0; white-space: nowrap; }
-th button { all: unset; cursor: pointer; font-weight: 600; }
-th button:focus-visible { outline: 2px solid var(--mark); outline-offset: 2px; }
-th[aria-sort=ascending] button::after { content: " ▲"; }
-th[aria-sort=descending] button::after { content: " ▼"; }
-"""
-
-_SCRIPT = """
-for (const button of document.querySelectorAll("th button")) {
-  button.addEventListener("click", () => {
-    const head = button.parentElement, row = head.parentElement, table = head.closest("table");
-    const column = [...row.children].indexOf(head), number = head.classList.contains("number");
-    const was = head.getAttribute("aria-sort"), up = number ? was === "descending" : was !== "ascending";
-    for (const other of row.children) other.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", up ? "ascending" : "descending");
-    const of = (line) => line.children[column].dataset.value ?? line.children[column].textContent;
-    const compare = number ? (a, b) => of(a) - of(b) : (a, b) => of(a).localeCompare(of(b), undefined, { numeric: true });
-    const lines = [...table.tBodies[0].rows].sort(compare);
-    table.tBodies[0].append(...(up ? lines : lines.reverse()));
-  });
-}
-"""
-
 
 def save(
     path: str | os.PathLike[str], *reports: PlanValues | ExplanationValues, title: str = ""
@@ -78,6 +33,11 @@ def save(
     """Write a page with plans and explanations, one after the other."""
     target = check_folder(Path(path), "path")
     target.write_text(html(*reports, title=title), encoding="utf-8")
+
+
+def _asset(name: str) -> str:
+    """Return a file of this package as text."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def html(*reports: PlanValues | ExplanationValues, title: str = "") -> str:
@@ -90,8 +50,9 @@ def html(*reports: PlanValues | ExplanationValues, title: str = "") -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{shown}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{shown}</h1>\n{sections}\n"
-        f"<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+        f"<title>{shown}</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n"
+        f"<body>\n<h1>{shown}</h1>\n{sections}\n"
+        f"<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n"
     )
 
 
@@ -185,8 +146,10 @@ def _of_explanation(explanation: ExplanationValues) -> str:
             _table(("budget", "of plain", "extra time", "at least", "ops run again"), budgets),
             "<h3>Activations by layer</h3>",
             _table(("bytes", "layer", "source"), layers),
-            f'<p class="note">Least budget: {exact_bytes(least.budget)}; '
-            f"gradients(..., budget={least.budget}) or a larger one.</p>",
+            (
+                f'<p class="note">Least budget: {exact_bytes(least.budget)}; '
+                f"gradients(..., budget={least.budget}) or a larger one.</p>"
+            ),
             "</section>",
         ]
     )

@@ -1,4 +1,5 @@
-"""What was done to one gradient computation, as a value: which tensors stay, which are recomputed, and why."""
+"""What was done to one gradient computation, as a value: which tensors stay, which are recomputed,
+and why."""
 
 from __future__ import annotations
 
@@ -25,17 +26,19 @@ class Plan(PlanValues):
     Attributes
     ----------
     mode
-        What was asked for: ``"memory"``, ``"speed"``, ``"collection"``, ``"named"``; ``"budget"``, ``"slowdown"``
-        (`max_slowdown`), ``"planner"`` (a planner without limits).
+        What was asked for: ``"memory"``, ``"speed"``, ``"collection"``, ``"named"``; ``"budget"``,
+        ``"slowdown"`` (`max_slowdown`), ``"planner"`` (a planner without limits).
     decisions
-        One for each residual, and each tensor kept to recompute from, that is large enough to matter, in order of
-        creation.
+        One for each residual, and each tensor kept to recompute from, that is large enough to
+        matter, in order of creation.
     peak_plain, peak
-        Simulated transient peak of plain training and of this plan, bytes asked for (see `allocated_plain`, `allocated`). Of a
-        plan that was made anew to leave room for the optimizer, ``peak`` is that of the whole step.
+        Simulated transient peak of plain training and of this plan, bytes asked for (see
+        `allocated_plain`, `allocated`). Of a plan that was made anew to leave room for the
+        optimizer, ``peak`` is that of the whole step.
     activations_plain, activations
-        The most bytes of residuals (what the backward pass reads of the forward pass) at one time, in plain training and with this plan,
-        those that were computed again included; what is only passed on while they are is not.
+        The most bytes of residuals (what the backward pass reads of the forward pass) at one time,
+        in plain training and with this plan, those that were computed again included; what is only
+        passed on while they are is not.
     extra_time
         Estimated time of the recomputation, as a fraction of the plain step's.
     clones
@@ -59,13 +62,15 @@ class Plan(PlanValues):
     packed
         Whether masks were packed in bits.
     loops
-        How loops are treated, one of `memsaving_gradients.transforms.loops.selection.WAYS`; empty: as TensorFlow built them.
+        How loops are treated, one of `memsaving_gradients.transforms.loops.selection.WAYS`; empty:
+        as TensorFlow built them.
     replayed
         The loops that are replayed. Not saved in files.
     attention
         Attention (names of the softmax ops) that is computed in blocks.
     attention_kept
-        Attention that was found, but is computed as TensorFlow built it: names of the softmax ops, each with the reason.
+        Attention that was found, but is computed as TensorFlow built it: names of the softmax ops,
+        each with the reason.
     schedule
         What runs when.
     reasons
@@ -73,14 +78,17 @@ class Plan(PlanValues):
     fingerprint
         The graph that the plan is for.
     simulation_plain, simulation
-        The simulations behind these figures: bytes alive at every op, lives of all buffers. Not saved in files.
+        The simulations behind these figures: bytes alive at every op, lives of all buffers. Not
+        saved in files.
     chunks
         `allocated_plain` and `allocated`, of a plan that was read from a file.
     whole_step
-        The most bytes in chunks that the step may take with what follows the gradients (the optimizer), and with what they return
-        held to its end. ``None``: no budget, or not known: the function was not traced to its end. Not saved in files.
+        The most bytes in chunks that the step may take with what follows the gradients (the
+        optimizer), and with what they return held to its end. ``None``: no budget, or not known:
+        the function was not traced to its end. Not saved in files.
     assumed_batch
-        The batch size that stands in for an unknown dimension, and was told by nobody; ``None``: bytes are known.
+        The batch size that stands in for an unknown dimension, and was told by nobody; ``None``:
+        bytes are known.
     file
         The file that it was read from, or an empty string.
     """
@@ -97,7 +105,8 @@ class Plan(PlanValues):
         return plan_file.load(path, cls)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a JSON file, to be applied to the same graph in another process: ``gradients(..., plan=path)``.
+        """Write the plan to a JSON file, to be applied to the same graph in another process:
+        ``gradients(..., plan=path)``.
 
         Timelines and simulations are not saved; they come back when the plan is applied.
 
@@ -125,7 +134,8 @@ class Plan(PlanValues):
         return Comparison(self, other)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """The decisions as a pandas data frame, a row for each: tensor, layer, bytes, fate, reason, op_type, source.
+        """The decisions as a pandas data frame, a row for each: tensor, layer, bytes, fate, reason,
+        op_type, source.
 
         Raises
         ------
@@ -135,7 +145,8 @@ class Plan(PlanValues):
         return frames.of_plan(self)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Memory over the step, plain and planned, the largest buffers at the peak, and what becomes of each layer.
+        """Memory over the step, plain and planned, the largest buffers at the peak, and what
+        becomes of each layer.
 
         Parameters
         ----------
@@ -157,7 +168,8 @@ class Plan(PlanValues):
         return figures.plot(self, path)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page of its own with the figures of the plan, and a table of all decisions that can be sorted.
+        """Write a page of its own with the figures of the plan, and a table of all decisions that
+        can be sorted.
 
         Raises
         ------

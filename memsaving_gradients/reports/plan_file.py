@@ -1,8 +1,10 @@
-"""Plans in files: JSON with a version, a checksum, and the fingerprint of the graph that the plan is for.
+"""Plans in files: JSON with a version, a checksum, and the fingerprint of the graph that the plan
+is for.
 
-A schedule is written as a list of entries: ``[first, last]`` for originals that run one after the other and read originals, and
-``[op, copy, [copies read]]`` for any other execution. Types and checksums of ops are numbers into a table and numbers, so that
-the file of a step of a hundred thousand ops takes a few megabytes.
+A schedule is written as a list of entries: ``[first, last]`` for originals that run one after the
+other and read originals, and ``[op, copy, [copies read]]`` for any other execution. Types and
+checksums of ops are numbers into a table and numbers, so that the file of a step of a hundred
+thousand ops takes a few megabytes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ VERSION = 1
 
 #: Fields of a plan that are written as they are.
 _PLAIN = (
-    "mode planner budget planned_for peak_plain peak extra_time lower_bound optimal complete clones gating packed"
+    "mode planner budget planned_for peak_plain peak extra_time lower_bound optimal complete clones"
+    " gating packed"
 ).split()
 
 
@@ -71,8 +74,8 @@ def load(path: str | os.PathLike[str], make: type[AnyPlan]) -> AnyPlan:
         raise PlanError(
             "plan",
             shown,
-            f"has version {whole.get('version')!r}, this is memsaving_gradients' version {VERSION} of the format; plan "
-            "again, or install the version that wrote it",
+            f"has version {whole.get('version')!r}, this is memsaving_gradients' version {VERSION}"
+            " of the format; plan again, or install the version that wrote it",
         )
     body: Any = whole.get("plan")
     if whole.get("checksum") != _checksum(body):

@@ -1,4 +1,5 @@
-"""A plan in words: what it takes of what plain training takes, its limits, and a table of its largest tensors."""
+"""A plan in words: what it takes of what plain training takes, its limits, and a table of its
+largest tensors."""
 
 from __future__ import annotations
 
@@ -56,8 +57,9 @@ def _headline(plan: PlanValues) -> str:
     if not (plan.clones or plan.packed or plan.loops or stored):
         did = "nothing is run again"
     return (
-        f"{_title(plan)}: {_both(plan.allocated)} {where}, "
-        f"{format_share(plan.allocated / max(plan.allocated_plain, 1))} of plain training's {plan.allocated_plain:,}; {did}"
+        f"{_title(plan)}: {_both(plan.allocated)} {where},"
+        f" {format_share(plan.allocated / max(plan.allocated_plain, 1))} of plain training's"
+        f" {plan.allocated_plain:,}; {did}"
     )
 
 
@@ -81,8 +83,8 @@ def _limits(plan: PlanValues) -> list[str]:
         said.append(f"planner {plan.planner!r}: proven to take the least time")
     elif plan.extra_time and plan.lower_bound:
         said.append(
-            f"planner {plan.planner!r}: at most {format_share(plan.gap, 1)} of a step above the least extra time "
-            f"({format_share(plan.lower_bound, 1)})"
+            f"planner {plan.planner!r}: at most {format_share(plan.gap, 1)} of a step above the"
+            f" least extra time ({format_share(plan.lower_bound, 1)})"
         )
     elif plan.budget is not None:
         said.append(f"planner {plan.planner!r}")

@@ -93,10 +93,11 @@ class PlanValues:
 
     @property
     def allocated_plain(self) -> int:
-        """What plain training takes in the chunks of TensorFlow's BFC allocator: the figure that fractions are of.
+        """What plain training takes in the chunks of TensorFlow's BFC allocator: the figure that
+        fractions are of.
 
-        Chunks are larger than the buffers in them, by how much is chance: this is the least. A step as it runs may take a few
-        hundredths more. XLA takes one buffer for a whole program.
+        Chunks are larger than the buffers in them, by how much is chance: this is the least. A step
+        as it runs may take a few hundredths more. XLA takes one buffer for a whole program.
         """
         if self.chunks is not None:
             return self.chunks[0]
@@ -104,7 +105,8 @@ class PlanValues:
 
     @property
     def allocated(self) -> int:
-        """What this plan takes in the allocator's chunks, on average; a budget is kept with a share left to chance above it."""
+        """What this plan takes in the allocator's chunks, on average; a budget is kept with a share
+        left to chance above it."""
         if self.chunks is not None:
             return self.chunks[1]
         return chunk_bytes(_simulated(self, self.simulation), self.gating)
@@ -116,7 +118,8 @@ class PlanValues:
 
     @property
     def gap(self) -> float:
-        """How much more extra time than the lower bound the plan takes at most, as a fraction of the plain step's time."""
+        """How much more extra time than the lower bound the plan takes at most, as a fraction of
+        the plain step's time."""
         return max(0.0, self.extra_time - self.lower_bound)
 
     @property
@@ -131,7 +134,8 @@ class PlanValues:
 
     @property
     def at_peak(self) -> tuple[Alive, ...]:
-        """The largest buffers that are alive when a step with this plan takes most, largest first; two dozen at most."""
+        """The largest buffers that are alive when a step with this plan takes most, largest first;
+        two dozen at most."""
         return _simulated(self, self.simulation).largest
 
     @property
@@ -155,7 +159,7 @@ def _simulated(plan: PlanValues, simulation: Simulation | None) -> Simulation:
         raise PlanError(
             "plan",
             plan.file or plan.planner or plan.mode,
-            "was read from a file, which has no timelines; apply it (gradients(..., plan=...)) and ask "
-            "memsaving_gradients.plans for the one that was used",
+            "was read from a file, which has no timelines; apply it (gradients(..., plan=...)) and"
+            " ask memsaving_gradients.plans for the one that was used",
         )
     return simulation

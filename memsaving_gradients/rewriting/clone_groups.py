@@ -1,9 +1,10 @@
 """Which clones begin a run, and which ones it waits for.
 
-A run is what waits behind one gate. Most clones of it need no gate of their own, for they read a clone of the run. It has to
-be parted where the same op comes a second time: both clones would read the same, and be one op to the runtime. And it is
-parted where that keeps memory low: the executor runs whatever is ready, so that the second of two branches, which the schedule
-begins when the first is done, would begin, and hold its results, at the same time.
+A run is what waits behind one gate. Most clones of it need no gate of their own, for they read a
+clone of the run. It has to be parted where the same op comes a second time: both clones would read
+the same, and be one op to the runtime. And it is parted where that keeps memory low: the executor
+runs whatever is ready, so that the second of two branches, which the schedule begins when the first
+is done, would begin, and hold its results, at the same time.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ Key = tuple[int, int]
 class Runs:
     """The clones of the current run, each an op and the number of its copy.
 
-    ``open``: whether the run goes on. ``written``: bytes that all clones have written so far; ``turn``: for each clone of the run,
-    what ``written`` is when it really runs, as in :mod:`memsaving_gradients.rewriting.ordering`; ``begun``: what it was when the run
-    began; ``ops``: the ops of the run; ``unread``: clones of it that no other one reads.
+    ``open``: whether the run goes on. ``written``: bytes that all clones have written so far;
+    ``turn``: for each clone of the run, what ``written`` is when it really runs, as in
+    :mod:`memsaving_gradients.rewriting.ordering`; ``begun``: what it was when the run began;
+    ``ops``: the ops of the run; ``unread``: clones of it that no other one reads.
     """
 
     def __init__(self, graph: TrainingGraph, merging: Merging, peak: int) -> None:
@@ -56,7 +58,8 @@ class Runs:
         return any(key in self.turn for key in reads)
 
     def must_part(self, clone: Key, reads: Collection[Key], *, in_order: bool) -> bool:
-        """Whether ``clone`` has to wait for the clones of the run; ``in_order``: if it could run too early."""
+        """Whether ``clone`` has to wait for the clones of the run; ``in_order``: if it could run
+        too early."""
         if clone[0] in self.ops:
             return True
         return in_order and self._is_early(reads) and self._bytes(clone) >= self.large
@@ -73,7 +76,8 @@ class Runs:
             self.unread[clone] = None
 
     def sinks(self) -> list[Key]:
-        """The latest clones of the run that others can wait for, without changing what they are merged with."""
+        """The latest clones of the run that others can wait for, without changing what they are
+        merged with."""
         found = [
             key
             for key in self.unread

@@ -1,30 +1,37 @@
 """Making TensorFlow follow a schedule: clones, re-pointed inputs, gates.
 
-The executor runs an op as soon as its inputs are there, so a clone alone would run during the forward pass and save
-nothing. Clones come in runs: those that the schedule puts between two backward ops. A run waits, through one gate, for
-every backward op before it in the schedule that nothing else waits for, but for those that may finish beside it
-(:mod:`memsaving_gradients.rewriting.stragglers`); only the *roots* of the run (clones that read no other clone of it) need the gate, and each gate
-waits for the one before it.
+The executor runs an op as soon as its inputs are there, so a clone alone would run during the
+forward pass and save nothing. Clones come in runs: those that the schedule puts between two
+backward ops. A run waits, through one gate, for every backward op before it in the schedule that
+nothing else waits for, but for those that may finish beside it
+(:mod:`memsaving_gradients.rewriting.stragglers`); only the *roots* of the run (clones that read no
+other clone of it) need the gate, and each gate waits for the one before it.
 
-What the schedule stores is encoded right after it is made, and the roots that stand for it decode (:mod:`memsaving_gradients.rewriting.stored_values`).
+What the schedule stores is encoded right after it is made, and the roots that stand for it decode
+(:mod:`memsaving_gradients.rewriting.stored_values`).
 
-An op may have several clones. What they read tells them apart: two clones in one run would be merged, so the second
-one begins a run of its own, which waits for the clones before it; a clone that reads clones of an earlier run, or what
-was kept, is a root of its run and reads through its gate (:mod:`memsaving_gradients.rewriting.clone_groups`).
+An op may have several clones. What they read tells them apart: two clones in one run would be
+merged, so the second one begins a run of its own, which waits for the clones before it; a clone
+that reads clones of an earlier run, or what was kept, is a root of its run and reads through its
+gate (:mod:`memsaving_gradients.rewriting.clone_groups`).
 
-How a root is gated is the business of :mod:`memsaving_gradients.rewriting.gates`; originals that could run too early are that of
-:mod:`memsaving_gradients.rewriting.ordering`. Forward ops are left as they are, but
-wait now and then for what has to be stored.
+How a root is gated is the business of :mod:`memsaving_gradients.rewriting.gates`; originals that
+could run too early are that of :mod:`memsaving_gradients.rewriting.ordering`. Forward ops are left
+as they are, but wait now and then for what has to be stored.
 
-Originals and clones must be merged with others alike, or not at all, or last bits differ (:mod:`memsaving_gradients.rewriting.fusion`):
-gates stand in front of ops instead of on them, an original that has lost its backward reader is given an idle one, and
-a clone that would be merged, while its original is not, is kept apart from its reader. An op and the only one that reads it are
-merged in every copy, if each copy of the one is read by one copy of the other: schedules see to that.
+Originals and clones must be merged with others alike, or not at all, or last bits differ
+(:mod:`memsaving_gradients.rewriting.fusion`): gates stand in front of ops instead of on them, an
+original that has lost its backward reader is given an idle one, and a clone that would be merged,
+while its original is not, is kept apart from its reader. An op and the only one that reads it are
+merged in every copy, if each copy of the one is read by one copy of the other: schedules see to
+that.
 
-A sum of many addends becomes a chain of additions in the order in which TensorFlow's kernel adds them (the
-remainder of a division by eight first, then groups of eight), so that it gives the same bits and holds a few addends only.
+A sum of many addends becomes a chain of additions in the order in which TensorFlow's kernel adds
+them (the remainder of a division by eight first, then groups of eight), so that it gives the same
+bits and holds a few addends only.
 
-Cost: one op creation for each clone, about 0.1 ms. No knowledge of budgets or of how the schedule was found.
+Cost: one op creation for each clone, about 0.1 ms. No knowledge of budgets or of how the schedule
+was found.
 """
 
 from __future__ import annotations
@@ -72,8 +79,8 @@ class Rewrite:
     replaced
         Tensors that others now stand for, by reference: the results of sums that became chains.
     readers_of
-        For each reference variable (op), the clones that read it. A read of a reference variable is the variable
-        itself: whoever updates it must wait for them.
+        For each reference variable (op), the clones that read it. A read of a reference variable is
+        the variable itself: whoever updates it must wait for them.
     """
 
     rewiring: Rewiring = field(default_factory=Rewiring)
@@ -105,7 +112,8 @@ def rewrite(
     data_gates
         Gate by data edges (XLA) instead of control edges.
     updates
-        By name of a gradient's op, the ops that end what is done with the gradient, where these are built already.
+        By name of a gradient's op, the ops that end what is done with the gradient, where these are
+        built already.
     host
         The device that values are offloaded to.
     """
@@ -135,9 +143,10 @@ def rewrite(
 class _Writer:
     """The state of one pass over a schedule.
 
-    ``window``: backward ops since the last run of clones; ``runs``: the clones, and what waits for what among them.
-    ``gate``: that of the current run; ``gates``: that of each clone. ``unmerged``: ops that the runtime merges with nobody,
-    for they have several readers, and what stands for them. ``two_readers``: originals that were given an idle one.
+    ``window``: backward ops since the last run of clones; ``runs``: the clones, and what waits for
+    what among them. ``gate``: that of the current run; ``gates``: that of each clone. ``unmerged``:
+    ops that the runtime merges with nobody, for they have several readers, and what stands for
+    them. ``two_readers``: originals that were given an idle one.
     """
 
     def __init__(
@@ -211,7 +220,8 @@ class _Writer:
                     copied=self.ops.reads_from_elsewhere(entry.op),
                     matched=op.type in op_types.FUSED_WITH_SIBLING,
                 )
-        # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused, by that.
+        # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused,
+        # by that.
         inputs = [self._behind(gate, tensor) for tensor in inputs]
         copy = self.result.clones[key] = clone(op, inputs)
         self.result.rewiring.forbid_feeding(op.outputs)
@@ -225,13 +235,15 @@ class _Writer:
                 self.result.readers_of.setdefault(maker, []).append(copy)
 
     def _unfolded(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What ``tensor`` becomes when grappler has taken out multiplications by one and the like."""
+        """What ``tensor`` becomes when grappler has taken out multiplications by one and the
+        like."""
         while (source := unchanged_input(tensor.op)) is not None:
             tensor = tensor.op.inputs[source]
         return tensor
 
     def _behind(self, gate: Gate, tensor: tf.Tensor) -> tf.Tensor:
-        """What stands for ``tensor`` behind ``gate``; ``x * 1`` is made again there if x is held, for grappler makes one of both."""
+        """What stands for ``tensor`` behind ``gate``; ``x * 1`` is made again there if x is held,
+        for grappler makes one of both."""
         again: list[tuple[tf.Tensor, int]] = []
         source = tensor
         while source.ref() not in gate.held:
@@ -247,7 +259,8 @@ class _Writer:
         return held
 
     def store(self) -> None:
-        """Store what the schedule stores; the forward pass must not run ahead of that, or all of it would be there at once."""
+        """Store what the schedule stores; the forward pass must not run ahead of that, or all of it
+        would be there at once."""
         for op in sorted(self.loads.stored):
             self.loads.parts(op)
         if self.holds is not None:
@@ -262,14 +275,16 @@ class _Writer:
             self._open_gate(key)
         gate = self.gate
         if self.runs.must_part(key, (), in_order=self.barriers is None):
-            # A gate of its own: the run goes on, or clones would not be merged as their originals are.
+            # A gate of its own: the run goes on, or clones would not be merged as their originals
+            # are.
             gate = self._behind_run(op)
         parts = self.loads.parts(entry.op)
         for part in parts:
             gate.hold(op.name, [part], [False])
         held = [gate.held.get(part.ref(), part) for part in parts]
         if self.loads.stored[entry.op].means == OFFLOAD:
-            # A transfer begins when its source is there: that has to wait, elsewhere, and not the arrival.
+            # A transfer begins when its source is there: that has to wait, elsewhere, and not the
+            # arrival.
             held = [stays_elsewhere(part) for part in held]
         self.result.clones[key] = self.loads.load(key, held).op
         self.gates[key] = gate
@@ -278,14 +293,16 @@ class _Writer:
     def leave_two_readers(self, tensor: tf.Tensor) -> None:
         """Put an idle reader in the place of the backward op that will read a clone.
 
-        The original had two readers and was not merged with the other; with one it would be, and its clone would not.
+        The original had two readers and was not merged with the other; with one it would be, and
+        its clone would not.
         """
         if isinstance(self.gate, ControlGate) and tensor.ref() not in self.two_readers:
             self.two_readers.add(tensor.ref())
             graphs.add_control_inputs(self.gate.opens, [gated(tensor, [], tensor.op.name).op])
 
     def finish(self) -> None:
-        """Keep ops with a single reader from being merged with it where those that they stand for were not."""
+        """Keep ops with a single reader from being merged with it where those that they stand for
+        were not."""
         for op, copy in self.unmerged:
             readers = [(reader, out) for out in copy.outputs for reader in out.consumers()]
             # The readers of an op as built may lead nowhere, and be pruned.
@@ -380,7 +397,8 @@ class _Writer:
         sinks = self.runs.sinks()
         clones = [self.result.clones[key] for key in sinks]
         if self.barriers is None:
-            # A control edge would keep a clone from being fused as its original is; the reader of a result does not.
+            # A control edge would keep a clone from being fused as its original is; the reader of a
+            # result does not.
             triggers = [
                 gated(copy.outputs[0], [], self.ops.ops[op].name).op
                 if copy.type in op_types.FUSED
@@ -391,7 +409,8 @@ class _Writer:
         return DataGate.after(clones, root, self.gate)
 
     def _sinks(self) -> list[int]:
-        """Backward ops of the window whose results no other op of it reads; at first, the ends of forward as well.
+        """Backward ops of the window whose results no other op of it reads; at first, the ends of
+        forward as well.
 
         No device waits for another one but for what it reads.
         """

@@ -1,17 +1,22 @@
 """At which place of a schedule an op has run, with all that the runtime merges it with.
 
-What is merged runs when all of it can. Whatever waits by a control edge for an op that becomes a part of a later one waits for the later
-one, and closes a cycle if that needs it in turn. oneDNN's layout pass merges all the same (``mkl_layout_pass.cc``): a convolution and the
-addition of its bias, a padding and its convolution, the gradients of a filter and of the bias. The remapper does not fuse what
-is waited for (``remapper.cc``, ``pattern_utils.cc``), so that it has other last bits than in plain training.
+What is merged runs when all of it can. Whatever waits by a control edge for an op that becomes a
+part of a later one waits for the later one, and closes a cycle if that needs it in turn. oneDNN's
+layout pass merges all the same (``mkl_layout_pass.cc``): a convolution and the addition of its
+bias, a padding and its convolution, the gradients of a filter and of the bias. The remapper does
+not fuse what is waited for (``remapper.cc``, ``pattern_utils.cc``), so that it has other last bits
+than in plain training.
 
-So each execution has its place in the schedule, and the place at which it *has run*: that of the last one which is merged with it, or with
-something that it needs. If control edges lead from what has run at its own place, and to what comes later, no cycle can be closed: along
-the edges of the graph of merged ops, the places at which these have run do not fall, and along control edges they rise. (That of two gradients
-that are merged is the filter's. What the bias's reads, the filter's reads as well, and nothing makes the bias's wait.)
+So each execution has its place in the schedule, and the place at which it *has run*: that of the
+last one which is merged with it, or with something that it needs. If control edges lead from what
+has run at its own place, and to what comes later, no cycle can be closed: along the edges of the
+graph of merged ops, the places at which these have run do not fall, and along control edges they
+rise. (That of two gradients that are merged is the filter's. What the bias's reads, the filter's
+reads as well, and nothing makes the bias's wait.)
 
-Values are numbered as grappler sees them: views give what they read, and equal ops what the first of them gives. Linear in the edges,
-but for one bit for each execution and each bias gradient whose filter gradient comes later.
+Values are numbered as grappler sees them: views give what they read, and equal ops what the first
+of them gives. Linear in the edges, but for one bit for each execution and each bias gradient whose
+filter gradient comes later.
 """
 
 from __future__ import annotations
@@ -29,7 +34,8 @@ __all__ = ["Places", "is_alone"]
 
 #: An op and the number of its copy.
 Key = tuple[int, int]
-#: A value as grappler sees it: the place of the first execution that makes it, and the number of the output.
+#: A value as grappler sees it: the place of the first execution that makes it, and the number of
+#: the output.
 Value = tuple[int, int]
 
 _NONE: frozenset[str] = frozenset()
@@ -38,7 +44,8 @@ _NONE: frozenset[str] = frozenset()
 def is_alone(step: CapturedStep, position: int) -> bool:
     """Whether an op may be merged with the only one that reads it.
 
-    Backward ops that were not captured lead nowhere and are pruned; so may be forward ops that were not.
+    Backward ops that were not captured lead nowhere and are pruned; so may be forward ops that were
+    not.
     """
     return bool(step.graph.fuses[position]) and len(step.source.readers[position]) < 2
 
@@ -49,7 +56,8 @@ class Places:
     Attributes
     ----------
     ends
-        Backward ops that the remapper may fuse with what they read, and with nothing that reads them: waiting for them would prevent it.
+        Backward ops that the remapper may fuse with what they read, and with nothing that reads
+        them: waiting for them would prevent it.
     """
 
     def __init__(self, step: CapturedStep, steps: Sequence[Step]) -> None:
@@ -67,7 +75,8 @@ class Places:
             self._until.append(max(now, last[first], merged.get(now, now), *before))
 
     def has_run(self, key: Key, before: Key) -> bool:
-        """Whether an execution has run when another one has its turn; what is not in the schedule always has."""
+        """Whether an execution has run when another one has its turn; what is not in the schedule
+        always has."""
         return self.until(key) <= self._place.get(before, self.place(key))
 
     def place(self, key: Key) -> int:
@@ -80,7 +89,8 @@ class Places:
         return place if place < 0 else self._until[place]
 
     def _with_readers(self) -> list[int]:
-        """For each execution, the place of the last one of those that it is merged with as what these read."""
+        """For each execution, the place of the last one of those that it is merged with as what
+        these read."""
         steps, reads, kinds = self._steps, self._values.reads, self._kinds
         last = [*range(len(steps))]
         inner = [False] * len(steps)
@@ -92,7 +102,8 @@ class Places:
                 if kind in op_types.FUSES_WITH.get(kinds[maker], _NONE):
                     fuses = is_alone(self._step, steps[maker].op)
                     fused |= fuses
-                    # What has several readers in the graph may have one of them left when the rest is folded.
+                    # What has several readers in the graph may have one of them left when the rest
+                    # is folded.
                     if fuses or (
                         kind in op_types.MERGED_WITH_READER.get(kinds[maker], _NONE)
                         and len(readers[maker]) == 1
@@ -104,7 +115,8 @@ class Places:
         return last
 
     def _readers(self) -> list[set[int]]:
-        """For each execution, those that read it, equal ones as one; neither views nor what reads shapes."""
+        """For each execution, those that read it, equal ones as one; neither views nor what reads
+        shapes."""
         found: list[set[int]] = [set() for _ in self._steps]
         for now, entry in enumerate(self._steps):
             op = self._step.source.ops[entry.op]
@@ -114,7 +126,8 @@ class Places:
         return found
 
     def _with_filters(self) -> dict[int, int]:
-        """For bias gradients, the last place of a filter gradient that reads the same and comes later."""
+        """For bias gradients, the last place of a filter gradient that reads the same and comes
+        later."""
         filters: dict[Value, list[int]] = {}
         later: dict[int, list[int]] = {}
         # A clone reads what is not cloned with it through its gate: it is merged with no original.
@@ -129,7 +142,8 @@ class Places:
                     filters.setdefault(value, []).append(now)
         bits = {now: 1 << k for k, now in enumerate(later)}
         needed = _needed(self._values.needs, bits) if bits else []
-        # A filter gradient that needs the bias gradient is not merged with it: plain training would not run.
+        # A filter gradient that needs the bias gradient is not merged with it: plain training would
+        # not run.
         return {
             now: max((f for f in found if not needed[f] & bits[now]), default=now)
             for now, found in later.items()
@@ -139,7 +153,8 @@ class Places:
 class _Values:
     """The values of a schedule as grappler sees them.
 
-    ``reads``: what each execution reads; ``needs``: the places of those that it needs; ``first``: the first one that is the same op.
+    ``reads``: what each execution reads; ``needs``: the places of those that it needs; ``first``:
+    the first one that is the same op.
     """
 
     def __init__(self, ops: OpGraph, steps: Sequence[Step]) -> None:

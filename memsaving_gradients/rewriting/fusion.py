@@ -1,10 +1,13 @@
-"""Which ops the runtime makes one of: what must be neither parted nor joined by a rewrite, and what may be waited for.
+"""Which ops the runtime makes one of: what must be neither parted nor joined by a rewrite, and what
+may be waited for.
 
-Grappler's remapper and oneDNN fuse a product, the addition behind it and an activation where nothing else reads the
-values between; constant folding moves a constant factor past the op before it; equal ops become one. The results of the merged
-have other last bits, so that an original and its clone must be merged alike, and nothing is put between two ops that may be.
-Control edges lead from ops that have run at their own place in the schedule, whatever is merged (:mod:`memsaving_gradients.rewriting.fused_places`).
-Rules of TensorFlow 2.16 to 2.21; what is not known here costs last bits at most.
+Grappler's remapper and oneDNN fuse a product, the addition behind it and an activation where
+nothing else reads the values between; constant folding moves a constant factor past the op before
+it; equal ops become one. The results of the merged have other last bits, so that an original and
+its clone must be merged alike, and nothing is put between two ops that may be. Control edges lead
+from ops that have run at their own place in the schedule, whatever is merged
+(:mod:`memsaving_gradients.rewriting.fused_places`). Rules of TensorFlow 2.16 to 2.21; what is not
+known here costs last bits at most.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ class Merging:
     Attributes
     ----------
     twin_of
-        For each backward op that equals an earlier one, that one. Ops that read different copies are equal no longer.
+        For each backward op that equals an earlier one, that one. Ops that read different copies
+        are equal no longer.
     """
 
     def __init__(self, step: CapturedStep, steps: Sequence[Step] = ()) -> None:
@@ -50,9 +54,11 @@ class Merging:
         self._first: dict[int, dict[tuple[int, ...], int]] = {}
 
     def may_be_waited_for(self, position: int, copy: int = 0) -> bool:
-        """Whether a control edge from an execution leaves what it is merged with as it is, and closes no cycle.
+        """Whether a control edge from an execution leaves what it is merged with as it is, and
+        closes no cycle.
 
-        It does neither if the execution, or what it needs, is a part of what runs later. Nor may anything wait for an op that may be dead.
+        It does neither if the execution, or what it needs, is a part of what runs later. Nor may
+        anything wait for an op that may be dead.
         """
         ops = self._step.source
         if ops.ops[position].type in op_types.MERGED_AT_RUN_TIME or position in ops.conditional:
@@ -60,7 +66,8 @@ class Merging:
         return self._places.has_run((position, copy), (position, copy))
 
     def has_run(self, position: int, before: int) -> bool:
-        """Whether an original has run, with all that it is merged with, when the original at ``before`` has its turn."""
+        """Whether an original has run, with all that it is merged with, when the original at
+        ``before`` has its turn."""
         return self._places.has_run((position, 0), (before, 0))
 
     def place(self, position: int) -> int:
@@ -68,11 +75,13 @@ class Merging:
         return self._places.place((position, 0))
 
     def until(self, position: int) -> int:
-        """The place in the schedule at which an original has run, with all that it is merged with."""
+        """The place in the schedule at which an original has run, with all that it is merged
+        with."""
         return self._places.until((position, 0))
 
     def trigger(self, op: tf.Operation) -> tf.Operation:
-        """What to wait for instead of ``op``: an idle reader, if a control edge would keep ``op`` from being fused with what it reads."""
+        """What to wait for instead of ``op``: an idle reader, if a control edge would keep ``op``
+        from being fused with what it reads."""
         if op not in self._ends:
             return op
         if op not in self._idle:
@@ -80,13 +89,15 @@ class Merging:
         return self._idle[op]
 
     def merges(self, position: int) -> bool:
-        """Whether an op may be merged with the only one that reads it; see :func:`memsaving_gradients.rewriting.fused_places.is_alone`."""
+        """Whether an op may be merged with the only one that reads it; see
+        :func:`memsaving_gradients.rewriting.fused_places.is_alone`."""
         return is_alone(self._step, position)
 
     def pass_backward(self, entry: Step) -> list[int]:
         """Note which copies a backward op reads; call for all of them, in order.
 
-        Returns the ops that equaled each other as built and do so no longer: they were one op with the readers of all.
+        Returns the ops that equaled each other as built and do so no longer: they were one op with
+        the readers of all.
         """
         family = self._family.get(entry.op)
         if family is None:

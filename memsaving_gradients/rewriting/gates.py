@@ -1,11 +1,13 @@
 """Gates: what the roots of a run of clones wait for, in the two forms that survive compilation.
 
-For TensorFlow's executor a gate is an identity in front of the root, which waits for its triggers by control edges and
-is exempt from grappler. A control edge on the root itself would order as well, but keeps grappler from fusing the root
-into kernels that its original is fused into, and fused kernels give other last bits.
+For TensorFlow's executor a gate is an identity in front of the root, which waits for its triggers
+by control edges and is exempt from grappler. A control edge on the root itself would order as well,
+but keeps grappler from fusing the root into kernels that its original is fused into, and fused
+kernels give other last bits.
 
-XLA drops control edges and merges equal ops. There the root reads an input through an identity that XLA cannot look through,
-and that needs a gradient computed just before the run (:mod:`graph_tools.editing.opaque`).
+XLA drops control edges and merges equal ops. There the root reads an input through an identity that
+XLA cannot look through, and that needs a gradient computed just before the run
+(:mod:`graph_tools.editing.opaque`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Gate(Protocol):
         copied: bool = False,
         matched: bool = False,
     ) -> None:
-        """Hold back one of ``inputs`` until the gate opens, none that is ``constant``; ``reader``, ``copied``: see `gated`.
+        """Hold back one of ``inputs`` until the gate opens, none that is ``constant``; ``reader``,
+        ``copied``: see `gated`.
 
         ``matched``: what stands for it must have no control edges, or its readers are not fused.
         """
@@ -58,10 +61,12 @@ def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int |
 
 
 def fixed_inputs(op: tf.Operation, constant: Sequence[bool]) -> Sequence[bool]:
-    """Which inputs of ``op`` are not to be held back: constants, and those that would not hold all of it back.
+    """Which inputs of ``op`` are not to be held back: constants, and those that would not hold all
+    of it back.
 
-    The executor knows no branches and no loops, only the ops in them. Those of a branch run when its predicate is known, and those of a
-    loop's first step when its condition is, each as soon as what itself reads is there.
+    The executor knows no branches and no loops, only the ops in them. Those of a branch run when
+    its predicate is known, and those of a loop's first step when its condition is, each as soon as
+    what itself reads is there.
     """
     if op.type in loops.BRANCHES:
         decides = [k == 0 for k in range(len(op.inputs))]
@@ -77,7 +82,8 @@ def fixed_inputs(op: tf.Operation, constant: Sequence[bool]) -> Sequence[bool]:
 
 
 def _rank(tensor: tf.Tensor) -> tuple[bool, bool, int]:
-    """Computed values before variables and fed inputs (whose address others may hold), floats before the rest."""
+    """Computed values before variables and fed inputs (whose address others may hold), floats
+    before the rest."""
     size = tensor_bytes(tensor)
     computed = tensor.op.type not in op_types.SOURCES
     return computed, tensor.dtype.is_floating, size.fixed + size.per_example
@@ -93,7 +99,8 @@ def gated(
 ) -> tf.Tensor:
     """``tensor``, available only when ``triggers`` have run; the same buffer.
 
-    ``reader``: the device of the op that reads it. If it is ``copied`` there, the copy is held back, so that no device waits for another one.
+    ``reader``: the device of the op that reads it. If it is ``copied`` there, the copy is held
+    back, so that no device waits for another one.
     """
     device = reader if copied or not tensor.device else tensor.device
     return graphs.create_held(tensor, name + "_held", triggers, device)
@@ -110,7 +117,8 @@ class ControlGate:
     def after(
         cls, triggers: Sequence[tf.Operation], root: tf.Operation, before: ControlGate | None
     ) -> ControlGate:
-        """A gate before ``root``, on its device, that opens when ``triggers`` have run, and not before the gate before it."""
+        """A gate before ``root``, on its device, that opens when ``triggers`` have run, and not
+        before the gate before it."""
         waits_for = [*triggers, *([before.opens] if before else [])]
         return cls(graphs.create_gate(root.graph, root.name + "_gate", waits_for, root.device))
 
@@ -143,7 +151,8 @@ class DataGate:
     def after(
         cls, triggers: Sequence[tf.Operation], root: tf.Operation, before: DataGate | None
     ) -> DataGate:
-        """A gate that opens when the last of ``triggers`` has run (XLA keeps no closer order for more of them)."""
+        """A gate that opens when the last of ``triggers`` has run (XLA keeps no closer order for
+        more of them)."""
         numbers = [
             out
             for op in triggers

@@ -1,20 +1,25 @@
 """What a step does with its gradients, and its place in the order of the step.
 
-A budget is planned before the optimizer's ops exist, and gradients are rewired before anybody reads them; but when the
-function is traced to its end, all ops are there. `Updates` is the graph of those that were created after the gradients.
+A budget is planned before the optimizer's ops exist, and gradients are rewired before anybody reads
+them; but when the function is traced to its end, all ops are there. `Updates` is the graph of those
+that were created after the gradients.
 
-**What needs no gradient waits for one** (`Updates.defer`). An optimizer multiplies momenta, decays weights and averages before it looks
-at a gradient, and the executor runs what needs no gradient as soon as the step begins: each result, as large as a variable,
-then lives through the forward pass until its gradient comes. Where such an op works on a variable that is read for it, the read gets
-control edges from what the op meets: the gradients, or what is made of them, that the first op behind it reads which needs
-any. So kernels are fused and folded as they were. What meets no gradient (metrics), or those of several variables (a learning
-rate), or reads activations, which it would keep alive, is left alone, and so is a read whose wait would close a cycle.
+**What needs no gradient waits for one** (`Updates.defer`). An optimizer multiplies momenta, decays
+weights and averages before it looks at a gradient, and the executor runs what needs no gradient as
+soon as the step begins: each result, as large as a variable, then lives through the forward pass
+until its gradient comes. Where such an op works on a variable that is read for it, the read gets
+control edges from what the op meets: the gradients, or what is made of them, that the first op
+behind it reads which needs any. So kernels are fused and folded as they were. What meets no
+gradient (metrics), or those of several variables (a learning rate), or reads activations, which it
+would keep alive, is left alone, and so is a read whose wait would close a cycle.
 
-**What is done with one gradient alone has an end** (`Updates.ends`), for which what follows in the backward pass can wait. An update
-takes a few times what its gradient does, and those of several large weights are easily late together.
+**What is done with one gradient alone has an end** (`Updates.ends`), for which what follows in the
+backward pass can wait. An update takes a few times what its gradient does, and those of several
+large weights are easily late together.
 
-Control edges change no value: TensorFlow orders reads and updates of a variable by edges of its own, and these are kept. O(ops after
-the gradients), but for the search for a cycle, which ends as soon as what follows the waiting op is known.
+Control edges change no value: TensorFlow orders reads and updates of a variable by edges of its
+own, and these are kept. O(ops after the gradients), but for the search for a cycle, which ends as
+soon as what follows the waiting op is known.
 """
 
 from __future__ import annotations
@@ -35,7 +40,8 @@ from graph_tools.tf_private import graphs
 
 __all__ = ["Updates"]
 
-#: What waits for one of these prevents, or changes, how it is merged with others, or waits for nothing.
+#: What waits for one of these prevents, or changes, how it is merged with others, or waits for
+#: nothing.
 _NOT_WAITED_FOR = op_types.FUSED | op_types.MERGED_AT_RUN_TIME | op_types.VIEWS
 
 #: Tensors of at most so many bytes may be kept alive: losses, counters.
@@ -82,7 +88,8 @@ class Updates:
         return self.built.order()
 
     def defer(self, home: Home | None = None) -> int:
-        """Let what needs no gradient wait for the gradient that it meets; how many reads of variables got control edges.
+        """Let what needs no gradient wait for the gradient that it meets; how many reads of
+        variables got control edges.
 
         ``home``: the device on which to do so, where there are several; none waits for another one.
         """
@@ -101,7 +108,8 @@ class Updates:
             if home is not None:
                 triggers = [trigger for trigger in triggers if home.has(trigger)]
             if triggers and owner[meeting] is None:
-                # Gradients that are scaled together are there together; what meets them is made one by one.
+                # Gradients that are scaled together are there together; what meets them is made one
+                # by one.
                 triggers += [last] if last is not None else []
                 last = self._used_by(meeting)
             if triggers and not any(self.built.leads(op, other) for other in triggers):
@@ -115,7 +123,8 @@ class Updates:
     def _is_worked_on(
         self, op: tf.Operation, owner: Mapping[tf.Operation, tf.Operation | None]
     ) -> bool:
-        """Whether an op reads a variable of more than a few numbers, and others make something of it before a gradient is needed."""
+        """Whether an op reads a variable of more than a few numbers, and others make something of
+        it before a gradient is needed."""
         return (
             op.type in op_types.READS
             and tensor_bytes(op.outputs[0]).at(1) > SMALL
@@ -134,7 +143,8 @@ class Updates:
     def _triggers(
         self, meeting: tf.Operation, owner: Mapping[tf.Operation, tf.Operation | None]
     ) -> list[tf.Operation]:
-        """What ``meeting`` needs that needs gradients, back to what may be waited for without being merged or fused otherwise."""
+        """What ``meeting`` needs that needs gradients, back to what may be waited for without being
+        merged or fused otherwise."""
         found: dict[tf.Operation, None] = {}
         stack = [other for other in self.steps.before(meeting) if other in owner]
         while stack:
@@ -153,7 +163,8 @@ class Updates:
     def take_memory(self, outputs: Collection[tf.Tensor], batch: int) -> float:
         """How many bytes there may be beside gradients: infinitely many if variables are updated.
 
-        Else what is read of the forward and the backward pass, which would be let go, and what is returned (``outputs``).
+        Else what is read of the forward and the backward pass, which would be let go, and what is
+        returned (``outputs``).
         """
         changes = op_types.ASSIGNS | op_types.UPDATES_IN_PLACE
         if any(op.type in changes for op in self.operations):
@@ -168,9 +179,11 @@ class Updates:
         return float(sum(tensor_bytes(tensor).at(batch) for tensor in kept.values()))
 
     def split(self, rewiring: Rewiring) -> None:
-        """Let no op wait for gradients that it does not read: views of several tensors at once are read past.
+        """Let no op wait for gradients that it does not read: views of several tensors at once are
+        read past.
 
-        Keras passes all gradients through one, which grappler splits; but a backward op cannot wait for what comes after it.
+        Keras passes all gradients through one, which grappler splits; but a backward op cannot wait
+        for what comes after it.
         """
         for op in self.operations:
             for k, tensor in enumerate(op.inputs):
@@ -179,9 +192,11 @@ class Updates:
         self.built = self.steps
 
     def ends(self) -> dict[tf.Operation, list[tf.Operation]]:
-        """For each op that makes gradients, the ops that end what is done with these alone; call after `split`.
+        """For each op that makes gradients, the ops that end what is done with these alone; call
+        after `split`.
 
-        What reads others of the backward pass than gradients is not known to be there when its gradient is.
+        What reads others of the backward pass than gradients is not known to be there when its
+        gradient is.
         """
         owner = self._owners(strictly=True)
         found: dict[tf.Operation, list[tf.Operation]] = defaultdict(list)
@@ -219,10 +234,11 @@ class Updates:
     def _meetings(
         self, owner: Mapping[tf.Operation, tf.Operation | None]
     ) -> dict[tf.Operation, tf.Operation | None]:
-        """For each op that needs no gradient, the first one that needs it, maybe through others, and a gradient.
+        """For each op that needs no gradient, the first one that needs it, maybe through others,
+        and a gradient.
 
-        ``None``: there are several, and they need different gradients. Of what needs one gradient and what needs several the
-        former comes first.
+        ``None``: there are several, and they need different gradients. Of what needs one gradient
+        and what needs several the former comes first.
         """
         place = {op: k for k, op in enumerate(self.order)}
         found: dict[tf.Operation, tf.Operation | None] = {}

@@ -1,13 +1,15 @@
 """Making original backward ops run when they are due, not when they could.
 
-The executor runs an op as soon as its inputs are there. A backward op that reads forward values alone is ready during the
-forward pass; where it would hold much memory long before its turn, it waits for an op shortly before it in the schedule. Near the
-peak, the order of the ops that make and read large buffers decides how high it is: those run strictly one after the other.
-And where folding combines the second factor of a product with a constant of the product's reader, that
-is an op of its own, which waits for the first factor.
+The executor runs an op as soon as its inputs are there. A backward op that reads forward values
+alone is ready during the forward pass; where it would hold much memory long before its turn, it
+waits for an op shortly before it in the schedule. Near the peak, the order of the ops that make and
+read large buffers decides how high it is: those run strictly one after the other. And where folding
+combines the second factor of a product with a constant of the product's reader, that is an op of
+its own, which waits for the first factor.
 
-To wait is to read one input through an identity with control edges (:func:`memsaving_gradients.rewriting.gates.gated`). Forward ops are
-left as they are, and so is every edge whose ends may be merged (:mod:`memsaving_gradients.rewriting.fusion`).
+To wait is to read one input through an identity with control edges
+(:func:`memsaving_gradients.rewriting.gates.gated`). Forward ops are left as they are, and so is
+every edge whose ends may be merged (:mod:`memsaving_gradients.rewriting.fusion`).
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ __all__ = ["Holds"]
 EARLY_SHARE = 1 / 512
 #: … and if other ops write this share of the peak before its turn.
 SLACK_SHARE = 1 / 8
-#: Ops of the backward pass that make or read a buffer of at least this share of the peak run one after the other, …
+#: Ops of the backward pass that make or read a buffer of at least this share of the peak run one
+#: after the other, …
 HUGE_SHARE = 1 / 48
 #: … where at least this share of the peak is alive.
 CLOSE_SHARE = 1 / 2
-#: Addends of sums that together take this share of the peak are made one by one, each when the last one has been added.
+#: Addends of sums that together take this share of the peak are made one by one, each when the last
+#: one has been added.
 LONG_SHARE = 1 / 8
 #: Of those that cannot be made to wait, so many of the latest are waited for together.
 MOST_TRIGGERS = 8
@@ -49,10 +53,11 @@ _NOTHING_WAITS_FOR = op_types.MERGED_AT_RUN_TIME | op_types.VIEWS
 class Holds:
     """The state of one pass over a schedule.
 
-    ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what ``written`` is when it
-    has really run; ``on_time``: ops that run when they are due, as things to wait for; ``close``: whether the executions to
-    come are close to the peak; ``last_huge``: the latest of those that touch huge buffers, near the peak the end of their line.
-    ``_added_until``: for each sum the place at which all addends so far have run (`Merging.until`).
+    ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what
+    ``written`` is when it has really run; ``on_time``: ops that run when they are due, as things to
+    wait for; ``close``: whether the executions to come are close to the peak; ``last_huge``: the
+    latest of those that touch huge buffers, near the peak the end of their line. ``_added_until``:
+    for each sum the place at which all addends so far have run (`Merging.until`).
     """
 
     _originals = repeat(0)
@@ -81,12 +86,14 @@ class Holds:
         self.close = iter((simulation.bytes_alive >= peak * CLOSE_SHARE).tolist())
 
     def place(self, entry: Step, op: tf.Operation) -> None:
-        """Give ``op``, which runs ``entry``, its place in the order; call for all executions, in order."""
+        """Give ``op``, which runs ``entry``, its place in the order; call for all executions, in
+        order."""
         backward = not entry.copy and entry.op >= self.graph.first_backward
         if backward:
             self._hold_factor(entry)
         self._hold_if_early(entry, op)
-        # An op far from the peak waits for nobody, but the first one that is close waits for it: it may still hold what it reads.
+        # An op far from the peak waits for nobody, but the first one that is close waits for it: it
+        # may still hold what it reads.
         huge, close = self._is_huge(entry, op), next(self.close)
         lined_up = huge and close
         held = backward and self._hold_in_line(entry.op, lined_up)
@@ -101,12 +108,14 @@ class Holds:
         if huge and self._may_trigger(entry, op):
             # So is a gradient until it has been used, where it is known for what.
             ends = self.updates.get(self.ops.ops[entry.op].name) or [op]
-            # What could not be made to wait takes its place beside those that it should have waited for. Filter gradients
-            # are such: until they have run, they hold a recomputed input, which what comes next must not add to.
+            # What could not be made to wait takes its place beside those that it should have waited
+            # for. Filter gradients are such: until they have run, they hold a recomputed input,
+            # which what comes next must not add to.
             self.last_huge = [*ends] if held else [*self.last_huge[-MOST_TRIGGERS:], *ends]
 
     def _hold_in_line(self, position: int, lined_up: bool) -> bool:
-        """Let an original wait for the end of the line, and for the last additions of the large sums that it makes an addend of."""
+        """Let an original wait for the end of the line, and for the last additions of the large
+        sums that it makes an addend of."""
         line = self.last_huge if lined_up else []
         if self._have_run(self.sums.of(position), position):
             line = [*line, *self.sums.last_of(position, self.long)]
@@ -114,14 +123,17 @@ class Holds:
         return bool(waits_for) and self.hold_back(position, list(waits_for))
 
     def _have_run(self, sums: Sequence[int], position: int) -> bool:
-        """Whether what was added so far in sums has run when the op at ``position`` has its turn: nothing of it is merged with later ops."""
+        """Whether what was added so far in sums has run when the op at ``position`` has its turn:
+        nothing of it is merged with later ops."""
         place = self.merging.place(position)
         return all(self._added_until.get(total, place) <= place for total in sums)
 
     def _hold_factor(self, entry: Step) -> None:
-        """Let the second input of an op wait for the first where folding combines it with a constant of the op's reader.
+        """Let the second input of an op wait for the first where folding combines it with a
+        constant of the op's reader.
 
-        That makes an op of its own, which would run, and hold its result, as soon as the second input is there.
+        That makes an op of its own, which would run, and hold its result, as soon as the second
+        input is there.
         """
         position, op = entry.op, self.ops.ops[entry.op]
         if not self.step.takes[position] or self.ops.reads_constant(position):
@@ -148,11 +160,12 @@ class Holds:
         self.rewiring.point(op, 1, self._gated(position, 1, [waits_for]))
 
     def _hold_if_early(self, entry: Step, op: tf.Operation) -> None:
-        """Let an original op wait for its turn if it is ready long before and would hold much memory until then.
+        """Let an original op wait for its turn if it is ready long before and would hold much
+        memory until then.
 
-        ``turn`` of an op is how many bytes the schedule has written when the op has run. An op is on time if one of its
-        inputs was made, on time, not long before. What is not on time runs as soon as its inputs are there: its turn
-        comes right after theirs.
+        ``turn`` of an op is how many bytes the schedule has written when the op has run. An op is
+        on time if one of its inputs was made, on time, not long before. What is not on time runs as
+        soon as its inputs are there: its turn comes right after theirs.
         """
         graph, position = self.graph, entry.op
         due = self.written
@@ -199,7 +212,8 @@ class Holds:
         return max(sizes, default=0) >= self.huge and op.type not in _NOTHING_WAITS_FOR
 
     def _may_trigger(self, entry: Step, op: tf.Operation) -> bool:
-        """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it may be fused into as they are."""
+        """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it
+        may be fused into as they are."""
         if not self.merging.may_be_waited_for(entry.op, entry.copy):
             return False
         return entry.op >= self.graph.first_backward or op.type not in op_types.FUSED
@@ -213,7 +227,8 @@ class Holds:
         return True
 
     def hold_back(self, position: int, triggers: Sequence[tf.Operation]) -> bool:
-        """Let an original wait for ``triggers``, unless that could change which kernels it is fused into."""
+        """Let an original wait for ``triggers``, unless that could change which kernels it is fused
+        into."""
         op = self.ops.ops[position]
         if op.type in _UNORDERED or not self.ops.here[position]:
             return False
@@ -235,7 +250,8 @@ class Holds:
         return True
 
     def _gated(self, position: int, index: int, triggers: Sequence[tf.Operation]) -> tf.Tensor:
-        """An input of an original, behind ``triggers``: on the device of the original, which no other one is to wait for."""
+        """An input of an original, behind ``triggers``: on the device of the original, which no
+        other one is to wait for."""
         op = self.ops.ops[position]
         copied = self.ops.reads_from_elsewhere(position)
         waits_for = [self.merging.trigger(other) for other in triggers]

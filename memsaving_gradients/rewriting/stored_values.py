@@ -1,10 +1,12 @@
 """Storing residuals when they are made, and loading them when the backward pass reads them.
 
-Encoding is plain ops: an op beside the forward readers, whose result is all that is alive between the passes, and one in the backward
-pass that decodes it, behind a gate like any other root of a run.
+Encoding is plain ops: an op beside the forward readers, whose result is all that is alive between
+the passes, and one in the backward pass that decodes it, behind a gate like any other root of a
+run.
 
-Offloading is identities: one on the host, which the tensor is sent to as soon as it is made; one on the host that stands behind a gate, for
-a transfer back begins when what it sends is there; and one on the device that reads this one.
+Offloading is identities: one on the host, which the tensor is sent to as soon as it is made; one on
+the host that stands behind a gate, for a transfer back begins when what it sends is there; and one
+on the device that reads this one.
 """
 
 from __future__ import annotations

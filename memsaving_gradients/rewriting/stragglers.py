@@ -1,9 +1,12 @@
-"""Backward ops that a run of clones need not wait for, so that another thread finishes them meanwhile.
+"""Backward ops that a run of clones need not wait for, so that another thread finishes them
+meanwhile.
 
-Clones wait for the backward ops before them: what these read is free by then. But a run of clones is a line, one op after the other,
-and where a filter gradient could run beside it, waiting for that leaves a processor idle. An op whose result no other op of the
-step reads, a straggler, may run until the next gate opens, if what it reads and makes has room below the peak all the while. That gains
-time in networks of many small ops, whose kernels do not keep all processors busy, and nothing in plans that are near the peak all the time.
+Clones wait for the backward ops before them: what these read is free by then. But a run of clones
+is a line, one op after the other, and where a filter gradient could run beside it, waiting for that
+leaves a processor idle. An op whose result no other op of the step reads, a straggler, may run
+until the next gate opens, if what it reads and makes has room below the peak all the while. That
+gains time in networks of many small ops, whose kernels do not keep all processors busy, and nothing
+in plans that are near the peak all the time.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ class Stragglers:
         self._left: list[int] = []
 
     def waited_for(self, ops: Sequence[int], clone: tuple[int, int]) -> list[int]:
-        """What a gate waits for: of ``ops``, the last ones before it, all but stragglers; and the stragglers of the gate before.
+        """What a gate waits for: of ``ops``, the last ones before it, all but stragglers; and the
+        stragglers of the gate before.
 
         ``clone``: the op and the number of the copy that the run behind the gate begins with.
         """
@@ -55,7 +59,8 @@ class Stragglers:
 
 
 def _room(schedule: Schedule, simulation: Simulation) -> dict[tuple[int, int], int]:
-    """For the first clone of each run, the bytes below the peak from then until the next run begins."""
+    """For the first clone of each run, the bytes below the peak from then until the next run
+    begins."""
     steps = schedule.steps
     begins = [k for k in range(1, len(steps)) if steps[k].copy and not steps[k - 1].copy]
     alive = simulation.bytes_alive

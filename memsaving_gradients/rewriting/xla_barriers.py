@@ -1,9 +1,10 @@
 """Keeping XLA from computing gradients again where a run of clones begins.
 
-XLA fuses elementwise ops into every op that reads them, even if they are computed several times for it, and through any
-number of them. The gradient of a residual stream becomes, in each of its readers, the sum of everything that was
-ever added to it, and all that this sum reads stays alive: an 83-layer ResNet needs 92 MB, of which recomputation
-accounts for 40. Gradients that are alive when a gate opens therefore go through an identity that XLA cannot look through
+XLA fuses elementwise ops into every op that reads them, even if they are computed several times for
+it, and through any number of them. The gradient of a residual stream becomes, in each of its
+readers, the sum of everything that was ever added to it, and all that this sum reads stays alive:
+an 83-layer ResNet needs 92 MB, of which recomputation accounts for 40. Gradients that are alive
+when a gate opens therefore go through an identity that XLA cannot look through
 (:mod:`graph_tools.editing.opaque`).
 """
 
@@ -25,8 +26,8 @@ LEAST_SHARE = 1 / 64
 class Barriers:
     """The state of one pass over a schedule.
 
-    ``left``: for each value, how many reads by backward ops are to come; ``alive``: large gradients that were made and will
-    be read, each with the tensor that stands for it now.
+    ``left``: for each value, how many reads by backward ops are to come; ``alive``: large gradients
+    that were made and will be read, each with the tensor that stands for it now.
     """
 
     def __init__(self, step: CapturedStep, peak: int, rewiring: Rewiring) -> None:

@@ -1,6 +1,7 @@
 """The planners' language: training graphs, schedules, and the simulation of one.
 
-Nothing here imports TensorFlow. A `Schedule` lists which op runs when and which copy of each input it reads.
+Nothing here imports TensorFlow. A `Schedule` lists which op runs when and which copy of each input
+it reads.
 """
 
 from __future__ import annotations

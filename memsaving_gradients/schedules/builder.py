@@ -1,9 +1,10 @@
 """Writing schedules in which values are dropped and made again, any number of times.
 
-A recorder runs the originals in order. Values can be dropped at any time; what an op reads and is not there is made
-again just before it, with whatever that needs in turn, from what is there. What was made again stays until it is dropped, too:
-a buffer is freed after its last reader in any case, so that dropping says only who may *not* read a copy any more. Every planner
-that recomputes a value more than once writes its schedule through this.
+A recorder runs the originals in order. Values can be dropped at any time; what an op reads and is
+not there is made again just before it, with whatever that needs in turn, from what is there. What
+was made again stays until it is dropped, too: a buffer is freed after its last reader in any case,
+so that dropping says only who may *not* read a copy any more. Every planner that recomputes a value
+more than once writes its schedule through this.
 
 Linear in the steps recorded and their inputs.
 """
@@ -35,12 +36,13 @@ class Recorder:
     steps
         What was run so far.
     copy
-        For each value, the copy that is there: 0 for the original, k for that of the k-th clone, -1 for none. What has
-        not been run yet counts as there: originals come in a valid order.
+        For each value, the copy that is there: 0 for the original, k for that of the k-th clone, -1
+        for none. What has not been run yet counts as there: originals come in a valid order.
 
     Examples
     --------
-    A chain of three ops and one backward op, which reads the result of the second; that of the first is kept.
+    A chain of three ops and one backward op, which reads the result of the second; that of the
+    first is kept.
 
     >>> import numpy as np
     >>> from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -99,7 +101,8 @@ class Recorder:
                 self._clone_missing(at)
 
     def make(self, values: Iterable[int]) -> None:
-        """Make again those of ``values`` that are not there, and what they need, in the order of the originals."""
+        """Make again those of ``values`` that are not there, and what they need, in the order of
+        the originals."""
         reads, copy, producer = self._reads, self.copy, self._producer
         ops: set[int] = set()
         stack = [producer[v] for v in values if copy[v] < 0]
@@ -114,7 +117,8 @@ class Recorder:
             self._clone_missing(op)
 
     def rerun(self, op: int) -> None:
-        """Run a clone, after making again what it reads and is not there; from now on its results are read."""
+        """Run a clone, after making again what it reads and is not there; from now on its results
+        are read."""
         self.need(op)
         for value in self.graph.writes[op]:
             self.copy[value] = -1
@@ -148,7 +152,8 @@ class Recorder:
 
 
 def without_idle(graph: TrainingGraph, schedule: Schedule) -> Schedule:
-    """``schedule`` without clones that nobody reads, and nothing stored for them; the copies of what is left are numbered anew, from 1."""
+    """``schedule`` without clones that nobody reads, and nothing stored for them; the copies of
+    what is left are numbered anew, from 1."""
     needed: set[tuple[int, int]] = set()
     producer = graph.producer.tolist()
     left: list[Step] = []

@@ -1,7 +1,7 @@
 """Running things after what they need, without recursion.
 
-Schedules are written by going through what is wanted in order, and running first what that needs and has not run yet: clones,
-postponed ops, and what those need in turn. Linear in the needs.
+Schedules are written by going through what is wanted in order, and running first what that needs
+and has not run yet: clones, postponed ops, and what those need in turn. Linear in the needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _Node = TypeVar("_Node", bound=Hashable)
 def after_needs(
     wanted: Iterable[_Node], needs: Callable[[_Node], Sequence[_Node]]
 ) -> Iterator[_Node]:
-    """``wanted`` and all that they need, each once and after what it needs itself; in the order of ``wanted`` otherwise.
+    """``wanted`` and all that they need, each once and after what it needs itself; in the order of
+    ``wanted`` otherwise.
 
     Examples
     --------

@@ -1,9 +1,10 @@
 """From when to when each buffer of a schedule lives, worked out for all of them at once.
 
-The executions of a schedule are arrays here (`Runs`), and so are the lifetimes that follow: what is made is born with the execution that
-makes it and dies with the last one that reads it, through views if need be. Planners simulate one graph hundreds of times; a graph
-of a hundred thousand ops takes a second step by step, and 30 ms in arrays. Linear in what is read, but for views of views, which take the logarithm
-of how many look at each other.
+The executions of a schedule are arrays here (`Runs`), and so are the lifetimes that follow: what is
+made is born with the execution that makes it and dies with the last one that reads it, through
+views if need be. Planners simulate one graph hundreds of times; a graph of a hundred thousand ops
+takes a second step by step, and 30 ms in arrays. Linear in what is read, but for views of views,
+which take the logarithm of how many look at each other.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _ranges(starts: IntArray, counts: IntArray) -> IntArray:
 
 
 class _Arrays:
-    """What a graph's ops read and write, as arrays, and what schedules that recompute lazily have in common."""
+    """What a graph's ops read and write, as arrays, and what schedules that recompute lazily have
+    in common."""
 
     def __init__(self, graph: TrainingGraph) -> None:
         self.reads, self.writes = _Rows(graph.reads), _Rows(graph.writes)
@@ -96,7 +98,8 @@ class _Wanted:
 
 
 def runs_of(graph: TrainingGraph, steps: Sequence[tuple[int, int, tuple[int, ...]]]) -> Runs:
-    """``steps``, each an op, the number of its copy, and which copies it reads (none said: originals)."""
+    """``steps``, each an op, the number of its copy, and which copies it reads (none said:
+    originals)."""
     ops = np.fromiter((op for op, _, _ in steps), np.int64, len(steps))
     copies = np.fromiter((copy for _, copy, _ in steps), np.int64, len(steps))
     counts = _Arrays.of(graph).reads.counts[ops]
@@ -111,7 +114,8 @@ def runs_of(graph: TrainingGraph, steps: Sequence[tuple[int, int, tuple[int, ...
 
 
 def runs_lazily(graph: TrainingGraph, kept: Collection[int]) -> Runs:
-    """Every forward op, then the backward ops, each after what it reads that is not in ``kept``: made again once, as late as possible."""
+    """Every forward op, then the backward ops, each after what it reads that is not in ``kept``:
+    made again once, as late as possible."""
     arrays, wanted = _Arrays.of(graph), graph.derived(_Wanted)
     lost = graph.losable & ~np.isin(graph.storage, list(kept))
     reads = arrays.reads
@@ -133,10 +137,12 @@ def runs_lazily(graph: TrainingGraph, kept: Collection[int]) -> Runs:
 def _after_needs(
     wanted: _Wanted, asks: npt.NDArray[np.bool_], makers: list[int], begins: list[int]
 ) -> list[int]:
-    """As `memsaving_gradients.schedules.dependency_order.after_needs` for what ops read that is lost, which stands for the ops that make it.
+    """As `memsaving_gradients.schedules.dependency_order.after_needs` for what ops read that is
+    lost, which stands for the ops that make it.
 
-    ``asks``: which of the wanted ops have to be looked at; those between them run as they stand. ``makers``: for all ops, one after
-    the other, what they need; ``begins``: where those of each begin.
+    ``asks``: which of the wanted ops have to be looked at; those between them run as they stand.
+    ``makers``: for all ops, one after the other, what they need; ``begins``: where those of each
+    begin.
     """
     before = wanted.before
     ops = wanted.ops.tolist()
@@ -196,8 +202,9 @@ def lifetimes(
 ) -> Lives:
     """The buffers of ``runs``; scratch space is not among them.
 
-    ``chained``: sums (ops) that add their addends one by one as they come. ``stored``: for ops whose value is stored, how; their
-    copies are loads. ``moved``: until when values of ops (originals) are there because they are being moved.
+    ``chained``: sums (ops) that add their addends one by one as they come. ``stored``: for ops
+    whose value is stored, how; their copies are loads. ``moved``: until when values of ops
+    (originals) are there because they are being moved.
     """
     arrays = _Arrays.of(graph)
     ops, copies, picks = runs
@@ -282,7 +289,8 @@ def _sum_up(
 ) -> tuple[IntArray, list[tuple[int, list[int]]]]:
     """Let addends die when they are added, and sums be born with their first two.
 
-    For each buffer the step in which it is added (-1: it is no addend), and for each sum the buffers that it begins with.
+    For each buffer the step in which it is added (-1: it is no addend), and for each sum the
+    buffers that it begins with.
     """
     added_at = np.full(len(born), -1)
     totals = []
@@ -311,7 +319,8 @@ def _pass_on(
 ) -> None:
     """Let outputs take over the buffer of one input that dies with them, and is as large.
 
-    ``made``, ``now``: the buffers that may, and the executions that make them. ``read_from``: where in ``at``, the buffers that are read, those of each execution begin.
+    ``made``, ``now``: the buffers that may, and the executions that make them. ``read_from``: where
+    in ``at``, the buffers that are read, those of each execution begin.
     """
     born, dies, sizes, _ = lives
     counts = read_from[now + 1] - read_from[now]
@@ -330,7 +339,8 @@ def summed_first(addends: int) -> int:
 
 
 def _added_at(born: Sequence[int]) -> list[int]:
-    """For each addend, the last step that needs it for the sum: it is added once those before it are there.
+    """For each addend, the last step that needs it for the sum: it is added once those before it
+    are there.
 
     ``born``: the first step of each.
     """

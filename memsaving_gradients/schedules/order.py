@@ -1,16 +1,19 @@
 """The order in which plans run the original ops, which differs from TensorFlow's in two ways.
 
-**Deferred ops** could run long before their result is needed, and would hold memory from then on. TensorFlow's gradients come in the order
-in which they become known, and those that need nothing of the backward pass are known at once. There are two kinds:
+**Deferred ops** could run long before their result is needed, and would hold memory from then on.
+TensorFlow's gradients come in the order in which they become known, and those that need nothing of
+the backward pass are known at once. There are two kinds:
 
 - ops that make much of almost nothing: gradients of penalties on weights, broadcast scalars;
-- ops whose result waits for something far away, and that read forward values alone: the gradient of a loss on a hidden value (a penalty on
-  activities, an exit) is there at the beginning, and is added to what comes from the main loss when backward arrives at the
-  layer. If something else reads the same forward values about then, or what these are made of in a few ops, nothing is held longer
-  for it, and where they are dropped they are recomputed for all that read them. What such an op alone needs is deferred with it.
+- ops whose result waits for something far away, and that read forward values alone: the gradient of
+  a loss on a hidden value (a penalty on activities, an exit) is there at the beginning, and is
+  added to what comes from the main loss when backward arrives at the layer. If something else reads
+  the same forward values about then, or what these are made of in a few ops, nothing is held longer
+  for it, and where they are dropped they are recomputed for all that read them. What such an op
+  alone needs is deferred with it.
 
-**Ops brought forward** are gradients of filters that alone read a huge residual: they free it before the gradient of the layer's input, which
-TensorFlow makes first, takes as much.
+**Ops brought forward** are gradients of filters that alone read a huge residual: they free it
+before the gradient of the layer's input, which TensorFlow makes first, takes as much.
 
 Linear in the edges. Each function computes its result once for a graph.
 """
@@ -44,25 +47,29 @@ FAR = 1 / 16
 FEWEST = 2
 #: … and what else reads the same about then comes after at least this share of the ops between.
 ABOUT_THEN = 1 / 2
-#: What is made again from what is read about then is made so many ops in a row behind that, at most.
+#: What is made again from what is read about then is made so many ops in a row behind that, at
+#: most.
 NEAR = 4
 
 
 def run_order(graph: TrainingGraph) -> list[int]:
-    """Return all ops in the order in which plans run the originals: as in the graph, but deferrable ones when they are due."""
+    """Return all ops in the order in which plans run the originals: as in the graph, but deferrable
+    ones when they are due."""
     return graph.derived(_run_order)
 
 
 def requested(graph: TrainingGraph) -> list[int]:
     """Return backward ops in the order in which they are requested; each runs after what it needs.
 
-    It is the order of the graph, with deferrable ops last. Those that are due earlier are needed earlier; the others are results.
+    It is the order of the graph, with deferrable ops last. Those that are due earlier are needed
+    earlier; the others are results.
     """
     return graph.derived(_requested)
 
 
 def deferrable(graph: TrainingGraph) -> frozenset[int]:
-    """Return the backward ops that could run long before their result is needed, and would hold memory from then on."""
+    """Return the backward ops that could run long before their result is needed, and would hold
+    memory from then on."""
     return graph.derived(_deferrable)
 
 
@@ -72,7 +79,8 @@ def deferrable_before(graph: TrainingGraph) -> dict[int, tuple[int, ...]]:
 
 
 def brought_forward(graph: TrainingGraph) -> dict[int, int]:
-    """Return products that alone read a huge residual in the backward pass, each with the op that they run before instead of after."""
+    """Return products that alone read a huge residual in the backward pass, each with the op that
+    they run before instead of after."""
     return graph.derived(_brought_forward)
 
 
@@ -152,7 +160,8 @@ def _expanding(graph: TrainingGraph, added: Collection[int]) -> set[int]:
 
 
 def _waiting(graph: TrainingGraph, added: Collection[int], expanding: Collection[int]) -> set[int]:
-    """Ops whose result waits for something far away, and those that only these need, if what they read is there until then anyway."""
+    """Ops whose result waits for something far away, and those that only these need, if what they
+    read is there until then anyway."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
     producer = graph.producer.tolist()
     readers = _readers(graph)
@@ -174,7 +183,8 @@ def _waiting(graph: TrainingGraph, added: Collection[int], expanding: Collection
 
 
 def _is_near(graph: TrainingGraph, root: int, last: Mapping[int, int], turn: float) -> bool:
-    """Whether a storage is a source, or is read by a backward op behind ``turn``, or is made of such ones in a few ops."""
+    """Whether a storage is a source, or is read by a backward op behind ``turn``, or is made of
+    such ones in a few ops."""
     need = {root}
     for _ in range(NEAR + 1):
         need = {s for s in need if not graph.source[s] and last.get(s, -1) < turn}
@@ -186,7 +196,8 @@ def _is_near(graph: TrainingGraph, root: int, last: Mapping[int, int], turn: flo
 
 
 def _groups(graph: TrainingGraph, readers: Sequence[Sequence[int]]) -> dict[int, set[int]]:
-    """For each backward op whose result waits for something far away, it and the backward ops that only it needs."""
+    """For each backward op whose result waits for something far away, it and the backward ops that
+    only it needs."""
     far = max((graph.length - graph.first_backward) * FAR, FEWEST)
     group: dict[int, int] = {}
     found: dict[int, set[int]] = {}

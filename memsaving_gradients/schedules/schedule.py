@@ -1,7 +1,8 @@
 """The common language of planners: which op runs when, and which copy of each input it reads.
 
-A schedule is what a plan comes down to. The special case that most planners make is a *kept set*: a set of storages
-that stay, while every other residual is recomputed, once, just before its first backward reader (`recompute_lazily`).
+A schedule is what a plan comes down to. The special case that most planners make is a *kept set*: a
+set of storages that stay, while every other residual is recomputed, once, just before its first
+backward reader (`recompute_lazily`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ LAG = 1 / 32
 class Step(NamedTuple):
     """One execution of an op.
 
-    ``copy`` is 0 for the original and k for its k-th clone; ``reads`` gives, for each value that the op reads,
-    which copy of it, by the number of the execution of the op that made it (empty: the originals). A clone of an op whose
-    value is stored runs nothing: it loads the value.
+    ``copy`` is 0 for the original and k for its k-th clone; ``reads`` gives, for each value that
+    the op reads, which copy of it, by the number of the execution of the op that made it (empty:
+    the originals). A clone of an op whose value is stored runs nothing: it loads the value.
     """
 
     op: int
@@ -54,7 +55,8 @@ class Schedule:
     stored
         For ops whose value is stored when it is made, how. All their clones are loads.
     lag
-        The share of all bytes of the forward pass that may be written before what was made is stored.
+        The share of all bytes of the forward pass that may be written before what was made is
+        stored.
     """
 
     steps: tuple[Step, ...]
@@ -79,15 +81,17 @@ def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
 
 
 def ordered(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
-    """Every op once, in the order in which plans run the originals: `plain`, with postponable ops when they are due."""
+    """Every op once, in the order in which plans run the originals: `plain`, with postponable ops
+    when they are due."""
     return Schedule(tuple(Step(op) for op in run_order(graph)), frozenset(chained))
 
 
 def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int] = ()) -> Schedule:
-    """Keep the storages in ``kept``; recompute what else the backward ops read, once, as late as possible.
+    """Keep the storages in ``kept``; recompute what else the backward ops read, once, as late as
+    possible.
 
-    Storages whose op must not be copied are kept as well, whether named or not. Backward ops that can be postponed
-    run as late as possible, too.
+    Storages whose op must not be copied are kept as well, whether named or not. Backward ops that
+    can be postponed run as late as possible, too.
     """
     return as_schedule(graph, runs_lazily(graph, kept), chained)
 

@@ -1,7 +1,7 @@
 """Bytes alive at every step of a schedule, and the time that its recomputations take.
 
-The reference counting is that of TensorFlow's executor: buffers are freed at their last use, views cost nothing, and
-an elementwise op writes into an input that dies with it.
+The reference counting is that of TensorFlow's executor: buffers are freed at their last use, views
+cost nothing, and an elementwise op writes into an input that dies with it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Simulation(Timeline):
 
 
 def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
-    """Bytes alive at every step of ``schedule`` (fed inputs, variables and constants not counted)."""
+    """Bytes alive at every step of ``schedule`` (fed inputs, variables and constants not
+    counted)."""
     stream = transfers(graph, schedule) if schedule.moves else None
     moved = {} if stream is None else stream.out_until
     runs = runs_of(graph, schedule.steps)

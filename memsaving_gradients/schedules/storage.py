@@ -1,8 +1,9 @@
 """Ways to keep a tensor other than as it is: smaller, or elsewhere.
 
-A residual that is neither kept nor recomputed is *stored* when it is made, and *loaded* when the backward pass reads it. Encodings
-store it in fewer bytes on the same device; offloading stores it on another one. Here are the numbers that planners compare:
-what is done to tensors is the business of :mod:`memsaving_gradients.capture.encodings`.
+A residual that is neither kept nor recomputed is *stored* when it is made, and *loaded* when the
+backward pass reads it. Encodings store it in fewer bytes on the same device; offloading stores it
+on another one. Here are the numbers that planners compare: what is done to tensors is the business
+of :mod:`memsaving_gradients.capture.encodings`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Stored(NamedTuple):
     store_seconds, load_seconds
         Estimated time that the device's processor takes, once and for each load.
     moving_seconds
-        Estimated time of a transfer, either way; transfers go on beside computations, one after the other.
+        Estimated time of a transfer, either way; transfers go on beside computations, one after the
+        other.
     """
 
     value: int

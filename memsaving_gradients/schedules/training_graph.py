@@ -1,8 +1,8 @@
 """A training step as planners see it: forward ops, backward ops, residuals; no TensorFlow.
 
-Ops stand in one topological order, the forward ones first. Planners think in *storages*: all values that look at one
-buffer are one storage, and only its bytes are ever kept or saved. Everything here is plain numbers, so that a planner
-is tested on graphs made by hand as well as on captured ones.
+Ops stand in one topological order, the forward ones first. Planners think in *storages*: all values
+that look at one buffer are one storage, and only its bytes are ever kept or saved. Everything here
+is plain numbers, so that a planner is tested on graphs made by hand as well as on captured ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class TrainingGraph:
     forwards
         For each op, whether it may write into an input buffer that nobody else needs.
     fuses
-        For each op, whether the runtime may make one kernel of it and the op that alone reads its result.
+        For each op, whether the runtime may make one kernel of it and the op that alone reads its
+        result.
     seconds
         For each op, its estimated time.
     expensive
@@ -62,7 +63,8 @@ class TrainingGraph:
     targets
         Values that outlive the step: gradients that are held until all are made.
     sums
-        For ops that add many or large addends and may add them one by one as they come, the addends, in that order.
+        For ops that add many or large addends and may add them one by one as they come, the
+        addends, in that order.
     all_sums
         Whether all of these must: those that stay one op may get another order when the graph runs.
     waits
@@ -100,7 +102,8 @@ class TrainingGraph:
         return len(self.reads)
 
     def derived(self, make: Callable[..., Derived], *arguments: Hashable) -> Derived:
-        """``make(self, *arguments)``, made once for this graph: what several plans of it have in common."""
+        """``make(self, *arguments)``, made once for this graph: what several plans of it have in
+        common."""
         key = (make, *arguments)
         if key not in self._derived:
             self._derived[key] = make(self, *arguments)
@@ -112,7 +115,8 @@ class TrainingGraph:
 
     @cached_property
     def residuals(self) -> KeysView[int]:
-        """Forward storages that backward ops read, sources left out, in the order in which they do."""
+        """Forward storages that backward ops read, sources left out, in the order in which they
+        do."""
         found: dict[int, None] = {}
         storage, source = self.storage.tolist(), self.source.tolist()
         forward = (self.producer < self.first_backward).tolist()
@@ -125,7 +129,8 @@ class TrainingGraph:
 
     @cached_property
     def losable(self) -> BoolArray:
-        """For each value, whether a plan may lose it and have it made again: forward, no source, its ops clonable."""
+        """For each value, whether a plan may lose it and have it made again: forward, no source,
+        its ops clonable."""
         return self._losable(self.clonable)
 
     def losable_with(self, stored: Collection[int]) -> list[bool]:
@@ -145,12 +150,14 @@ class TrainingGraph:
         return self.reads_among(self.losable.tolist())
 
     def reads_among(self, chosen: Sequence[bool]) -> list[tuple[int, ...]]:
-        """For each op, those of the values it reads that are ``chosen``, a list of one for each value."""
+        """For each op, those of the values it reads that are ``chosen``, a list of one for each
+        value."""
         return [tuple(v for v in read if chosen[v]) for read in self.reads]
 
     @cached_property
     def merged(self) -> dict[int, int]:
-        """Values that the runtime may merge away, and what reads them: ops that fuse make them, and one forward op alone reads them."""
+        """Values that the runtime may merge away, and what reads them: ops that fuse make them, and
+        one forward op alone reads them."""
         count = np.zeros(len(self.storage), np.int64)
         reader = np.zeros(len(self.storage), np.int64)
         for op, values in enumerate(self.reads):
@@ -165,10 +172,11 @@ class TrainingGraph:
         }
 
     def end_of_kernel(self, storage: int) -> int:
-        """What to keep in the stead of a storage that the runtime merges away: the last of the ops that become one kernel makes it.
+        """What to keep in the stead of a storage that the runtime merges away: the last of the ops
+        that become one kernel makes it.
 
-        To keep what stands between them gives that a second reader, so that the originals run unfused, with other last bits than in
-        plain training.
+        To keep what stands between them gives that a second reader, so that the originals run
+        unfused, with other last bits than in plain training.
         """
         value = storage
         while value in self.merged and len(made := self.writes[self.merged[value]]) == 1:
@@ -177,7 +185,8 @@ class TrainingGraph:
 
     @cached_property
     def live(self) -> list[bool]:
-        """For each op, whether it depends on something computed in the step; waiting for another is waiting for nothing."""
+        """For each op, whether it depends on something computed in the step; waiting for another is
+        waiting for nothing."""
         storage, source, producer = (
             self.storage.tolist(),
             self.source.tolist(),

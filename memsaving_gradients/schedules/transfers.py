@@ -1,11 +1,14 @@
 """When transfers to the host and back take place, and what computing waits for.
 
-Computations run one after the other; transfers out are a second line, transfers back a third one. A transfer out begins when its value is
-made. A transfer back begins where the schedule has the load, which is its trigger, and whoever reads the value waits until it is there.
-The forward pass must not run ahead of its transfers, or all values in flight would be alive together: at most a share of all that it writes
-(`Schedule.lag`) may be written before what was made earlier is stored (`waits`). These are the waits that a rewrite builds into the graph.
+Computations run one after the other; transfers out are a second line, transfers back a third one. A
+transfer out begins when its value is made. A transfer back begins where the schedule has the load,
+which is its trigger, and whoever reads the value waits until it is there. The forward pass must not
+run ahead of its transfers, or all values in flight would be alive together: at most a share of all
+that it writes (`Schedule.lag`) may be written before what was made earlier is stored (`waits`).
+These are the waits that a rewrite builds into the graph.
 
-What a transfer takes beyond the computations that go on meanwhile is a *stall*; the rest is *hidden*.
+What a transfer takes beyond the computations that go on meanwhile is a *stall*; the rest is
+*hidden*.
 """
 
 from __future__ import annotations
@@ -79,12 +82,13 @@ def waits(graph: TrainingGraph, schedule: Schedule) -> dict[int, list[int]]:
 
 
 def ahead(graph: TrainingGraph, schedule: Schedule, early: float = 1.0) -> Schedule:
-    """``schedule`` with its transfers back begun as late as possible, but so early that they end when they are needed.
+    """``schedule`` with its transfers back begun as late as possible, but so early that they end
+    when they are needed.
 
     ``early``: how many times as long as estimated they are taken to last.
 
-    They come one after the other: one that has no time of its own pushes those before it forward, at most to the beginning of the backward
-    pass. What is encoded stays where it is.
+    They come one after the other: one that has no time of its own pushes those before it forward,
+    at most to the beginning of the backward pass. What is encoded stays where it is.
 
     Examples
     --------
@@ -93,8 +97,10 @@ def ahead(graph: TrainingGraph, schedule: Schedule, early: float = 1.0) -> Sched
     >>> from memsaving_gradients.schedules.storage import Stored
     >>> no = np.zeros(5, bool)
     >>> graph = TrainingGraph(
-    ...     first_backward=2, reads=[(), (0,), (1,), (2,), (3, 0)], writes=[(0,), (1,), (2,), (3,), (4,)],
-    ...     producer=np.arange(5), storage=np.arange(5), size=np.full(5, 8), source=no, clonable=no, joins=no,
+    ...     first_backward=2, reads=[(), (0,), (1,), (2,), (3, 0)],
+    ...     writes=[(0,), (1,), (2,), (3,), (4,)],
+    ...     producer=np.arange(5), storage=np.arange(5), size=np.full(5, 8), source=no,
+    ...     clonable=no, joins=no,
     ...     forwards=no, fuses=no, seconds=np.ones(5), expensive=no)
     >>> steps = (Step(0), Step(1), Step(2), Step(3), Step(0, 1), Step(4, 0, (0, 1)))
     >>> late = Schedule(steps, stored={0: Stored(0, "offload", 0, 0.0, 0.0, 1.5)})

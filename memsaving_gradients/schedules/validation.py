@@ -1,4 +1,5 @@
-"""Whether a schedule can run: what is read was made, every original runs once, forward first, nothing is run again that must not be.
+"""Whether a schedule can run: what is read was made, every original runs once, forward first,
+nothing is run again that must not be.
 
 For schedules from outside: of a user's planner, of a file. Linear in executions and their inputs.
 """
@@ -61,5 +62,8 @@ def problem_of(graph: TrainingGraph, schedule: Schedule) -> str | None:
             return f"op {op} makes no value {how.value} to store"
     for op in schedule.chained:
         if op not in graph.sums:
-            return f"op {op} is no sum that may be added up as its addends come (accumulate=False leaves all to AddN)"
+            return (
+                f"op {op} is no sum that may be added up as its addends come (accumulate=False"
+                " leaves all to AddN)"
+            )
     return None

@@ -36,7 +36,8 @@ def holds_gradients(optimizer: Any) -> bool:
 
 
 def is_whole(model: Any) -> bool:
-    """Whether ``model`` and all of its layers have their variables; Keras takes some models for built whose layers are not."""
+    """Whether ``model`` and all of its layers have their variables; Keras takes some models for
+    built whose layers are not."""
     return all(layer.built for layer in model._flatten_layers())
 
 

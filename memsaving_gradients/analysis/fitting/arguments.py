@@ -38,8 +38,8 @@ def checked_model(model: Any) -> None:
         )
     if model.run_eagerly or tf.config.functions_run_eagerly():
         raise EagerExecutionError(
-            "run_eagerly=True: there is no graph to rewire in eager execution; compile the model with run_eagerly=False (and "
-            "leave tf.config.run_functions_eagerly off)"
+            "run_eagerly=True: there is no graph to rewire in eager execution; compile the model"
+            " with run_eagerly=False (and leave tf.config.run_functions_eagerly off)"
         )
 
 
@@ -52,7 +52,8 @@ def checked_batch(batch: Sequence[Any]) -> tuple[list[Any], int]:
             raise ArgumentError(
                 "batch",
                 spec,
-                "is what a dataset gives, not a batch; give tensor specs like these, one after the other, with the size of a batch in all shapes",
+                "is what a dataset gives, not a batch; give tensor specs like these, one after the"
+                " other, with the size of a batch in all shapes",
             )
     # Of None, as for no sample weights, nothing has to be known.
     odd = next((leaf for leaf in leaves if not _is_array(leaf) and leaf is not None), None)

@@ -21,13 +21,16 @@ class Candidate:
     technique
         What it does, in words.
     settings
-        Arguments of ``MemorySavingGradients``; where there is no ``budget``, beside ``device_memory``.
+        Arguments of ``MemorySavingGradients``; where there is no ``budget``, beside
+        ``device_memory``.
     changes
-        What it changes that matters to the result, of the names that ``may`` has; none: gradients are exact.
+        What it changes that matters to the result, of the names that ``may`` has; none: gradients
+        are exact.
     device
         The least memory of a device that it works on, bytes.
     extra_time
-        Estimated, as a fraction of a plain step's time: of recomputation within the memory there is, and of smaller kernels.
+        Estimated, as a fraction of a plain step's time: of recomputation within the memory there
+        is, and of smaller kernels.
     """
 
     technique: str

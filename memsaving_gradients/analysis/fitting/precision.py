@@ -18,7 +18,8 @@ POLICY = "mixed_bfloat16"
 
 
 def in_lower_precision(model: Any) -> Any:
-    """The model with its weights, and with `POLICY` in the place of ``float32``; what it returns stays ``float32``. Compiled like it.
+    """The model with its weights, and with `POLICY` in the place of ``float32``; what it returns
+    stays ``float32``. Compiled like it.
 
     Layers that were given a policy of their own keep it.
 
@@ -42,7 +43,8 @@ def _cannot(why: str) -> ArgumentError:
     return ArgumentError(
         "may",
         ["precision"],
-        f"{why}; leave 'precision' out, or make the model with keras.config.set_dtype_policy({POLICY!r})",
+        f"{why}; leave 'precision' out, or make the model with"
+        f" keras.config.set_dtype_policy({POLICY!r})",
     )
 
 
@@ -51,7 +53,8 @@ def _check_copyable(model: Any) -> None:
     own = not type(model).__module__.startswith("keras.")
     if own or not hasattr(model, "outputs"):
         raise _cannot(
-            f"{model.name!r} is a {type(model).__name__}, and copies can be made of functional and sequential models alone"
+            f"{model.name!r} is a {type(model).__name__}, and copies can be made of functional and"
+            " sequential models alone"
         )
     for name in ("train_step", "compute_loss", "call"):
         if name in vars(model):
@@ -135,7 +138,8 @@ def _made_again(metric: Any) -> Any:
 
 @contextmanager
 def _random_numbers_kept() -> Iterator[None]:
-    """Layers that are made draw seeds, for weights that are not used: afterwards, the generators are where they were."""
+    """Layers that are made draw seeds, for weights that are not used: afterwards, the generators
+    are where they were."""
     drawn, generator = random.getstate(), random_generator()
     before = None if generator is None else keras.ops.copy(generator.state.value)
     try:

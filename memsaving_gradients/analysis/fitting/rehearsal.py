@@ -1,12 +1,15 @@
-"""A training step traced as the callback will trace it, with its optimizer, its microbatches and the plan it gets; it is not run.
+"""A training step traced as the callback will trace it, with its optimizer, its microbatches and
+the plan it gets; it is not run.
 
-What a search finds is what gradients need. What a step needs that is done with them is known when it has been traced to its end, and whether a
-plan leaves room for that, too. So whatever is chosen is traced once more, and taken only if it keeps its memory in this way.
+What a search finds is what gradients need. What a step needs that is done with them is known when
+it has been traced to its end, and whether a plan leaves room for that, too. So whatever is chosen
+is traced once more, and taken only if it keeps its memory in this way.
 
-**What a stalled thread adds.** The executor is played with threads that may be slow, but not with one that stands still while the other goes on: when
-kernels take microseconds, that is common, and what its op reads and writes stays alive meanwhile (a step of 0.7 MB took four tensors, or 0.13 MB,
-more; one of 4.2 MB took 1.1 MB more; measured, with the processor shared). So as much is left free as one op holds, up to what the other thread can fill until
-the first is woken.
+**What a stalled thread adds.** The executor is played with threads that may be slow, but not with
+one that stands still while the other goes on: when kernels take microseconds, that is common, and
+what its op reads and writes stays alive meanwhile (a step of 0.7 MB took four tensors, or 0.13 MB,
+more; one of 4.2 MB took 1.1 MB more; measured, with the processor shared). So as much is left free
+as one op holds, up to what the other thread can fill until the first is woken.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from memsaving_gradients.training.microbatches.pieces import Cut
 
 __all__ = ["Rehearsal", "held_by_stalled", "rehearse"]
 
-#: Bytes that one thread fills while another stands still, at the most: a few GB a second, for less than a millisecond.
+#: Bytes that one thread fills while another stands still, at the most: a few GB a second, for less
+#: than a millisecond.
 MEANWHILE = 2_000_000
 
 
@@ -98,7 +102,8 @@ def _need_of(plan: Any) -> int:
 
 
 def _whole(graph: tf.Graph, batch: int) -> int:
-    """What a step takes that was traced to its end, if it can be told; what a loop takes inside is not in it."""
+    """What a step takes that was traced to its end, if it can be told; what a loop takes inside is
+    not in it."""
     try:
         ops = capture(autodiff.ends_of(graph))
         held = [ops.value(tensor) for tensor in autodiff.outputs_of(graph)]

@@ -1,11 +1,14 @@
-"""`fit_to`: the techniques of this package composed for a stated memory, in the order of least harm.
+"""`fit_to`: the techniques of this package composed for a stated memory, in the order of least
+harm.
 
-What changes no gradient comes first: nothing at all, recomputation, microbatches, both; then the same with residuals on another device, if there is one.
-Of those that fit, the fastest by estimate is taken. Only where none fits, and only what the user has allowed, is looked at next, one
-after the other: residuals with fewer digits, batch normalization over microbatches, a policy of lower precision. Steps are traced and
-planned, none is run. Needs grow along a line with the batch, so that two traces say about how many microbatches there must be, and a third makes sure.
-What is chosen is rehearsed (:mod:`~memsaving_gradients.analysis.fitting.rehearsal`): traced as the callback will do it, with the optimizer. If it does not
-keep the memory in this way, the next one is taken.
+What changes no gradient comes first: nothing at all, recomputation, microbatches, both; then the
+same with residuals on another device, if there is one. Of those that fit, the fastest by estimate
+is taken. Only where none fits, and only what the user has allowed, is looked at next, one after the
+other: residuals with fewer digits, batch normalization over microbatches, a policy of lower
+precision. Steps are traced and planned, none is run. Needs grow along a line with the batch, so
+that two traces say about how many microbatches there must be, and a third makes sure. What is
+chosen is rehearsed (:mod:`~memsaving_gradients.analysis.fitting.rehearsal`): traced as the callback
+will do it, with the optimizer. If it does not keep the memory in this way, the next one is taken.
 """
 
 from __future__ import annotations
@@ -49,20 +52,23 @@ def fit_to(
     model
         Compiled, and built. Its optimizer is built, too, if it was not; nothing else of it changes.
     *batch
-        What its ``train_step`` gets, such as x and y, of a whole batch: tensors, arrays or ``tf.TensorSpec``. Only shapes and dtypes matter. Its bytes
-        are counted twice: the next one is fetched meanwhile.
+        What its ``train_step`` gets, such as x and y, of a whole batch: tensors, arrays or
+        ``tf.TensorSpec``. Only shapes and dtypes matter. Its bytes are counted twice: the next one
+        is fetched meanwhile.
     memory
         What the device has: bytes, or a string with a unit.
     may
-        What may be changed that matters to the result: ``"encode"`` (residuals in ``bfloat16``), ``"batch_norm"`` (statistics of microbatches instead of the batch),
-        ``"precision"`` (the policy ``"mixed_bfloat16"``). Nothing that is not named is changed.
+        What may be changed that matters to the result: ``"encode"`` (residuals in ``bfloat16``),
+        ``"batch_norm"`` (statistics of microbatches instead of the batch), ``"precision"`` (the
+        policy ``"mixed_bfloat16"``). Nothing that is not named is changed.
     offload
         Where residuals may be offloaded to, as for `memsaving_gradients.gradients`.
 
     Returns
     -------
     Fit
-        ``fit.callback()`` is for ``fit.model.fit``; ``print(fit)`` says what was chosen, and what else there is.
+        ``fit.callback()`` is for ``fit.model.fit``; ``print(fit)`` says what was chosen, and what
+        else there is.
 
     Raises
     ------
@@ -109,8 +115,9 @@ def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory
             raise ArgumentError(
                 "model",
                 model.name,
-                "was compiled with low_precision(...), and its weights have 32 bits, which 'precision' does not change; compile it with the "
-                "optimizer itself, or make it with keras.config.set_dtype_policy('bfloat16')",
+                "was compiled with low_precision(...), and its weights have 32 bits, which"
+                " 'precision' does not change; compile it with the optimizer itself, or make it"
+                " with keras.config.set_dtype_policy('bfloat16')",
             ) from error
     device = DeviceMemory(
         memory,
@@ -122,8 +129,9 @@ def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory
         raise ArgumentError(
             "memory",
             memory,
-            f"{device.taken}: nothing is left for training, nor on any device below {device.enough_for(1):,} bytes; take a "
-            "smaller batch, an optimizer with fewer slots, weights of 16 bits (low_precision) or sparse ones",
+            f"{device.taken}: nothing is left for training, nor on any device below"
+            f" {device.enough_for(1):,} bytes; take a smaller batch, an optimizer with fewer slots,"
+            " weights of 16 bits (low_precision) or sparse ones",
         )
     return device
 
@@ -167,7 +175,8 @@ class _Search:
         return self.found[one.place].device <= self.device.whole
 
     def _keeps(self, one: _Way) -> bool:
-        """Whether it fits, and keeps the memory when it is rehearsed; if it does not, its needs are corrected."""
+        """Whether it fits, and keeps the memory when it is rehearsed; if it does not, its needs are
+        corrected."""
         return self._fits(one) and self._rehearsed(one, self.device)
 
     def _rehearsed(self, one: _Way, device: DeviceMemory) -> bool:
@@ -200,7 +209,8 @@ class _Search:
         return rehearse(variant.model, self.specs, options, cut, buffers)
 
     def _ways(self, variant: Variant) -> Iterator[_Way]:
-        """In the order of how much they do; what only costs more than what fits before it is left out."""
+        """In the order of how much they do; what only costs more than what fits before it is left
+        out."""
         steps, fits = Steps(variant, self.specs, self.examples, self.room), False
         if variant.plain:
             yield self._way(variant, PLAIN, 1, steps.plain)
@@ -303,8 +313,10 @@ class _Search:
         return BudgetError(
             "memory",
             self.device.value,
-            f"nothing that may be done fits: {self.device.taken}, which leaves {exact_bytes(max(self.device.left, 0))} for a step; the least "
-            f"device memory is {exact_bytes(best.device)} ({best.technique}); {hint}take a larger device or a smaller batch",
+            f"nothing that may be done fits: {self.device.taken}, which leaves"
+            f" {exact_bytes(max(self.device.left, 0))} for a step; the least device memory is"
+            f" {exact_bytes(best.device)} ({best.technique}); {hint}take a larger device or a"
+            " smaller batch",
             max(self.device.left, 0),
             best.device,
             1.0,

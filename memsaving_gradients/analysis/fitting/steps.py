@@ -1,4 +1,5 @@
-"""Steps as they are traced to find out what they need: plain, or with the least memory, in any number of microbatches."""
+"""Steps as they are traced to find out what they need: plain, or with the least memory, in any
+number of microbatches."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ class Steps:
             raise ArgumentError(
                 "batch",
                 shapes,
-                f"train_step cannot be traced with it ({_gist(error)}); give what it gets in fit, one after the other: x, y",
+                f"train_step cannot be traced with it ({_gist(error)}); give what it gets in fit,"
+                " one after the other: x, y",
             ) from error
 
     def _extra(self, count: int, seconds: float) -> float:

@@ -1,4 +1,5 @@
-"""What can be changed about a training besides what is recomputed, and how it is cut: elsewhere, in fewer digits, in lower precision."""
+"""What can be changed about a training besides what is recomputed, and how it is cut: elsewhere, in
+fewer digits, in lower precision."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Variant:
     changes
         What it changes that matters to the result.
     plain, whole, cut
-        Whether there is anything to look at where nothing is planned; where the batch stays whole; where it is cut.
+        Whether there is anything to look at where nothing is planned; where the batch stays whole;
+        where it is cut.
     holds_gradients
         Whether its optimizer reads all gradients before it uses the first.
     """
@@ -56,7 +58,8 @@ class Variant:
 def variants_of(
     model: Any, may: Sequence[str], offload: Any, *, skip: bool = False
 ) -> Iterator[Variant]:
-    """In the order of least harm: with as few changes as can be, and those that come first in ``may`` before others.
+    """In the order of least harm: with as few changes as can be, and those that come first in
+    ``may`` before others.
 
     ``skip``: whether what cannot be made is left out, and no error.
     """

@@ -1,15 +1,21 @@
-"""A lower bound on the extra time of any plan within a budget, by integer programs for the most crowded moments.
+"""A lower bound on the extra time of any plan within a budget, by integer programs for the most
+crowded moments.
 
-:mod:`~memsaving_gradients.planners.bounds.relaxation` lets every value that has no room at a moment come back at the price of its own op. But making it again
-needs what it is made of: that was there at the moment, too, and took its bytes, or it has to be made again itself. The program of
-:mod:`~memsaving_gradients.planners.bounds.moment_program` sees that; on the public instances it comes to the optimum or close to it. The same with
-fractions says little (half of every value is there, and lets half of every op be run again).
+:mod:`~memsaving_gradients.planners.bounds.relaxation` lets every value that has no room at a moment
+come back at the price of its own op. But making it again needs what it is made of: that was there
+at the moment, too, and took its bytes, or it has to be made again itself. The program of
+:mod:`~memsaving_gradients.planners.bounds.moment_program` sees that; on the public instances it
+comes to the optimum or close to it. The same with fractions says little (half of every value is
+there, and lets half of every op be run again).
 
-First each of the most crowded moments is looked at alone. Then the one that says most is looked at together with others: as long
-as the solution is above the budget at some moment, that is looked at, too (what Dantzig, Fulkerson and Johnson did with their tours in
-1954). On a U-Net at 45 % of its peak that is 17 % more than one moment says, on a transformer 4 %; where there is one summit, nothing.
+First each of the most crowded moments is looked at alone. Then the one that says most is looked at
+together with others: as long as the solution is above the budget at some moment, that is looked at,
+too (what Dantzig, Fulkerson and Johnson did with their tours in 1954). On a U-Net at 45 % of its
+peak that is 17 % more than one moment says, on a transformer 4 %; where there is one summit,
+nothing.
 
-What is there and what is not in the solutions are good places for a search to begin. The same number in every process.
+What is there and what is not in the solutions are good places for a search to begin. The same
+number in every process.
 """
 
 from __future__ import annotations
@@ -54,7 +60,8 @@ class Depth:
     near: float = NEAR_ENOUGH
 
 
-#: One moment; what a bound is worth some seconds for; what is looked for is a good solution, rather than a bound.
+#: One moment; what a bound is worth some seconds for; what is looked for is a good solution, rather
+#: than a bound.
 SHALLOW, USUAL, THOROUGH = (
     Depth(1, 1, 0, 0, near=0.01),
     Depth(3, 4, 1_500, 0.02),
@@ -64,28 +71,33 @@ SHALLOW, USUAL, THOROUGH = (
 
 @dataclass(frozen=True)
 class Bound:
-    """The highest bound, and the solutions of the programs that were solved for it (none in large graphs, and where nothing is to be lost)."""
+    """The highest bound, and the solutions of the programs that were solved for it (none in large
+    graphs, and where nothing is to be lost)."""
 
     seconds: float
     solved: tuple[Solved, ...] = ()
 
 
 def tightest_bound(graph: TrainingGraph, budget: int, *, accumulate: bool = True) -> float:
-    """No schedule with a simulated peak of ``budget`` bytes takes less extra time, seconds (``inf``: there is none).
+    """No schedule with a simulated peak of ``budget`` bytes takes less extra time, seconds
+    (``inf``: there is none).
 
-    In large graphs and without SciPy, what :func:`~memsaving_gradients.planners.bounds.relaxation.least_extra_seconds` gives.
+    In large graphs and without SciPy, what
+    :func:`~memsaving_gradients.planners.bounds.relaxation.least_extra_seconds` gives.
 
     Examples
     --------
-    Three values wait for the backward pass, made one of the other; each takes as many bytes as seconds. With the third one kept, which is
-    the dearest for its bytes, the other two have to be made again:
+    Three values wait for the backward pass, made one of the other; each takes as many bytes as
+    seconds. With the third one kept, which is the dearest for its bytes, the other two have to be
+    made again:
 
     >>> import numpy as np
     >>> no = np.zeros(7, bool)
     >>> chain = TrainingGraph(
     ...     first_backward=4, reads=[(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)],
     ...     writes=[(k,) for k in range(7)], producer=np.arange(7), storage=np.arange(7),
-    ...     size=np.array([1, 2, 3, 1, 1, 1, 1]), source=no, clonable=~no, joins=no, forwards=no, fuses=no,
+    ...     size=np.array([1, 2, 3, 1, 1, 1, 1]), source=no, clonable=~no, joins=no, forwards=no,
+    ...     fuses=no,
     ...     seconds=np.array([1.0, 2.0, 3.3, 1.0, 1.0, 1.0, 1.0]), expensive=no)
     >>> round(tightest_bound(chain, 5), 3) if importlib.util.find_spec("scipy") else 3.0
     3.0

@@ -1,17 +1,22 @@
-"""The integer program of what is there at some moments of a step, and of what is made again between them.
+"""The integer program of what is there at some moments of a step, and of what is made again between
+them.
 
-At each moment, an original op runs. For each value that can be made again and may be read behind it there is an integer, whether it is there; and for each
-stretch between two moments and each op, one whether the op is run again. What originals read in a stretch was there at its beginning or is made
-again in it; so is what those that are made again are made of; what is there at a moment was there at the one before or was made between; and it fits into the
-budget, beside what no plan can spare. These are some rows of Checkmate's program (Jain et al. 2020, arXiv 1910.02653), which has
-one for every op. Where a network's memory has one summit, one moment says nearly all; where it has several (a U-Net: one at each level), a few do.
+At each moment, an original op runs. For each value that can be made again and may be read behind it
+there is an integer, whether it is there; and for each stretch between two moments and each op, one
+whether the op is run again. What originals read in a stretch was there at its beginning or is made
+again in it; so is what those that are made again are made of; what is there at a moment was there
+at the one before or was made between; and it fits into the budget, beside what no plan can spare.
+These are some rows of Checkmate's program (Jain et al. 2020, arXiv 1910.02653), which has one for
+every op. Where a network's memory has one summit, one moment says nearly all; where it has several
+(a U-Net: one at each level), a few do.
 
-Every schedule that runs the originals in the order of the graph obeys it, however often it recomputes: its least time is a lower bound.
-It does not see the room that is needed between the moments. Which moment would say more, a solution tells: played as lazily as
-it can be, it is above the budget there.
+Every schedule that runs the originals in the order of the graph obeys it, however often it
+recomputes: its least time is a lower bound. It does not see the room that is needed between the
+moments. Which moment would say more, a solution tells: played as lazily as it can be, it is above
+the budget there.
 
-Solved by HiGHS, through SciPy, within a limit on branches: some hundredths of a second for a moment, up to some seconds for several. The same
-number in every process.
+Solved by HiGHS, through SciPy, within a limit on branches: some hundredths of a second for a
+moment, up to some seconds for several. The same number in every process.
 """
 
 from __future__ import annotations
@@ -32,7 +37,8 @@ __all__ = ["NEAR_ENOUGH", "Moment", "Program", "Rows", "Solved"]
 BRANCHES, NEAR_ENOUGH = 2_000, 1e-3
 #: Values of fewer bytes than this share of the budget are taken to be there.
 SMALL = 1e-3
-#: A solution that is above the budget by no more than this share of it says what there is to be said.
+#: A solution that is above the budget by no more than this share of it says what there is to be
+#: said.
 NEAR = 5e-3
 #: HiGHS comes this close to the optimum; its word for a program that has no solution.
 TOLERANCE, INFEASIBLE = 1e-6, 2
@@ -43,7 +49,8 @@ Row = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a solution: a place of ``run_order(graph)``, and the storages that were made by then and are not there."""
+    """A moment of a solution: a place of ``run_order(graph)``, and the storages that were made by
+    then and are not there."""
 
     place: int
     absent: frozenset[int]
@@ -60,9 +67,11 @@ class Solved:
     moments
         The best solution found, in order; empty if there is none.
     again
-        For each stretch, the ops that this runs again: before the first moment, between two, and behind the last.
+        For each stretch, the ops that this runs again: before the first moment, between two, and
+        behind the last.
     runs
-        The same as late as it can be, in order: each with the place of ``run_order(graph)`` before which it is.
+        The same as late as it can be, in order: each with the place of ``run_order(graph)`` before
+        which it is.
     """
 
     seconds: float
@@ -125,7 +134,8 @@ class Program:
         seconds: float | None = None,
         near: float = NEAR_ENOUGH,
     ) -> Solved:
-        """The least time that a program says, to within a share of it, looked for in so many ``branches`` and ``seconds`` at most."""
+        """The least time that a program says, to within a share of it, looked for in so many
+        ``branches`` and ``seconds`` at most."""
         from scipy import optimize, sparse
 
         scale = max(rows.seconds, default=0.0)
@@ -154,7 +164,8 @@ class Program:
         return replace(found, runs=tuple(self._runs(found)))
 
     def most_crowded(self, solved: Solved) -> int | None:
-        """Where a solution is furthest above the budget, if all that is run again is so as late as it can be; by `NEAR` at least."""
+        """Where a solution is furthest above the budget, if all that is run again is so as late as
+        it can be; by `NEAR` at least."""
         crowd, graph = self.crowd, self.crowd.graph
         change = np.zeros(graph.length + 2, np.int64)
         spans: dict[int, list[tuple[int, int]]] = {}
@@ -194,7 +205,8 @@ class Program:
         return sorted(found)
 
     def _spans(self, solved: Solved) -> Iterator[tuple[int, int, int]]:
-        """For each value and stretch, from where to where it has to be there, both places excluded."""
+        """For each value and stretch, from where to where it has to be there, both places
+        excluded."""
         for stretch, (begin, end, first, last) in enumerate(self._needs(solved)):
             for k in first:
                 if begin < self._born[k] <= end:
@@ -204,7 +216,8 @@ class Program:
                     yield k, first[k] if again else begin, last[k]
 
     def _needs(self, solved: Solved) -> Iterator[tuple[int, int, dict[int, int], dict[int, int]]]:
-        """For each stretch its bounds, and for each value that is needed in it, the first and the last place where it is."""
+        """For each stretch its bounds, and for each value that is needed in it, the first and the
+        last place where it is."""
         places = [moment.place for moment in solved.moments]
         for stretch, (begin, end) in enumerate(self._stretches(places)):
             absent = solved.moments[stretch].absent if stretch < len(places) else None
@@ -231,7 +244,8 @@ class Program:
 
 
 class Rows:
-    """The rows of the program of some places: terms, of which the sum is at most ``most``; and the seconds that each column costs."""
+    """The rows of the program of some places: terms, of which the sum is at most ``most``; and the
+    seconds that each column costs."""
 
     def __init__(self, program: Program, places: Sequence[int]) -> None:
         self.program, self.places = program, places
@@ -249,7 +263,8 @@ class Rows:
         seconds = program.crowd.graph.seconds
         for stretch, (begin, _) in enumerate(stretches):
             for k, op in enumerate(program._op):
-                # What is made again before the first moment costs nothing here, and is not asked for.
+                # What is made again before the first moment costs nothing here, and is not asked
+                # for.
                 behind = stretch and program._born[k] <= begin < program._useful[k]
                 if behind and (stretch, op) not in self._again:
                     self._again[stretch, op] = self._column(float(seconds[op]))
@@ -313,7 +328,8 @@ class Rows:
                 self._at_most([(again, 1.0), *self._sources(stretch, u)], 0.0)
 
     def _fit(self, moment: int, place: int) -> None:
-        """What is there fits, beside what the op at the moment reads and makes, whoever reads that later."""
+        """What is there fits, beside what the op at the moment reads and makes, whoever reads that
+        later."""
         program, crowd = self.program, self.program.crowd
         fixed = program._fixed(place)
         touched = set(crowd.storages[crowd.touched(place)].tolist())

@@ -1,14 +1,17 @@
 """A lower bound on the extra time of any plan within a budget.
 
-Look at the moment when an original op runs. What it reads and makes is there, and what cannot be made again and is read later.
-Every other value that was made before and that originals read later is either there, and takes its bytes, or has to be made again
-later, and takes at least the time of its own op, or its share of that if the op has several results; if it has one, that of the ops before
-it, too, as long as their one result has this one reader and is not smaller (keeping such a result instead would free nothing). So at least as much time is lost as the cheapest choice that frees enough bytes: a
-knapsack, here relaxed to fractions, which is exact up to one value and needs a sort. The bound is the largest over all moments.
+Look at the moment when an original op runs. What it reads and makes is there, and what cannot be
+made again and is read later. Every other value that was made before and that originals read later
+is either there, and takes its bytes, or has to be made again later, and takes at least the time of
+its own op, or its share of that if the op has several results; if it has one, that of the ops
+before it, too, as long as their one result has this one reader and is not smaller (keeping such a
+result instead would free nothing). So at least as much time is lost as the cheapest choice that
+frees enough bytes: a knapsack, here relaxed to fractions, which is exact up to one value and needs
+a sort. The bound is the largest over all moments.
 
-It holds for every schedule that runs the originals in the order of the graph, however often it recomputes; it does not see
-that making a value again may need others. Linear in ops for each moment looked at; moments with few bytes alive are left out, since
-nothing has to be freed there.
+It holds for every schedule that runs the originals in the order of the graph, however often it
+recomputes; it does not see that making a value again may need others. Linear in ops for each moment
+looked at; moments with few bytes alive are left out, since nothing has to be freed there.
 """
 
 from __future__ import annotations
@@ -30,17 +33,20 @@ MOST_MOMENTS = 200
 
 
 def least_extra_seconds(graph: TrainingGraph, budget: int, *, accumulate: bool = True) -> float:
-    """No schedule with a simulated peak of ``budget`` bytes takes less extra time, seconds (``inf``: there is none).
+    """No schedule with a simulated peak of ``budget`` bytes takes less extra time, seconds
+    (``inf``: there is none).
 
     Examples
     --------
-    Three values of a byte wait for the backward pass; two of them have to be made again, a second each:
+    Three values of a byte wait for the backward pass; two of them have to be made again, a second
+    each:
 
     >>> import numpy as np
     >>> yes, no = np.ones(7, bool), np.zeros(7, bool)
     >>> chain = TrainingGraph(
     ...     first_backward=4, reads=[(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)],
-    ...     writes=[(k,) for k in range(7)], producer=np.arange(7), storage=np.arange(7), size=np.ones(7, int), source=no,
+    ...     writes=[(k,) for k in range(7)], producer=np.arange(7), storage=np.arange(7),
+    ...     size=np.ones(7, int), source=no,
     ...     clonable=yes, joins=no, forwards=no, fuses=no, seconds=np.ones(7), expensive=no)
     >>> [least_extra_seconds(chain, budget) for budget in (5, 4, 3, 2)]
     [0.0, 1.0, 2.0, inf]
@@ -84,7 +90,8 @@ class Crowd:
         return {place: self.least_seconds(place) for place in self.spread}
 
     def at(self, place: int) -> tuple[int, IntArray]:
-        """Bytes that no plan can spare at a place, and which other storages (by their index here) are there in plain training."""
+        """Bytes that no plan can spare at a place, and which other storages (by their index here)
+        are there in plain training."""
         op = run_order(self.graph)[place]
         across = (self.born < place) & (self.last > place) & ~self.summed
         touched = self.touched(place)
@@ -118,7 +125,8 @@ class Crowd:
 
     @cached_property
     def spread(self) -> list[int]:
-        """Crowded places, the most crowded among them, no two next to each other if there are many."""
+        """Crowded places, the most crowded among them, no two next to each other if there are
+        many."""
         ranked = self.places[np.argsort(-self.alive[self.places], kind="stable")]
         return [int(p) for p in ranked[:: max(1, len(ranked) // MOST_MOMENTS)]]
 
@@ -149,7 +157,8 @@ class _Lives:
 
 
 def _seconds_again(graph: TrainingGraph, storages: IntArray) -> npt.NDArray[np.float64]:
-    """For each storage, the least time that making it again takes, beside others: those that one op makes share its time."""
+    """For each storage, the least time that making it again takes, beside others: those that one op
+    makes share its time."""
     storage, size, producer = graph.storage.tolist(), graph.size.tolist(), graph.producer.tolist()
     losable = graph.losable.tolist()
     readers = [0] * len(storage)
@@ -191,7 +200,8 @@ def _last_reads(graph: TrainingGraph, place: IntArray) -> IntArray:
 
 
 def _made(graph: TrainingGraph, op: int) -> int:
-    """Bytes that an op certainly takes beside what it reads: an output may lie in the buffer of an input."""
+    """Bytes that an op certainly takes beside what it reads: an output may lie in the buffer of an
+    input."""
     made = sorted((int(graph.size[v]) for v in graph.writes[op]), reverse=True)
     if graph.forwards[op] and made:
         read = {int(graph.size[graph.storage[v]]) for v in graph.reads[op]}

@@ -1,16 +1,19 @@
 """The fastest plan within a budget, for networks that are chains of stages.
 
-The graph is cut into stages (:mod:`~memsaving_gradients.planners.chains.stages`), the dynamic program for chains
-(:mod:`~memsaving_gradients.planners.chains.rotor`: Beaumont et al. 2019, with several options a stage as in Rockmate) says which of them
-keep what and which run again, and its steps are recorded as a schedule of the whole graph, which is simulated. One table answers for
-all budgets, so the whole curve of plans costs little more than one: `candidates` walks it from much memory to little.
+The graph is cut into stages (:mod:`~memsaving_gradients.planners.chains.stages`), the dynamic
+program for chains (:mod:`~memsaving_gradients.planners.chains.rotor`: Beaumont et al. 2019, with
+several options a stage as in Rockmate) says which of them keep what and which run again, and its
+steps are recorded as a schedule of the whole graph, which is simulated. One table answers for all
+budgets, so the whole curve of plans costs little more than one: `candidates` walks it from much
+memory to little.
 
-The promises of the program hold for its model of stages, not for the graph. What counts is therefore the simulated
-peak: the fastest plan is chosen whose peak is within the budget, first of a fixed row of candidates, then of those
-between it and the next faster one. The row does not depend on the budget, so a larger budget never gets a slower plan. On large
-graphs, where few plans can be simulated, an endless row is entered at the budget, and searched as if peaks fell along it.
-Optimal for chains in the program's model, where every stage may run any number of times; what branches wider than a
-stage gets is a good plan. Deterministic.
+The promises of the program hold for its model of stages, not for the graph. What counts is
+therefore the simulated peak: the fastest plan is chosen whose peak is within the budget, first of a
+fixed row of candidates, then of those between it and the next faster one. The row does not depend
+on the budget, so a larger budget never gets a slower plan. On large graphs, where few plans can be
+simulated, an endless row is entered at the budget, and searched as if peaks fell along it. Optimal
+for chains in the program's model, where every stage may run any number of times; what branches
+wider than a stage gets is a good plan. Deterministic.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ __all__ = ["candidates", "plan", "record"]
 
 #: A table is as fine as its slots: budgets below this share of its top get a table of their own.
 FINE = 0.25
-#: Slots of a table: so many that rounding a stage's bytes wastes little, as few as keep the additions below this number.
+#: Slots of a table: so many that rounding a stage's bytes wastes little, as few as keep the
+#: additions below this number.
 FEWEST_SLOTS, MOST_SLOTS, ADDITIONS = 500, 2000, 8e8
 #: Budgets of neighboring candidates differ by about this factor, …
 RATIO = 0.95
@@ -47,7 +51,8 @@ MANY_TRIALS, STEP = 24, 0.99
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """The fastest schedule within the budget of ``limits``; the one with the least peak if there is no budget or none fits."""
+    """The fastest schedule within the budget of ``limits``; the one with the least peak if there is
+    no budget or none fits."""
     search = _Search(graph, limits)
     try:
         search.run()
@@ -59,9 +64,11 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
 def candidates(
     graph: TrainingGraph, limits: Limits = Limits(), budgets: Sequence[float] = ()
 ) -> Iterator[Schedule]:
-    """Schedules from the one that keeps everything down to that with the least memory; the budget of ``limits`` does not matter.
+    """Schedules from the one that keeps everything down to that with the least memory; the budget
+    of ``limits`` does not matter.
 
-    Each is the fastest for some number of bytes, in the program's model: for ``budgets``, where too few could be simulated otherwise.
+    Each is the fastest for some number of bytes, in the program's model: for ``budgets``, where too
+    few could be simulated otherwise.
     """
     curve = _Curve(graph, limits)
     yield curve.everything()
@@ -81,7 +88,8 @@ def record(
 class _Follower:
     """A recorder that knows, at every time, which storages the actions so far want kept.
 
-    ``held`` counts for each storage who keeps it. What is made and not held is dropped as soon as an action is done.
+    ``held`` counts for each storage who keeps it. What is made and not held is dropped as soon as
+    an action is done.
     """
 
     def __init__(self, graph: TrainingGraph, stages: Stages) -> None:
@@ -108,7 +116,8 @@ class _Follower:
         return self.recorder
 
     def _forward(self, stage: int, option: int | None, last: bool) -> None:
-        """Keep the input of a stage, and its history and, if it is not the last one of a stretch, its output."""
+        """Keep the input of a stage, and its history and, if it is not the last one of a stretch,
+        its output."""
         if stage not in self.inputs:
             self.inputs.add(stage)
             self._hold(self.stages.inputs[stage])
@@ -177,7 +186,8 @@ class _Curve:
         return ordered(self.graph, self.chained)
 
     def schedule(self, budget: float) -> Schedule | None:
-        """The schedule for the program's ``budget``; nothing if there is none, or it was asked for before."""
+        """The schedule for the program's ``budget``; nothing if there is none, or it was asked for
+        before."""
         actions = self.actions(budget)
         if actions is None or actions in self._seen:
             return None
@@ -194,7 +204,8 @@ class _Curve:
         return record(self.graph, self.stages, actions, self.chained)
 
     def between(self, low: float, high: float) -> list[float]:
-        """Budgets between two, evenly chosen from all that make a difference; from small to large."""
+        """Budgets between two, evenly chosen from all that make a difference; from small to
+        large."""
         inside = [b for b in self.tables.budgets() if low < b < high][::-1]
         return _thinned(inside, self.trials // 2)
 
@@ -221,7 +232,8 @@ def _thinned(row: list[float], most: int) -> list[float]:
 
 
 class _Tables:
-    """The stages of a graph, and tables of several sizes for them: the smaller a budget, the finer its slots."""
+    """The stages of a graph, and tables of several sizes for them: the smaller a budget, the finer
+    its slots."""
 
     def __init__(self, graph: TrainingGraph, keep: frozenset[int]) -> None:
         self.stages = cut_stages(graph, keep)
@@ -313,7 +325,8 @@ class _Search:
         best = self.best
         if budget is None or best.peak > budget:
             return
-        # Nothing faster than the next faster candidate: with the budget for that one, it is what is chosen.
+        # Nothing faster than the next faster candidate: with the budget for that one, it is what is
+        # chosen.
         faster = [t for t in self.trials if t.seconds < best.seconds]
         limit = max(t.seconds for t in faster)
         high = min(t.budget for t in faster)
@@ -323,7 +336,8 @@ class _Search:
             self._try(bytes_, curve.schedule(bytes_), limit)
 
     def _walk(self, curve: _Curve, budget: int) -> None:
-        """From the budget on, each time by as much as the peak is off, or else by halves, to the fastest plan that fits."""
+        """From the budget on, each time by as much as the peak is off, or else by halves, to the
+        fastest plan that fits."""
 
         def steps(bytes_: float) -> float:
             return math.log(bytes_ / curve.step(0), STEP)

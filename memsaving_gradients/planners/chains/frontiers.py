@@ -1,17 +1,20 @@
 """The forward half of a training graph as a line of positions that can be cut.
 
-Planners that cut into segments need, for every position of the forward order: what a cut there would have to keep
-(its frontier), what lies between two cuts and backward will read (residuals), and how much the backward pass needs
-besides (gradients, temporaries). This module measures that once, in linear time, in bytes.
+Planners that cut into segments need, for every position of the forward order: what a cut there
+would have to keep (its frontier), what lies between two cuts and backward will read (residuals),
+and how much the backward pass needs besides (gradients, temporaries). This module measures that
+once, in linear time, in bytes.
 
 Three things make it work where a search for single bottleneck tensors finds nothing:
 
-- Only ops that a recomputation could run count as readers, so metrics and unused outputs hide no cut.
-- Values one cheap op away from sources (half-precision copies of weights) and values that only put others side by side
-  (concatenations) stand in no frontier: their parts do. DenseNet's growing features and U-Net's
-  skips then cost each part once, however many cuts they cross.
-- What must not be run again (stateful random draws) is pinned: kept wherever the cuts are, at the smallest place
-  of the chain of single readers behind it (a dropout mask in bits rather than the numbers it was drawn from).
+- Only ops that a recomputation could run count as readers, so metrics and unused outputs hide no
+  cut.
+- Values one cheap op away from sources (half-precision copies of weights) and values that only put
+  others side by side (concatenations) stand in no frontier: their parts do. DenseNet's growing
+  features and U-Net's skips then cost each part once, however many cuts they cross.
+- What must not be run again (stateful random draws) is pinned: kept wherever the cuts are, at the
+  smallest place of the chain of single readers behind it (a dropout mask in bits rather than the
+  numbers it was drawn from).
 """
 
 from __future__ import annotations
@@ -36,10 +39,12 @@ __all__ = [
     "small_storages",
 ]
 
-#: Residuals that together hold no more than this share of all residual bytes are kept without being weighed, …
+#: Residuals that together hold no more than this share of all residual bytes are kept without being
+#: weighed, …
 SMALL_SHARE = 1e-3
-#: … and so are those below this share of the largest one (statistics of normalizations: reductions, dear to
-#: recompute), as long as they hold no more than this share together; so is what only recomputations read, up to the former.
+#: … and so are those below this share of the largest one (statistics of normalizations: reductions,
+#: dear to recompute), as long as they hold no more than this share together; so is what only
+#: recomputations read, up to the former.
 TINY, TINY_SHARE = 1 / 1024, 1e-2
 #: A value with more parts than this stands for itself.
 MOST_PARTS = 64
@@ -52,13 +57,16 @@ class Segments:
     Attributes
     ----------
     parts
-        Storages that frontiers are made of; none that the runtime may merge away, for no cut is there.
+        Storages that frontiers are made of; none that the runtime may merge away, for no cut is
+        there.
     born, last, size
-        For each part: the position that makes it, the last position whose recomputation reads it, its bytes.
+        For each part: the position that makes it, the last position whose recomputation reads it,
+        its bytes.
     small
         Storages so small together that they are always kept.
     pinned
-        Storages that are kept wherever the cuts are: those that cannot be made again, those that were asked for.
+        Storages that are kept wherever the cuts are: those that cannot be made again, those that
+        were asked for.
     residuals
         Storages that backward ops read and a plan decides on, in order of creation.
     residual_born
@@ -68,10 +76,12 @@ class Segments:
     pinned_held
         For each position, bytes of pinned storages made up to there.
     working
-        For each position, the most bytes that backward needs beside residuals while it stands there.
+        For each position, the most bytes that backward needs beside residuals while it stands
+        there.
     cuttable
-        For each position, whether a cut there leaves every pair of ops together that the runtime may fuse, of those that may run
-        again: keeping what passes between them would have the original run unfused, with other last bits than in plain training.
+        For each position, whether a cut there leaves every pair of ops together that the runtime
+        may fuse, of those that may run again: keeping what passes between them would have the
+        original run unfused, with other last bits than in plain training.
     """
 
     parts: IntArray
@@ -101,7 +111,8 @@ class Segments:
         return frontier_bytes(self.born, self.last, self.size, self.length)
 
     def kept_by(self, cuts: list[int]) -> dict[int, str]:
-        """Storages kept by ``cuts``, with reasons; residuals behind the last cut are kept, not recomputed."""
+        """Storages kept by ``cuts``, with reasons; residuals behind the last cut are kept, not
+        recomputed."""
         kept = dict.fromkeys(self.small, "small")
         kept |= dict.fromkeys(self.pinned, "pinned")
         for number, cut in enumerate(cuts, 1):
@@ -114,7 +125,8 @@ class Segments:
 
 
 def narrow_cuts(cuts: IntArray, width: IntArray) -> IntArray:
-    """Those of ``cuts`` (positions) that are no wider than the ones beside them; ``width``: bytes of a cut, by position."""
+    """Those of ``cuts`` (positions) that are no wider than the ones beside them; ``width``: bytes
+    of a cut, by position."""
     at = width[cuts]
     endless = np.iinfo(np.int64).max
     before, after = np.append(endless, at[:-1]), np.append(at[1:], endless)
@@ -129,7 +141,8 @@ def narrowest_cuts(cuts: IntArray, width: IntArray, stretch: IntArray) -> IntArr
 
 
 def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segments:
-    """Measure the forward half of ``graph``, with the storages in ``keep`` kept; linear in ops and edges."""
+    """Measure the forward half of ``graph``, with the storages in ``keep`` kept; linear in ops and
+    edges."""
     border = graph.first_backward
     storage, source = graph.storage.tolist(), graph.source.tolist()
     producer, clonable = graph.producer.tolist(), graph.clonable.tolist()
@@ -218,7 +231,8 @@ def _small(residual: Collection[int], size: list[int]) -> set[int]:
 
 
 def _tiny(graph: TrainingGraph, residual: Collection[int], needed: set[int]) -> set[int]:
-    """Tiny values that no backward op reads but recomputations do: an op each, and a gate, for next to nothing."""
+    """Tiny values that no backward op reads but recomputations do: an op each, and a gate, for next
+    to nothing."""
     total = sum(int(graph.size[s]) for s in residual)
     limit = TINY * max((int(graph.size[s]) for s in residual), default=0)
     tiny = [
@@ -233,7 +247,8 @@ def _tiny(graph: TrainingGraph, residual: Collection[int], needed: set[int]) -> 
 
 
 def _needed(graph: TrainingGraph, residual: Collection[int], kept: set[int]) -> set[int]:
-    """Storages that recomputing the residuals may read, the residuals included; what is kept needs nothing."""
+    """Storages that recomputing the residuals may read, the residuals included; what is kept needs
+    nothing."""
     storage, source = graph.storage.tolist(), graph.source.tolist()
     clonable = graph.clonable.tolist()
     needed = set(residual)
@@ -249,7 +264,8 @@ def _needed(graph: TrainingGraph, residual: Collection[int], kept: set[int]) -> 
 def _parts(
     graph: TrainingGraph, op: int, root: int, read: list[int], parts_of: dict[int, tuple[int, ...]]
 ) -> tuple[int, ...]:
-    """What a frontier would keep instead of ``root``: itself, or the parts it is made of for free."""
+    """What a frontier would keep instead of ``root``: itself, or the parts it is made of for
+    free."""
     if not read and not graph.expensive[op]:
         return ()
     inherited = tuple(dict.fromkeys(part for r in read for part in parts_of.get(r, (r,))))
@@ -296,7 +312,8 @@ def _cuttable(graph: TrainingGraph, needed: Collection[int]) -> npt.NDArray[np.b
     delta = np.zeros(graph.first_backward + 1, np.int64)
     for value, reader in graph.merged.items():
         if graph.storage[value] not in needed:
-            # No clone reads it, and no cut keeps it: a sum of losses stands beside all that they are computed from.
+            # No clone reads it, and no cut keeps it: a sum of losses stands beside all that they
+            # are computed from.
             continue
         delta[graph.producer[value]] += 1
         delta[reader] -= 1
@@ -304,7 +321,8 @@ def _cuttable(graph: TrainingGraph, needed: Collection[int]) -> npt.NDArray[np.b
 
 
 def _working(graph: TrainingGraph) -> IntArray:
-    """Bytes that backward holds beside forward storages, by the forward position that it has come back to."""
+    """Bytes that backward holds beside forward storages, by the forward position that it has come
+    back to."""
     border = graph.first_backward
     residual = graph.residuals
     schedule = recompute_lazily(graph, set(residual), graph.sums)
@@ -330,7 +348,8 @@ def _working(graph: TrainingGraph) -> IntArray:
 
 
 def expensive_storages(graph: TrainingGraph) -> list[int]:
-    """Storages to keep: outputs of expensive forward ops, or of the cheap op that alone reads them."""
+    """Storages to keep: outputs of expensive forward ops, or of the cheap op that alone reads
+    them."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
     readers: dict[int, list[int]] = {}
     for op in range(graph.length):

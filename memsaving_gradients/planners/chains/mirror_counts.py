@@ -1,21 +1,25 @@
-"""Mirror counts: for each storage, how many times it may be made again (Chen, Xu, Zhang and Guestrin 2016, Algorithm 2).
+"""Mirror counts: for each storage, how many times it may be made again (Chen, Xu, Zhang and
+Guestrin 2016, Algorithm 2).
 
 A count m(v) per storage stands for a schedule (arXiv 1604.06174):
 
 - m(v) = 0: v stays.
 - m(v) = 1: v is dropped after the forward pass and made again once, when backward first reads it.
-- m(v) > 1: v is made again up to m(v) times, and dropped in between. The copies of v have levels 1 to m(v). The copy of
-  level k reads the copy of level min(k, m(u)) of each input u (level 0 is the original), and backward reads level m(v).
+- m(v) > 1: v is made again up to m(v) times, and dropped in between. The copies of v have levels 1
+  to m(v). The copy of level k reads the copy of level min(k, m(u)) of each input u (level 0 is the
+  original), and backward reads level m(v).
 
-Low levels are made in passing, on the way to something with a lower count: a value of count 1 in the middle of values of
-count 2 is a checkpoint of the recomputation, as a value of count 0 is one of the forward pass. Every copy runs as late as
-possible, and one that nothing needs does not run at all, so counts are upper limits. With all counts 0 the schedule is
-plain training; with counts 0 and 1 only it is `memsaving_gradients.schedules.schedule.recompute_lazily`.
+Low levels are made in passing, on the way to something with a lower count: a value of count 1 in
+the middle of values of count 2 is a checkpoint of the recomputation, as a value of count 0 is one
+of the forward pass. Every copy runs as late as possible, and one that nothing needs does not run at
+all, so counts are upper limits. With all counts 0 the schedule is plain training; with counts 0 and
+1 only it is `memsaving_gradients.schedules.schedule.recompute_lazily`.
 
-`sectioned` chooses counts by the paper's recursion g(n) = k + g(n/(k+1)): k cuts divide the line of forward positions, and
-each part is divided in turn. The values at the cuts get the count of their part, the parts themselves one more,
-except for the last one, which backward reaches first. So m(v) is how many times one has to turn away from the last part to
-come to v. A chain of n equal ops needs about k·log(n)/log(k+1) units and runs ops again n/2·log₂(n) times (k = 1).
+`sectioned` chooses counts by the paper's recursion g(n) = k + g(n/(k+1)): k cuts divide the line of
+forward positions, and each part is divided in turn. The values at the cuts get the count of their
+part, the parts themselves one more, except for the last one, which backward reaches first. So m(v)
+is how many times one has to turn away from the last part to come to v. A chain of n equal ops needs
+about k·log(n)/log(k+1) units and runs ops again n/2·log₂(n) times (k = 1).
 
 Linear in the steps of the schedule.
 """
@@ -37,7 +41,8 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["checked", "mirrored", "recursive", "scheduled", "sectioned"]
 
-#: Larger counts mean nothing: a recursion on this many levels halves a line of more ops than there can be.
+#: Larger counts mean nothing: a recursion on this many levels halves a line of more ops than there
+#: can be.
 MOST_LEVELS = 64
 
 
@@ -53,14 +58,17 @@ def mirrored(graph: TrainingGraph, limits: Limits, mirror: Mapping[int, int]) ->
 
     Examples
     --------
-    Three ops in a row and the backward ops of the second and the third, which read what those have read:
+    Three ops in a row and the backward ops of the second and the third, which read what those have
+    read:
 
     >>> import numpy as np
     >>> from memsaving_gradients.schedules.training_graph import TrainingGraph
     >>> early, no = np.array([True] * 3 + [False] * 2), np.zeros(5, bool)
     >>> graph = TrainingGraph(
-    ...     first_backward=3, reads=[(), (0,), (1,), (2, 1), (3, 0)], writes=[(k,) for k in range(5)],
-    ...     producer=np.arange(5), storage=np.arange(5), size=np.ones(5, int), source=no, clonable=early,
+    ...     first_backward=3, reads=[(), (0,), (1,), (2, 1), (3, 0)],
+    ...     writes=[(k,) for k in range(5)],
+    ...     producer=np.arange(5), storage=np.arange(5), size=np.ones(5, int), source=no,
+    ...     clonable=early,
     ...     joins=no, forwards=no, fuses=no, seconds=np.ones(5), expensive=no)
     >>> for step in mirrored(graph, Limits(), {0: 2, 1: 1}).schedule.steps[3:]:
     ...     print(*step)
@@ -83,8 +91,8 @@ def checked(mirror: Mapping[int, int]) -> None:
             raise ArgumentError(
                 "mirror",
                 {storage: count},
-                f"the mirror count of a tensor is how many times it may be made again: a whole number "
-                f"from 0 (keep it) to {MOST_LEVELS}",
+                "the mirror count of a tensor is how many times it may be made again: a whole"
+                f" number from 0 (keep it) to {MOST_LEVELS}",
             )
 
 
@@ -113,19 +121,22 @@ def scheduled(graph: TrainingGraph, counts: Mapping[int, int], chained: frozense
 
 
 def recursive(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> Proposal:
-    """The least memory that recursion gives: cuts within cuts, ``k`` at a time; counts in ``limits`` go before."""
+    """The least memory that recursion gives: cuts within cuts, ``k`` at a time; counts in
+    ``limits`` go before."""
     return mirrored(graph, limits, {**sectioned(graph, limits, k), **limits.mirror})
 
 
 def sectioned(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> dict[int, int]:
-    """Mirror counts by the recursion g(n) = k + g(n/(k+1)), for every storage that can be made again."""
+    """Mirror counts by the recursion g(n) = k + g(n/(k+1)), for every storage that can be made
+    again."""
     segments = measure_segments(graph, limits.keep)
     width, held = segments.frontier_bytes(), segments.held
     counts: dict[int, int] = {}
     at_cut: dict[int, int] = {}
     turns = np.zeros(segments.length, np.int64)
     cuts = np.flatnonzero(segments.cuttable & (np.diff(held, prepend=0) > 0))
-    # Parts to divide: first and last position (both included), turns away from the last part, cuts in it.
+    # Parts to divide: first and last position (both included), turns away from the last part, cuts
+    # in it.
     todo = [(0, segments.length - 1, 0, 0, len(cuts))]
     while todo:
         first, last, count, low, high = todo.pop()
@@ -144,7 +155,8 @@ def sectioned(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> di
             a, b = bounds[number], bounds[number + 1] - 1
             inner = int(np.searchsorted(cuts, a)), int(np.searchsorted(cuts, b))
             todo.append((a, b, count + (number < len(chosen)), *inner))
-    # Statistics stay; so would a share of equal values, if all that is small together were left out.
+    # Statistics stay; so would a share of equal values, if all that is small together were left
+    # out.
     largest = int(graph.size.max(initial=0))
     fixed = segments.pinned | {s for s in segments.small if TINY * largest >= graph.size[s]}
     for root in np.unique(graph.storage[graph.losable]).tolist():
@@ -156,7 +168,8 @@ def sectioned(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> di
 def _between(
     cuts: np.ndarray, held: np.ndarray, width: np.ndarray, low: int, high: int, k: int
 ) -> list[int]:
-    """Up to ``k`` of ``cuts`` that divide the bytes from ``low`` to ``high`` evenly; the narrowest near each place."""
+    """Up to ``k`` of ``cuts`` that divide the bytes from ``low`` to ``high`` evenly; the narrowest
+    near each place."""
     if not len(cuts):
         return []
     chosen = []

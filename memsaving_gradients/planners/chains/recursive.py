@@ -1,15 +1,19 @@
-"""Checkpoints within checkpoints: the least recomputation for so many of them on a chain of equal steps.
+"""Checkpoints within checkpoints: the least recomputation for so many of them on a chain of equal
+steps.
 
-Treeverse (Griewank 1992; as *revolve*, Griewank and Walther 2000, ACM Algorithm 799) reverses a chain of N steps with s
-checkpoints, its input among them. If no step is advanced over more than r times, at most C(s + r, s) steps can be reversed. The first checkpoint
-is set such that what lies before it can be done in r − 1 more advances, and what lies behind it with s − 1 checkpoints; likewise within
-both. That takes r·N − C(s + r, s + 1) advances for the least such r, and no schedule takes fewer. With s about log₂(N) so does r: a chain of
-a thousand steps in the memory of two dozen.
+Treeverse (Griewank 1992; as *revolve*, Griewank and Walther 2000, ACM Algorithm 799) reverses a
+chain of N steps with s checkpoints, its input among them. If no step is advanced over more than r
+times, at most C(s + r, s) steps can be reversed. The first checkpoint is set such that what lies
+before it can be done in r − 1 more advances, and what lies behind it with s − 1 checkpoints;
+likewise within both. That takes r·N − C(s + r, s + 1) advances for the least such r, and no
+schedule takes fewer. With s about log₂(N) so does r: a chain of a thousand steps in the memory of
+two dozen.
 
-The graph is cut into stages (:mod:`~memsaving_gradients.planners.chains.stages`), which count as equal steps. Within a budget, the most
-checkpoints are taken with which the simulated peak fits: fewer advances for more of them. Optimal for equal stages, with peaks that
-grow with the number of checkpoints; for unequal ones :mod:`~memsaving_gradients.planners.chains.chain` is, but its table grows with the third
-power of stages. Cost: log₂(N) schedules, each linear in its steps.
+The graph is cut into stages (:mod:`~memsaving_gradients.planners.chains.stages`), which count as
+equal steps. Within a budget, the most checkpoints are taken with which the simulated peak fits:
+fewer advances for more of them. Optimal for equal stages, with peaks that grow with the number of
+checkpoints; for unequal ones :mod:`~memsaving_gradients.planners.chains.chain` is, but its table
+grows with the third power of stages. Cost: log₂(N) schedules, each linear in its steps.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ MOST_STAGES = 4096
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """The fewest recomputations by this recursion within the budget; about log₂ of the number of stages checkpoints without one."""
+    """The fewest recomputations by this recursion within the budget; about log₂ of the number of
+    stages checkpoints without one."""
     plain = untouched(graph, limits)
     if plain.optimal:
         return plain
@@ -62,7 +67,8 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
 
 
 def advances(steps: int, slots: int) -> int:
-    """The least advances over steps that reverse ``steps`` of them with ``slots`` checkpoints, the input among them.
+    """The least advances over steps that reverse ``steps`` of them with ``slots`` checkpoints, the
+    input among them.
 
     Examples
     --------
@@ -74,7 +80,8 @@ def advances(steps: int, slots: int) -> int:
 
 
 def levels(steps: int, slots: int) -> int:
-    """The least number of times that steps must be advanced over, with ``slots`` checkpoints, the input among them.
+    """The least number of times that steps must be advanced over, with ``slots`` checkpoints, the
+    input among them.
 
     Examples
     --------
@@ -105,7 +112,8 @@ def reversal(steps: int, slots: int) -> Iterator[Action]:
 def _before_checkpoint(steps: int, slots: int) -> int:
     """How many of ``steps`` lie before the next checkpoint, two or more of each."""
     r = levels(steps, slots)
-    # Behind it: at least as many as r − 1 advances are enough for, so that nothing before it needs more than that.
+    # Behind it: at least as many as r − 1 advances are enough for, so that nothing before it needs
+    # more than that.
     behind = math.comb(slots + r - 2, slots - 1)
     return max(1, min(math.comb(slots + r - 1, slots), steps - behind))
 
@@ -129,7 +137,8 @@ def _recursion(graph: TrainingGraph, limits: Limits, stages: Stages, slots: int)
 
 
 def _actions(stages: Stages, slots: int) -> Iterator[Action]:
-    """The reversal of all stages; those at the end that keep nothing turn back together with the last one that does."""
+    """The reversal of all stages; those at the end that keep nothing turn back together with the
+    last one that does."""
     whole = len(stages.histories)
     length = max((k + 1 for k in range(whole) if stages.histories[k][0]), default=1)
     behind = [Action("backward", stage) for stage in range(whole - 1, length - 1, -1)]

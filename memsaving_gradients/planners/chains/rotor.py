@@ -1,22 +1,27 @@
 """The fastest way through a chain of unequal stages within a budget, by dynamic programming.
 
-A chain is run forward and then backward, stage by stage. A stage can be run keeping its input only, keeping nothing,
-or keeping what its backward reads (its history, in one of several *options*: less kept, more to recompute inside).
-Where a stage's history is not there when backward arrives, stages are run again from the last input that was kept. The least
-time in which stages s … t can be run forward and backward with m bytes beside the input of s is the less of two:
+A chain is run forward and then backward, stage by stage. A stage can be run keeping its input only,
+keeping nothing, or keeping what its backward reads (its history, in one of several *options*: less
+kept, more to recompute inside). Where a stage's history is not there when backward arrives, stages
+are run again from the last input that was kept. The least time in which stages s … t can be run
+forward and backward with m bytes beside the input of s is the less of two:
 
-- *cut* at j: run s … j−1 once, keep the input of j, solve j … t with what is left, then solve s … j−1 with all of m;
+- *cut* at j: run s … j−1 once, keep the input of j, solve j … t with what is left, then solve s …
+  j−1 with all of m;
 - *history*: run s keeping its history, solve s+1 … t with what is left, run backward through s.
 
-That is the recurrence of Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova (2019, RR-9302, arXiv 1911.13214), with the
-options of Rockmate (Zhao et al. 2023). Three things differ. An input may be several tensors that it shares with other
-inputs (long skips), so what a cut keeps counts beyond what the cut before it keeps already. What is minimized is the *extra*
-time: chains that end at the last stage are run by the step itself, for nothing; and the stage before which a recomputation ends
-need not make its output. And a cut at j needs memory for the stages before j only, not for those behind.
+That is the recurrence of Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova (2019, RR-9302, arXiv
+1911.13214), with the options of Rockmate (Zhao et al. 2023). Three things differ. An input may be
+several tensors that it shares with other inputs (long skips), so what a cut keeps counts beyond
+what the cut before it keeps already. What is minimized is the *extra* time: chains that end at the
+last stage are run by the step itself, for nothing; and the stage before which a recomputation ends
+need not make its output. And a cut at j needs memory for the stages before j only, not for those
+behind.
 
-Optimal in this model among schedules that keep what they keep until backward has used it. Bytes are rounded up to slots, so
-that a promise holds whatever the rounding; with S slots and L stages the table takes S·L²/2 numbers and S·L³/6 additions, in
-L²/2 vectorized steps. One table answers for every budget up to its top.
+Optimal in this model among schedules that keep what they keep until backward has used it. Bytes are
+rounded up to slots, so that a promise holds whatever the rounding; with S slots and L stages the
+table takes S·L²/2 numbers and S·L³/6 additions, in L²/2 vectorized steps. One table answers for
+every budget up to its top.
 """
 
 from __future__ import annotations
@@ -47,8 +52,9 @@ CERTAIN = 1 - 1e-6
 class Action(NamedTuple):
     """One step through a chain.
 
-    ``"keep"``: run the stage, its input stays. ``"drop"``: run it, its input goes. ``"history"``: run it, its input and
-    the history of this option stay. ``"backward"``: run backward through it; its history and its input go.
+    ``"keep"``: run the stage, its input stays. ``"drop"``: run it, its input goes. ``"history"``:
+    run it, its input and the history of this option stay. ``"backward"``: run backward through it;
+    its history and its input go.
     """
 
     kind: Literal["keep", "drop", "history", "backward"]
@@ -58,24 +64,26 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """L stages with up to O options each; bytes and seconds. Options that a stage does not have save infinitely much.
+    """L stages with up to O options each; bytes and seconds. Options that a stage does not have
+    save infinitely much.
 
     Attributes
     ----------
     added
         ``[s, j]``: what keeping the input of stage j takes beyond the input of s, for s < j. (L, L)
     resident
-        ``[s, t]``: what is there, beside kept inputs and histories, while stages of s … t are run forward with backward
-        about to enter t: the gradient of its output. (L, L)
+        ``[s, t]``: what is there, beside kept inputs and histories, while stages of s … t are run
+        forward with backward about to enter t: the gradient of its output. (L, L)
     running
-        ``[s, k]``: the most that stage k takes while it runs keeping nothing, k ≥ s, beyond the input of s: input, output
-        and workspace. (L, L)
+        ``[s, k]``: the most that stage k takes while it runs keeping nothing, k ≥ s, beyond the
+        input of s: input, output and workspace. (L, L)
     saved
         ``[s, o]``: what option o keeps beyond the input of s, the output included. (L, O)
     forward_peak
         ``[s, o]``: the most that s takes beyond its input while it runs keeping that. (L, O)
     backward_peak
-        ``[s, o]``: the most that backward through s takes beyond its input: history, gradients, temporaries. (L, O)
+        ``[s, o]``: the most that backward through s takes beyond its input: history, gradients,
+        temporaries. (L, O)
     run
         ``[s]``: seconds to run s once more, keeping nothing. (L,)
     run_history
@@ -134,9 +142,10 @@ class Table:
     >>> import numpy as np
     >>> ones = np.ones((4, 4))
     >>> column = np.ones((4, 1))
-    >>> chain = Chain(added=ones, resident=ones, running=1 + np.triu(ones, 1), saved=column, forward_peak=column,
-    ...               backward_peak=2 * column, run=np.ones(4), run_history=column, run_last=0 * column,
-    ...               inside=0 * column)
+    >>> chain = Chain(
+    ...     added=ones, resident=ones, running=1 + np.triu(ones, 1), saved=column,
+    ...     forward_peak=column, backward_peak=2 * column, run=np.ones(4), run_history=column,
+    ...     run_last=0 * column, inside=0 * column)
     >>> table = Table(chain, top=5)
     >>> [table.seconds(budget) for budget in (2, 3, 4, 5)]
     [inf, 3.0, 1.0, 0.0]
@@ -165,28 +174,31 @@ class Table:
         self._fill()
 
     def seconds(self, budget: float) -> float:
-        """The least extra time within ``budget`` bytes beside the input of the first stage; infinite if there is none."""
+        """The least extra time within ``budget`` bytes beside the input of the first stage;
+        infinite if there is none."""
         slot = self._slot(budget)
         return float(self._least[0][-1, slot]) if slot >= 0 else float("inf")
 
     @property
     def budgets(self) -> list[float]:
-        """The budgets at which the least time changes, from the largest down to the least that is enough."""
+        """The budgets at which the least time changes, from the largest down to the least that is
+        enough."""
         row = self._least[0][-1]
         finite = np.flatnonzero(np.isfinite(row))
         changes = finite[np.flatnonzero(np.diff(row[finite], prepend=np.float32(np.inf)))]
         return [float(slot * self.unit) for slot in changes[::-1]]
 
     def actions(self, budget: float) -> list[Action]:
-        """The steps of a fastest way within ``budget`` bytes; it must not be less than the last of `budgets`."""
+        """The steps of a fastest way within ``budget`` bytes; it must not be less than the last of
+        `budgets`."""
         return list(self._actions(self._slot(budget)))
 
     def _slot(self, budget: float) -> int:
         return min(int(budget / self.unit * (1 + 1e-12)), self.top)
 
     def _round(self, size: FloatArray) -> IntArray:
-        # What takes more than there is takes one slot more than there is. Products of whole units must not be
-        # rounded up for their last bit.
+        # What takes more than there is takes one slot more than there is. Products of whole units
+        # must not be rounded up for their last bit.
         slots = np.ceil(np.minimum(size / self.unit * (1 - 1e-12), self.top + 1))
         return np.maximum(slots, 0).astype(np.int64)
 
@@ -293,7 +305,8 @@ class Table:
 
 
 def least_budget(chain: Chain, slots: int = SLOTS) -> float:
-    """The least bytes beside the input of the first stage that a table has a way for, about: see `CLOSE`."""
+    """The least bytes beside the input of the first stage that a table has a way for, about: see
+    `CLOSE`."""
     top = chain.most
     while True:
         table = Table(chain, top, slots)
@@ -305,12 +318,14 @@ def least_budget(chain: Chain, slots: int = SLOTS) -> float:
 
 
 def _first_finite(block: npt.NDArray[np.float32]) -> IntArray:
-    """For each row the first finite column, or the number of columns; rows never go from finite back to infinite."""
+    """For each row the first finite column, or the number of columns; rows never go from finite
+    back to infinite."""
     return np.isinf(block).sum(axis=1)
 
 
 def _unit(chain: Chain, top: float, slots: int) -> float:
-    """Bytes of a slot, the least that is needed or a little more: where rounding wastes least of what is kept."""
+    """Bytes of a slot, the least that is needed or a little more: where rounding wastes least of
+    what is kept."""
     least = max(top / slots, 1e-300)
     tables = (
         chain.added,

@@ -1,14 +1,16 @@
 """A training graph as a chain of stages for :mod:`~memsaving_gradients.planners.chains.rotor`.
 
-The forward order is cut at its narrowest positions. The input of a stage is the frontier of the cut before it: one tensor or
-several. Backward ops belong to the latest stage that has all that they read, in its input or in itself, such that no stage
-comes after one before it. What a stage's backward ops read and the stage makes is its *history*.
+The forward order is cut at its narrowest positions. The input of a stage is the frontier of the cut
+before it: one tensor or several. Backward ops belong to the latest stage that has all that they
+read, in its input or in itself, such that no stage comes after one before it. What a stage's
+backward ops read and the stage makes is its *history*.
 
-What each stage costs is measured on the graph: the seconds of the ops that a recomputation really runs (those that the next input
-needs, those that the history needs), the bytes while they run, and the bytes of its backward pass beside the history, which
-are those of a simulated step that keeps everything. A stage offers several options: its whole history, and less and less of
-it; what is dropped first is what takes the least time a byte to make again. Dropped values are made again inside the stage, from its
-input and what is left, when backward first reads them.
+What each stage costs is measured on the graph: the seconds of the ops that a recomputation really
+runs (those that the next input needs, those that the history needs), the bytes while they run, and
+the bytes of its backward pass beside the history, which are those of a simulated step that keeps
+everything. A stage offers several options: its whole history, and less and less of it; what is
+dropped first is what takes the least time a byte to make again. Dropped values are made again
+inside the stage, from its input and what is left, when backward first reads them.
 
 Linear in ops and edges times the number of options, beside the tables of pairs of stages.
 """
@@ -43,8 +45,8 @@ FloatArray = npt.NDArray[np.float64]
 MOST_STAGES = 160
 #: Options keep about these shares of the bytes of a stage's history.
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
-#: Values that backward reads before its turn in the order of stages are kept, if they hold no more than this share of all
-#: that it reads (a loss in the middle of a network).
+#: Values that backward reads before its turn in the order of stages are kept, if they hold no more
+#: than this share of all that it reads (a loss in the middle of a network).
 EARLY_SHARE = 0.2
 
 
@@ -103,7 +105,8 @@ def _narrow(graph: TrainingGraph, segments: Segments, most: int) -> IntArray:
 
 
 def _places(graph: TrainingGraph, segments: Segments) -> list[int]:
-    """For each backward op in order of execution, the forward position that it belongs to; never rising.
+    """For each backward op in order of execution, the forward position that it belongs to; never
+    rising.
 
     Behind the makers of all that it reads; as late as all of it is still there for a recomputation.
     """
@@ -128,7 +131,8 @@ def _places(graph: TrainingGraph, segments: Segments) -> list[int]:
 
 
 def _early(graph: TrainingGraph, segments: Segments, cuts: IntArray, places: list[int]) -> set[int]:
-    """Residuals that are read in a stage that has them neither in its input nor in itself, if they are few."""
+    """Residuals that are read in a stage that has them neither in its input nor in itself, if they
+    are few."""
     residual, storage = graph.residuals, graph.storage.tolist()
     until = dict(zip(segments.parts.tolist(), segments.last.tolist(), strict=True))
     begin = np.concatenate([[-1], cuts])
@@ -169,7 +173,8 @@ class _Measure:
         self.length = len(self.begin) - 1
         self.inputs = [(), *(tuple(segments.frontier(c)) for c in cuts.tolist()), ()]
         self.order = run_order(graph)
-        # Stages come from the last to the first: stage k has the backward ops from bounds[k + 1] to bounds[k].
+        # Stages come from the last to the first: stage k has the backward ops from bounds[k + 1] to
+        # bounds[k].
         stage = np.searchsorted(cuts, places)
         self.bounds = (
             graph.first_backward + np.searchsorted(-stage, -np.arange(self.length), side="right")
@@ -247,7 +252,8 @@ class _Measure:
         return carried[self.bounds[1:]]
 
     def _added(self) -> tuple[FloatArray, FloatArray]:
-        """What the input of stage j takes beyond that of s, [s, j]; what is always kept of the stages before each."""
+        """What the input of stage j takes beyond that of s, [s, j]; what is always kept of the
+        stages before each."""
         segments, count = self.segments, self.length + 1
         begin = np.array(self.begin[:-1], np.int64)
         first = np.searchsorted(begin, segments.born)
@@ -274,7 +280,8 @@ class _Measure:
         return self._time(ops), self._peak(ops, self.inputs[s + 1])
 
     def _needed(self, wanted: Iterable[int], there: Collection[int]) -> list[int]:
-        """Ops to run again for the storages ``wanted``, in order, when those in the set ``there`` are there."""
+        """Ops to run again for the storages ``wanted``, in order, when those in the set ``there``
+        are there."""
         always, storage, producer = self.always, self.storage, self.producer
         stack = [
             producer[r] for r in wanted if r not in there and r not in always and self.losable[r]
@@ -299,7 +306,8 @@ class _Measure:
         return sum(self.seconds[op] for op in ops)
 
     def _peak(self, ops: list[int], kept: Collection[int]) -> int:
-        """The most bytes while ``ops`` run, beside what they start from; what is in ``kept`` stays."""
+        """The most bytes while ``ops`` run, beside what they start from; what is in ``kept``
+        stays."""
         last: dict[int, int] = {}
         for now, op in enumerate(ops):
             for value in self.graph.reads[op]:
@@ -325,7 +333,8 @@ class _Measure:
         return peak
 
     def _options(self, s: int) -> list[_Option]:
-        """Ways to keep the history of stage s, all of it first; none that another is better than in everything."""
+        """Ways to keep the history of stage s, all of it first; none that another is better than in
+        everything."""
         history = self._history(s)
         made = self._needed(history, set(self.inputs[s]))
         dear = {v for op in made for v in self.graph.writes[op] if v in self.expensive}
@@ -392,7 +401,8 @@ class _Measure:
         )
 
     def _backward(self, s: int, kept: tuple[int, ...]) -> tuple[float, int]:
-        """Seconds that the backward pass of stage s recomputes, and its bytes beside the input of s and what is always kept."""
+        """Seconds that the backward pass of stage s recomputes, and its bytes beside the input of s
+        and what is always kept."""
         first, end = self.bounds[s + 1], self.bounds[s]
         last: dict[int, int] = {}
         for now in range(first, end):

@@ -1,15 +1,20 @@
-"""The program that asks OR-Tools' CP-SAT for the best executions of a retention problem: one request a line, one answer a line.
+"""The program that asks OR-Tools' CP-SAT for the best executions of a retention problem: one
+request a line, one answer a line.
 
-It runs in a process of its own, and imports nothing of this package: OR-Tools and TensorFlow bring libraries of their own for protocol
-buffers, and crash where both are loaded (OR-Tools 9.15, TensorFlow 2.21). :mod:`memsaving_gradients.planners.retention.constraint_program` starts it, and says
-what is asked and answered.
+It runs in a process of its own, and imports nothing of this package: OR-Tools and TensorFlow bring
+libraries of their own for protocol buffers, and crash where both are loaded (OR-Tools 9.15,
+TensorFlow 2.21). :mod:`memsaving_gradients.planners.retention.constraint_program` starts it, and
+says what is asked and answered.
 
-The model is Moccasin's (Bartan et al. 2023, arXiv 2304.14463) in its staged form. Events are numbered, and so are the recipes, in the order
-of their originals. Before each event there is a position for each recipe, in that order, in one round or several; behind them stands the
-event. What is run again between two events is so in the order of the originals, once, or as often as there are rounds. A value has an
-interval for each time that it is made, from there to its last reader; the sizes of intervals that overlap fit into the budget (one
-cumulative constraint). Whoever reads a value chooses an interval that covers it: a Boolean each, which CP-SAT propagates far better than
-counting the readers of a reservoir. How often a value may be made again is a number given for each recipe.
+The model is Moccasin's (Bartan et al. 2023, arXiv 2304.14463) in its staged form. Events are
+numbered, and so are the recipes, in the order of their originals. Before each event there is a
+position for each recipe, in that order, in one round or several; behind them stands the event. What
+is run again between two events is so in the order of the originals, once, or as often as there are
+rounds. A value has an interval for each time that it is made, from there to its last reader; the
+sizes of intervals that overlap fit into the budget (one cumulative constraint). Whoever reads a
+value chooses an interval that covers it: a Boolean each, which CP-SAT propagates far better than
+counting the readers of a reservoir. How often a value may be made again is a number given for each
+recipe.
 """
 
 from __future__ import annotations
@@ -81,7 +86,8 @@ class _Model:
         return event * self.stage + within
 
     def executions(self, value: Callable[[Any], int]) -> list[tuple[int, int]]:
-        """Which recipes are run again, each with the event before which, in order; ``value`` gives that of a variable."""
+        """Which recipes are run again, each with the event before which, in order; ``value`` gives
+        that of a variable."""
         positions = sorted(
             value(made.start) for copies in self.again for made in copies if value(made.present)
         )
@@ -276,7 +282,8 @@ def answer(request: dict[str, Any]) -> None:
         solver = _solver(request)
         solver.parameters.use_lns_only = True
         solver.parameters.interleave_search = True
-        # Neighborhoods are made smaller by what is fixed in them. To presolve the whole takes longer than to search one.
+        # Neighborhoods are made smaller by what is fixed in them. To presolve the whole takes
+        # longer than to search one.
         solver.parameters.cp_model_presolve = False
         status = solver.solve(model.model, _Telling(model))
     rounding = (sum(map(len, model.again)) + 1) / model.scale

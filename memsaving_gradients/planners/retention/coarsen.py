@@ -1,14 +1,17 @@
 """From a training graph to a retention problem, and from its decisions to a schedule.
 
-A captured step has thousands of ops, and a plan decides on a few hundred buffers. *Decided* are forward storages that take memory and
-that backward ops, or several forward ops, read; and those that cannot be made again. What lies between them (single-reader
-temporaries: the inside of a normalization, the sum under an activation; only in small graphs they are decided on, too) belongs to the recipe of the decided storage that it leads to;
-keeping it instead would also take apart kernels that the runtime fuses. Tiny storages are always kept.
+A captured step has thousands of ops, and a plan decides on a few hundred buffers. *Decided* are
+forward storages that take memory and that backward ops, or several forward ops, read; and those
+that cannot be made again. What lies between them (single-reader temporaries: the inside of a
+normalization, the sum under an activation; only in small graphs they are decided on, too) belongs
+to the recipe of the decided storage that it leads to; keeping it instead would also take apart
+kernels that the runtime fuses. Tiny storages are always kept.
 
-Forward ops are joined up to the next one that makes a decided storage; backward ops until the next one that reads another decided
-storage; in graphs of few ops every backward op stands for itself. Of everything else an event knows the most bytes alive while it
-runs. A decision is thus played through in a few hundred steps; bytes are never counted too low by more than the in-place writes differ,
-and the caller simulates the schedule on the whole graph in any case. Linear in ops and edges.
+Forward ops are joined up to the next one that makes a decided storage; backward ops until the next
+one that reads another decided storage; in graphs of few ops every backward op stands for itself. Of
+everything else an event knows the most bytes alive while it runs. A decision is thus played through
+in a few hundred steps; bytes are never counted too low by more than the in-place writes differ, and
+the caller simulates the schedule on the whole graph in any case. Linear in ops and edges.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Coarse", "coarsen"]
 
-#: Up to so many ops, backward ops are not joined: what is dropped within an event is freed only at its end.
+#: Up to so many ops, backward ops are not joined: what is dropped within an event is freed only at
+#: its end.
 FEW_OPS = 200
 
 
@@ -64,7 +68,8 @@ class Coarse:
     chained: frozenset[int]
 
     def decisions(self, kept: Collection[int]) -> list[int]:
-        """Keep the given storages, and drop all others between their last forward and their first backward use."""
+        """Keep the given storages, and drop all others between their last forward and their first
+        backward use."""
         problem, border = self.problem, self.problem.border
         what = problem.plain()
         for value, storage in enumerate(self.storages):
@@ -79,7 +84,8 @@ class Coarse:
         return what
 
     def like(self, runs: Iterable[tuple[int, int]]) -> list[int]:
-        """The decisions of which come such runs of ops: each with the place of ``run_order(graph)`` before which it is."""
+        """The decisions of which come such runs of ops: each with the place of ``run_order(graph)``
+        before which it is."""
         ends = np.cumsum([len(ops) for ops in self.stretches])
         recipe_of = self._recipe_of
         executions = [
@@ -94,7 +100,8 @@ class Coarse:
         return self.follow(run(self.problem, decisions).again)
 
     def follow(self, executions: Iterable[tuple[int, int]]) -> Schedule:
-        """The schedule of the whole graph in which these recipes are run again, each behind the event before which, in order."""
+        """The schedule of the whole graph in which these recipes are run again, each behind the
+        event before which, in order."""
         graph, problem = self.graph, self.problem
         recorder = Recorder(graph)
         storage = graph.storage.tolist()
@@ -152,7 +159,8 @@ class Coarse:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every plan of the graph is one of the problem, and takes the same bytes and the same time there."""
+        """Whether every plan of the graph is one of the problem, and takes the same bytes and the
+        same time there."""
         graph = self.graph
         own = graph.storage == np.arange(len(graph.storage))
         decisive = np.flatnonzero(graph.losable & (graph.size > 0)).tolist()
@@ -222,7 +230,8 @@ def _decided(graph: TrainingGraph, small: Collection[int], keep: Collection[int]
     readers = [0] * len(storage)
     for op in range(graph.first_backward):
         for root in {storage[v] for v in graph.reads[op]}:
-            # A part of a concatenation is as good as two readers: keeping parts keeps every concatenation of them.
+            # A part of a concatenation is as good as two readers: keeping parts keeps every
+            # concatenation of them.
             readers[root] += 2 if graph.joins[op] else 1
     residual = graph.residuals
     found, others = [], []
@@ -240,8 +249,9 @@ def _decided(graph: TrainingGraph, small: Collection[int], keep: Collection[int]
 def _stretches(graph: TrainingGraph, number: dict[int, int], beside: IntArray) -> list[list[int]]:
     """The ops of each event.
 
-    Forward: up to one that makes a decided storage. Backward: a new one begins with every op that reads other decided storages than the
-    last one that read any, and where more than in this event so far is alive ``beside`` (so that what was read has died by then).
+    Forward: up to one that makes a decided storage. Backward: a new one begins with every op that
+    reads other decided storages than the last one that read any, and where more than in this event
+    so far is alive ``beside`` (so that what was read has died by then).
     """
     storage = graph.storage.tolist()
     stretches: list[list[int]] = [[]]
@@ -359,7 +369,8 @@ class _Recipes:
 def _beside(
     graph: TrainingGraph, chained: frozenset[int], number: dict[int, int]
 ) -> tuple[IntArray, IntArray]:
-    """Bytes of what is not decided, in plain training: during each op of the order, and just before it."""
+    """Bytes of what is not decided, in plain training: during each op of the order, and just before
+    it."""
     simulation = simulate(graph, ordered(graph, chained))
     born, dies, size = simulation.buffers
     decided = np.zeros(len(born), np.bool_)
@@ -367,7 +378,8 @@ def _beside(
     until = dies.copy()
     at = {value: k for k, value in enumerate(simulation.owner)}
     for place, op in enumerate(run_order(graph)):
-        # A buffer that an op writes into, though it reads it, is there until then: it has no end before.
+        # A buffer that an op writes into, though it reads it, is there until then: it has no end
+        # before.
         now = int(born[at[graph.writes[op][0]]]) if op in chained else place
         for root in {int(graph.storage[v]) for v in graph.reads[op]} & at.keys():
             if until[at[root]] == now - 1:

@@ -1,11 +1,14 @@
 """The executions that take the least time within a budget, as OR-Tools' CP-SAT proves them.
 
-*Executions* are the other form of a plan for a retention problem: which recipes are run again, and before which event each. Whoever reads a
-value reads the latest that was made, and every value is freed behind its last reader; so they say all. Decisions on gaps can be
-searched through one by one; executions can be handed to a solver (the model is in :mod:`memsaving_gradients.planners.retention._cp_sat`).
+*Executions* are the other form of a plan for a retention problem: which recipes are run again, and
+before which event each. Whoever reads a value reads the latest that was made, and every value is
+freed behind its last reader; so they say all. Decisions on gaps can be searched through one by one;
+executions can be handed to a solver (the model is in
+:mod:`memsaving_gradients.planners.retention._cp_sat`).
 
-CP-SAT runs in another process, which stays for the next question. It can be given an *effort*, in its own measure of work done (a unit takes
-some seconds): then it finds the same in every process, on every machine. Given seconds, it does not.
+CP-SAT runs in another process, which stays for the next question. It can be given an *effort*, in
+its own measure of work done (a unit takes some seconds): then it finds the same in every process,
+on every machine. Given seconds, it does not.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from memsaving_gradients.planners.retention.problem import Execution, Problem
 
 __all__ = ["Solution", "check_installed", "is_installed", "solve"]
 
-#: Workers of CP-SAT within a limit on seconds; within one on effort there is one, so that chance decides nothing.
+#: Workers of CP-SAT within a limit on seconds; within one on effort there is one, so that chance
+#: decides nothing.
 WORKERS = 4
 #: So often somebody is told that nothing is new, seconds.
 PATIENCE = 0.1
@@ -97,7 +101,8 @@ def solve(
     effort, seconds
         When to stop with the best so far; ``None``: no limit.
     nearby
-        Look only for better executions in neighborhoods of the best so far, which is faster; nothing is proven.
+        Look only for better executions in neighborhoods of the best so far, which is faster;
+        nothing is proven.
     tick
         Called ten times a second. What it raises ends the search, and is raised.
 
@@ -106,8 +111,10 @@ def solve(
     A chain of three values of a byte each, which the backward pass reads last one first; two fit:
 
     >>> chain = Problem(
-    ...     reads=[(), (0,), (1,), (2,), (3, 1), (4, 0)], writes=[(0,), (1,), (2,), (3,), (4,), (5,)], size=[1] * 6,
-    ...     recipe=[0, 1, 2, -1, -1, -1], inputs=[(), (0,), (1,)], outputs=[(0,), (1,), (2,)], seconds=[1.0, 1.0, 1.0],
+    ...     reads=[(), (0,), (1,), (2,), (3, 1), (4, 0)],
+    ...     writes=[(0,), (1,), (2,), (3,), (4,), (5,)], size=[1] * 6,
+    ...     recipe=[0, 1, 2, -1, -1, -1], inputs=[(), (0,), (1,)], outputs=[(0,), (1,), (2,)],
+    ...     seconds=[1.0, 1.0, 1.0],
     ...     scratch=[0, 0, 0], during=[0] * 6, between=[0] * 6)
     >>> solve(chain, 3, copies=[3, 3, 3]) if is_installed() else Solution(((5, 0),), 1.0, True)
     Solution(executions=((5, 0),), bound=1.0, proven=True)

@@ -1,12 +1,14 @@
 """Playing decisions that differ in a few gaps from others, from where that makes a difference.
 
-A search plays a set of decisions with one change after the other, and most of a step is the same each time. So of the decisions that are
-changed, the *base*, it is noted every few events how things stand; and a change is played from the last of these places in front of the
-first event at which somebody looks at a changed gap. Who looks at the gap of a value? The events that its decision names; the event at
-its end; and in between, what is run again and reads or makes the value. Before that, nothing differs but whether the value is there.
+A search plays a set of decisions with one change after the other, and most of a step is the same
+each time. So of the decisions that are changed, the *base*, it is noted every few events how things
+stand; and a change is played from the last of these places in front of the first event at which
+somebody looks at a changed gap. Who looks at the gap of a value? The events that its decision
+names; the event at its end; and in between, what is run again and reads or makes the value. Before
+that, nothing differs but whether the value is there.
 
-What comes of it is what :func:`~memsaving_gradients.planners.retention.problem.run` gives, to the last bit. With the first change of a base goes one
-run; a change takes half of one or so.
+What comes of it is what :func:`~memsaving_gradients.planners.retention.problem.run` gives, to the
+last bit. With the first change of a base goes one run; a change takes half of one or so.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class _Mark:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Marked:
-    """What is known of the base on the way: the gaps whose decisions name events, the marks, `State.beside`, and the events of each recipe."""
+    """What is known of the base on the way: the gaps whose decisions name events, the marks,
+    `State.beside`, and the events of each recipe."""
 
     appointed: list[int]
     marks: list[_Mark]
@@ -86,7 +89,8 @@ class Base:
         problem, decisions = self.problem, self.decisions
         appointments = Appointments(decisions, range(len(decisions)))
         state = begin(problem, decisions, appointments)
-        # Decisions that do not respect the border have no marks: all that they are changed to is played from the first event.
+        # Decisions that do not respect the border have no marks: all that they are changed to is
+        # played from the first event.
         respected = state.now == problem.border
         marks: list[_Mark] = []
         events = len(problem.reads)
@@ -119,7 +123,8 @@ class Base:
         return outcome(problem, state)
 
     def _first_look(self, gap: int, what: int) -> int:
-        """The first event in or behind a gap at which somebody may look at the decision on it, or whether its value is there."""
+        """The first event in or behind a gap at which somebody may look at the decision on it, or
+        whether its value is there."""
         problem, decisions, again = self.problem, self.decisions, self._marked.again
         value, before, end = problem.gaps[gap]
         gaps = range(problem.first_gap[value], problem.first_gap[value + 1])

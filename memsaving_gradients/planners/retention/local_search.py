@@ -1,15 +1,19 @@
 """Decisions with the least extra time under a budget, by local search.
 
-From any decisions: while there are bytes above the budget, take the values that lie idle at the worst step, and drop the one that costs
-least time for the bytes it takes off, counted exactly for the most promising few. It is the rule that DTR (Kirisame et al. 2021,
-arXiv 2006.09616) applies while a network runs; here the future is known, so that what a value costs includes what its inputs cost
-by then, a value may come back early, when its inputs are still there, and inputs may be held for it. Far from the budget many are
-dropped at once. Then improve: take decisions back in one stretch of the step, drop others for them, and stay with what takes less
-time (large neighborhood search, Shaw 1998). Deterministic: the same numbers every time.
+From any decisions: while there are bytes above the budget, take the values that lie idle at the
+worst step, and drop the one that costs least time for the bytes it takes off, counted exactly for
+the most promising few. It is the rule that DTR (Kirisame et al. 2021, arXiv 2006.09616) applies
+while a network runs; here the future is known, so that what a value costs includes what its inputs
+cost by then, a value may come back early, when its inputs are still there, and inputs may be held
+for it. Far from the budget many are dropped at once. Then improve: take decisions back in one
+stretch of the step, drop others for them, and stay with what takes less time (large neighborhood
+search, Shaw 1998). Deterministic: the same numbers every time.
 
-No guarantee but that a result whose peak is within the budget is one; on the public instances of up to 100 ops it comes to the
-optimum in seconds. What it costs is a number of runs (:func:`memsaving_gradients.planners.retention.problem.run`), which is given; most of them
-are played from where they differ from one before (:mod:`memsaving_gradients.planners.retention.incremental`).
+No guarantee but that a result whose peak is within the budget is one; on the public instances of up
+to 100 ops it comes to the optimum in seconds. What it costs is a number of runs
+(:func:`memsaving_gradients.planners.retention.problem.run`), which is given; most of them are
+played from where they differ from one before
+(:mod:`memsaving_gradients.planners.retention.incremental`).
 """
 
 from __future__ import annotations
@@ -49,7 +53,8 @@ NOISE, POWER = (0.0, 0.3, 0.8), (1, 1, 3)
 MOST_BATCHES = 400
 #: In this share of the attempts, any gaps are decided anew at random instead.
 SHAKEN = 0.3
-#: Up to this much more extra time is borne on the way to less, for at most so many stretches in a row.
+#: Up to this much more extra time is borne on the way to less, for at most so many stretches in a
+#: row.
 WORSE, ASTRAY = 0.03, 60
 #: As many stretches in a row are planned anew in vain.
 PATIENCE = 1500
@@ -60,7 +65,8 @@ MOST_RUNS = 400
 class Search:
     """A search for decisions of one problem under one budget.
 
-    ``runs`` counts what it has cost; ``tick`` is called before each run, and may raise to end the search.
+    ``runs`` counts what it has cost; ``tick`` is called before each run, and may raise to end the
+    search.
     """
 
     def __init__(
@@ -135,9 +141,11 @@ class Search:
         power
             Bytes above the budget are weighed by this power.
         bold
-            Far from the budget, one in so many of the promising changes is made at once; 0: never more than one.
+            Far from the budget, one in so many of the promising changes is made at once; 0: never
+            more than one.
         others
-            Where no promising change helps at the worst step, so many others are tried; ``None``: all.
+            Where no promising change helps at the worst step, so many others are tried; ``None``:
+            all.
 
         Returns
         -------
@@ -185,7 +193,8 @@ class Search:
     ) -> tuple[list[int], Run]:
         """Plan one stretch after the other anew; the best decisions met.
 
-        Ends after ``most`` runs, at ``enough`` extra seconds within the budget, or after `PATIENCE` stretches in vain.
+        Ends after ``most`` runs, at ``enough`` extra seconds within the budget, or after `PATIENCE`
+        stretches in vain.
         """
         end = self.runs + most
         now, result = self.keep_again(decisions, found, self._dropped(decisions))
@@ -225,7 +234,8 @@ class Search:
     def keep_again(
         self, decisions: list[int], found: Run, gaps: Collection[int]
     ) -> tuple[list[int], Run]:
-        """Keep again, of ``gaps``, what the budget has room for: what takes most time for its bytes first.
+        """Keep again, of ``gaps``, what the budget has room for: what takes most time for its bytes
+        first.
 
         Many at once as long as that fits: few runs where there is much room.
         """
@@ -281,7 +291,8 @@ class Search:
     def _batches(
         self, now: Run, decisions: list[int], fixed: Collection[int], others: int | None
     ) -> Iterator[list[Change]]:
-        """Changes to play through: the most promising at the worst step, all others there, those at other steps."""
+        """Changes to play through: the most promising at the worst step, all others there, those at
+        other steps."""
         over = np.flatnonzero(now.bytes_alive > self.budget)
         order = over[np.argsort(-now.bytes_alive[over], kind="stable")].tolist()
         seen: set[int] = set()
@@ -299,7 +310,8 @@ class Search:
     def _changes(
         self, now: Run, decisions: list[int], fixed: Collection[int], step: int
     ) -> tuple[list[Change], list[Change]]:
-        """What may lower the bytes at ``step``: dropping what is idle there; not making again there. Best first."""
+        """What may lower the bytes at ``step``: dropping what is idle there; not making again
+        there. Best first."""
         self._known.clear()
         problem, event = self.problem, now.event[step]
         over = max(int(now.bytes_alive[step]) - self.budget, 1)
@@ -371,12 +383,14 @@ class Search:
         return drops
 
     def _gap_at(self, value: int, event: int) -> int:
-        """The gap of ``value`` in which ``event`` lies; the one that ends with it, if it is a use."""
+        """The gap of ``value`` in which ``event`` lies; the one that ends with it, if it is a
+        use."""
         uses = self.problem.uses[value]
         return self.problem.first_gap[value] + bisect_right(uses, event - 1) - 1
 
     def _early(self, value: int, gap: int, after: int, decisions: list[int]) -> list[int]:
-        """The last events in a gap, behind ``after``, at which inputs are there that will not be at its end."""
+        """The last events in a gap, behind ``after``, at which inputs are there that will not be at
+        its end."""
         problem, end = self.problem, self._end[gap]
         if end == self._events:
             return []
@@ -392,7 +406,8 @@ class Search:
     def _missing(
         self, value: int, event: int, decisions: list[int], back: dict[int, int]
     ) -> list[tuple[int, int]]:
-        """The inputs of a value that are not there at ``event``, with the gaps in which they are dropped."""
+        """The inputs of a value that are not there at ``event``, with the gaps in which they are
+        dropped."""
         found = self._known.get((value, event))
         if found is None:
             found = self._known[value, event] = []

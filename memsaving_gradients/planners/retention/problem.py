@@ -1,18 +1,23 @@
-"""Retention: for every value and every gap between two of its uses, whether it stays or is dropped and made again.
+"""Retention: for every value and every gap between two of its uses, whether it stays or is dropped
+and made again.
 
-This is the form in which plans are searched for. The originals run in a fixed order, as *events*. A value has uses: the event
-that makes it and those that read it; between two of them lies a *gap*, and behind the last one a gap without end. In a gap a value is
+This is the form in which plans are searched for. The originals run in a fixed order, as *events*. A
+value has uses: the event that makes it and those that read it; between two of them lies a *gap*,
+and behind the last one a gap without end. In a gap a value is
 
 - kept: it is there for the next use, and for whatever is made again in between;
-- dropped: it is freed after its last reader; whoever needs it makes it again, from what is there, recursively, and from
-  then on it is there until the next use;
+- dropped: it is freed after its last reader; whoever needs it makes it again, from what is there,
+  recursively, and from then on it is there until the next use;
 - dropped strictly: likewise, but what was made again for somebody else is freed again at once;
 - dropped, and made again early, at an event in the gap, when what it is made of is still there;
-- dropped late: kept until an event in the gap, at which something is made of it, and dropped from then on.
+- dropped late: kept until an event in the gap, at which something is made of it, and dropped from
+  then on.
 
-All schedules of Chen et al. 2016 and every other plan that recomputes a value at most once a gap are such decisions, and the retention
-intervals of Moccasin (Bartan et al. 2023, arXiv 2304.14463) are. An event stands for one op, or for a stretch of ops of which only the
-bytes matter (:mod:`memsaving_gradients.planners.retention.coarsen` makes them); values that nobody decides on are counted in those.
+All schedules of Chen et al. 2016 and every other plan that recomputes a value at most once a gap
+are such decisions, and the retention intervals of Moccasin (Bartan et al. 2023, arXiv 2304.14463)
+are. An event stands for one op, or for a stretch of ops of which only the bytes matter
+(:mod:`memsaving_gradients.planners.retention.coarsen` makes them); values that nobody decides on
+are counted in those.
 
 :mod:`~memsaving_gradients.planners.retention.simulate` evaluates a set of decisions.
 """
@@ -40,7 +45,8 @@ __all__ = [
 
 IntArray = npt.NDArray[np.int64]
 
-#: Decisions on a gap; ``EARLY + 2 * event`` and ``LATE + 2 * event`` stand for one that names an event.
+#: Decisions on a gap; ``EARLY + 2 * event`` and ``LATE + 2 * event`` stand for one that names an
+#: event.
 KEPT, DROPPED, STRICT, EARLY, LATE = 0, 1, 2, 3, 4
 
 #: A recipe that is run again, behind the event before which it is.
@@ -60,13 +66,16 @@ class Problem:
     recipe
         For each value, the number of the recipe that makes it again; -1: it cannot be made again.
     inputs, outputs, seconds, scratch
-        For each recipe: the values that it reads, those that it makes, its time, and the bytes that it takes beside both.
+        For each recipe: the values that it reads, those that it makes, its time, and the bytes that
+        it takes beside both.
     during
         For each event, the most bytes of anything else while it runs.
     between
-        For each event, the bytes of anything else just before it, while values are made again for it.
+        For each event, the bytes of anything else just before it, while values are made again for
+        it.
     border
-        The first event for which values may be made again: forward ops run first, all of them. Decisions respect it, `run` does not ask.
+        The first event for which values may be made again: forward ops run first, all of them.
+        Decisions respect it, `run` does not ask.
     """
 
     reads: Sequence[tuple[int, ...]]
@@ -98,7 +107,8 @@ class Problem:
 
     @cached_property
     def gaps(self) -> list[tuple[int, int, int]]:
-        """For each gap: its value, the event before it, the event behind it (the number of events, if there is none)."""
+        """For each gap: its value, the event before it, the event behind it (the number of events,
+        if there is none)."""
         return [
             (value, begin, end)
             for value, uses in enumerate(self.uses)
@@ -120,7 +130,8 @@ class Problem:
         return touching
 
     def respects(self, gap: int, what: int) -> bool:
-        """Whether with such a decision on a gap nothing is made again before the border, and all that is dropped there is gone at it."""
+        """Whether with such a decision on a gap nothing is made again before the border, and all
+        that is dropped there is gone at it."""
         value, begin, end = self.gaps[gap]
         if what == KEPT or (what < EARLY and end >= self.border):
             return True
@@ -140,20 +151,24 @@ class Problem:
 
 
 def is_gone(what: int, event: int) -> bool:
-    """Whether a value that can be made again is dropped before an event of a gap, by the decision on it."""
+    """Whether a value that can be made again is dropped before an event of a gap, by the decision
+    on it."""
     return what != KEPT and (what < LATE or what % 2 == 1 or (what - LATE) // 2 < event)
 
 
 def decide(problem: Problem, executions: Iterable[Execution]) -> list[int]:
-    """Decisions of which these executions come, or nearly: a gap in which a value is dropped twice has no word for that.
+    """Decisions of which these executions come, or nearly: a gap in which a value is dropped twice
+    has no word for that.
 
     What would be run again before the border is not.
 
     Examples
     --------
     >>> chain = Problem(
-    ...     reads=[(), (0,), (1,), (2,), (3, 1), (4, 0)], writes=[(0,), (1,), (2,), (3,), (4,), (5,)], size=[1] * 6,
-    ...     recipe=[0, 1, 2, -1, -1, -1], inputs=[(), (0,), (1,)], outputs=[(0,), (1,), (2,)], seconds=[1.0, 1.0, 1.0],
+    ...     reads=[(), (0,), (1,), (2,), (3, 1), (4, 0)],
+    ...     writes=[(0,), (1,), (2,), (3,), (4,), (5,)], size=[1] * 6,
+    ...     recipe=[0, 1, 2, -1, -1, -1], inputs=[(), (0,), (1,)], outputs=[(0,), (1,), (2,)],
+    ...     seconds=[1.0, 1.0, 1.0],
     ...     scratch=[0, 0, 0], during=[0] * 6, between=[0] * 6)
     >>> from memsaving_gradients.planners.retention.simulate import run
     >>> run(chain, decide(chain, [(5, 0)])).again
@@ -165,7 +180,8 @@ def decide(problem: Problem, executions: Iterable[Execution]) -> list[int]:
             again.setdefault(event, []).append(number)
     decisions = problem.plain()
     gap_of = problem.first_gap[:-1].copy()
-    # For each value, in the gap that it is in: the last use of what was there at its beginning; when it was made again, and the first use of that.
+    # For each value, in the gap that it is in: the last use of what was there at its beginning;
+    # when it was made again, and the first use of that.
     before: list[int | None] = [None] * len(gap_of)
     made = before.copy()
     behind = before.copy()

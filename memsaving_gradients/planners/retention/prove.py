@@ -1,14 +1,19 @@
 """A plan that is known, improved or proven by constraint programming on the retention problem.
 
-What was found is handed to CP-SAT (:mod:`~memsaving_gradients.planners.retention.constraint_program`), which finds better executions or proves that there are none,
-beside the lower bound of :mod:`~memsaving_gradients.planners.bounds.integer`, which is the stronger one on long graphs. Moccasin (Bartan et
-al. 2023, arXiv 2304.14463) brought constraint programming to this; that three copies of a value are needed and four change nothing was found
-on its instances, and here every recipe that could pay more often is given more.
+What was found is handed to CP-SAT
+(:mod:`~memsaving_gradients.planners.retention.constraint_program`), which finds better executions
+or proves that there are none, beside the lower bound of
+:mod:`~memsaving_gradients.planners.bounds.integer`, which is the stronger one on long graphs.
+Moccasin (Bartan et al. 2023, arXiv 2304.14463) brought constraint programming to this; that three
+copies of a value are needed and four change nothing was found on its instances, and here every
+recipe that could pay more often is given more.
 
-What is proven is proven of the retention problem, in which ops are joined and nothing is written in place, and of schedules that between
-two ops run others again in the order of their originals. In small graphs, where that order may be gone through several times and the
-problem is the graph itself, a plan is marked optimal; in others only if it comes to the bound. All schedules run the originals in the order of
-the graph, and begin to recompute when the backward pass begins. The same plan in every process, unless there is a limit on seconds.
+What is proven is proven of the retention problem, in which ops are joined and nothing is written in
+place, and of schedules that between two ops run others again in the order of their originals. In
+small graphs, where that order may be gone through several times and the problem is the graph
+itself, a plan is marked optimal; in others only if it comes to the bound. All schedules run the
+originals in the order of the graph, and begin to recompute when the backward pass begins. The same
+plan in every process, unless there is a limit on seconds.
 """
 
 from __future__ import annotations
@@ -27,9 +32,11 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["FEW", "prove"]
 
-#: Times that the order of the originals may be gone through between two ops, in problems of at most `FEW` recipes.
+#: Times that the order of the originals may be gone through between two ops, in problems of at most
+#: `FEW` recipes.
 ROUNDS_OF_FEW, FEW = 4, 24
-#: Copies of each value that are considered at first; of all values together when more of some could pay.
+#: Copies of each value that are considered at first; of all values together when more of some could
+#: pay.
 COPIES, MOST_COPIES = 3, 2_000
 #: A plan this close to the lower bound is optimal: CP-SAT counts in integers.
 EQUAL = 1e-7
@@ -47,11 +54,14 @@ def prove(
     rounds: int = ROUNDS,
     nearby: bool = False,
 ) -> Proposal:
-    """The fastest plan within ``limits.budget`` that CP-SAT comes to from ``found``, and what is proven of it.
+    """The fastest plan within ``limits.budget`` that CP-SAT comes to from ``found``, and what is
+    proven of it.
 
-    Each time that it is asked it may make so much ``effort``, in its own measure (a unit takes some seconds), or, if they are given, all together
-    may take so many ``seconds``. It is asked at most ``rounds`` times: for more copies, or with another budget, where bytes on the graph are
-    others than those of the problem. ``nearby``: it only looks for better plans in neighborhoods of the best so far.
+    Each time that it is asked it may make so much ``effort``, in its own measure (a unit takes some
+    seconds), or, if they are given, all together may take so many ``seconds``. It is asked at most
+    ``rounds`` times: for more copies, or with another budget, where bytes on the graph are others
+    than those of the problem. ``nearby``: it only looks for better plans in neighborhoods of the
+    best so far.
     """
     return _Proving(graph, limits, found, effort, seconds, rounds, nearby).plan()
 
@@ -93,7 +103,8 @@ class _Proving:
             if not self._fits():
                 raise
             warn(
-                f"a plan could not be improved, and is used as it is: {error}; reinstall it, or give planner='chain', if this happens again",
+                f"a plan could not be improved, and is used as it is: {error}; reinstall it, or"
+                " give planner='chain', if this happens again",
                 PlanNote,
             )
         except Interrupted:
@@ -161,7 +172,8 @@ class _Proving:
         )
 
     def _enough(self, extra: float, most: int | None = None) -> list[int]:
-        """For each recipe, so many copies that with more of them a plan would take longer than ``extra`` seconds; at most as many."""
+        """For each recipe, so many copies that with more of them a plan would take longer than
+        ``extra`` seconds; at most as many."""
         problem = self.coarse.problem
         events = len(problem.reads) - problem.border
         most = events if most is None else min(most, events)

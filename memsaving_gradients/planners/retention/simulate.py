@@ -1,10 +1,12 @@
-"""Evaluate decisions of :mod:`~memsaving_gradients.planners.retention.problem`: bytes alive and extra time, from any event to any other.
+"""Evaluate decisions of :mod:`~memsaving_gradients.planners.retention.problem`: bytes alive and
+extra time, from any event to any other.
 
-The time is linear in the steps and their inputs. The forward pass is simulated once for a problem, and decisions that differ little are
-simulated by :mod:`~memsaving_gradients.planners.retention.incremental`.
+The time is linear in the steps and their inputs. The forward pass is simulated once for a problem,
+and decisions that differ little are simulated by
+:mod:`~memsaving_gradients.planners.retention.incremental`.
 
-Plain Python on lists: steps depend on each other, and lists are faster than arrays for that. It takes a third of a microsecond for each
-event, and about one for each recipe that is run again.
+Plain Python on lists: steps depend on each other, and lists are faster than arrays for that. It
+takes a third of a microsecond for each event, and about one for each recipe that is run again.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Run:
     again
         The recipes that were run again, in order, each behind the event before which it was.
     born, last, value, gap
-        For each time that a value was made: the step, the last step that reads it, the value, and the gap in which it was made.
+        For each time that a value was made: the step, the last step that reads it, the value, and
+        the gap in which it was made.
     """
 
     bytes_alive: IntArray
@@ -130,7 +133,8 @@ class State:
 
 
 class Appointments:
-    """The gaps in which a value is made again before each event, and those in which it is dropped behind each event."""
+    """The gaps in which a value is made again before each event, and those in which it is dropped
+    behind each event."""
 
     def __init__(self, decisions: Sequence[int], gaps: Iterable[int]) -> None:
         self.gaps = [gap for gap in gaps if decisions[gap] >= EARLY]
@@ -242,7 +246,8 @@ class Opening:
     before
         The gaps that end before the border: they are kept.
     across
-        Those that lead across it, of values that can be made again: from there on these are dropped or not.
+        Those that lead across it, of values that can be made again: from there on these are dropped
+        or not.
     """
 
     state: State
@@ -254,7 +259,8 @@ _openings: weakref.WeakKeyDictionary[Problem, Opening] = weakref.WeakKeyDictiona
 
 
 def opening(problem: Problem) -> Opening:
-    """Return how all decisions begin that respect the border; it is simulated once for a problem."""
+    """Return how all decisions begin that respect the border; it is simulated once for a
+    problem."""
     if problem not in _openings:
         _openings[problem] = _open(problem)
     return _openings[problem]
@@ -278,13 +284,16 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
 
     Examples
     --------
-    A chain of four values of a byte each, of which the backward pass reads the second and the first. Dropping the first one between
-    its uses costs a second run of its recipe, and saves a byte:
+    A chain of four values of a byte each, of which the backward pass reads the second and the
+    first. Dropping the first one between its uses costs a second run of its recipe, and saves a
+    byte:
 
     >>> from memsaving_gradients.planners.retention.problem import DROPPED
     >>> chain = Problem(
-    ...     reads=[(), (0,), (1,), (2,), (3, 1), (4, 0)], writes=[(0,), (1,), (2,), (3,), (4,), (5,)], size=[1] * 6,
-    ...     recipe=[0, 1, 2, -1, -1, -1], inputs=[(), (0,), (1,)], outputs=[(0,), (1,), (2,)], seconds=[1.0, 1.0, 1.0],
+    ...     reads=[(), (0,), (1,), (2,), (3, 1), (4, 0)],
+    ...     writes=[(0,), (1,), (2,), (3,), (4,), (5,)], size=[1] * 6,
+    ...     recipe=[0, 1, 2, -1, -1, -1], inputs=[(), (0,), (1,)], outputs=[(0,), (1,), (2,)],
+    ...     seconds=[1.0, 1.0, 1.0],
     ...     scratch=[0, 0, 0], during=[0] * 6, between=[0] * 6)
     >>> plain = chain.plain()
     >>> run(chain, plain).peak, run(chain, plain).extra_seconds
@@ -300,7 +309,8 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
 
 
 def begin(problem: Problem, decisions: Sequence[int], appointments: Appointments) -> State:
-    """Where `play` may begin: at the border, if the decisions respect it, else at the first event."""
+    """Where `play` may begin: at the border, if the decisions respect it, else at the first
+    event."""
     shared, border = opening(problem), problem.border
     respected = not any(map(decisions.__getitem__, shared.before)) and all(
         problem.respects(gap, decisions[gap]) for gap in appointments.gaps

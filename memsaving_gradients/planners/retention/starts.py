@@ -1,8 +1,10 @@
 """Decisions for a search to begin with, beside those of plain training.
 
-Two kinds: what the programs of :mod:`~memsaving_gradients.planners.bounds.integer` run again for the most crowded moments, which is the best
-there is where these decide; and the cuts of :mod:`~memsaving_gradients.planners.least_memory`, with and without the outputs of
-expensive ops, which are good where a network falls into blocks. Each costs one run; cuts are found once for a graph.
+Two kinds: what the programs of :mod:`~memsaving_gradients.planners.bounds.integer` run again for
+the most crowded moments, which is the best there is where these decide; and the cuts of
+:mod:`~memsaving_gradients.planners.least_memory`, with and without the outputs of expensive ops,
+which are good where a network falls into blocks. Each costs one run; cuts are found once for a
+graph.
 """
 
 from __future__ import annotations

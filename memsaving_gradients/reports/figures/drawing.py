@@ -1,7 +1,8 @@
-"""What all figures share: colors, units on axes, names that fit, and how they are made and written without a display.
+"""What all figures share: colors, units on axes, names that fit, and how they are made and written
+without a display.
 
-Figures are made by matplotlib's classes, never by pyplot: no window, no state that a program's own figures would find. Names of tensors are
-text and no formulas, whatever is in them.
+Figures are made by matplotlib's classes, never by pyplot: no window, no state that a program's own
+figures would find. Names of tensors are text and no formulas, whatever is in them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ __all__ = [
 
 #: What figures are written as, by the end of the file's name.
 FORMATS = (".png", ".svg", ".pdf")
-#: Middle tones, to be read on white and on black, and told apart without color vision (Okabe & Ito 2008, some darker).
+#: Middle tones, to be read on white and on black, and told apart without color vision (Okabe & Ito
+#: 2008, some darker).
 COLORS = {
     "plain": "#d55e00",
     "planned": "#0072b2",
@@ -113,7 +115,8 @@ Bar = tuple[str, dict[str, int], str]
 
 @contextmanager
 def styled(purpose: str, ink: str = "#1a1a1a") -> Iterator[None]:
-    """Our style instead of the user's while figures are drawn; an error that says what to install without matplotlib."""
+    """Our style instead of the user's while figures are drawn; an error that says what to install
+    without matplotlib."""
     matplotlib = needed("matplotlib", purpose)
     with matplotlib.rc_context(), warnings.catch_warnings():
         # A letter that the font lacks is a box, and no news.
@@ -129,7 +132,8 @@ def blank(width: float, height: float) -> Figure:
         figsize=(width, height), layout="constrained", dpi=100
     )
     needed("matplotlib.backends.backend_agg", "a figure").FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1, wspace=0.04, hspace=0.06)  # type: ignore[union-attr,call-arg]
+    layout: Any = figure.get_layout_engine()
+    layout.set(w_pad=0.12, h_pad=0.1, wspace=0.04, hspace=0.06)
     return figure
 
 
@@ -182,14 +186,16 @@ def check_folder(target: Path, argument: str) -> Path:
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the name of the file ends with; to be called within `styled`."""
+    """Write a figure in the format that the name of the file ends with; to be called within
+    `styled`."""
     # No date: the same figure gives the same file.
     metadata = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     figure.savefig(path, dpi=DPI, metadata=metadata[path.suffix.lower()])
 
 
 def svg(figure: Figure) -> str:
-    """A figure as an element of a page, with the page's color of text; to be called within `styled` with `INK`."""
+    """A figure as an element of a page, with the page's color of text; to be called within `styled`
+    with `INK`."""
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     _, _, element = text.getvalue().partition("<svg ")
@@ -254,7 +260,8 @@ def legend_above(axes: Axes) -> None:
 
 
 def horizontal_bars(axes: Axes, bars: Sequence[Bar], kinds: Sequence[str], rest: str = "") -> None:
-    """Bars from top to bottom, each of pieces one beside the other: names on the left, what is to be written on the right.
+    """Bars from top to bottom, each of pieces one beside the other: names on the left, what is to
+    be written on the right.
 
     ``rest``: what is to be said below of what has no bar.
     """

@@ -1,4 +1,5 @@
-"""An explanation as a figure: what budgets cost, what takes memory at the peak, and the largest layers."""
+"""An explanation as a figure: what budgets cost, what takes memory at the peak, and the largest
+layers."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ def headline(explanation: ExplanationValues) -> str:
     """The explanation in a line."""
     least = explanation.least
     return (
-        f"{format_bytes(explanation.allocated_plain)} plain; {format_bytes(least.budget)} at the least, "
-        f"at {format_share(least.extra_time)} more time"
+        f"{format_bytes(explanation.allocated_plain)} plain; {format_bytes(least.budget)} at the"
+        f" least, at {format_share(least.extra_time)} more time"
     )
 
 
@@ -108,7 +109,8 @@ def _draw_curve(axes: Axes, explanation: ExplanationValues) -> None:
 
 
 def _ceiling(times: list[float]) -> float:
-    """Where the axis of extra times ends: the least budget of a deep network may take dozens of times as long, and must not flatten all others."""
+    """Where the axis of extra times ends: the least budget of a deep network may take dozens of
+    times as long, and must not flatten all others."""
     others = max([*times[:-1], 1.0])
     highest = max([*times, 1.0])
     return 1.6 * others if len(times) > 1 and highest > FAR * others else 1.15 * highest

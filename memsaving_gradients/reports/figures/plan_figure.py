@@ -1,4 +1,5 @@
-"""A plan as a figure: memory over the step, what is alive at its peak, and what becomes of each layer."""
+"""A plan as a figure: memory over the step, what is alive at its peak, and what becomes of each
+layer."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ POINTS = 2000
 
 
 def figure(plan: PlanValues) -> Figure:
-    """Draw a plan; a plan of a file, which has no timelines, without memory over the step. To be called within `drawing.styled`."""
+    """Draw a plan; a plan of a file, which has no timelines, without memory over the step. To be
+    called within `drawing.styled`."""
     layers = by_layer(plan)
     shown = max(min(len(layers), MOST_LAYERS), FEWEST_ROWS)
     below = 1.3 + 0.27 * shown
@@ -50,7 +52,8 @@ def figure(plan: PlanValues) -> Figure:
         drawn = blank(9, below + 0.7)
         _draw_fates(drawn.subplots(), layers)
         drawn.suptitle(
-            f"{headline(plan)}\nread from a file, which has no memory over the step: apply the plan to see it",
+            f"{headline(plan)}\nread from a file, which has no memory over the step: apply the plan"
+            " to see it",
             fontsize=11,
         )
         return drawn
@@ -85,7 +88,8 @@ def by_layer(plan: PlanValues) -> list[tuple[str, dict[str, int]]]:
 
 
 def thinned(values: Any, points: int = POINTS) -> tuple[Any, Any]:
-    """Where, as a share of the step, and how much: as many points as can be seen, none lower than the highest that it stands for.
+    """Where, as a share of the step, and how much: as many points as can be seen, none lower than
+    the highest that it stands for.
 
     Examples
     --------

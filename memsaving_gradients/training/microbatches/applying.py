@@ -1,8 +1,10 @@
-"""Taking down what optimizers are to apply while a microbatch is traced, so that it is applied once for all of them.
+"""Taking down what optimizers are to apply while a microbatch is traced, so that it is applied once
+for all of them.
 
-A training step hands its gradients to an optimizer: Keras' ``apply`` (to which ``apply_gradients`` leads), or TF1's ``apply_gradients``. While a
-microbatch is traced these note what they are given instead; the gradients become outputs of the microbatch like others.
-What a step does to its weights by itself cannot be put off, and is refused.
+A training step hands its gradients to an optimizer: Keras' ``apply`` (to which ``apply_gradients``
+leads), or TF1's ``apply_gradients``. While a microbatch is traced these note what they are given
+instead; the gradients become outputs of the microbatch like others. What a step does to its weights
+by itself cannot be put off, and is refused.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def noted() -> Iterator[list[Application]]:
 
 
 def _places() -> Iterator[tuple[type, str, Callable[[list[Application]], Any]]]:
-    """Each class of optimizers that has a method of its own for it: what calls those of its base class is not to do so now."""
+    """Each class of optimizers that has a method of its own for it: what calls those of its base
+    class is not to do so now."""
     for kind in _with_subclasses(tf.compat.v1.train.Optimizer):
         if "apply_gradients" in kind.__dict__:
             yield kind, "apply_gradients", _noting_pairs
@@ -129,7 +132,8 @@ def _noting_pairs(found: list[Application]) -> Callable[[Any], Any]:
 
 
 def check_updates(function: Any, applied: Sequence[Application]) -> None:
-    """Raise if a microbatch computes gradients after others were applied: it would not see what these did.
+    """Raise if a microbatch computes gradients after others were applied: it would not see what
+    these did.
 
     Raises
     ------
@@ -140,9 +144,11 @@ def check_updates(function: Any, applied: Sequence[Application]) -> None:
         raise ArgumentError(
             "function",
             getattr(function, "__qualname__", function),
-            f"hands gradients to optimizers {len(applied)} times, and computes later ones after earlier ones were applied, which will be when all "
-            "microbatches have gone through; compute all gradients before the first are applied, or call ms.microbatch for each of the losses "
-            "instead of for the whole step (in Keras: in train_step, and leave microbatch= out)",
+            f"hands gradients to optimizers {len(applied)} times, and computes later ones after"
+            " earlier ones were applied, which will be when all microbatches have gone through;"
+            " compute all gradients before the first are applied, or call ms.microbatch for each"
+            " of the losses instead of for the whole step (in Keras: in train_step, and leave"
+            " microbatch= out)",
         )
 
 
@@ -166,14 +172,16 @@ def check_no_other_updates(graph: tf.Graph) -> None:
             raise ArgumentError(
                 "function",
                 variable.name,
-                f"this variable is changed ({op.type}) for each microbatch, not once for the batch; return the gradients and apply them "
-                "outside, or leave that to an optimizer's apply_gradients, called in a function that was not traced before. A "
-                "variable that is no weight is made with trainable=False",
+                f"this variable is changed ({op.type}) for each microbatch, not once for the batch;"
+                " return the gradients and apply them outside, or leave that to an optimizer's"
+                " apply_gradients, called in a function that was not traced before. A variable"
+                " that is no weight is made with trainable=False",
             )
 
 
 def changed_in(graph: tf.Graph) -> dict[int, tf.Operation]:
-    """What changes variables in a function's graph: by the handle outside of it (its ``id``), the op that does."""
+    """What changes variables in a function's graph: by the handle outside of it (its ``id``), the
+    op that does."""
     outside = {id(inner): id(outer) for outer, inner in graph.captures}
     return {
         outside[id(handle)]: op

@@ -1,8 +1,10 @@
 """Buffers of loops over microbatches, in which what each gives is added up.
 
-Sums of 16-bit numbers are made in 32 bits, since small addends would be lost in them; or in 16, rounded at random (:mod:`~memsaving_gradients.training.precision.rounding`),
-which loses nothing on average: each rounding is decided by the numbers themselves, so that the same batch gives the same sums. Large ones are buffers of some rows
-each, one after the other: what is computed in 32 bits on the way is there for some rows at a time.
+Sums of 16-bit numbers are made in 32 bits, since small addends would be lost in them; or in 16,
+rounded at random (:mod:`~memsaving_gradients.training.precision.rounding`), which loses nothing on
+average: each rounding is decided by the numbers themselves, so that the same batch gives the same
+sums. Large ones are buffers of some rows each, one after the other: what is computed in 32 bits on
+the way is there for some rows at a time.
 """
 
 from __future__ import annotations
@@ -30,13 +32,17 @@ class Reducer:
     Attributes
     ----------
     begin
-        From what earlier stretches came to (``None``: there were none) and the number of microbatches to the loop variables.
+        From what earlier stretches came to (``None``: there were none) and the number of
+        microbatches to the loop variables.
     take
-        The loop variables after a microbatch: from those before, its number, what it gave and its share of the examples.
+        The loop variables after a microbatch: from those before, its number, what it gave and its
+        share of the examples.
     end
-        From the loop variables, and what earlier stretches came to, to what they come to with this one.
+        From the loop variables, and what earlier stretches came to, to what they come to with this
+        one.
     give
-        From that to what the output comes to; divided by what all microbatches counted, unless shares were counted (``None``).
+        From that to what the output comes to; divided by what all microbatches counted, unless
+        shares were counted (``None``).
     """
 
     begin: Callable[[Any, Any], list[Any]]
@@ -61,7 +67,8 @@ def last_of(output: tf.Tensor) -> Reducer:
 
 
 def sum_of(output: tf.Tensor, buffer: str, *, mean: bool) -> Reducer:
-    """Their sum, each times its share if a ``mean`` is wanted. ``buffer``: what sums of 16-bit numbers are made in, of `BUFFERS`."""
+    """Their sum, each times its share if a ``mean`` is wanted. ``buffer``: what sums of 16-bit
+    numbers are made in, of `BUFFERS`."""
     low = output.dtype in LOW
     dtype = _wide(output.dtype) if buffer == "float32" else output.dtype
     add = _added_at_random if low and buffer == "stochastic" else _added

@@ -1,13 +1,15 @@
 """What a loss is a mean over, where that is not the examples.
 
-A microbatch counts by its share of the examples, which is right for means over them. Keras' losses may be something else: sums; means over what
-a mask leaves of padded sequences; means over sample weights. Then a microbatch has to count by what its own mean was over, so that
+A microbatch counts by its share of the examples, which is right for means over them. Keras' losses
+may be something else: sums; means over what a mask leaves of padded sequences; means over sample
+weights. Then a microbatch has to count by what its own mean was over, so that
 
     (w1 mean1 + w2 mean2 + …) / (w1 + w2 + …)
 
-is the mean of the batch, and penalties of weights, which are the same in all microbatches, stay what they are. Where the loss of a compiled
-model is the only one, this is done; where there are several with masks or weights of their own, or a function of the user's computes
-its loss in its own way, it can only be said.
+is the mean of the batch, and penalties of weights, which are the same in all microbatches, stay
+what they are. Where the loss of a compiled model is the only one, this is done; where there are
+several with masks or weights of their own, or a function of the user's computes its loss in its own
+way, it can only be said.
 """
 
 from __future__ import annotations
@@ -45,16 +47,19 @@ class Losses:
     weighted: list[tuple[str, tf.Tensor]] = field(default_factory=list)
 
     def counts(self) -> tf.Tensor | None:
-        """What the microbatch counts; ``None``: its share of the examples. Warns where neither is right."""
+        """What the microbatch counts; ``None``: its share of the examples. Warns where neither is
+        right."""
         if not self.weighted:
             return None
         if self.compiled == [True]:
             return self.weighted[0][1]
         names = ", ".join(dict.fromkeys(repr(name) for name, _ in self.weighted))
         warn(
-            f"microbatch: {names} are means over what a mask or sample weights leave, of which each microbatch has more or less, so that gradients "
-            "are not those of the whole batch. Compute sums (reduction='sum', reduce='sum') and divide them by what the whole batch has of it, or "
-            "train with a single loss of a compiled model, in which microbatches count by it.",
+            f"microbatch: {names} are means over what a mask or sample weights leave, of which each"
+            " microbatch has more or less, so that gradients are not those of the whole batch."
+            " Compute sums (reduction='sum', reduce='sum') and divide them by what the whole batch"
+            " has of it, or train with a single loss of a compiled model, in which microbatches"
+            " count by it.",
             BatchStatisticsWarning,
         )
         return None
@@ -72,7 +77,8 @@ def compiled_loss() -> Iterator[None]:
 
 @contextmanager
 def losses_in(scale: Callable[[], tf.Tensor]) -> Iterator[Losses]:
-    """Note the losses of Keras that are computed inside; those of a compiled model that are sums are multiplied by ``scale``, and so count as means."""
+    """Note the losses of Keras that are computed inside; those of a compiled model that are sums
+    are multiplied by ``scale``, and so count as means."""
     found = Losses()
     keras = sys.modules.get("keras")
     if keras is None:

@@ -1,8 +1,9 @@
 """The loop over microbatches: one trace of the step, one buffer for each of its outputs.
 
-The step is traced once for each shape of a microbatch, as a function of its own, in which gradients are planned as in any other step; the
-loop calls it and adds up. ``parallel_iterations=1``: else TensorFlow begins with the next forward pass while a backward
-pass still runs, and holds the activations of both.
+The step is traced once for each shape of a microbatch, as a function of its own, in which gradients
+are planned as in any other step; the loop calls it and adds up. ``parallel_iterations=1``: else
+TensorFlow begins with the next forward pass while a backward pass still runs, and holds the
+activations of both.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Traced:
     ways
         How each is reduced.
     counts
-        Whether the last output is what the microbatch counts in means; else it counts by its share of the examples.
+        Whether the last output is what the microbatch counts in means; else it counts by its share
+        of the examples.
     """
 
     run: Callable[..., Sequence[Any]]
@@ -45,7 +47,8 @@ class Traced:
 def added_up(
     batch: Batch, stretches: Sequence[Stretch], traced: Sequence[Traced], buffer: str
 ) -> list[Any]:
-    """What all microbatches give together; `traced` has one for each stretch. ``buffer``: as for `reducer`."""
+    """What all microbatches give together; `traced` has one for each stretch. ``buffer``: as for
+    `reducer`."""
     there = [k for k, output in enumerate(traced[0].outputs) if output is not None]
     results: list[Any] = [None] * len(there)
     reducers: list[Reducer] = []

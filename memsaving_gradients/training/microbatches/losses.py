@@ -1,8 +1,10 @@
-"""A loss whose gradients are there before they are asked for, and results that are not differentiated so.
+"""A loss whose gradients are there before they are asked for, and results that are not
+differentiated so.
 
-A loop over microbatches has to differentiate each of them before the next. What it gives is connected to the variables by an op whose gradient is what
-the loop added up, times what comes from above: right for tapes and ``tf.gradients`` alike. Nothing more is known, so that
-gradients of these gradients are refused.
+A loop over microbatches has to differentiate each of them before the next. What it gives is
+connected to the variables by an op whose gradient is what the loop added up, times what comes from
+above: right for tapes and ``tf.gradients`` alike. Nothing more is known, so that gradients of these
+gradients are refused.
 """
 
 from __future__ import annotations
@@ -20,14 +22,19 @@ from memsaving_gradients.training.microbatches.buffers import is_number
 __all__ = ["loss_with", "through_the_loop", "without_gradient"]
 
 _KEPT_NOTHING = (
-    "gradients of gradients of a loss in microbatches: the gradients were computed in a loop that kept nothing of "
-    "them; compute the inner gradients inside of the function that microbatch is given"
+    "gradients of gradients of a loss in microbatches: the gradients were computed in a loop that"
+    " kept nothing of them; compute the inner gradients inside of the function that microbatch is"
+    " given"
 )
-_APPLIED = "a result of a step in microbatches that applies gradients itself has no gradient; differentiate a loss, in a function of its own"
+_APPLIED = (
+    "a result of a step in microbatches that applies gradients itself has no gradient;"
+    " differentiate a loss, in a function of its own"
+)
 
 
 def loss_with(value: tf.Tensor, grads: Sequence[Any], sources: Sequence[Any]) -> tf.Tensor:
-    """``value``, the gradients of which with respect to ``sources`` are ``grads``; ``None`` where it does not depend on one."""
+    """``value``, the gradients of which with respect to ``sources`` are ``grads``; ``None`` where
+    it does not depend on one."""
     known = [(g, x) for g, x in zip(grads, sources, strict=True) if g is not None]
     grads = [g for g, _ in known]
 
@@ -42,7 +49,8 @@ def loss_with(value: tf.Tensor, grads: Sequence[Any], sources: Sequence[Any]) ->
 
 
 def without_gradient(value: Any, sources: Sequence[Any]) -> Any:
-    """``value``, which depends on ``sources`` in a way that is not known: to differentiate it is an error."""
+    """``value``, which depends on ``sources`` in a way that is not known: to differentiate it is an
+    error."""
     if not isinstance(value, tf.Tensor) or not is_number(value.dtype):
         return value
     # What a loop read is seen by TensorFlow's gradients, but not by tapes.
@@ -51,7 +59,8 @@ def without_gradient(value: Any, sources: Sequence[Any]) -> Any:
 
 
 def through_the_loop(value: Any) -> Any:
-    """``value``, the gradient of which is TensorFlow's own, through the loop: exact, and said to save nothing."""
+    """``value``, the gradient of which is TensorFlow's own, through the loop: exact, and said to
+    save nothing."""
     if not isinstance(value, tf.Tensor) or not is_number(value.dtype):
         return value
 
@@ -59,8 +68,10 @@ def through_the_loop(value: Any) -> Any:
     def kept(value: tf.Tensor) -> Any:
         def gradient(above: tf.Tensor) -> tf.Tensor:
             warn(
-                "microbatch: a result is differentiated that is no loss, or not the only result; its gradient goes through the loop, which keeps what "
-                "all microbatches have computed. Let the function return nothing but a loss, a scalar, and compute other results in another one.",
+                "microbatch: a result is differentiated that is no loss, or not the only result;"
+                " its gradient goes through the loop, which keeps what all microbatches have"
+                " computed. Let the function return nothing but a loss, a scalar, and compute other"
+                " results in another one.",
                 NothingSavedWarning,
             )
             return above

@@ -1,13 +1,17 @@
-"""Losses that compare the examples of a batch, which microbatches cannot: found in the graph of a microbatch.
+"""Losses that compare the examples of a batch, which microbatches cannot: found in the graph of a
+microbatch.
 
-A contrastive loss takes the product of all examples with all examples (van den Oord et al. 2018; Chen et al. 2020), a redundancy loss that of all
-features with all features over the examples (Zbontar et al. 2021), and some losses normalize by a statistic of the batch. In
-microbatches each example meets fewer others, so that gradients are not those of the batch.
+A contrastive loss takes the product of all examples with all examples (van den Oord et al. 2018;
+Chen et al. 2020), a redundancy loss that of all features with all features over the examples
+(Zbontar et al. 2021), and some losses normalize by a statistic of the batch. In microbatches each
+example meets fewer others, so that gradients are not those of the batch.
 
-Here the axes along which examples lie are followed through the ops behind the results. Examples are mixed where a tensor gets two such
-axes, where what was reduced over examples meets examples again, and where a product that sums over the examples of both factors goes into
-an op that is not linear. Sums and means add up, and so do gradients, which are such products and go into none. Linear in the number of
-ops. An op that is not known is taken to leave axes where they are, and what becomes of an axis may not be known at all: mixing may be missed.
+Here the axes along which examples lie are followed through the ops behind the results. Examples are
+mixed where a tensor gets two such axes, where what was reduced over examples meets examples again,
+and where a product that sums over the examples of both factors goes into an op that is not linear.
+Sums and means add up, and so do gradients, which are such products and go into none. Linear in the
+number of ops. An op that is not known is taken to leave axes where they are, and what becomes of an
+axis may not be known at all: mixing may be missed.
 """
 
 from __future__ import annotations
@@ -78,7 +82,8 @@ def mixing_op(
     batch
         Tensors whose first axis is that of the examples.
     stop
-        Tensors behind which nothing is looked at: gradients, which are sums of products over the examples.
+        Tensors behind which nothing is looked at: gradients, which are sums of products over the
+        examples.
     statistics
         Whether it counts that what was reduced over examples meets examples again.
 
@@ -108,7 +113,8 @@ def mixing_op(
 class _Axes:
     """For each tensor, by reference, the axes of the examples.
 
-    ``reduced``: tensors that examples were reduced to; ``products``: of these, sums of products of examples, and what is linear in them.
+    ``reduced``: tensors that examples were reduced to; ``products``: of these, sums of products of
+    examples, and what is linear in them.
     """
 
     def __init__(self, ops: OpGraph, batch: Sequence[tf.Tensor], statistics: bool) -> None:
@@ -163,7 +169,8 @@ def _elementwise(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axe
 
 
 def _kept(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Of an op that is not known: an axis stays where it is, if there is one as long, and if all inputs agree."""
+    """Of an op that is not known: an axis stays where it is, if there is one as long, and if all
+    inputs agree."""
     sizes = out.shape.as_list()
     found = {
         axis

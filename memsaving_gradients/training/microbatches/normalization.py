@@ -1,15 +1,19 @@
-"""Batch normalization in microbatches: what its statistics are then, and how its moving averages move.
+"""Batch normalization in microbatches: what its statistics are then, and how its moving averages
+move.
 
-A layer that normalizes by the statistics of a batch treats examples together, so that microbatches give other gradients than the batch: no
-way to cut it is exact. What can be had is stated by a policy:
+A layer that normalizes by the statistics of a batch treats examples together, so that microbatches
+give other gradients than the batch: no way to cut it is exact. What can be had is stated by a
+policy:
 
-* ``"microbatch"``: each microbatch is normalized by its own statistics, as devices do that train side by side without talking to each other.
-  Moving averages are moved by each microbatch, by the n-th root of the layer's momentum, so that n of them forget as much as one batch would.
+* ``"microbatch"``: each microbatch is normalized by its own statistics, as devices do that train
+  side by side without talking to each other. Moving averages are moved by each microbatch, by the
+  n-th root of the layer's momentum, so that n of them forget as much as one batch would.
 * ``None``: the same, with a warning that says so once.
 * ``"error"``: such layers are refused.
 
-Statistics of fewer than 16 examples are too noisy to train with (Wu & He 2018, figure 1); normalization by groups of channels or by
-layers treats each example by itself, and is exact in microbatches of any size.
+Statistics of fewer than 16 examples are too noisy to train with (Wu & He 2018, figure 1);
+normalization by groups of channels or by layers treats each example by itself, and is exact in
+microbatches of any size.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ _FUSED = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 
 @contextmanager
 def normalizing(policy: str | None, count: tf.Tensor, size: int) -> Iterator[list[str]]:
-    """Batch normalization that is called inside follows ``policy``, in one of ``count`` microbatches of at most ``size`` examples.
+    """Batch normalization that is called inside follows ``policy``, in one of ``count``
+    microbatches of at most ``size`` examples.
 
     Gives the names of what normalizes, which is complete at the end of the context.
 
@@ -55,7 +60,10 @@ def normalizing(policy: str | None, count: tf.Tensor, size: int) -> Iterator[lis
     if not found or policy == "microbatch":
         return
     names = ", ".join(map(repr, dict.fromkeys(found)))
-    advice = "normalization by groups (keras.layers.GroupNormalization) or layers treats each example by itself and is exact"
+    advice = (
+        "normalization by groups (keras.layers.GroupNormalization) or layers treats each example by"
+        " itself and is exact"
+    )
     if policy == "error":
         raise ArgumentError(
             "batch_norm",
@@ -65,15 +73,17 @@ def normalizing(policy: str | None, count: tf.Tensor, size: int) -> Iterator[lis
     noisy = f", which are noisy for microbatches of {size}" if size < FEW else ""
     shown = names if len(names) < 200 else f"{found[0]!r} and {len(found) - 1} others"
     warn(
-        f"microbatch: {shown} normalize by statistics of each microbatch{noisy}, so that gradients are not those of the whole batch; "
-        f"{advice}. If this is what you want, give batch_norm='microbatch'.",
+        f"microbatch: {shown} normalize by statistics of each microbatch{noisy}, so that gradients"
+        f" are not those of the whole batch; {advice}. If this is what you want, give"
+        " batch_norm='microbatch'.",
         BatchStatisticsWarning,
     )
 
 
 @contextmanager
 def _slower_moving(found: list[str], count: tf.Tensor) -> Iterator[None]:
-    """Keras' layers note their names when they train, and move their averages as much in ``count`` calls as they would in one."""
+    """Keras' layers note their names when they train, and move their averages as much in ``count``
+    calls as they would in one."""
     keras = sys.modules.get("keras")
     if keras is None:
         yield

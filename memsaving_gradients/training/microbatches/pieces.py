@@ -1,7 +1,8 @@
 """A call in pieces: trace one microbatch, run the loop, hand the gradients on.
 
-What the function does decides what becomes of it. If it hands gradients to an optimizer, that gets the batch's, once, after the loop. If it
-returns a scalar and hands on nothing, it is a loss, whose gradients are computed in the loop. Else its results are all there is.
+What the function does decides what becomes of it. If it hands gradients to an optimizer, that gets
+the batch's, once, after the loop. If it returns a scalar and hands on nothing, it is a loss, whose
+gradients are computed in the loop. Else its results are all there is.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class _Found:
     is_loss
         Whether it is to be differentiated.
     read
-        The variables, and tensors from outside that are not cut, with respect to which it may be differentiated.
+        The variables, and tensors from outside that are not cut, with respect to which it may be
+        differentiated.
     counts
         Whether it says itself what a microbatch counts.
     outputs
@@ -103,7 +105,8 @@ class _Found:
 def in_pieces(
     function: Callable[..., Any], cut: Cut, options: Options | None = None
 ) -> Callable[..., Any]:
-    """``function`` in microbatches, whose gradients save memory as ``options`` say, or else a patch in force."""
+    """``function`` in microbatches, whose gradients save memory as ``options`` say, or else a patch
+    in force."""
 
     @functools.wraps(function)
     def in_microbatches(*args: Any, **kwargs: Any) -> Any:
@@ -129,7 +132,8 @@ def _built(
     rows = batch.rows
     if rows is not None and rows < cut.size:
         warn(
-            f"microbatch: a batch of {rows} is smaller than size={cut.size}, and is not cut; give a size that is a part of the batch",
+            f"microbatch: a batch of {rows} is smaller than size={cut.size}, and is not cut; give a"
+            " size that is a part of the batch",
             NothingSavedWarning,
         )
     parts = _differentiable(batch.parts)
@@ -166,12 +170,14 @@ def _built(
 
 
 def _traceable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The Python function behind a ``tf.function``: what was traced before would not hand its updates over."""
+    """The Python function behind a ``tf.function``: what was traced before would not hand its
+    updates over."""
     return getattr(function, "python_function", function)
 
 
 def _differentiable(parts: Sequence[tf.Tensor]) -> list[int]:
-    """Which rows a gradient may be asked for: those that a tape watches; where there is no tape, all."""
+    """Which rows a gradient may be asked for: those that a tape watches; where there is no tape,
+    all."""
     real = [k for k, part in enumerate(parts) if is_number(part.dtype)]
     return [k for k in real if not graphs.tape_is_recording() or graphs.is_watched(parts[k])]
 
@@ -235,21 +241,24 @@ def _trace(
 def _check_mixing(
     results: Sequence[Any], given: Sequence[tf.Tensor], grads: Sequence[Any], *, statistics: bool
 ) -> None:
-    """Warn if results of a microbatch compare its examples; losses and layers that say so themselves are no ``statistics``."""
+    """Warn if results of a microbatch compare its examples; losses and layers that say so
+    themselves are no ``statistics``."""
     found = [t for t in results if isinstance(t, tf.Tensor) and t.graph is given[0].graph]
     stop = [t for t in tf.nest.flatten(grads, expand_composites=True) if t is not None]
     op = mixing_op(found, given, stop=stop, statistics=statistics)
     if op is not None:
         warn(
-            f"microbatch: {op.name!r} ({source_line(op)}) compares examples, or normalizes by statistics of them, and a microbatch has only its own, so "
-            "that gradients are not those of the whole batch. Compute this loss on the whole batch, within a budget instead of microbatches, or take "
-            "one that treats each example by itself.",
+            f"microbatch: {op.name!r} ({source_line(op)}) compares examples, or normalizes by"
+            " statistics of them, and a microbatch has only its own, so that gradients are not"
+            " those of the whole batch. Compute this loss on the whole batch, within a budget"
+            " instead of microbatches, or take one that treats each example by itself.",
             BatchStatisticsWarning,
         )
 
 
 def _read(graph: tf.Graph) -> tuple[list[Any], list[Any]]:
-    """What a function's graph has read from outside and may be differentiated by: variables, and tensors; and what stands for each inside.
+    """What a function's graph has read from outside and may be differentiated by: variables, and
+    tensors; and what stands for each inside.
 
     Where a tape records, of tensors and of variables that are not trained those that it watches.
     """

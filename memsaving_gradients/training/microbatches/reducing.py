@@ -1,8 +1,11 @@
-"""How what microbatches give becomes what the batch would have given: one reducer for each tensor, made of loop variables.
+"""How what microbatches give becomes what the batch would have given: one reducer for each tensor,
+made of loop variables.
 
-``mean``: each microbatch counts by its share, in one buffer that the loop adds to in place (an addition whose left side nobody
-else reads takes its buffer). ``sum``: the same, unweighted. ``concat``: rows side by side, in their order. ``last``: what the last microbatch gave.
-Gradients with few rows (``IndexedSlices``) stay that: their rows are weighted and put side by side, as they stood in the gradient of the whole batch.
+``mean``: each microbatch counts by its share, in one buffer that the loop adds to in place (an
+addition whose left side nobody else reads takes its buffer). ``sum``: the same, unweighted.
+``concat``: rows side by side, in their order. ``last``: what the last microbatch gave. Gradients
+with few rows (``IndexedSlices``) stay that: their rows are weighted and put side by side, as they
+stood in the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ REDUCTIONS = ("mean", "sum", "concat", "last")
 
 
 def ways_of(reduce: Any, outputs: Any) -> list[str]:
-    """The reduction of each tensor of ``outputs``: ``reduce`` is one for all, or has one for each of their parts.
+    """The reduction of each tensor of ``outputs``: ``reduce`` is one for all, or has one for each
+    of their parts.
 
     Raises
     ------
@@ -48,8 +52,9 @@ def ways_of(reduce: Any, outputs: Any) -> list[str]:
     raise ArgumentError(
         "reduce",
         reduce,
-        f"does not fit what the function returns, {_shape_of(outputs)}; give one of {', '.join(map(repr, REDUCTIONS))}, or a list, "
-        "tuple or mapping of the same make with one for each part",
+        f"does not fit what the function returns, {_shape_of(outputs)}; give one of"
+        f" {', '.join(map(repr, REDUCTIONS))}, or a list, tuple or mapping of the same make with"
+        " one for each part",
     )
 
 
@@ -64,7 +69,8 @@ def _shape_of(outputs: Any) -> str:
 def reducer(way: str, output: Any, buffer: str = "float32") -> Reducer:
     """What to do with ``output``, a tensor or slices that a traced function returns.
 
-    ``way``: one of `REDUCTIONS`, or ``"weighted"``: rows side by side, those of each microbatch times its share. ``buffer``: as for `sum_of`.
+    ``way``: one of `REDUCTIONS`, or ``"weighted"``: rows side by side, those of each microbatch
+    times its share. ``buffer``: as for `sum_of`.
 
     Raises
     ------
@@ -80,8 +86,8 @@ def reducer(way: str, output: Any, buffer: str = "float32") -> Reducer:
         raise ArgumentError(
             "reduce",
             way,
-            f"{name} that the function returns has shape {output.shape}, of which microbatches differ; give reduce='concat' for what has a row "
-            "for each example",
+            f"{name} that the function returns has shape {output.shape}, of which microbatches"
+            " differ; give reduce='concat' for what has a row for each example",
         )
     if way == "last":
         return last_of(output)
@@ -89,8 +95,8 @@ def reducer(way: str, output: Any, buffer: str = "float32") -> Reducer:
         raise ArgumentError(
             "reduce",
             way,
-            f"{name} that the function returns has dtype {output.dtype.name}, which has no {way}; give reduce= for it, such as 'sum' for "
-            "counts, 'concat' for rows or 'last'",
+            f"{name} that the function returns has dtype {output.dtype.name}, which has no {way};"
+            " give reduce= for it, such as 'sum' for counts, 'concat' for rows or 'last'",
         )
     return sum_of(output, buffer, mean=way == "mean")
 
@@ -100,7 +106,8 @@ def _rows(way: str, output: tf.Tensor) -> Reducer:
         raise ArgumentError(
             "reduce",
             way,
-            f"{output.op.name} that the function returns is a scalar and has no rows; give 'mean', 'sum' or 'last'",
+            f"{output.op.name} that the function returns is a scalar and has no rows; give 'mean',"
+            " 'sum' or 'last'",
         )
 
     def parts(given: tf.Tensor, share: tf.Tensor) -> list[tf.Tensor]:
@@ -134,7 +141,8 @@ def _slices(way: str, output: tf.IndexedSlices) -> Reducer:
             raise ArgumentError(
                 "function",
                 name,
-                f"returns slices of {shape} of a tensor whose shape is not known; return a dense gradient",
+                f"returns slices of {shape} of a tensor whose shape is not known; return a dense"
+                " gradient",
             )
         values = divided(found[0], total if way == "mean" else None, output.dtype)
         return tf.IndexedSlices(values, found[1], tf.constant(known, output.indices.dtype))

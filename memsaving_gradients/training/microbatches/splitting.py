@@ -1,9 +1,11 @@
 """Which arguments of a step have a row for each example, and how they are cut into microbatches.
 
-All tensors with axes are cut along the first one, unless the user names the argument among those that every microbatch gets whole. How many
-microbatches: as few as are needed for their size, all as equal as can be. A batch that they divide is cut into pieces of one
-shape; else the shapes are unknown to the graph, and sizes differ by one, which is fairer to statistics of a microbatch than a small rest. XLA
-needs to know shapes: there, all microbatches but the last are of the size that was asked for.
+All tensors with axes are cut along the first one, unless the user names the argument among those
+that every microbatch gets whole. How many microbatches: as few as are needed for their size, all as
+equal as can be. A batch that they divide is cut into pieces of one shape; else the shapes are
+unknown to the graph, and sizes differ by one, which is fairer to statistics of a microbatch than a
+small rest. XLA needs to know shapes: there, all microbatches but the last are of the size that was
+asked for.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Stretch:
     rows
         How many examples each has; a tensor: a number that XLA will know; ``None``: sizes differ.
     start_of
-        From the number of a microbatch of this stretch to its first example. For ``count``, the end of the last.
+        From the number of a microbatch of this stretch to its first example. For ``count``, the end
+        of the last.
     """
 
     count: int | tf.Tensor
@@ -115,7 +118,8 @@ def batch_of(
     Raises
     ------
     ArgumentError
-        If there is nothing to cut, arguments disagree on how many examples there are, or ``whole`` names none.
+        If there is nothing to cut, arguments disagree on how many examples there are, or ``whole``
+        names none.
     """
     names = _names(function, args, kwargs)
     unknown = [name for name in whole if name not in {name for name, _ in names}]
@@ -136,7 +140,8 @@ def batch_of(
         raise ArgumentError(
             "microbatch",
             tuple(owners),
-            "no argument has examples to cut: pass the batch as tensors or arrays whose first axis is that of examples",
+            "no argument has examples to cut: pass the batch as tensors or arrays whose first axis"
+            " is that of examples",
         )
     agreed = _agree([owners[k] for k in split], [leaves[k] for k in split])
     for k, leaf in zip(split, agreed, strict=True):
@@ -148,7 +153,8 @@ def batch_of(
 def _names(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[str, Any]]:
-    """The arguments in the order in which a structure of them is flattened, each with the name of its parameter."""
+    """The arguments in the order in which a structure of them is flattened, each with the name of
+    its parameter."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
@@ -168,7 +174,8 @@ def _has_rows(name: str, leaf: Any) -> bool:
         raise ArgumentError(
             name,
             leaf,
-            f"is a {type(leaf).__name__}, which is not cut into microbatches; pass a dense tensor, or name it in whole=",
+            f"is a {type(leaf).__name__}, which is not cut into microbatches; pass a dense tensor,"
+            " or name it in whole=",
         )
     if not isinstance(leaf, tf.Tensor):
         return False
@@ -176,13 +183,15 @@ def _has_rows(name: str, leaf: Any) -> bool:
         raise ArgumentError(
             name,
             leaf,
-            "has an unknown number of axes; give it a shape (tf.ensure_shape), or name it in whole=",
+            "has an unknown number of axes; give it a shape (tf.ensure_shape), or name it in"
+            " whole=",
         )
     return bool(leaf.shape.rank)
 
 
 def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The same tensors, which have the same number of rows: where that is not known, it is checked as they run."""
+    """The same tensors, which have the same number of rows: where that is not known, it is checked
+    as they run."""
     known: dict[int, str] = {}
     for name, part in zip(owners, parts, strict=True):
         if part.shape.as_list()[0] is not None:
@@ -192,7 +201,8 @@ def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]
         raise ArgumentError(
             second,
             f"{others} examples",
-            f"{first!r} has {rows}; name arguments that every microbatch gets whole in whole=, such as whole=[{second!r}]",
+            f"{first!r} has {rows}; name arguments that every microbatch gets whole in whole=, such"
+            f" as whole=[{second!r}]",
         )
     if known:
         return [tf.ensure_shape(part, [*known, *part.shape.as_list()[1:]]) for part in parts]
@@ -201,7 +211,8 @@ def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]
         tf.debugging.assert_equal(
             tf.shape(part)[0],
             rows,
-            f"microbatch: {owners[0]!r} and {name!r} have different numbers of examples; name arguments that every microbatch gets whole in whole=",
+            f"microbatch: {owners[0]!r} and {name!r} have different numbers of examples; name"
+            " arguments that every microbatch gets whole in whole=",
         )
         for name, part in zip(owners[1:], parts[1:], strict=True)
     ]

@@ -19,8 +19,9 @@ __all__ = ["train_step_of"]
 def train_step_of(model: Any, cut: Cut) -> Callable[[Any], Any]:
     """The ``train_step`` of ``model``, its own or a user's, in microbatches.
 
-    Metrics see each microbatch, and what they come to is asked for when all have gone through. What else the step returns is averaged, or
-    stays that of the last microbatch where it is no real number.
+    Metrics see each microbatch, and what they come to is asked for when all have gone through. What
+    else the step returns is averaged, or stays that of the last microbatch where it is no real
+    number.
     """
     original = model.train_step
 

@@ -1,7 +1,9 @@
-"""Gradients as an optimizer that computes in 32 bits is to see them: unscaled and clipped as Keras does, but not in 16 bits.
+"""Gradients as an optimizer that computes in 32 bits is to see them: unscaled and clipped as Keras
+does, but not in 16 bits.
 
-In ``float16`` a square above 65504 is infinite, and with it the norm that gradients are divided by; in ``bfloat16``, 256 and one are 256. Norms are
-sums over some rows of one gradient at a time, and what follows from them is a number, by which each gradient is multiplied only when its weights are
+In ``float16`` a square above 65504 is infinite, and with it the norm that gradients are divided by;
+in ``bfloat16``, 256 and one are 256. Norms are sums over some rows of one gradient at a time, and
+what follows from them is a number, by which each gradient is multiplied only when its weights are
 updated: no gradient has 32 bits for longer.
 """
 
@@ -58,7 +60,8 @@ class Clipping:
         return replace(self, factor=self.norm / tf.maximum(norm, self.norm))
 
     def rows(self, gradient: Any, places: tuple[int, int] | None, count: int) -> tf.Tensor:
-        """Some of ``count`` rows of a gradient, or all of them, in 32 bits. What comes several times is added up in 32 bits, too."""
+        """Some of ``count`` rows of a gradient, or all of them, in 32 bits. What comes several
+        times is added up in 32 bits, too."""
         if not isinstance(gradient, tf.IndexedSlices):
             return self.wide(gradient if places is None else gradient[places[0] : places[1]])
         first, last = places or (0, count)

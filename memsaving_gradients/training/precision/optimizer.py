@@ -1,12 +1,15 @@
 """An optimizer whose variables have 16 bits, and whose updates are not lost.
 
-Keras' optimizers compute in the type of the variable, in which one minus 0.999 is nothing, and add to it by rounding to nearest. Here they
-see variables of 32 bits in their place, weights and slots, compute in that, and what they write is rounded at random
-(:mod:`~memsaving_gradients.training.precision.rounding`), or, for weights, to nearest with what is lost kept in 16 bits more and added the next time
-(Kahan summation; what is lost is rounded at random). Slots of weights in ``float16`` are kept in ``bfloat16``: the square of a gradient of 1e-4 is zero in
-``float16``, and what is divided by its root runs away. Only one variable at a time is there in 32 bits, and of a large one some rows, where the optimizer treats
-each element by itself: the optimizer then sees these rows in place of the variable and its slots. Costs a few elementwise ops on each; with Kahan, 16 bits more a
-weight.
+Keras' optimizers compute in the type of the variable, in which one minus 0.999 is nothing, and add
+to it by rounding to nearest. Here they see variables of 32 bits in their place, weights and slots,
+compute in that, and what they write is rounded at random
+(:mod:`~memsaving_gradients.training.precision.rounding`), or, for weights, to nearest with what is
+lost kept in 16 bits more and added the next time (Kahan summation; what is lost is rounded at
+random). Slots of weights in ``float16`` are kept in ``bfloat16``: the square of a gradient of 1e-4
+is zero in ``float16``, and what is divided by its root runs away. Only one variable at a time is
+there in 32 bits, and of a large one some rows, where the optimizer treats each element by itself:
+the optimizer then sees these rows in place of the variable and its slots. Costs a few elementwise
+ops on each; with Kahan, 16 bits more a weight.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from memsaving_gradients.training.precision.runs import runs_of
 __all__ = ["ROUNDINGS", "low_precision"]
 
 ROUNDINGS = ("stochastic", "kahan", "nearest")
-#: Optimizers that treat each element by itself, whose variables are updated in at most so many runs of rows, of about so many elements or more.
+#: Optimizers that treat each element by itself, whose variables are updated in at most so many runs
+#: of rows, of about so many elements or more.
 ELEMENTWISE = {
     keras.optimizers.SGD,
     keras.optimizers.Adam,
@@ -54,7 +58,10 @@ EXCLUDED = {
         ", and give microbatch= to MemorySavingGradients if you need it",
     ),
     "centered": (
-        "takes the square of one slot from another that is hardly larger, and in 16 bits the difference may be negative",
+        (
+            "takes the square of one slot from another that is hardly larger, and in 16 bits the"
+            " difference may be negative"
+        ),
         "",
     ),
 }
@@ -66,29 +73,34 @@ def low_precision(
 ) -> keras.optimizers.Optimizer:
     """An optimizer like ``optimizer``, for weights and slots in 16 bits.
 
-    Weights are in ``bfloat16`` or ``float16``. Slots are in ``bfloat16`` for both: it has the range of ``float32``, which second moments need.
+    Weights are in ``bfloat16`` or ``float16``. Slots are in ``bfloat16`` for both: it has the range
+    of ``float32``, which second moments need.
 
     Parameters
     ----------
     optimizer
         A Keras optimizer that was not used, or its name.
     rounding
-        ``"stochastic"``: what is written is rounded at random, without bias. ``"kahan"``: to nearest, and what is lost of a weight is remembered, in
-        16 bits more a weight; slots are rounded at random. ``"nearest"``: as Keras does, but computed in ``float32``.
+        ``"stochastic"``: what is written is rounded at random, without bias. ``"kahan"``: to
+        nearest, and what is lost of a weight is remembered, in 16 bits more a weight; slots are
+        rounded at random. ``"nearest"``: as Keras does, but computed in ``float32``.
     seed
-        Of what is drawn, an int; the same in every run of a program. XLA draws other numbers for it.
+        Of what is drawn, an int; the same in every run of a program. XLA draws other numbers for
+        it.
 
     Returns
     -------
     keras.optimizers.Optimizer
-        To be compiled with. Variables of other types are updated as ever. Models that were saved with it are loaded once this module is
-        imported, with one of a class of your own once low_precision was called with that class.
+        To be compiled with. Variables of other types are updated as ever. Models that were saved
+        with it are loaded once this module is imported, with one of a class of your own once
+        low_precision was called with that class.
 
     Raises
     ------
     ArgumentError
-        If an argument cannot be used, the optimizer was used before, or does what it cannot do in 16 bits: averages of weights, accumulation
-        of gradients, ``RMSprop(centered=True)``; when it is built, if no variable has 16 bits.
+        If an argument cannot be used, the optimizer was used before, or does what it cannot do in
+        16 bits: averages of weights, accumulation of gradients, ``RMSprop(centered=True)``; when it
+        is built, if no variable has 16 bits.
 
     Examples
     --------
@@ -188,8 +200,9 @@ class _LowPrecision(_Optimizer):
             raise ArgumentError(
                 "optimizer",
                 self.name,
-                "low_precision is for weights of 16 bits, and there are none: either drop it, or drop the policy that keeps weights in "
-                "float32: keras.config.set_dtype_policy('bfloat16') before the model is made",
+                "low_precision is for weights of 16 bits, and there are none: either drop it, or"
+                " drop the policy that keeps weights in float32:"
+                " keras.config.set_dtype_policy('bfloat16') before the model is made",
             )
         super().build(variables)
         for v, slot in unannounced_slots(self):
@@ -207,7 +220,8 @@ class _LowPrecision(_Optimizer):
         self._ready = True
 
     def _widen_product(self) -> None:
-        # One number, of all steps, which Keras keeps in the type of the first weight, and does not track inside of LossScaleOptimizer.
+        # One number, of all steps, which Keras keeps in the type of the first weight, and does not
+        # track inside of LossScaleOptimizer.
         self._untrack_variable(vars(self)["_u_product"])
         self._u_product: Any = keras.Variable(
             1.0, dtype="float32", trainable=False, name="u_product"
@@ -240,7 +254,8 @@ class _LowPrecision(_Optimizer):
         if not sparse:
             gradient = tf.convert_to_tensor(gradient)
         parts = [gradient.values, gradient.indices] if sparse else [gradient]
-        # What is computed in 32 bits, or drawn, waits until its gradient is there and what comes before has been updated.
+        # What is computed in 32 bits, or drawn, waits until its gradient is there and what comes
+        # before has been updated.
         with tf.control_dependencies([*parts, *self._updated(parts[0])]):
             clipping = self._clipping.alone(gradient)
         if stored is None:
@@ -375,7 +390,10 @@ class _LowPrecision(_Optimizer):
         return {**super().get_config(), "rounding": self.rounding, "seed": self.seed}
 
 
-_NO_OPTIMIZER = "is no Keras optimizer; give one, such as keras.optimizers.Adam(1e-3), or the name of one, such as 'adam'"
+_NO_OPTIMIZER = (
+    "is no Keras optimizer; give one, such as keras.optimizers.Adam(1e-3), or the name of one, such"
+    " as 'adam'"
+)
 #: Classes of optimizers that are refused, and why.
 _NOT_INSIDE: dict[Any, str] = {
     _LowPrecision: "is of low precision already; take it as it is",

@@ -1,6 +1,7 @@
 """Steps that loss scaling skipped, because a gradient was too large for 16 bits.
 
-A scale that grows until something overflows makes one such step in two thousand; many of them mean that the loss, or the learning rate, is too high.
+A scale that grows until something overflows makes one such step in two thousand; many of them mean
+that the loss, or the learning rate, is too high.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from memsaving_gradients.errors import OverflowWarning
 
 __all__ = ["Skipped"]
 
-#: From this share of skipped steps on, something is wrong; unless there are so few that the scale may just be coming down to where it belongs.
+#: From this share of skipped steps on, something is wrong; unless there are so few that the scale
+#: may just be coming down to where it belongs.
 MANY, FEW = 0.5, 16
 
 
 class Skipped:
     """Counts the steps of an epoch that an optimizer has skipped.
 
-    Both counts are taken in the graph: how many steps Keras runs at a time, and how many are left for the last time, callbacks are not told.
+    Both counts are taken in the graph: how many steps Keras runs at a time, and how many are left
+    for the last time, callbacks are not told.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -42,7 +45,8 @@ class Skipped:
 
         def counted(data: Any) -> Any:
             logs = train_step(data)
-            # Before Keras 3.7, steps that are run together may find no data any more: these are not counted.
+            # Before Keras 3.7, steps that are run together may find no data any more: these are not
+            # counted.
             there = filter(tf.is_tensor, tf.nest.flatten(data, expand_composites=True))
             with tf.control_dependencies([*there]):
                 self.steps.assign_add(1)
@@ -62,7 +66,8 @@ class Skipped:
         return int(self.steps.numpy()), int(applied.numpy())
 
     def report(self) -> dict[str, float]:
-        """What an epoch adds to the logs: nothing, unless losses are scaled and something is trained."""
+        """What an epoch adds to the logs: nothing, unless losses are scaled and something is
+        trained."""
         if self.optimizer is None or not self.optimizer.built:
             return {}
         now, before = self._counts(), self._before
@@ -71,9 +76,10 @@ class Skipped:
         scale = float(self.optimizer.dynamic_scale.numpy())
         if skipped > FEW and skipped >= MANY * steps:
             warn(
-                f"{skipped} of {steps} steps were skipped, as gradients were not finite at a loss scale that has come down to {scale:g}: "
-                "lower the learning rate or initial_scale, look for numbers that are not finite in the data, or take bfloat16, whose range is "
-                "that of float32.",
+                f"{skipped} of {steps} steps were skipped, as gradients were not finite at a loss"
+                f" scale that has come down to {scale:g}: lower the learning rate or initial_scale,"
+                " look for numbers that are not finite in the data, or take bfloat16, whose range"
+                " is that of float32.",
                 OverflowWarning,
             )
         return {"skipped_steps": skipped, "loss_scale": scale}

@@ -1,6 +1,7 @@
 """An optimizer of another class with the same settings, and an error that names what would be lost.
 
-Keras' way from one optimizer to another is its config. What a class does not put there, `made_again` finds by comparing what the two optimizers hold.
+Keras' way from one optimizer to another is its config. What a class does not put there,
+`made_again` finds by comparing what the two optimizers hold.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def made_again(optimizer: Any, kind: Any, **more: Any) -> Any:
         raise ArgumentError(
             "optimizer",
             optimizer.name,
-            f"cannot be made again from its config ({error}): give {type(optimizer).__name__} a get_config() that has all that its "
-            "__init__() takes",
+            f"cannot be made again from its config ({error}): give {type(optimizer).__name__} a"
+            " get_config() that has all that its __init__() takes",
         ) from error
     # What all optimizers hold is in the config, or belongs to Keras.
     shared = vars(keras.optimizers.Optimizer(learning_rate=0.0)).keys() | {*_EXCLUSIONS}
@@ -50,8 +51,9 @@ def made_again(optimizer: Any, kind: Any, **more: Any) -> Any:
             raise ArgumentError(
                 name,
                 value,
-                f"would be lost: it is an attribute of the optimizer that its config does not have; put it into the get_config() of "
-                f"{type(optimizer).__name__}, and take it in __init__()",
+                "would be lost: it is an attribute of the optimizer that its config does not have;"
+                f" put it into the get_config() of {type(optimizer).__name__}, and take it in"
+                " __init__()",
             )
     for name in _EXCLUSIONS:
         if hasattr(optimizer, name):
@@ -67,8 +69,9 @@ def _check_learning_rate(rate: Any) -> None:
         raise ArgumentError(
             "learning_rate",
             rate,
-            "cannot be put into the config of an optimizer; give a number, or a keras.optimizers.schedules.LearningRateSchedule whose class has "
-            "get_config() and is decorated by keras.saving.register_keras_serializable()",
+            "cannot be put into the config of an optimizer; give a number, or a"
+            " keras.optimizers.schedules.LearningRateSchedule whose class has get_config() and is"
+            " decorated by keras.saving.register_keras_serializable()",
         )
 
 

@@ -1,9 +1,10 @@
 """Rounding to 16 bits such that nothing is lost on average.
 
-A number between two that the type has becomes the upper one with the probability of its distance from the lower (Gupta et al. 2015, arXiv
-1502.02551, section 3.2): its expectation is the number itself, and many updates that are each smaller than a step of the type move a weight as far as their sum.
-The step of a number follows from its own exponent; scaling by it is exact, so that the result is always one of the two neighbors. A few
-elementwise ops on one variable at a time.
+A number between two that the type has becomes the upper one with the probability of its distance
+from the lower (Gupta et al. 2015, arXiv 1502.02551, section 3.2): its expectation is the number
+itself, and many updates that are each smaller than a step of the type move a weight as far as their
+sum. The step of a number follows from its own exponent; scaling by it is exact, so that the result
+is always one of the two neighbors. A few elementwise ops on one variable at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import tensorflow as tf
 
 __all__ = ["LOW", "number_of", "rounded"]
 
-#: Types to round to: bits after the point, and the exponent from which on steps are all the same: below the least of normal numbers, or, as processors
-#: take what is less for zero, where a step is the least normal number of ``float32``.
+#: Types to round to: bits after the point, and the exponent from which on steps are all the same:
+#: below the least of normal numbers, or, as processors take what is less for zero, where a step is
+#: the least normal number of ``float32``.
 LOW: dict[tf.DType, tuple[int, int]] = {tf.bfloat16: (7, -119), tf.float16: (10, -14)}
 _EXPONENT = 0x7F800000
 
@@ -53,7 +55,8 @@ def rounded(value: tf.Tensor, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
 def number_of(*parts: int) -> int:
     """A number of 64 bits that no other ``parts`` have, for a seed.
 
-    Sums would be the same for neighbors: the second variable with one seed, the first with the next.
+    Sums would be the same for neighbors: the second variable with one seed, the first with the
+    next.
     """
     found = hashlib.blake2b(repr(tuple(map(int, parts))).encode(), digest_size=8).digest()
     return int.from_bytes(found, "little", signed=True)

@@ -1,4 +1,5 @@
-"""Variables of 16 bits, or some rows of them, as an optimizer that computes in 32 is to see them."""
+"""Variables of 16 bits, or some rows of them, as an optimizer that computes in 32 is to see
+them."""
 
 from __future__ import annotations
 

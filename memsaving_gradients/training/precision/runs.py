@@ -1,4 +1,5 @@
-"""Rows of a large tensor, so many at a time that what is computed of them in 32 bits on the way stays small."""
+"""Rows of a large tensor, so many at a time that what is computed of them in 32 bits on the way
+stays small."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ __all__ = ["runs_of"]
 
 
 def runs_of(shape: tf.TensorShape, elements: int, most: int) -> list[tuple[int, int]]:
-    """Where runs of rows begin and end: ``most`` at the most, of about so many ``elements`` or more; none, if the tensor is to be left whole.
+    """Where runs of rows begin and end: ``most`` at the most, of about so many ``elements`` or
+    more; none, if the tensor is to be left whole.
 
     Examples
     --------

@@ -14,7 +14,8 @@ __all__ = ["carry_over"]
 
 
 def carry_over(model: Any, copy: Any) -> None:
-    """Give a copy the state of a model, layer by layer, as if it were saved and loaded, and freeze what is frozen."""
+    """Give a copy the state of a model, layer by layer, as if it were saved and loaded, and freeze
+    what is frozen."""
     for old, new in _pairs(model, copy):
         if type(new) in SPARSE.values():
             kept = [variable for variable in _own(old) if variable is not old._kernel]
@@ -41,8 +42,8 @@ def _pairs(model: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
             raise ArgumentError(
                 "model",
                 old.name,
-                "get_config and from_config of this layer make one with other layers inside, so that its weights cannot be kept; they should "
-                "make one like it",
+                "get_config and from_config of this layer make one with other layers inside, so"
+                " that its weights cannot be kept; they should make one like it",
             )
         yield from zip(parts, others, strict=True)
 
@@ -52,13 +53,15 @@ def _own(layer: Any) -> list[Any]:
 
 
 def _load(old: Any, new: Any) -> None:
-    """What Keras does with a file: some layers compute something of what they load, or keep something beside variables."""
+    """What Keras does with a file: some layers compute something of what they load, or keep
+    something beside variables."""
     found, there = len(_own(new)), len(_own(old))
     if found != there:
         raise ArgumentError(
             "model",
             old.name,
-            f"get_config and from_config of this layer make one of {found} variables instead of {there}; they should make one like it",
+            f"get_config and from_config of this layer make one of {found} variables instead of"
+            f" {there}; they should make one like it",
         )
     state: dict[str, Any] = {}
     old.save_own_variables(state)

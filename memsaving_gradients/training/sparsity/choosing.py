@@ -75,8 +75,8 @@ def _check_model(model: Any) -> None:
         raise ArgumentError(
             "model",
             model,
-            "is no functional or sequential Keras model, of which a copy with other layers can be made; build it with keras.Model(inputs, "
-            "outputs)",
+            "is no functional or sequential Keras model, of which a copy with other layers can be"
+            " made; build it with keras.Model(inputs, outputs)",
         )
     if not model.built:
         raise ArgumentError("model", model.name, "was not built; call model.build(input_shape)")
@@ -84,8 +84,8 @@ def _check_model(model: Any) -> None:
         raise ArgumentError(
             "model",
             model.name,
-            f"its class {type(model).__name__} has its own {', '.join(own)}, which the copy would not have; put it around a sparse network: "
-            + _around(model),
+            f"its class {type(model).__name__} has its own {', '.join(own)}, which the copy would"
+            " not have; put it around a sparse network: " + _around(model),
         )
 
 
@@ -111,7 +111,8 @@ def _own_code(kind: type) -> list[str]:
 
 
 def _reached(model: Any) -> Iterator[Any]:
-    """Layers that models call, however deep; not those that layers call, of which no copies with others inside can be made."""
+    """Layers that models call, however deep; not those that layers call, of which no copies with
+    others inside can be made."""
     for layer in model.layers:
         if is_graph_of_layers(layer):
             yield from _reached(layer)

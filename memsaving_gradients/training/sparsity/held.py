@@ -50,7 +50,8 @@ def sparse_bytes(model: Any, optimizer: Any = None) -> HeldBytes:
     model
         Made by `sparsify`, or with such a one as a part.
     optimizer
-        Of the model, built; ``None``: the one that it was compiled with, if it was, with the slots that it has by now.
+        Of the model, built; ``None``: the one that it was compiled with, if it was, with the slots
+        that it has by now.
 
     Raises
     ------

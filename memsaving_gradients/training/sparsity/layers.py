@@ -54,14 +54,16 @@ class _Sparse(_Layer):
         return store.kernel(number, self.compute_dtype) if self._made is None else self._made
 
     def call(self, inputs: Any, training: Any = None, **options: Any) -> Any:
-        """Call the layer, whose kernel is made when the inputs are there: it needs none, and would be made when the step begins."""
+        """Call the layer, whose kernel is made when the inputs are there: it needs none, and would
+        be made when the step begins."""
         store = self._kernel.store
         if training and store is not None and not store.is_open:
             # It would be trained without its kernel, which is no variable of its own.
             raise ArgumentError(
                 "layer",
                 self.name,
-                "the weights of this layer belong to a sparse model; train that, not the layer or the model inside",
+                "the weights of this layer belong to a sparse model; train that, not the layer or"
+                " the model inside",
             )
         with tf.control_dependencies([inputs]):
             made = self.kernel

@@ -26,12 +26,14 @@ __all__ = ["SparseModel", "sparse_model_in", "sparsify"]
 class SparseModel(keras.Model):
     """A model that opens the store of its layers' weights while it is called; made by `sparsify`.
 
-    Saved as ``.keras``, it is loaded by ``keras.models.load_model`` once ``memsaving_gradients.keras`` is imported.
+    Saved as ``.keras``, it is loaded by ``keras.models.load_model`` once
+    ``memsaving_gradients.keras`` is imported.
 
     Attributes
     ----------
     inner
-        The model with sparse layers. It can be called, and parts of it be put into other models, but not trained.
+        The model with sparse layers. It can be called, and parts of it be put into other models,
+        but not trained.
     store
         Their weights.
     """
@@ -76,7 +78,8 @@ class SparseModel(keras.Model):
         return found
 
     def _check_frozen(self) -> None:
-        """Raise an error if a sparse layer is frozen and its weights, in one variable with others, are not."""
+        """Raise an error if a sparse layer is frozen and its weights, in one variable with others,
+        are not."""
         if not (self.trainable and self.store.values.trainable):
             return
         for layer in _sparse_layers(self.inner):
@@ -84,8 +87,9 @@ class SparseModel(keras.Model):
                 raise ArgumentError(
                     "trainable",
                     False,
-                    f"the sparse layer {layer.name!r} is frozen, but its weights are trained with those of all sparse layers; freeze the whole "
-                    "sparse model, or this layer before sparsify, which then leaves it dense",
+                    f"the sparse layer {layer.name!r} is frozen, but its weights are trained with"
+                    " those of all sparse layers; freeze the whole sparse model, or this layer"
+                    " before sparsify, which then leaves it dense",
                 )
 
     def get_config(self) -> dict[str, Any]:
@@ -120,7 +124,8 @@ class SparseModel(keras.Model):
         input_signature: Any = None,
         **options: Any,
     ) -> None:
-        """Export the model, whose inputs are those of the model inside unless a signature is given."""
+        """Export the model, whose inputs are those of the model inside unless a signature is
+        given."""
         if input_signature is None:
             of = self.inner
             inputs = of.inputs[0] if isinstance(of, keras.Sequential) else of.input
@@ -143,30 +148,36 @@ def sparsify(
     model
         Functional or sequential, and built.
     sparsity
-        The share of weights that are not there, from 0 to below 1, in each sparse layer to begin with.
+        The share of weights that are not there, from 0 to below 1, in each sparse layer to begin
+        with.
     layers
-        Names of the layers to make sparse: dense and convolutional ones. ``None``: all convolutions; where there are none, all dense layers. Those that
-        are frozen, or inside of other layers (not models), stay dense; so do layers of other classes, derived ones included.
+        Names of the layers to make sparse: dense and convolutional ones. ``None``: all
+        convolutions; where there are none, all dense layers. Those that are frozen, or inside of
+        other layers (not models), stay dense; so do layers of other classes, derived ones included.
     dense
         Names of layers to leave out.
     seed
-        Of the places; values are drawn by the layers' initializers. Biases and all other layers keep the weights, and all other state, of ``model``.
+        Of the places; values are drawn by the layers' initializers. Biases and all other layers
+        keep the weights, and all other state, of ``model``.
 
     Returns
     -------
     SparseModel
-        To be compiled and trained like any other, with `Reparameterize` as a callback if places are to move.
+        To be compiled and trained like any other, with `Reparameterize` as a callback if places are
+        to move.
 
     Raises
     ------
     ArgumentError
-        If an argument cannot be used, or a layer cannot be sparse; it names those that can. If the model's class trains or computes in its own way:
-        it says how to put it around a sparse network. When training begins, if a sparse layer was frozen and others were not.
+        If an argument cannot be used, or a layer cannot be sparse; it names those that can. If the
+        model's class trains or computes in its own way: it says how to put it around a sparse
+        network. When training begins, if a sparse layer was frozen and others were not.
 
     Notes
     -----
-    All sparse kernels are one variable: ``clipnorm`` clips them together, and optimizers that scale by norms of variables see one. XLA cannot compile weights
-    that move: Keras trains without it, and says so if ``jit_compile=True``; in a ``tf.function`` of one's own it is an error.
+    All sparse kernels are one variable: ``clipnorm`` clips them together, and optimizers that scale
+    by norms of variables see one. XLA cannot compile weights that move: Keras trains without it,
+    and says so if ``jit_compile=True``; in a ``tf.function`` of one's own it is an error.
 
     Examples
     --------

@@ -1,4 +1,5 @@
-"""Penalties of sparse kernels: each counted once a step, however often a layer is called, as Keras counts those of variables."""
+"""Penalties of sparse kernels: each counted once a step, however often a layer is called, as Keras
+counts those of variables."""
 
 from __future__ import annotations
 

@@ -17,23 +17,26 @@ from memsaving_gradients.training.sparsity.slots import first_values, optimizers
 
 __all__ = ["Reparameterize"]
 
-#: Of Mostafa & Wang for WideResNet-28-2, in 200 epochs: from which share of training on weights move every so many steps, and when they stop.
+#: Of Mostafa & Wang for WideResNet-28-2, in 200 epochs: from which share of training on weights
+#: move every so many steps, and when they stop.
 SCHEDULE, UNTIL = ((0.0, 100), (25 / 200, 200), (80 / 200, 400), (140 / 200, 800)), 190 / 200
 #: 20,000 of 1,467,610 dense weights move at a time.
 MOVED, THRESHOLD = 20_000 / 1_467_610, 1e-3
 
 
 class Reparameterize(keras.callbacks.Callback):
-    """Move a sparse model's smallest weights every so many steps, with their slots; as a callback of ``fit``.
+    """Move a sparse model's smallest weights every so many steps, with their slots; as a callback
+    of ``fit``.
 
-    The model may be sparse itself, or have a sparse model as a part. Slots are those of all optimizers that are its attributes; for new weights, they
-    begin as the optimizer begins.
+    The model may be sparse itself, or have a sparse model as a part. Slots are those of all
+    optimizers that are its attributes; for new weights, they begin as the optimizer begins.
 
     Parameters
     ----------
     schedule
-        ``(share, steps)`` pairs: from that share of training on, weights move every so many steps. Where Keras does not know how long an epoch is, shares
-        are those of epochs that are done, until the first is.
+        ``(share, steps)`` pairs: from that share of training on, weights move every so many steps.
+        Where Keras does not know how long an epoch is, shares are those of epochs that are done,
+        until the first is.
     until
         The share of training after which they stay.
     moved
@@ -46,7 +49,8 @@ class Reparameterize(keras.callbacks.Callback):
     Raises
     ------
     ArgumentError
-        If an argument cannot be used; when training begins, if the model is not sparse, or its sparse weights are frozen.
+        If an argument cannot be used; when training begins, if the model is not sparse, or its
+        sparse weights are frozen.
 
     Examples
     --------
@@ -151,7 +155,10 @@ class Reparameterize(keras.callbacks.Callback):
 
 
 def _checked(schedule: Any) -> tuple[tuple[float, int], ...]:
-    way_out = "give pairs of a share of training from 0 to 1, ascending, and a whole number of steps from 1 on: [(0, 100), (0.5, 200)]"
+    way_out = (
+        "give pairs of a share of training from 0 to 1, ascending, and a whole number of steps from"
+        " 1 on: [(0, 100), (0.5, 200)]"
+    )
     pairs = [*schedule] if isinstance(schedule, list | tuple) else []
     if not pairs:
         raise ArgumentError("schedule", schedule, way_out)

@@ -1,8 +1,11 @@
-"""Which weights go, and where others begin: one step of dynamic sparse reparameterization, on arrays.
+"""Which weights go, and where others begin: one step of dynamic sparse reparameterization, on
+arrays.
 
-Mostafa & Wang 2019 (arXiv 1902.05967), algorithm 1: all layers let go of what is below one threshold, which is doubled or halved when that was much less or much more than
-what was wanted. As many weights begin at zero, at random places, in each layer in proportion to what it has kept: layers whose weights have grown
-get more. The number of weights stays what it is. Takes a sort of nothing, a few passes over all places.
+Mostafa & Wang 2019 (arXiv 1902.05967), algorithm 1: all layers let go of what is below one
+threshold, which is doubled or halved when that was much less or much more than what was wanted. As
+many weights begin at zero, at random places, in each layer in proportion to what it has kept:
+layers whose weights have grown get more. The number of weights stays what it is. Takes a sort of
+nothing, a few passes over all places.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ def rewired(
     Parameters
     ----------
     masks
-        For each layer, which places have a weight (flat, bool); every layer has one at least, and keeps one.
+        For each layer, which places have a weight (flat, bool); every layer has one at least, and
+        keeps one.
     values
         The weights, in the order of layers and places.
     threshold
@@ -97,7 +101,8 @@ def rewired(
 
 
 def shared_out(total: int, weights: Sequence[int], room: Sequence[int]) -> list[int]:
-    """``total`` in whole parts, in proportion to ``weights`` by largest remainders, none above its ``room``; together these have it.
+    """``total`` in whole parts, in proportion to ``weights`` by largest remainders, none above its
+    ``room``; together these have it.
 
     Examples
     --------

@@ -16,7 +16,8 @@ __all__ = ["first_values", "optimizers_of", "slots_of"]
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizers of a model: the one that it was compiled with, and others that are its attributes."""
+    """The optimizers of a model: the one that it was compiled with, and others that are its
+    attributes."""
     found = [getattr(model, "optimizer", None), *vars(model).values()]
     found = [one for one in found if isinstance(one, keras.optimizers.Optimizer)]
     return list({id(one): one for one in found}.values())
@@ -36,7 +37,8 @@ def slots_of(optimizer: Any, weight: Any) -> list[Any]:
 
 
 def first_values(optimizer: Any, weight: Any) -> list[float]:
-    """What each slot of a weight is to begin with: zero for most, but Adagrad and Ftrl would divide by it.
+    """What each slot of a weight is to begin with: zero for most, but Adagrad and Ftrl would divide
+    by it.
 
     Read off an optimizer like this one, for a weight of one element.
     """
@@ -47,7 +49,8 @@ def first_values(optimizer: Any, weight: Any) -> list[float]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # A schedule may be a function, or of a class that Keras does not know: any rate will do.
+            # A schedule may be a function, or of a class that Keras does not know: any rate will
+            # do.
             config = optimizer.get_config()
         like = type(optimizer).from_config({**config, "learning_rate": 0.1})
         like.build([one])
@@ -58,8 +61,8 @@ def first_values(optimizer: Any, weight: Any) -> list[float]:
         why = f"it has {len(found)} slots"
     if len(found) != count:
         warn(
-            f"Reparameterize: no optimizer like {optimizer.name!r} can be made of its get_config() to see what slots begin with ({why}); "
-            "those of new weights begin at zero",
+            f"Reparameterize: no optimizer like {optimizer.name!r} can be made of its get_config()"
+            f" to see what slots begin with ({why}); those of new weights begin at zero",
             UserWarning,
         )
         return [0.0] * count

@@ -1,11 +1,14 @@
 """The weights of all sparse layers: one variable of values, and a bit for each place.
 
-One variable, so that an optimizer's slots are as small as the weights, and layers can have more of them or fewer as training goes on; the number of all stays
-the same, and so do all shapes. The parts of layers come from one split, whose gradient is one concatenation: a slice for each layer would give
-as many gradients of the whole, filled up with zeros. Bits are the smallest way to say where weights are from a sparsity of 6 % to one of 94 %; beyond, 16-bit
-distances would take less, of what is then next to nothing: 1/32 of the dense weights.
+One variable, so that an optimizer's slots are as small as the weights, and layers can have more of
+them or fewer as training goes on; the number of all stays the same, and so do all shapes. The parts
+of layers come from one split, whose gradient is one concatenation: a slice for each layer would
+give as many gradients of the whole, filled up with zeros. Bits are the smallest way to say where
+weights are from a sparsity of 6 % to one of 94 %; beyond, 16-bit distances would take less, of what
+is then next to nothing: 1/32 of the dense weights.
 
-A layer's kernel is made of its part when it is needed, by counting bits: a few elementwise ops, which a planner may repeat rather than keep the kernel.
+A layer's kernel is made of its part when it is needed, by counting bits: a few elementwise ops,
+which a planner may repeat rather than keep the kernel.
 """
 
 from __future__ import annotations
@@ -80,7 +83,8 @@ class SparseStore(keras.layers.Layer):
             raise ArgumentError(
                 "jit_compile",
                 True,
-                "sparse weights move between layers, whose sizes XLA would have to know; compile the model with jit_compile=False",
+                "sparse weights move between layers, whose sizes XLA would have to know; compile"
+                " the model with jit_compile=False",
             )
         values = _of_known_shape(tf.convert_to_tensor(values))
         parts: list[tf.Tensor] = tf.split(values, self.counts.value, num=len(self.shapes))
@@ -112,7 +116,8 @@ class SparseStore(keras.layers.Layer):
     def load_own_variables(self, store: Any) -> None:
         """Load values and places, of as many weights."""
         if self._failed is not None and not len(store.keys()):
-            # Keras tries what failed once more, by a path that the file does not have, and would report that.
+            # Keras tries what failed once more, by a path that the file does not have, and would
+            # report that.
             raise self._failed
         try:
             found = tuple(store["0"].shape) if "0" in store.keys() else None  # noqa: SIM118
@@ -120,8 +125,8 @@ class SparseStore(keras.layers.Layer):
                 raise ArgumentError(
                     "total",
                     self.total,
-                    f"the sparse weights of this model, but what is loaded has {found[0]}; make the model with the sparsity and the sparse "
-                    "layers of the one that was saved",
+                    f"the sparse weights of this model, but what is loaded has {found[0]}; make the"
+                    " model with the sparsity and the sparse layers of the one that was saved",
                 )
             super().load_own_variables(store)
         except ValueError as error:
@@ -143,7 +148,8 @@ def _unpacked(packed: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _dense(part: tf.Tensor, bits: tf.Variable, count: int) -> tf.Tensor:
-    """Weights at their places, zeros elsewhere. Its gradient is what stands at these places: TensorFlow's own would add up rows."""
+    """Weights at their places, zeros elsewhere. Its gradient is what stands at these places:
+    TensorFlow's own would add up rows."""
 
     @tf.custom_gradient
     def placed(part: tf.Tensor) -> Any:
@@ -152,7 +158,8 @@ def _dense(part: tf.Tensor, bits: tf.Variable, count: int) -> tf.Tensor:
         found = tf.gather(part, tf.maximum(number, 0))
 
         def gradient(above: tf.Tensor) -> tf.Tensor:
-            # Places are looked up when they are needed: they could be at any time, and would be at once.
+            # Places are looked up when they are needed: they could be at any time, and would be at
+            # once.
             with tf.control_dependencies([above]):
                 return tf.boolean_mask(above, _unpacked(tf.convert_to_tensor(bits), count))
 

@@ -1,7 +1,9 @@
-"""Ops of a loop's body run somewhere else: which of them, and how copies come to give the same bits.
+"""Ops of a loop's body run somewhere else: which of them, and how copies come to give the same
+bits.
 
-Grappler fuses an op with the one that alone reads its result. Where a copy has fewer readers than its original it would be fused, and
-round otherwise: such a result is read through an identity that grappler leaves alone.
+Grappler fuses an op with the one that alone reads its result. Where a copy has fewer readers than
+its original it would be fused, and round otherwise: such a result is read through an identity that
+grappler leaves alone.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def behind(tensors: Iterable[tf.Tensor], stop: Iterable[object] = ()) -> set[tf.
 
 
 def wanted(graph: tf.Graph, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    """The ops of a function that ``outputs`` need, and those that run for their effect, with what these need and wait for."""
+    """The ops of a function that ``outputs`` need, and those that run for their effect, with what
+    these need and wait for."""
     found: set[tf.Operation] = set()
     stack = [t.op for t in outputs]
     stack += [
@@ -52,10 +55,12 @@ def wanted(graph: tf.Graph, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
 def transplant(
     ops: Sequence[tf.Operation], stands: Tensors, source: tf.Graph, waits: bool = False
 ) -> None:
-    """Copy ``ops`` of ``source`` into the current graph and note in ``stands`` what stands for their outputs.
+    """Copy ``ops`` of ``source`` into the current graph and note in ``stands`` what stands for
+    their outputs.
 
-    ``waits``: control edges among them are copied, too. An op that several others read in ``source``, and one of these here, is
-    read through an identity that stays, or grappler would fuse it with that reader here and not there.
+    ``waits``: control edges among them are copied, too. An op that several others read in
+    ``source``, and one of these here, is read through an identity that stays, or grappler would
+    fuse it with that reader here and not there.
     """
     inside = set(ops)
     copies: dict[tf.Operation, tf.Operation] = {}

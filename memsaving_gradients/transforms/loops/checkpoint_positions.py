@@ -1,18 +1,24 @@
-"""Where a loop's state is kept: its steps divided into segments, those into segments again, and so on.
+"""Where a loop's state is kept: its steps divided into segments, those into segments again, and so
+on.
 
-Going backwards through a loop, the steps between two kept states are run again from the first one. With one level of segments of
-``leaf`` steps every step runs twice, and T / leaf states are held besides what the steps of one segment keep: with leaf = √T that is
-the scheme of Chen, Xu, Zhang and Guestrin ("Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174). With ``repeats`` levels every step
-runs ``repeats`` times more, and the segments are those of *treeverse* (Griewank, "Achieving logarithmic growth of temporal and
-spatial complexity in reverse automatic differentiation", 1992; "revolve", 2000): while n states may be kept, the first segment is
-as long as n states and ``repeats - 1`` levels can reverse, the next one as long as n - 1 can, and so on, so that
+Going backwards through a loop, the steps between two kept states are run again from the first one.
+With one level of segments of ``leaf`` steps every step runs twice, and T / leaf states are held
+besides what the steps of one segment keep: with leaf = √T that is the scheme of Chen, Xu, Zhang and
+Guestrin ("Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174). With ``repeats``
+levels every step runs ``repeats`` times more, and the segments are those of *treeverse* (Griewank,
+"Achieving logarithmic growth of temporal and spatial complexity in reverse automatic
+differentiation", 1992; "revolve", 2000): while n states may be kept, the first segment is as long
+as n states and ``repeats - 1`` levels can reverse, the next one as long as n - 1 can, and so on, so
+that
 
     steps = leaf · C(n + repeats, repeats)
 
-which no other scheme with as many states and repetitions exceeds. A fixed number of levels needs n ∝ T^(1/repeats); log T levels, n ∝ log T.
+which no other scheme with as many states and repetitions exceeds. A fixed number of levels needs n
+∝ T^(1/repeats); log T levels, n ∝ log T.
 
-All of it is arithmetic on scalars in the graph, so that the number of steps may be known at run time only. Where not even a bound
-is known, segment c has c + 1 times ``leaf`` steps: about √(2T / leaf) states, and the same number of steps to a segment.
+All of it is arithmetic on scalars in the graph, so that the number of steps may be known at run
+time only. Where not even a bound is known, segment c has c + 1 times ``leaf`` steps: about √(2T /
+leaf) states, and the same number of steps to a segment.
 """
 
 from __future__ import annotations
@@ -81,8 +87,10 @@ def leaf_for(steps: int, repeats: int, state: float, step: float) -> int:
 
     Examples
     --------
-    >>> leaf_for(1024, 1, state=1, step=1), leaf_for(1024, 1, state=1, step=16), leaf_for(4096, 3, 1, 1)
-    (32, 8, 4)
+    >>> leaf_for(1024, 1, state=1, step=1), leaf_for(1024, 1, state=1, step=16)
+    (32, 8)
+    >>> leaf_for(4096, 3, state=1, step=1)
+    4
     """
     if repeats == 1:
         best = math.sqrt(steps * state / step) if step else float(steps)
@@ -139,14 +147,16 @@ class Triangular(Cut):
         return tf.cast(tf.minimum(start, tf.int32.max), tf.int32)
 
     def _number(self, step: tf.Tensor) -> tf.Tensor:
-        # The largest c with c (c + 1) / 2 <= step / leaf; exact, for double precision holds every square of an int32's root.
+        # The largest c with c (c + 1) / 2 <= step / leaf; exact, for double precision holds every
+        # square of an int32's root.
         units = tf.cast(step // self.leaf, tf.float64)
         return tf.cast((tf.sqrt(8.0 * units + 1.0) - 1.0) / 2.0, tf.int32)
 
 
 @dataclass(frozen=True, eq=False)
 class Binomial(Cut):
-    """The segments of treeverse for ``length`` steps from ``first`` on, each to be divided ``repeats - 1`` times more."""
+    """The segments of treeverse for ``length`` steps from ``first`` on, each to be divided
+    ``repeats - 1`` times more."""
 
     first: tf.Tensor
     length: tf.Tensor
@@ -167,7 +177,8 @@ class Binomial(Cut):
         return self.first + tf.cast(tf.reduce_max(tf.where(earlier, starts, 0)), tf.int32)
 
     def _starts(self) -> tf.Tensor:
-        """Where segments start, from ``first``; as many numbers as there may be states, the last ones too large."""
+        """Where segments start, from ``first``; as many numbers as there may be states, the last
+        ones too large."""
         leaf = tf.cast(self.leaf, tf.int64)
         reach = leaf * tf.constant(self._reaches(), tf.int64)
         enough = tf.cast(reach < tf.cast(self.length, tf.int64), tf.int64)
@@ -225,12 +236,15 @@ class Division:
         return self.leaf if self.steps is not None else None
 
     def counts(self, usual_steps: int) -> list[int]:
-        """About how many segments there are at each level, and how many steps to one at the last; for estimates.
+        """About how many segments there are at each level, and how many steps to one at the last;
+        for estimates.
 
         Examples
         --------
-        >>> Division(1, 1024, 32).counts(0), Division(3, 4096, 4).counts(0), Division(1, None, 1).counts(64)
-        ([32, 32], [18, 8, 7, 4], [8, 8])
+        >>> Division(1, 1024, 32).counts(0), Division(3, 4096, 4).counts(0)
+        ([32, 32], [18, 8, 7, 4])
+        >>> Division(1, None, 1).counts(64)
+        [8, 8]
         """
         steps = self.steps or usual_steps
         known = self.steps is not None
@@ -243,7 +257,8 @@ class Division:
         return [*found, leaf]
 
     def cut(self, bound: tf.Tensor) -> Cut:
-        """The segments of the whole loop; ``bound`` is the most steps, or negative where there is no bound."""
+        """The segments of the whole loop; ``bound`` is the most steps, or negative where there is
+        no bound."""
         zero = tf.constant(0)
         if self.steps is not None:
             return self._divide(zero, tf.constant(self.steps), tf.constant(self.leaf), self.repeats)
@@ -252,7 +267,8 @@ class Division:
         return _Either(bound >= 0, bounded, Triangular(tf.constant(self.leaf)))
 
     def inner(self, first: tf.Tensor, stop: tf.Tensor, level: int) -> Cut:
-        """The segments of one at ``level`` (from 1), which is the range from ``first`` to ``stop``."""
+        """The segments of one at ``level`` (from 1), which is the range from ``first`` to
+        ``stop``."""
         repeats = self.repeats - level
         length = stop - first
         leaf = tf.constant(self.leaf) if self.steps is not None else self._leaf_of(length, repeats)

@@ -1,13 +1,15 @@
-"""Loops and their gradients, noted as TensorFlow builds them, and kept right whatever is differentiated later.
+"""Loops and their gradients, noted as TensorFlow builds them, and kept right whatever is
+differentiated later.
 
-TensorFlow's function that differentiates loops is wrapped when the first gradients are asked for. The wrapper notes which loop is the
-gradient of which, which nothing in the graph says, and
+TensorFlow's function that differentiates loops is wrapped when the first gradients are asked for.
+The wrapper notes which loop is the gradient of which, which nothing in the graph says, and
 
-- replays loops inside of functions, branches and other loops at once, if that was asked for (`replaying`): when their gradients have
-  become functions themselves, it is too late;
-- sees to it that a loop which is replayed stays so when it is differentiated a second time: the new gradient is replayed from
-  the same kept states;
-- gives a loop back what TensorFlow made of it when its gradient is differentiated: that needs every step.
+- replays loops inside of functions, branches and other loops at once, if that was asked for
+  (`replaying`): when their gradients have become functions themselves, it is too late;
+- sees to it that a loop which is replayed stays so when it is differentiated a second time: the new
+  gradient is replayed from the same kept states;
+- gives a loop back what TensorFlow made of it when its gradient is differentiated: that needs every
+  step.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ __all__ = [
 
 #: Why loops stay as they are under several tapes, or a persistent one.
 _PREPARED = (
-    "gradients of its gradients are prepared, for there are several tapes around it or a persistent one; "
-    "ask for gradients with tf.gradients, or with one tape after the other"
+    "gradients of its gradients are prepared, for there are several tapes around it or a persistent"
+    " one; ask for gradients with tf.gradients, or with one tape after the other"
 )
 
 #: How a loop is to be replayed; ``None``: not at all.
@@ -68,7 +70,8 @@ class _OfLoop:
     Attributes
     ----------
     own
-        How many outputs it had before gradients added accumulators; ``None``: it was not differentiated.
+        How many outputs it had before gradients added accumulators; ``None``: it was not
+        differentiated.
     is_gradient_of
         The gradient that it is, if it is one.
     gradients
@@ -116,7 +119,8 @@ _standing: list[Callable[[], Rule | None]] = []
 
 @contextmanager
 def replaying(graph: tf.Graph, rule: Rule) -> Iterator[None]:
-    """Loops that are differentiated inside, but for those of ``graph`` itself, are replayed as ``rule`` says."""
+    """Loops that are differentiated inside, but for those of ``graph`` itself, are replayed as
+    ``rule`` says."""
     _note_gradients()
     token = _rule.set((graph, rule))
     try:
@@ -126,7 +130,8 @@ def replaying(graph: tf.Graph, rule: Rule) -> Iterator[None]:
 
 
 def stand(rule: Callable[[], Rule | None]) -> Callable[[], None]:
-    """As `replaying`, for whatever is differentiated from now on, until the function is called that this returns."""
+    """As `replaying`, for whatever is differentiated from now on, until the function is called that
+    this returns."""
     _note_gradients()
     _standing.append(rule)
     return lambda: _standing.remove(rule)
@@ -143,10 +148,11 @@ def kept_inside(graph: tf.Graph) -> dict[str, str]:
 
 
 def gradients_in(graph: tf.Graph, since: int) -> list[list[Gradient]]:
-    """For each loop of ``graph`` that was differentiated there from op number ``since`` on, all of its gradients.
+    """For each loop of ``graph`` that was differentiated there from op number ``since`` on, all of
+    its gradients.
 
-    Loops with gradients elsewhere, too, are left out, and those that are part of a higher order: gradients, and what has gradients that
-    were differentiated themselves.
+    Loops with gradients elsewhere, too, are left out, and those that are part of a higher order:
+    gradients, and what has gradients that were differentiated themselves.
     """
     sources = dict.fromkeys(
         g.loop.op
@@ -211,7 +217,8 @@ def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
         asked = tf.compat.v1.get_default_graph(), standing
     of_accumulators = not all(map(_is_nothing, grads[own:]))
     if (replay or asked) and not of_accumulators:
-        # Zeros for accumulators that an earlier gradient added: what they lead to is not worth a sum, nor a list of zeros.
+        # Zeros for accumulators that an earlier gradient added: what they lead to is not worth a
+        # sum, nor a list of zeros.
         loops.note_own_outputs(source, own)
     graph = tf.compat.v1.get_default_graph()
     since = len(graph.get_operations())
@@ -240,7 +247,8 @@ def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
 
 
 def _first_seen(source: tf.Operation, known: _OfLoop) -> None:
-    """Note what TensorFlow made of a loop before its gradients were noted: accumulators, and who reads those of another loop."""
+    """Note what TensorFlow made of a loop before its gradients were noted: accumulators, and who
+    reads those of another loop."""
     accumulators = [k for k in range(len(source.outputs)) if _accumulates(source, k)]
     known.own = min(accumulators, default=len(source.outputs))
     made_from = (behind_identities(tensor) for tensor in source.inputs)
@@ -252,7 +260,8 @@ def _first_seen(source: tf.Operation, known: _OfLoop) -> None:
 
 
 def _accumulates(loop: tf.Operation, k: int) -> bool:
-    """Return whether a gradient added an output: each step pushes to a list that is empty before, and was made after the loop."""
+    """Return whether a gradient added an output: each step pushes to a list that is empty before,
+    and was made after the loop."""
     body, begins = loops.body_of(loop), behind_identities(loop.inputs[k]).op
     if body is None or begins.type != "EmptyTensorList":
         return False
@@ -292,8 +301,9 @@ def _give_back(replay: Replay) -> None:
     name = replay.loop.op.name
     if replay.inside:
         raise HigherOrderError(
-            f"gradients of gradients of the loop {name!r}, which is inside of a function, a branch or another loop and is "
-            "replayed there: its steps are not kept; ask for the first gradients with loops='keep'"
+            f"gradients of gradients of the loop {name!r}, which is inside of a function, a branch"
+            " or another loop and is replayed there: its steps are not kept; ask for the first"
+            " gradients with loops='keep'"
         )
     forget_replay(replay)
     warn(

@@ -1,4 +1,5 @@
-"""A loop's gradient, which TensorFlow built as a loop of its own: what of it comes out of accumulators, and what it carries back."""
+"""A loop's gradient, which TensorFlow built as a loop of its own: what of it comes out of
+accumulators, and what it carries back."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Gradient:
     Attributes
     ----------
     op
-        TensorFlow's loop. Its variable 0 counts steps, 1 is the most of them, 2 how many there were.
+        TensorFlow's loop. Its variable 0 counts steps, 1 is the most of them, 2 how many there
+        were.
     loop
         The loop that it is the gradient of.
     """
@@ -30,7 +32,8 @@ class Gradient:
 
     @cached_property
     def taken(self) -> dict[int, int]:
-        """For each of its variables (numbers) that is an accumulator, which of the loop's variables that is."""
+        """For each of its variables (numbers) that is an accumulator, which of the loop's variables
+        that is."""
         outputs = {t.ref(): i for i, t in enumerate(self.loop.op.outputs)}
         found = {}
         for i, tensor in enumerate(self._sources):

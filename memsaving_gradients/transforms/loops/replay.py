@@ -1,17 +1,21 @@
 """A loop that keeps its state at some steps only, and a gradient that runs the steps between again.
 
-TensorFlow has differentiated the loop: it appends every value that its gradient reads to accumulators, T elements each, and the
-gradient, a loop too, takes them from the end. Both stay what they are; only what they run changes:
+TensorFlow has differentiated the loop: it appends every value that its gradient reads to
+accumulators, T elements each, and the gradient, a loop too, takes them from the end. Both stay what
+they are; only what they run changes:
 
-- *The loop* keeps its place, inputs, outputs and condition. One step of it becomes a segment: the state is appended to
-  lists, in the place of accumulators, and an inner loop runs the body's ops up to the end of the segment.
-- *The gradient* becomes a loop over segments, from the last one on: the state is taken from the lists, an inner loop
-  runs the part of the body that the gradient needs and fills accumulators (:meth:`graph_tools.ops.while_loops.Loop.part`), and a copy of TensorFlow's
-  gradient loop consumes them. With several levels a segment is divided in the same way before.
+- *The loop* keeps its place, inputs, outputs and condition. One step of it becomes a segment: the
+  state is appended to lists, in the place of accumulators, and an inner loop runs the body's ops up
+  to the end of the segment.
+- *The gradient* becomes a loop over segments, from the last one on: the state is taken from the
+  lists, an inner loop runs the part of the body that the gradient needs and fills accumulators
+  (:meth:`graph_tools.ops.while_loops.Loop.part`), and a copy of TensorFlow's gradient loop consumes
+  them. With several levels a segment is divided in the same way before.
 
-No op is differentiated here, so whatever TensorFlow can differentiate can be replayed: every sum has the terms and the order that it
-had, and custom gradients, nested loops and lists are TensorFlow's. An op that must run once has its value of each step kept. A
-segment waits for the gradients of the one after it, or all would be replayed at once.
+No op is differentiated here, so whatever TensorFlow can differentiate can be replayed: every sum
+has the terms and the order that it had, and custom gradients, nested loops and lists are
+TensorFlow's. An op that must run once has its value of each step kept. A segment waits for the
+gradients of the one after it, or all would be replayed at once.
 """
 
 from __future__ import annotations
@@ -63,7 +67,8 @@ class Replay:
     how
         Where its state is kept.
     inside
-        Whether the loop is inside of a function, a branch or another loop, whose gradients are functions by now.
+        Whether the loop is inside of a function, a branch or another loop, whose gradients are
+        functions by now.
     slots
         For each state (number of a loop variable), the accumulator in whose place it is kept.
     slots_of_once
@@ -107,7 +112,8 @@ class Replay:
 
     @tf.autograph.experimental.do_not_convert
     def extend(self, gradient: Gradient) -> None:
-        """Replay one more gradient, which was built while the edits were undone; TensorFlow may have changed the loop for it.
+        """Replay one more gradient, which was built while the edits were undone; TensorFlow may
+        have changed the loop for it.
 
         Raises
         ------
@@ -137,7 +143,8 @@ class Replay:
         self.rewiring.undo()
         self.rewiring.drop()
         for op in self._built:
-            # It reads variables, so that a function runs it whether somebody needs it or not: for no steps from now on.
+            # It reads variables, so that a function runs it whether somebody needs it or not: for
+            # no steps from now on.
             with graphs.outside_scopes(op.graph), graphs.unrecorded():
                 graphs.update_input(
                     op, _FIRST_VARIABLE, tf.zeros([], op.inputs[_FIRST_VARIABLE].dtype)
@@ -155,7 +162,8 @@ class Replay:
             with graphs.outside_scopes(gradient.op.graph), graphs.unrecorded():
                 built.append((gradient, self._backward(gradient)))
         for number, (shape, most, dtype) in lists.items():
-            # TensorFlow cannot re-point inputs that a loop was given later; these lists are the loop's alone.
+            # TensorFlow cannot re-point inputs that a loop was given later; these lists are the
+            # loop's alone.
             op = loop.op.inputs[number].op
             self.rewiring.point(op, 0, shape)
             self.rewiring.point(op, 1, most)
@@ -166,15 +174,16 @@ class Replay:
             self._replace(gradient, outputs)
 
     def _assign(self) -> list[tuple[int, tf.Tensor]]:
-        """Give what has to be kept, and has none yet, an accumulator; by number of these, what is kept there."""
+        """Give what has to be kept, and has none yet, an accumulator; by number of these, what is
+        kept there."""
         used = {*self.slots.values(), *self.slots_of_once.values()}
         free = [n for n in sorted(self.loop.accumulated) if n not in used]
         states = [state for state in self.part.states if state not in self.slots]
         once = [t for t in self.part.once if t.ref() not in self.slots_of_once]
         if len(free) < len(states) + len(once):
             raise GraphError(
-                f"{self.loop.op.name!r} has {len(states) + len(once)} values to keep, but {len(free)} accumulators to "
-                "keep them in"
+                f"{self.loop.op.name!r} has {len(states) + len(once)} values to keep, but"
+                f" {len(free)} accumulators to keep them in"
             )
         kept = []
         for state in states:
@@ -188,7 +197,8 @@ class Replay:
     def _list_for(
         self, tensor: tf.Tensor, number: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.compat.v1.AttrValue]:
-        """What the empty list of an accumulator (number) has to be given, so that it can hold ``tensor``."""
+        """What the empty list of an accumulator (number) has to be given, so that it can hold
+        ``tensor``."""
         kept_once = number in self.slots_of_once.values()
         most = self.division.steps if kept_once else self.division.most_states
         dtype = tf.compat.v1.AttrValue(type=tensor.dtype.as_datatype_enum)
@@ -371,7 +381,8 @@ class Replay:
                 inputs[i] = filled[gradient.taken[i]]
             elif i in given:
                 inputs[i] = given[i]
-        # One step after the other: the gradients of weights of several steps would be alive together.
+        # One step after the other: the gradients of weights of several steps would be alive
+        # together.
         copy = loops.copy_op(source, inputs, parallel_iterations=tf.compat.v1.AttrValue(i=1))
         note_steps(copy, self._counts[-1])
         return [copy.outputs[i] for i in gradient.carried]
@@ -382,7 +393,8 @@ class Replay:
         return [op for op in self.part.ops if id(op) in wanted]
 
     def _stands(self, now: tf.Tensor, states: Sequence[tf.Tensor]) -> Tensors:
-        """What stands for arguments of the body, and for what must not be computed again, at step ``now``."""
+        """What stands for arguments of the body, and for what must not be computed again, at step
+        ``now``."""
         loop, body = self.loop, self.loop.body
         stands: Tensors = {body.inputs[0].ref(): now}
         stands |= {body.inputs[i].ref(): loop.op.inputs[i] for i in self.part.invariants}
@@ -398,7 +410,8 @@ class Replay:
         return stands
 
     def _replace(self, gradient: Gradient, outputs: Mapping[int, tf.Tensor]) -> None:
-        """Make whoever reads TensorFlow's gradient read what was built, and that one do nothing where it runs all the same."""
+        """Make whoever reads TensorFlow's gradient read what was built, and that one do nothing
+        where it runs all the same."""
         op = gradient.op
         new = {t.ref(): outputs.get(i, op.inputs[i]) for i, t in enumerate(op.outputs)}
         for output in op.outputs:
@@ -410,7 +423,8 @@ class Replay:
             none = tf.zeros([], op.inputs[2].dtype)
             nothing = loops.traced_like(op, len(op.inputs), "replaced", lambda *args: args)
         self.rewiring.point(op, 2, none)
-        # XLA compiles also what nobody reads, and the lists do not hold any more what the body takes from them.
+        # XLA compiles also what nobody reads, and the lists do not hold any more what the body
+        # takes from them.
         self.rewiring.set(op, "body", nothing)
 
 
@@ -426,7 +440,8 @@ def _backwards(
     segments: int,
     name: str,
 ) -> list[tf.Tensor]:
-    """Gradients at step ``first`` of those at ``last``: segment by segment, from the last one on."""
+    """Gradients at step ``first`` of those at ``last``: segment by segment, from the last one
+    on."""
     count = len(lists)
 
     def step(stop: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
@@ -440,7 +455,8 @@ def _backwards(
                 for so_far, arg in zip(held, arguments, strict=True)
             ]
             start = cut.before(tf.identity(stop))
-        # What comes of a list has a shape unknown to grappler, which would then rewrite less here than in the loop.
+        # What comes of a list has a shape unknown to grappler, which would then rewrite less here
+        # than in the loop.
         states = [
             tf.ensure_shape(pop.tensor, arg.shape)
             for pop, arg in zip(popped, arguments, strict=True)

@@ -1,8 +1,9 @@
 """Which loops are replayed, and in which segments.
 
-What a loop holds for its gradient, as TensorFlow built it, are the accumulated values of a step, T times. Replayed in segments of k
-steps it holds the state T / k times and the values of k steps, which is least for k = √(T · state / values); in several levels
-still less, for one more run of the loop each. `WAYS` are tried in this order where a budget decides; without a budget loops are
+What a loop holds for its gradient, as TensorFlow built it, are the accumulated values of a step, T
+times. Replayed in segments of k steps it holds the state T / k times and the values of k steps,
+which is least for k = √(T · state / values); in several levels still less, for one more run of the
+loop each. `WAYS` are tried in this order where a budget decides; without a budget loops are
 replayed in segments.
 """
 
@@ -31,7 +32,8 @@ from memsaving_gradients.transforms.loops.replay import Replay
 
 __all__ = ["LEVELS", "WAYS", "Loops", "Replayed", "division_for", "marked_way"]
 
-#: How loops are treated: as TensorFlow built them; in segments; in segments of segments of segments.
+#: How loops are treated: as TensorFlow built them; in segments; in segments of segments of
+#: segments.
 WAYS = ("keep", "segments", "treeverse")
 LEVELS = {"segments": 1, "treeverse": 3}
 #: Loops of fewer steps are left alone, and those where less than this share is saved.
@@ -42,7 +44,8 @@ USUAL_STEPS = 256
 
 @dataclass(eq=False)
 class _Wish:
-    """How the user of a loop wants it treated (`memsaving_gradients.while_loop`); an empty string: as all loops."""
+    """How the user of a loop wants it treated (`memsaving_gradients.while_loop`); an empty string:
+    as all loops."""
 
     way: str = ""
 
@@ -62,7 +65,8 @@ def division_for(
 ) -> Replayed | str:
     """How a loop is divided, or why it is kept as it is.
 
-    ``xla``: whether it is compiled by XLA, which must know how long lists are, and copies into lists what is read of variables.
+    ``xla``: whether it is compiled by XLA, which must know how long lists are, and copies into
+    lists what is read of variables.
     """
     if way == "keep":
         return "loops='keep'"
@@ -132,7 +136,8 @@ class Loops:
 
     @property
     def replayed(self) -> tuple[Replayed, ...]:
-        """Those that are replayed, now or since earlier gradients, here or in functions, branches and other loops."""
+        """Those that are replayed, now or since earlier gradients, here or in functions, branches
+        and other loops."""
         here = (replay.how for replay in self._replays)
         return (*self._since_earlier, *here, *gradient_hook.inside(self.graph))
 
@@ -145,7 +150,8 @@ class Loops:
         return kept | self._refused | gradient_hook.kept_inside(self.graph)
 
     def ways(self, wanted: Iterable[str]) -> list[str]:
-        """Those of ``wanted`` that make a difference; none where no loop is replayed in any of them."""
+        """Those of ``wanted`` that make a difference; none where no loop is replayed in any of
+        them."""
         found: dict[tuple[Replayed, ...], str] = {}
         for way in wanted:
             found.setdefault(tuple(replayed for _, replayed in self._divided(way)), way)
@@ -183,7 +189,8 @@ class Loops:
 
 
 def inner_rule(way: str, batch: int, xla: bool | None) -> gradient_hook.Rule:
-    """How loops inside of functions, branches and other loops are replayed, which cannot be decided later."""
+    """How loops inside of functions, branches and other loops are replayed, which cannot be decided
+    later."""
 
     def rule(loop: Loop, gradient: Gradient) -> Replayed | None:
         compiled = autodiff.compiled_by_xla() if xla is None else xla

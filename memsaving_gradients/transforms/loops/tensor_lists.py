@@ -20,7 +20,8 @@ def empty_list(tensor: tf.Tensor, most: int | None, name: str) -> tf.Tensor:
 
 
 def untyped(lists: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """``lists``, of which the graph does not know the type of the elements any more: they hold others than it thinks."""
+    """``lists``, of which the graph does not know the type of the elements any more: they hold
+    others than it thinks."""
     return tf.raw_ops.IdentityN(input=list(lists)) if lists else []
 
 

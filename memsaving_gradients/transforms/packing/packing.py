@@ -1,14 +1,17 @@
 """Bits in place of tensors: exact encodings of what the backward pass reads only a part of.
 
-*Masks.* A boolean that has to be kept takes a byte for each element, and needs one bit. The mask of a dropout layer comes from
-random numbers that must not be drawn again, so it is kept from the forward to the backward pass: in a Transformer as many elements as
-all attention weights. Such masks are packed where they are made, and whoever reads them reads the unpacked copy, which planners may
+*Masks.* A boolean that has to be kept takes a byte for each element, and needs one bit. The mask of
+a dropout layer comes from random numbers that must not be drawn again, so it is kept from the
+forward to the backward pass: in a Transformer as many elements as all attention weights. Such masks
+are packed where they are made, and whoever reads them reads the unpacked copy, which planners may
 recompute like any other tensor.
 
-*Signs, winners, indices* (:mod:`memsaving_gradients.transforms.packing.partial_reads`). The gradient of a rectifier reads only whether its output is
-positive, that of pooling which element of a window is the largest. Where nobody reads more of a tensor, backward ops read what is
-unpacked from bits: a 32nd of the bytes of ``float32``, as Jain et al. 2018 do by hand (Gist, ISCA 2018). Numbers are 0 and 1 then, in the
-place of the true ones, and the gradient is the same to the last bit.
+*Signs, winners, indices* (:mod:`memsaving_gradients.transforms.packing.partial_reads`). The
+gradient of a rectifier reads only whether its output is positive, that of pooling which element of
+a window is the largest. Where nobody reads more of a tensor, backward ops read what is unpacked
+from bits: a 32nd of the bytes of ``float32``, as Jain et al. 2018 do by hand (Gist, ISCA 2018).
+Numbers are 0 and 1 then, in the place of the true ones, and the gradient is the same to the last
+bit.
 
 Gradients are the same, in an eighth to a 32nd of the bytes, with a dozen cheap ops for each tensor.
 """
@@ -62,12 +65,14 @@ class Packed:
 
 
 def pack(step: CapturedStep, *, parts: bool = True) -> Packed:
-    """Pack the masks that the backward ops of ``step`` read and that cannot be made again, and what they read only a part of.
+    """Pack the masks that the backward ops of ``step`` read and that cannot be made again, and what
+    they read only a part of.
 
     ``parts``: whether the latter are packed.
     """
     masks, found = list(_masks(step)), _parts(step) if parts else []
-    # Ops stand in the order of their creation where they may: what is unpacked first is built first.
+    # Ops stand in the order of their creation where they may: what is unpacked first is built
+    # first.
     found.sort(key=lambda part: min(graphs.creation_index(op) for op, _ in part.readers))
     if not masks and not found:
         return Packed()
@@ -129,7 +134,8 @@ def _masks(step: CapturedStep) -> Iterator[tf.Tensor]:
 
 
 def _fits(tensor: tf.Tensor) -> bool:
-    """Whether the number of elements is a multiple of eight, whatever the batch, and large enough."""
+    """Whether the number of elements is a multiple of eight, whatever the batch, and large
+    enough."""
     if tensor.shape.rank is None:
         return False
     elements, unknown = _elements(tensor)
@@ -144,7 +150,8 @@ def _elements(tensor: tf.Tensor) -> tuple[int, int]:
 
 
 def _must_be_kept(op: tf.Operation) -> bool:
-    """Whether ``op`` hangs on something that is drawn once: a stateful op, at most a few elementwise ops back."""
+    """Whether ``op`` hangs on something that is drawn once: a stateful op, at most a few
+    elementwise ops back."""
     while op.type not in op_types.SOURCES:
         if not op_types.is_clonable(op):
             return op_types.is_random(op)
@@ -156,7 +163,8 @@ def _must_be_kept(op: tf.Operation) -> bool:
 
 
 def _pack(mask: tf.Tensor) -> tf.Tensor:
-    """A bit for each element: halves, which are views, are laid over each other three times, eight bytes in one word where they come out even."""
+    """A bit for each element: halves, which are views, are laid over each other three times, eight
+    bytes in one word where they come out even."""
     words = tf.reshape(tf.cast(mask, tf.uint8), [-1])
     if _elements(mask)[0] % 64 == 0:
         words = tf.bitcast(tf.reshape(words, [-1, 8]), tf.int64)

@@ -1,21 +1,23 @@
 """Residuals of which the backward pass reads only a part, by the types of the ops that read them.
 
-==================  =======================================  ==========================================================
-reader              what it needs                            what it is given
-==================  =======================================  ==========================================================
-``ReluGrad``,       whether an element is positive           1 where it is, else 0
-``LeakyReluGrad``
-``Relu6Grad``       whether it is between 0 and 6            1 where it is, else 0
-``MaxPoolGrad``     which elements are the largest of their  1 where they are, else 0; and for the result of pooling, 1
+==================  =======================================
+========================================================== reader              what it needs
+what it is given ==================  =======================================
+========================================================== ``ReluGrad``,       whether an element is
+positive           1 where it is, else 0 ``LeakyReluGrad`` ``Relu6Grad``       whether it is between
+0 and 6            1 where it is, else 0 ``MaxPoolGrad``     which elements are the largest of their
+1 where they are, else 0; and for the result of pooling, 1
                     window (windows that do not overlap)
-both, one of what   which elements are the largest of their  what came of pooling where they are, else 0
-the other gives     window, and positive
-any                 an index below a number that is known    the same index, kept in an integer type that just holds it
-==================  =======================================  ==========================================================
+both, one of what   which elements are the largest of their  what came of pooling where they are,
+else 0 the other gives     window, and positive any                 an index below a number that is
+known    the same index, kept in an integer type that just holds it ==================
+=======================================  ==========================================================
 
-A tensor is only of interest if all its backward readers are in this table, or if it is huge. Such a one is kept in part beside the whole:
-the gradient of a filter, which lets go of the layer's input, runs before that of the input then, with which the rectifier would
-hold it (`memsaving_gradients.schedules.order.brought_forward`); of the three largest buffers of a convolutional network's first layers, two are left. O(ops).
+A tensor is only of interest if all its backward readers are in this table, or if it is huge. Such a
+one is kept in part beside the whole: the gradient of a filter, which lets go of the layer's input,
+runs before that of the input then, with which the rectifier would hold it
+(`memsaving_gradients.schedules.order.brought_forward`); of the three largest buffers of a
+convolutional network's first layers, two are left. O(ops).
 """
 
 from __future__ import annotations
@@ -137,8 +139,8 @@ def _winners(
 ) -> Part | None:
     """The largest elements of windows that tile the tensor (of equal ones, all).
 
-    ``after``: the gradient of a rectifier, through which the gradient goes on: only positive ones matter then, for what goes to others
-    becomes zero in any case.
+    ``after``: the gradient of a rectifier, through which the gradient goes on: only positive ones
+    matter then, for what goes to others becomes zero in any case.
     """
     if op.type != "MaxPoolGrad" or k != 0 or op.get_attr("data_format") != b"NHWC":
         return None
