@@ -1,9 +1,11 @@
-"""A 200-layer residual network on handwritten digits, in a fraction of the memory, with the same losses.
+"""A 200-layer residual network on handwritten digits, in a fraction of the memory, with the same
+losses.
 
-Trains a pre-activation ResNet (He et al. 2016, arXiv 1603.05027: three stages of bottleneck blocks) on the digits that
-ship with scikit-learn, once with plain gradients and once with ``memsaving_gradients``, each in a fresh process with the
-same seeds. Op determinism is on and grappler's arithmetic rewriting off, so the losses must agree to the last bit; the
-exit status says whether they do.
+Trains a pre-activation ResNet (He et al. 2016, arXiv 1603.05027: three stages of bottleneck blocks)
+on the digits that ship with scikit-learn, once with plain gradients and once with
+``memsaving_gradients``, each in a fresh process with the same seeds. Op determinism is on and
+grappler's arithmetic rewriting off, so the losses must agree to the last bit; the exit status says
+whether they do.
 
 Run it with ``make demo``, or ``python examples/digits_resnet.py --help``.
 """
@@ -61,7 +63,7 @@ class Settings:
         return self.images // self.batch
 
 
-# ---------------------------------------------------------------- the network and its data
+# --- the network and its data
 
 
 def digits(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
@@ -78,9 +80,10 @@ def digits(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
 def batch_norm() -> Any:
     """Batch normalization as one op, ready to be applied.
 
-    Keras' own layer makes a dozen ops. A gradient that comes together from three or more of them goes through
-    TensorFlow's AddN, which begins with an input whose buffer it may overwrite: its sums depend on the timing of
-    threads, op determinism or not, and two plain runs of a network as deep as this one differ.
+    Keras' own layer makes a dozen ops. A gradient that comes together from three or more of them
+    goes through TensorFlow's AddN, which begins with an input whose buffer it may overwrite: its
+    sums depend on the timing of threads, op determinism or not, and two plain runs of a network as
+    deep as this one differ.
     """
     import keras
     import tensorflow as tf
@@ -146,11 +149,12 @@ def resnet(settings: Settings) -> Any:
     return keras.Model(inputs, layers.Dense(10)(x))
 
 
-# ---------------------------------------------------------------- one training run, in its own process
+# --- one training run, in its own process
 
 
 def train(run: str, settings: Settings, folder: Path) -> None:
-    """Train, telling the parent about each step on the standard output and leaving the results in ``folder``."""
+    """Train, telling the parent about each step on the standard output and leaving the results in
+    ``folder``."""
     import keras
     import tensorflow as tf
 
@@ -159,7 +163,8 @@ def train(run: str, settings: Settings, folder: Path) -> None:
     keras.utils.set_random_seed(0)
 
     class Meter(keras.callbacks.Callback):
-        """Transient peak and seconds of every step, as TensorFlow's allocator and the clock see them."""
+        """Transient peak and seconds of every step, as TensorFlow's allocator and the clock see
+        them."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -220,7 +225,7 @@ def train(run: str, settings: Settings, folder: Path) -> None:
     (folder / f"{run}.json").write_text(json.dumps(result))
 
 
-# ---------------------------------------------------------------- both runs, side by side
+# --- both runs, side by side
 
 
 def watch(run: str, settings: Settings, folder: Path, progress: Progress) -> dict[str, Any]:
@@ -294,7 +299,8 @@ def table(results: dict[str, dict[str, Any]], settings: Settings) -> Table:
 def picture(results: dict[str, dict[str, Any]], path: Path) -> None:
     """Memory over one step, simulated, with the measured peaks as horizontal lines.
 
-    The lines count the optimizer's tensors, too, and the allocator's chunks instead of the bytes asked for.
+    The lines count the optimizer's tensors, too, and the allocator's chunks instead of the bytes
+    asked for.
     """
     matplotlib.use("Agg")
     from matplotlib import pyplot

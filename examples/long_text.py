@@ -1,9 +1,12 @@
-"""Two models of long text in a memory that plain training exceeds: a character LSTM, and a small Transformer.
+"""Two models of long text in a memory that plain training exceeds: a character LSTM, and a small
+Transformer.
 
-Both learn to predict the next character of Python's own standard library, whose sources every Python ships with, over
-thousands of characters at a time. Each is trained twice, in fresh processes in which TensorFlow's allocator has so much memory and no
-more: plainly, which ends in TensorFlow's own error, and with ``memsaving_gradients``: the LSTM's loop is replayed in segments, the Transformer's
-attention goes through blocks. ``--limit 0`` lets both run, and shows what plain training would take.
+Both learn to predict the next character of Python's own standard library, whose sources every
+Python ships with, over thousands of characters at a time. Each is trained twice, in fresh processes
+in which TensorFlow's allocator has so much memory and no more: plainly, which ends in TensorFlow's
+own error, and with ``memsaving_gradients``: the LSTM's loop is replayed in segments, the
+Transformer's attention goes through blocks. ``--limit 0`` lets both run, and shows what plain
+training would take.
 
 Run it with ``python examples/long_text.py``, or ``--help``.
 """
@@ -53,7 +56,8 @@ DEFAULTS = {
 
 
 def text(most: int = 2_000_000) -> np.ndarray:
-    """The standard library, in the order of the names of its modules, as numbers of `CHARACTERS`."""
+    """The standard library, in the order of the names of its modules, as numbers of
+    `CHARACTERS`."""
     parts: list[str] = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         parts.append(path.read_text(encoding="utf-8", errors="replace"))
@@ -64,7 +68,8 @@ def text(most: int = 2_000_000) -> np.ndarray:
 
 
 def batches(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Stretches of text, and the same one character later; both of shape (steps · batch, length)."""
+    """Stretches of text, and the same one character later; both of shape (steps · batch,
+    length)."""
     characters = text()
     count = settings.steps * settings.batch
     starts = np.random.default_rng(0).integers(0, len(characters) - settings.length - 1, count)
@@ -172,7 +177,8 @@ def run_apart(run: str, settings: Settings) -> dict[str, Any]:
 
 
 def compare(settings: Settings, console: Console) -> bool:
-    """Train both ways and print what came of it; whether ours ran and learned, and plain training did not fit (if there is a limit)."""
+    """Train both ways and print what came of it; whether ours ran and learned, and plain training
+    did not fit (if there is a limit)."""
     limit = f", {settings.limit} MiB" if settings.limit else ""
     table = Table(
         title=f"{settings.model}: {settings.length} characters, batch {settings.batch}{limit}"

@@ -1,11 +1,16 @@
-"""How little memory training needs: four techniques, each alone and all together, after Sohoni et al. 2019 (arXiv 1904.10631).
+"""How little memory training needs: four techniques, each alone and all together, after Sohoni et
+al. 2019 (arXiv 1904.10631).
 
-``digits``: WideResNet-28-2 on handwritten digits, as images of 32 x 32. ``translation``: a Transformer with dynamic convolutions, of the size that Wu et al.
-2019 trained on IWSLT'14, translates Python's own documentation into a made-up language. Each is trained in ``float32``; with checkpoints; in microbatches;
-with weights, slots and activations in ``bfloat16``; with sparse weights that move; and with all of these. Each technique is one line of `train`.
+``digits``: WideResNet-28-2 on handwritten digits, as images of 32 x 32. ``translation``: a
+Transformer with dynamic convolutions, of the size that Wu et al. 2019 trained on IWSLT'14,
+translates Python's own documentation into a made-up language. Each is trained in ``float32``; with
+checkpoints; in microbatches; with weights, slots and activations in ``bfloat16``; with sparse
+weights that move; and with all of these. Each technique is one line of `train`.
 
-Run it with ``python examples/low_memory.py digits``, or ``--help``. Every run is a process of its own. A table says where memory goes, what comes of
-learning and what it costs: activations are what the backward pass reads of the forward pass, most of it at one time; the peak has everything, weights and slots included.
+Run it with ``python examples/low_memory.py digits``, or ``--help``. Every run is a process of its
+own. A table says where memory goes, what comes of learning and what it costs: activations are what
+the backward pass reads of the forward pass, most of it at one time; the peak has everything,
+weights and slots included.
 """
 
 from __future__ import annotations
@@ -61,7 +66,8 @@ TASKS = {
 
 
 def digits() -> tuple[Arrays, Arrays]:
-    """Images of shape (n, 32, 32, 3) in [-1, 1] and their labels, to learn from and to test with."""
+    """Images of shape (n, 32, 32, 3) in [-1, 1] and their labels, to learn from and to test
+    with."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -72,7 +78,8 @@ def digits() -> tuple[Arrays, Arrays]:
 
 
 def translation(length: int = 32) -> tuple[Arrays, Arrays]:
-    """Stretches of documentation, and their translation: other words, in the reverse order between two punctuation marks.
+    """Stretches of documentation, and their translation: other words, in the reverse order between
+    two punctuation marks.
 
     Words are numbers: 0 ends a sentence, and every word of the one language has one in the other.
     """
@@ -188,7 +195,8 @@ def _network(name: str, steps: int, seed: int) -> tuple[Any, Any, Any]:
 
 
 def _meter() -> Any:
-    """A callback that notes the transient peak and the seconds of every step, as TensorFlow's allocator and the clock see them."""
+    """A callback that notes the transient peak and the seconds of every step, as TensorFlow's
+    allocator and the clock see them."""
     import keras
     import tensorflow as tf
 
@@ -212,7 +220,8 @@ def _meter() -> Any:
 
 
 def _of_a_pass(model: Any, loss: Any, batch: Arrays, checkpoints: bool) -> dict[str, Any]:
-    """Activations and floating-point operations of the forward and backward pass of a batch, or microbatch."""
+    """Activations and floating-point operations of the forward and backward pass of a batch, or
+    microbatch."""
     import tensorflow as tf
 
     import memsaving_gradients as ms
@@ -247,7 +256,8 @@ def _held(variables: Any) -> int:
 
 
 def table(name: str, results: dict[str, list[dict[str, Any]]]) -> Table:
-    """Where memory goes, what comes of learning, what it costs: means over seeds, and the first seed's bytes."""
+    """Where memory goes, what comes of learning, what it costs: means over seeds, and the first
+    seed's bytes."""
     task = TASKS[name]
     view = Table(title=f"{name}, batch {task.batch}: MB", header_style="bold")
     view.add_column("")

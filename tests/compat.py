@@ -1,9 +1,11 @@
-"""Run the core suite in several environments, each with versions of its own: what ``make test-compat`` does.
+"""Run the core suite in several environments, each with versions of its own: what ``make
+test-compat`` does.
 
     python tests/compat.py [--workers 2] [--only keras/callback,promises/exact_xla] ENVIRONMENT ...
 
-The core suite is what other versions of TensorFlow, Keras or NumPy can break: gradients to the last bit, what is done to graphs while TensorFlow
-builds them, Keras' training, and measured memory. Planners, reports and the command line are left to ``make test``.
+The core suite is what other versions of TensorFlow, Keras or NumPy can break: gradients to the last
+bit, what is done to graphs while TensorFlow builds them, Keras' training, and measured memory.
+Planners, reports and the command line are left to ``make test``.
 """
 
 from __future__ import annotations
@@ -20,14 +22,20 @@ CORE = tuple(
     f"{room}/{name}"
     for room, names in {
         "project": "versions",
-        "promises": "exact_dtypes exact_second_order exact_constructs exact_models exact_training exact_xla distribution",
+        "promises": (
+            "exact_dtypes exact_second_order exact_constructs exact_models exact_training exact_xla"
+            " distribution"
+        ),
         "transforms": "loops loops_effects loops_keras attention_layers",
         "graph_tools": "capture measure allocation_trace profiles op_types variables",
         "planners": "short_sums budgets",
         "engine": "patching marks whole_step",
         "rewriting": "optimizer_ops offload",
         "keras": "callback callback_budgets callback_limits callback_variables",
-        "training": "microbatch microbatch_exact microbatch_keras precision sparsity sparsity_models sparsity_saving",
+        "training": (
+            "microbatch microbatch_exact microbatch_keras precision sparsity sparsity_models"
+            " sparsity_saving"
+        ),
         "capture": "encodings",
     }.items()
     for name in names.split()

@@ -1,4 +1,5 @@
-"""TensorFlow's environment for the tests, how many cases they try, and the fixture under which gradients must be bit-identical."""
+"""TensorFlow's environment for the tests, how many cases they try, and the fixture under which
+gradients must be bit-identical."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The allocator that reports peaks; read once, when TensorFlow is imported.
 os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
-# TensorFlow switches it on for new CPUs only. Eigen's convolutions take scratch space, as much as there is cache, that is in no graph.
+# TensorFlow switches it on for new CPUs only. Eigen's convolutions take scratch space, as much as
+# there is cache, that is in no graph.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 from collections.abc import Iterator
@@ -91,7 +93,8 @@ def _exact_arithmetic() -> Iterator[None]:
 
 @pytest.fixture
 def control_flow_v2() -> Iterator[None]:
-    """Loops and branches of graphs of TF1 as those of functions are, for the duration of one test."""
+    """Loops and branches of graphs of TF1 as those of functions are, for the duration of one
+    test."""
     v1 = tf.compat.v1
     was_on = v1.control_flow_v2_enabled()
     v1.enable_control_flow_v2()

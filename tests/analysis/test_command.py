@@ -1,4 +1,5 @@
-"""The command line: as a user runs it, in a process of its own, and, where that would take long, its parts in this one."""
+"""The command line: as a user runs it, in a process of its own, and, where that would take long,
+its parts in this one."""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Iterator[Path]:
 
 
 def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, without the environment that tests have for TensorFlow."""
+    """The command in a process of its own, without the environment that tests have for
+    TensorFlow."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
     env["PYTHONPATH"] = str(ROOT)
     run = [sys.executable, "-m", "memsaving_gradients", *words]
@@ -166,7 +168,7 @@ def test_a_model_is_explained_planned_for_and_shown(folder: Path, how: Any) -> N
     done = how("explain", *words, folder=folder)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == ("nets:classes; assumed: loss sparse_categorical_crossentropy (--loss)")
+    assert lines[0] == "nets:classes; assumed: loss sparse_categorical_crossentropy (--loss)"
     for word in ("activations", "least budget: ", "plan 'budget': ", "0.7 of plain): "):
         assert word in done.stdout
     # TensorFlow's log is not there, and what the module prints is no result.
@@ -218,7 +220,10 @@ def test_ctrl_c_ends_it_quietly(folder: Path, how: Any) -> None:
 @pytest.mark.parametrize("how", [pytest.param(command, marks=pytest.mark.slow), forked])
 def test_an_error_is_one_line_and_debug_shows_more(folder: Path, how: Any) -> None:
     short = how("explain", "nets:fails", folder=folder)
-    said = "python -m memsaving_gradients: error: TARGET='nets:fails': fails when it is called: RuntimeError: no way"
+    said = (
+        "python -m memsaving_gradients: error: TARGET='nets:fails': fails when it is called:"
+        " RuntimeError: no way"
+    )
     assert short.returncode == 2 and not short.stdout
     assert short.stderr.splitlines()[1:] == [said]
     long = forked("explain", "nets:fails", "--debug", folder=folder)
@@ -317,7 +322,10 @@ def test_a_saved_model_of_classes_of_its_own_says_how_they_are_known(
         ("nowhere.nets:net", "there is no module 'nowhere'"),
         (
             "broken:net",
-            "importing 'broken' failed: ModuleNotFoundError: No module named 'no_such_module_at_all' (broken.py:1)",
+            (
+                "importing 'broken' failed: ModuleNotFoundError: No module named"
+                " 'no_such_module_at_all' (broken.py:1)"
+            ),
         ),
         ("nets:clases", "'nets' has no 'clases'; did you mean 'classes'?"),
         ("nets:a_number", "is of type int; give a Keras model, or (train_step, args)"),

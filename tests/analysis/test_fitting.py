@@ -1,4 +1,5 @@
-"""`fit_to`: what is chosen fits, changes nothing that it may not, and is the fastest of what was looked at."""
+"""`fit_to`: what is chosen fits, changes nothing that it may not, and is the fastest of what was
+looked at."""
 
 from __future__ import annotations
 

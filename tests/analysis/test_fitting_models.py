@@ -1,4 +1,5 @@
-"""`fit_to` with models, losses and optimizers of many kinds; what it accepts is kept as measured."""
+"""`fit_to` with models, losses and optimizers of many kinds; what it accepts is kept as
+measured."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], int]] = {
 
 
 def measured(model: keras.Model, fit: Any, x: Any, y: Any) -> tuple[int, list[str]]:
-    """What a step took beside variables and the batch, the worst of some, and what was warned of."""
+    """What a step took beside variables and the batch, the worst of some, and what was warned
+    of."""
     peaks: list[int] = []
 
     class Peak(keras.callbacks.Callback):

@@ -1,4 +1,5 @@
-"""The five strategies of the founding paper, on graphs whose figures can be counted by hand and on traced functions."""
+"""The five strategies of the founding paper, on graphs whose figures can be counted by hand and on
+traced functions."""
 
 from __future__ import annotations
 
@@ -30,11 +31,13 @@ def test_each_strategy_does_what_those_before_it_do(name):
 
 
 def test_figures_of_a_chain_by_hand():
-    # Forward: 1 to 6; backward: 6 to 2, the seed besides. Each backward op reads the input of its op.
+    # Forward: 1 to 6; backward: 6 to 2, the seed besides. Each backward op reads the input of its
+    # op.
     graph = chain([10] * 6, forwards=True)
     found = strategies(graph, parameters=7)
     assert found["no optimization"].peak == 10 * (6 + 6)
-    # Nothing that backward reads can be written into, but the last gradient can be at each step, and so can the loss's input.
+    # Nothing that backward reads can be written into, but the last gradient can be at each step,
+    # and so can the loss's input.
     assert found["inplace"].peak == 10 * (6 + 6 - _taken(graph))
     assert found.parameters == 7
     whole = graph.total_seconds
@@ -43,7 +46,8 @@ def test_figures_of_a_chain_by_hand():
 
 
 def _taken(graph) -> int:
-    """How many ops find an input of their size that nobody reads later; every op reads its maker's value last."""
+    """How many ops find an input of their size that nobody reads later; every op reads its maker's
+    value last."""
     count = 0
     for op in range(graph.length):
         later = {v for after in range(op + 1, graph.length) for v in graph.reads[after]}
@@ -99,7 +103,7 @@ def test_the_table():
         strategies(chain([1]))["best"]
 
 
-# Functions ---------------------------------------------------------------------------------------------------------
+# --- Functions
 
 
 def test_a_function_is_traced_and_not_run():
@@ -134,7 +138,7 @@ def test_what_cannot_be_traced_says_why():
         strategies(chain([1]), x)
 
 
-# The paper's network -----------------------------------------------------------------------------------------------
+# --- The paper's network
 
 
 def test_depths_of_the_papers_network():

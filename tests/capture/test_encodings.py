@@ -28,7 +28,8 @@ from tests.helpers.support import (
 pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 
 WIDTH = 128
-#: Of the largest gradient, how far gradients may be apart: one encoding after the other, of six layers.
+#: Of the largest gradient, how far gradients may be apart: one encoding after the other, of six
+#: layers.
 FAR = {"bfloat16": 2e-2, "float16": 3e-3, "int8": 3e-2}
 
 

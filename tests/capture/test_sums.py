@@ -1,4 +1,5 @@
-"""Sums: which become chains, the bits of TensorFlow's kernel in whatever order addends come, and few addends at a time."""
+"""Sums: which become chains, the bits of TensorFlow's kernel in whatever order addends come, and
+few addends at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ WIDTH = 64
 
 @pytest.mark.parametrize(
     ("many", "kind"),
-    # The first numbers, which other kinds than the first are tried with, are those of several groups.
+    # The first numbers, which other kinds than the first are tried with, are those of several
+    # groups.
     covering([64, 33, *reversed(range(3, 20))], ["float32", "float64", "float16", "bfloat16"]),
 )
 @pytest.mark.parametrize("in_order", [True, False])
@@ -52,7 +54,8 @@ def test_bits_are_those_of_the_kernel(many: int, in_order: bool, kind: str) -> N
         added = [sums.add(k, ops[k]) for k in made]
         chain = sums.total(position)
         with v1.Session(config=session_config()) as session:
-            # Each in a run of its own: the kernel begins with the first input that nobody else reads.
+            # Each in a run of its own: the kernel begins with the first input that nobody else
+            # reads.
             found, expected = (session.run(one, {x: numbers}) for one in (chain, total))
     assert found.tobytes() == expected.tobytes()
     if in_order:
@@ -108,7 +111,8 @@ def test_addends_wait_until_the_last_one_is_added() -> None:
 
 
 def captured(build, short_sums: bool = True):
-    """The step behind one forward tensor and what ``build`` makes of it; the total, and other results."""
+    """The step behind one forward tensor and what ``build`` makes of it; the total, and other
+    results."""
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [8, WIDTH])
         y = tf.tanh(x) * 2.0
@@ -126,7 +130,8 @@ def captured(build, short_sums: bool = True):
 
 
 def normalized(y):
-    """As in the gradient of a normalization: the second of three large addends is read once more, on the way to the third."""
+    """As in the gradient of a normalization: the second of three large addends is read once more,
+    on the way to the third."""
     second = tf.sin(y)
     third = tf.reduce_sum(second) * tf.ones_like(y)
     return [tf.add_n([tf.cos(y), second, third])]
@@ -161,7 +166,8 @@ def test_few_small_addends_are_left_alone() -> None:
 
 @pytest.mark.parametrize("held", [1, 2])
 def test_sums_whose_kernel_may_begin_with_another_addend_are_left_alone(held: int) -> None:
-    """If neither the first nor the second buffer is free when the kernel runs, it takes over the third, and adds in another order."""
+    """If neither the first nor the second buffer is free when the kernel runs, it takes over the
+    third, and adds in another order."""
 
     def build(y):
         addends = [f(y) for f in (tf.sin, tf.cos, tf.tanh)]
@@ -212,7 +218,8 @@ def test_a_chain_is_simulated_as_its_additions(graph, seed) -> None:
 
 
 def with_additions(graph: TrainingGraph, schedule: Schedule) -> tuple[TrainingGraph, Schedule]:
-    """The graph with an op for each addition of each chain, and the schedule in which these run as soon as they can."""
+    """The graph with an op for each addition of each chain, and the schedule in which these run as
+    soon as they can."""
     reads, writes = list(graph.reads), list(graph.writes)
     producer, size = graph.producer.tolist(), graph.size.tolist()
 

@@ -67,7 +67,8 @@ def test_a_transformer_whose_last_batch_is_smaller(width, dropout):
 
 @pytest.mark.parametrize("kind", ["weights", "examples"])
 def test_smaller_batches_take_no_more_than_plain_training_of_the_largest(kind):
-    """Gradients of weights are as large in a batch of one: what they take besides must not outgrow what is saved."""
+    """Gradients of weights are as large in a batch of one: what they take besides must not outgrow
+    what is saved."""
     plain, saving = fresh("tests.capture.test_unknown_shapes:measured", kind=kind)
     most = plain[max(plain)] * (1 + CHANCE)
     assert all(peak <= most for peak in saving.values())
@@ -75,7 +76,8 @@ def test_smaller_batches_take_no_more_than_plain_training_of_the_largest(kind):
 
 
 def measured(kind: str) -> tuple[dict[int, int], dict[int, int]]:
-    """Peaks of steps of several sizes, plain and with a plan for an assumed batch; for fresh processes.
+    """Peaks of steps of several sizes, plain and with a plan for an assumed batch; for fresh
+    processes.
 
     ``kind``: what most bytes belong to.
     """

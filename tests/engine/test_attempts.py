@@ -1,4 +1,5 @@
-"""Plans with which not each of the steps that were played keeps the budget: better ones are looked for, and they are followed if there is none."""
+"""Plans with which not each of the steps that were played keeps the budget: better ones are looked
+for, and they are followed if there is none."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def test_the_least_budget_that_an_error_names_can_be_kept_with_luck(planner, mon
 
 
 def test_the_worst_step_is_of_all_arenas():
-    """What fits exactly in one arena has a hole too small beside it in another, or one too large."""
+    """What fits exactly in one arena has a hole too small beside it in another, or one too
+    large."""
     born, dies = np.array([0, 1, 2]), np.array([1, 2, 3])
     size = np.array([3 << 20, 2 << 20, 3 << 20])
     before = [5 << 19, 3 << 20, 7 << 18, 6 << 20]

@@ -66,7 +66,8 @@ def unreachable(graph: Any, limits: Limits) -> Proposal:
     return propose(graph, limits, dict.fromkeys(graph.residuals, "checkpoint"))
 
 
-# What is asked, the argument that is named, what the message says of the value, the way out it tells.
+# What is asked, the argument that is named, what the message says of the value, the way out it
+# tells.
 CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
     "zero": (lambda n: n.gradients(budget=0), "budget", "0", "is not positive"),
     "negative": (lambda n: n.gradients(budget=-1), "budget", "-1", "is not positive"),

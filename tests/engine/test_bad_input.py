@@ -1,4 +1,5 @@
-"""Bad input: an error of this package that names the argument, the value and the way out, and a graph left usable."""
+"""Bad input: an error of this package that names the argument, the value and the way out, and a
+graph left usable."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def net() -> Net:
     return Net()
 
 
-# What is asked, the argument that is named, what the message says of the value, the way out it tells.
+# What is asked, the argument that is named, what the message says of the value, the way out it
+# tells.
 CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
     "unknown mode": (
         lambda n: ms.gradients(n.y, n.x, checkpoints="memroy"),

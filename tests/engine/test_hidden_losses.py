@@ -1,4 +1,5 @@
-"""Losses on each hidden value that are branches, or loops over its rows: what they take, and that budgets are kept with them."""
+"""Losses on each hidden value that are branches, or loops over its rows: what they take, and that
+budgets are kept with them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def mapped(h: tf.Tensor) -> tf.Tensor:
 
 
 LOSSES = {"cond": cond, "case": case, "mapped": mapped}
-#: Parts of plain training's memory. What a branch of the case keeps for its gradient is not made again.
+#: Parts of plain training's memory. What a branch of the case keeps for its gradient is not made
+#: again.
 BUDGETS = {"cond": 0.5, "case": 0.75, "mapped": 0.5}
 #: How many layers there are. Loops take long to plan within a budget.
 BUDGETED = [
@@ -68,7 +70,8 @@ def make_step(loss: str, depth: int, **options: Any) -> Any:
 
 
 def run(loss: str, depth: int, budget: float) -> dict[str, int]:
-    """Bytes asked for in a step without and with a budget, what plain training is said to take, and the budget."""
+    """Bytes asked for in a step without and with a budget, what plain training is said to take, and
+    the budget."""
     from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 
     x = tf.random.stateless_normal([ROWS, WIDTH], [1, 2])
@@ -84,7 +87,8 @@ def run(loss: str, depth: int, budget: float) -> dict[str, int]:
 
 @pytest.mark.parametrize(("loss", "depth"), BUDGETED)
 def test_a_budget_is_kept(loss, depth):
-    # How many losses are under way at the same time is chance, and more so where two processors have other work.
+    # How many losses are under way at the same time is chance, and more so where two processors
+    # have other work.
     what = {"loss": loss, "depth": depth, "budget": BUDGETS[loss]}
     bytes_ = fresh("tests.engine.test_hidden_losses:run", what)
     assert bytes_["plain said"] == pytest.approx(bytes_["plain"], rel=0.2)
@@ -117,7 +121,8 @@ def test_what_branches_hand_to_their_gradients_has_bytes(control_flow_v2, graph)
     )
     tf.gradients(y, h)
     variants = [t for op in graph.get_operations() for t in op.outputs if t.dtype == tf.variant]
-    # The tangent alone: the sine's gradient, and that of the other branch, read what the branches were given.
+    # The tangent alone: the sine's gradient, and that of the other branch, read what the branches
+    # were given.
     assert [variant_bytes(t).fixed for t in variants] == [HIDDEN]
 
 

@@ -66,7 +66,8 @@ def _nested(h: tf.Tensor) -> tf.Tensor:
 @pytest.mark.parametrize("options", [{}, {"checkpoints": None}], ids=str)
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_contexts_nest(part: Any, options: dict[str, Any]) -> None:
-    """TensorFlow differentiates a call, a branch or a loop in the middle of its walk through the graph around it."""
+    """TensorFlow differentiates a call, a branch or a loop in the middle of its walk through the
+    graph around it."""
 
     def slopes(x: tf.Tensor, gradients: Any) -> Any:
         y = part(tf.tanh(tf.sin(x)))

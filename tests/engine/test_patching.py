@@ -458,7 +458,8 @@ def test_eager_is_plain_where_that_was_asked() -> None:
 
 
 def through_python(x: tf.Tensor) -> tf.Tensor:
-    """Gradients through a function of Python's, which TensorFlow differentiates eagerly, and which computes gradients itself."""
+    """Gradients through a function of Python's, which TensorFlow differentiates eagerly, and which
+    computes gradients itself."""
 
     def slope_of_square(h: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:

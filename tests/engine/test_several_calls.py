@@ -1,4 +1,5 @@
-"""Several calls for gradients in one step: each keeps its budget, and what they do not keep together is said."""
+"""Several calls for gradients in one step: each keeps its budget, and what they do not keep
+together is said."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ def select(ys: tf.Tensor, xs: object, *spec: object) -> list[str]:
 
 @pytest.fixture
 def graph() -> tf.Graph:
-    """``x → block1 → block2 → y``, with a skip, a stopped branch, integers and something unrelated."""
+    """``x → block1 → block2 → y``, with a skip, a stopped branch, integers and something
+    unrelated."""
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [8], name="x")
         w = v1.get_variable("w", [8], use_resource=True)
@@ -167,7 +168,8 @@ def test_readers_in_another_backward_pass_do_not_make_an_output() -> None:
 
 
 class Scopes:
-    """Keras enters the scope of a layer before it calls it, so that its ops stand in a scope with a number."""
+    """Keras enters the scope of a layer before it calls it, so that its ops stand in a scope with a
+    number."""
 
     @staticmethod
     def keras(*layers: str) -> tuple[tf.Tensor, tf.Tensor]:

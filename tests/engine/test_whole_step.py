@@ -1,4 +1,5 @@
-"""What the rest of a step takes beside its gradients is found when the graph is complete, and said."""
+"""What the rest of a step takes beside its gradients is found when the graph is complete, and
+said."""
 
 from __future__ import annotations
 

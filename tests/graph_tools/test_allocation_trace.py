@@ -55,7 +55,8 @@ def test_two_squares_are_alive_at_the_peak(squares):
 
 
 def test_the_first_moment_of_several_that_are_near(squares):
-    # Two squares are alive when the second is made, two and a number when they are multiplied again.
+    # Two squares are alive when the second is made, two and a number when they are multiplied
+    # again.
     assert squares["near"] == ["first", "second"]
 
 

@@ -23,7 +23,7 @@ def types(captured) -> list[str]:
     return [op.type for op in captured.ops]
 
 
-# Capture -------------------------------------------------------------------------------------------------------
+# --- Capture
 
 
 def test_capture_numbers_values_consecutively(graph):
@@ -253,7 +253,8 @@ def test_the_order_is_topological_and_by_creation(seed):
         values = [v1.placeholder(tf.float32, [4])]
         for _ in range(30):
             values.append(tf.add(draw.choice(values), draw.choice(values)))
-        # Edges against the order of creation that close no cycle: to ops that depend on nothing but the input.
+        # Edges against the order of creation that close no cycle: to ops that depend on nothing but
+        # the input.
         for k in range(5):
             side = tf.sin(values[0], name=f"side{k}")
             graphs.update_input(draw.choice(values[1:]).op, draw.randint(0, 1), side)
@@ -271,7 +272,7 @@ def test_deep_graphs_hit_no_recursion_limit(graph):
     assert nx.is_directed_acyclic_graph(capture([y]).dag)
 
 
-# Sizes -----------------------------------------------------------------------------------------------------------
+# --- Sizes
 
 
 @pytest.mark.parametrize(

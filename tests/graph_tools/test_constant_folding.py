@@ -37,7 +37,8 @@ def constants_alone(tree: Any) -> bool:
 
 
 def without_constants_alone(tree: Any) -> Any:
-    """Products of constants are folded before anything else happens; they are not what is looked at."""
+    """Products of constants are folded before anything else happens; they are not what is looked
+    at."""
     if not isinstance(tree, tuple):
         return tree
     if constants_alone(tree):

@@ -1,4 +1,5 @@
-"""Static costs: floating point operations from shapes, and what they and bytes come to in seconds."""
+"""Static costs: floating point operations from shapes, and what they and bytes come to in
+seconds."""
 
 from __future__ import annotations
 

@@ -213,7 +213,8 @@ def test_a_plan_tells_what_the_rewritten_graph_will_take():
 
 @pytest.mark.parametrize("planner", ["chain", pytest.param("auto", marks=pytest.mark.slow)])
 def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
-    """A buffer is a quarter of the peak; what could run early, and hold one more, waits for its turn all the same."""
+    """A buffer is a quarter of the peak; what could run early, and hold one more, waits for its
+    turn all the same."""
     peaks = []
     rewritten = attempts.Following._rewritten
 
@@ -223,9 +224,11 @@ def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
         return followed
 
     monkeypatch.setattr(attempts.Following, "_rewritten", spy)
-    # A thread that is four times slower than the other may still be at the loss when the backward pass is far on.
+    # A thread that is four times slower than the other may still be at the loss when the backward
+    # pass is far on.
     monkeypatch.setattr(executor, "PLAYS", executor.PLAYS[:1])
-    # What constraint programming makes of a plan may begin to recompute earlier than anything reads it, which the executor need not.
+    # What constraint programming makes of a plan may begin to recompute earlier than anything reads
+    # it, which the executor need not.
     monkeypatch.setattr(auto, "improved", None)
     with tf.Graph().as_default():
         x, y = normalized_network()
@@ -235,7 +238,8 @@ def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
 
 
 def run_normalizations(dtype: str) -> dict[str, int]:
-    """Bytes of a chain of convolutions, batch normalizations and ReLUs: as simulated, and as asked for when it runs."""
+    """Bytes of a chain of convolutions, batch normalizations and ReLUs: as simulated, and as asked
+    for when it runs."""
     from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 
     filters = tf.Variable(tf.ones([8, 1, 1, 32, 32], dtype) / 32)

@@ -1,4 +1,5 @@
-"""Ops that ask for no buffer of their own: what is said of them, beside what the allocator is asked for."""
+"""Ops that ask for no buffer of their own: what is said of them, beside what the allocator is asked
+for."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ COPYING = frozenset({"Cumsum", "ReverseV2"})
 
 
 def asked_for() -> dict[str, int]:
-    """Of each type, how many buffers as large as its first input one asks for that is read by nobody else (in a process made for it)."""
+    """Of each type, how many buffers as large as its first input one asks for that is read by
+    nobody else (in a process made for it)."""
     import tensorflow as tf
 
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -89,7 +91,8 @@ def test_an_op_that_does_not_forward_asks_for_one(asked, kind):
 
 
 def transposed(arithmetic: bool) -> dict[str, list[bool]]:
-    """Of transposed matrices: which are said to be views, and which ask for no buffer (in a process made for it)."""
+    """Of transposed matrices: which are said to be views, and which ask for no buffer (in a process
+    made for it)."""
     import tensorflow as tf
 
     from graph_tools.ops.views import viewed_input

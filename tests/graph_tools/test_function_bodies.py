@@ -1,4 +1,5 @@
-"""What functions that are called take and give: lists of loops, what is alive inside, what XLA takes on a CPU."""
+"""What functions that are called take and give: lists of loops, what is alive inside, what XLA
+takes on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ STEPS, SIZE = 20, 64
 
 @tf.function(autograph=False)
 def _looping(x: tf.Tensor) -> tf.Tensor:
-    """As many steps as ``x`` has rows, as far as a vector of constants says: Keras 2 counts them so."""
+    """As many steps as ``x`` has rows, as far as a vector of constants says: Keras 2 counts them
+    so."""
     steps = tf.constant([STEPS, SIZE])[0]
     _, y = tf.while_loop(
         lambda i, h: i < steps, lambda i, h: (i + 1, tf.tanh(tf.sin(h))), (0, x[0])
@@ -34,7 +36,8 @@ def test_lists_of_called_loops_have_bytes() -> None:
     lists = [
         [variant_bytes(out).fixed for out in op.outputs if out.dtype == tf.variant] for op in calls
     ]
-    # What the gradients of the sine and of the hyperbolic tangent read, of each step; the backward call gives none.
+    # What the gradients of the sine and of the hyperbolic tangent read, of each step; the backward
+    # call gives none.
     assert sorted(lists) == [[], [4 * STEPS * SIZE] * 2]
 
 
@@ -59,7 +62,8 @@ def test_a_call_takes_what_is_alive_inside() -> None:
 
 
 def grouped(channels: int, groups: int, multiplier: int) -> dict[str, int]:
-    """Bytes that the gradient of a grouped convolution in a function of XLA is said to take, and the largest buffer there was."""
+    """Bytes that the gradient of a grouped convolution in a function of XLA is said to take, and
+    the largest buffer there was."""
 
     @tf.function(jit_compile=True)
     def convolved(x, w):

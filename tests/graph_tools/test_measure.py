@@ -64,7 +64,8 @@ def child(lengths: list[int]) -> tuple[int, list[str | None], list[PeakMeasureme
 
 @pytest.fixture(scope="module")
 def seen() -> tuple[Any, ...]:
-    """Return what a child sees of its environment, which has one variable more than this process, and one less."""
+    """Return what a child sees of its environment, which has one variable more than this process,
+    and one less."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TF_CPU_ALLOCATOR_USE_BFC", raising=False)
         for name in ("MEASURE_OLD", "MEASURE_GONE"):

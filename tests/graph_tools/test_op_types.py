@@ -17,7 +17,7 @@ from graph_tools.tf_private import graphs
 v1 = tf.compat.v1
 
 
-# What an op is ---------------------------------------------------------------------------------------------------
+# --- What an op is
 
 
 def test_draws_with_state_are_never_clonable(graph):
@@ -84,9 +84,11 @@ def test_what_touches_state_or_the_world_is_not_clonable(graph):
     bad = [
         resource.assign_add(x).op,
         reference.assign_add(x).op,
-        resource.read_value().op
-        if resource.read_value().op.type == "ReadVariableOp"
-        else resource.value().op,
+        (
+            resource.read_value().op
+            if resource.read_value().op.type == "ReadVariableOp"
+            else resource.value().op
+        ),
         v1.assign(reference, x).op,
         called.op,
         plain_call.op,
@@ -163,7 +165,7 @@ def test_sets_of_types_are_of_types_that_exist():
     assert unknown == set()
 
 
-# Edits ------------------------------------------------------------------------------------------------------------
+# --- Edits
 
 
 def test_clones_compute_the_same(graph):

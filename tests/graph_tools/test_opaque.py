@@ -1,4 +1,5 @@
-"""Identities that compilers neither remove nor look through: equal to the last bit, and still there afterwards."""
+"""Identities that compilers neither remove nor look through: equal to the last bit, and still there
+afterwards."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def of_type(graph, kind):
     return [i for i, op in enumerate(graph.ops) if op.type == kind]
 
 
-# What is measured --------------------------------------------------------------------------------------------------
+# --- What is measured
 
 
 def test_a_larger_product_takes_longer():
@@ -212,7 +212,7 @@ def test_profiling_works_while_a_function_is_traced():
     assert found[0] > 0
 
 
-# Parameters --------------------------------------------------------------------------------------------------------
+# --- Parameters
 
 
 def test_integers_that_shapes_decide_are_known():
@@ -230,7 +230,7 @@ def test_integers_that_shapes_decide_are_known():
     assert graph.value(data) not in found
 
 
-# The cache ---------------------------------------------------------------------------------------------------------
+# --- The cache
 
 
 def test_a_second_time_nothing_is_measured(counted):
@@ -328,7 +328,7 @@ def test_many_writers_never_leave_half_a_file(folder):
     assert [path.suffix for path in folder.iterdir()] == [".json"]
 
 
-# Limits ------------------------------------------------------------------------------------------------------------
+# --- Limits
 
 
 def test_the_most_expensive_kernels_come_first_and_the_time_is_limited(counted):

@@ -79,7 +79,7 @@ def test_frontiers_are_what_is_made_before_and_read_after(seed):
         assert frontier(born, last, p).tolist() == expected[p]
 
 
-# Liveness ----------------------------------------------------------------------------------------------------------
+# --- Liveness
 
 
 @pytest.mark.parametrize("seed", range(50))

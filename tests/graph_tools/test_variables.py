@@ -65,13 +65,14 @@ def peaks(kind: str) -> dict[str, float]:
 @pytest.mark.parametrize("kind", ["plain", "together", "assigned", "early", "kernel"])
 def test_a_step_that_updates_its_weights_takes_what_is_simulated(kind: str) -> None:
     weights = fresh("tests.graph_tools.test_variables:peaks", {"kind": kind})
-    # Steps differ: beside other processes a thread that updates may come last. And of the orders that are simulated one may be
-    # worse than those measured by an op, and the other way round.
+    # Steps differ: beside other processes a thread that updates may come last. And of the orders
+    # that are simulated one may be worse than those measured by an op, and the other way round.
     assert weights["least"] - 1.25 <= weights["simulated"] <= weights["most"] + 1.25
 
 
 def test_what_replaces_a_persistent_buffer_leaves_a_hole_where_that_was() -> None:
-    """A buffer of 4 that stays splits the region of 16 in which 8 and 8 would fit one after the other."""
+    """A buffer of 4 that stays splits the region of 16 in which 8 and 8 would fit one after the
+    other."""
     born, dies = np.array([0, 1, 2]), np.array([0, 2, 3])
     size = np.array([4 << 20, 4 << 20, 8 << 20])
     stays = irregular_peaks([(born, dies, size)], before=[4 << 20], steps=6).average

@@ -1,8 +1,9 @@
 """An independent reading of schedules: what is valid, how many bytes are alive, how long it takes.
 
-Everything is done in the most obvious way, one execution after the other, and shares no code with the library: each
-execution makes a buffer for each value that is no view, a view points at the buffer of what it looks at, and a buffer is
-alive from the execution that makes it to the last one that reads it.
+Everything is done in the most obvious way, one execution after the other, and shares no code with
+the library: each execution makes a buffer for each value that is no view, a view points at the
+buffer of what it looks at, and a buffer is alive from the execution that makes it to the last one
+that reads it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ __all__ = ["Checked", "check_proposal", "check_schedule", "naive_peak"]
 class Checked:
     """What an interpretation of a schedule found.
 
-    ``peak``: bytes, where nothing is written in place and no sum is chained: at least what the library simulates.
-    ``extra_seconds``: time of the clones.
+    ``peak``: bytes, where nothing is written in place and no sum is chained: at least what the
+    library simulates. ``extra_seconds``: time of the clones.
     """
 
     peak: int
@@ -30,9 +31,10 @@ class Checked:
 def check_schedule(graph, schedule, *, forward_first: bool = True) -> Checked:
     """Assert that ``schedule`` is valid for ``graph``.
 
-    Every original runs once, after what it reads and waits for; with ``forward_first`` the forward ones run first, in the
-    order of the graph, as TensorFlow leaves them. Copies are made of forward ops that may run again, and are
-    numbered 1, 2, … in the order in which they are made. Every copy that is read was made by an earlier execution.
+    Every original runs once, after what it reads and waits for; with ``forward_first`` the forward
+    ones run first, in the order of the graph, as TensorFlow leaves them. Copies are made of forward
+    ops that may run again, and are numbered 1, 2, … in the order in which they are made. Every copy
+    that is read was made by an earlier execution.
     """
     made: set[tuple[int, int]] = set()
     ran: set[int] = set()
@@ -76,7 +78,8 @@ def check_schedule(graph, schedule, *, forward_first: bool = True) -> Checked:
 
 
 def check_proposal(graph, proposal, budget: int, near: float) -> None:
-    """Assert what holds of every planner's proposal within ``budget``; sums of times may be off by ``near``."""
+    """Assert what holds of every planner's proposal within ``budget``; sums of times may be off by
+    ``near``."""
     checked = check_schedule(graph, proposal.schedule)
     assert proposal.peak <= checked.peak or proposal.schedule.chained
     assert proposal.extra_seconds == pytest.approx(checked.extra_seconds)
@@ -88,7 +91,8 @@ def check_proposal(graph, proposal, budget: int, near: float) -> None:
 
 
 def naive_peak(graph, schedule) -> int:
-    """The peak of ``schedule`` in bytes by following each buffer, nothing written in place, no sum chained."""
+    """The peak of ``schedule`` in bytes by following each buffer, nothing written in place, no sum
+    chained."""
     buffer_of: dict[tuple[int, int], int] = {}
     size: list[int] = []
     born: list[int] = []

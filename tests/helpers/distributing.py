@@ -29,7 +29,8 @@ def mirrored() -> tf.distribute.Strategy:
 
 
 class Net:
-    """Layers with batch normalization, whose moving averages are of each replica and averaged when they are read, and masks from kept seeds.
+    """Layers with batch normalization, whose moving averages are of each replica and averaged when
+    they are read, and masks from kept seeds.
 
     ``rows``: of a batch, for all replicas together.
     """
@@ -133,7 +134,8 @@ def same(ours: list[np.ndarray], plain: list[np.ndarray]) -> bool:
 
 
 def graph_of(step: Any) -> dict[str, Any]:
-    """What stands in the graph of the first trace: clones by device, ops of ours without one, and waits for other devices."""
+    """What stands in the graph of the first trace: clones by device, ops of ours without one, and
+    waits for other devices."""
     graph = step._list_all_concrete_functions()[0].graph
     ours = [op for op in graph.get_operations() if _OURS.search(op.name)]
     clones: dict[str, int] = {}
@@ -170,7 +172,8 @@ def _plan(plan: ms.Plan) -> dict[str, Any]:
 def loops(
     settings: list[dict[str, Any]], rows: int = 2048, layers: int = LAYERS, epochs: int = 2
 ) -> dict[str, Any]:
-    """Custom loops: a full batch, then one of a single example, which leaves a replica with none."""
+    """Custom loops: a full batch, then one of a single example, which leaves a replica with
+    none."""
     strategy = mirrored()
     with arithmetic_rewriting(False):
         net = Net(strategy, rows, layers)
@@ -202,7 +205,8 @@ def loops(
 
 
 def optimized(rows: int = 2048) -> dict[str, int]:
-    """Tanh kernels on each device when grappler is done, plain and with everything recomputed that may be."""
+    """Tanh kernels on each device when grappler is done, plain and with everything recomputed that
+    may be."""
     from tensorflow.python.eager import context
 
     net = Net(mirrored(), rows, layers=4)
@@ -227,7 +231,8 @@ def optimized(rows: int = 2048) -> dict[str, int]:
 
 
 def peaks(rows: int = 8192) -> dict[str, Any]:
-    """Peaks of both devices together, which share one allocator on a CPU; plain, and with half of the memory for each."""
+    """Peaks of both devices together, which share one allocator on a CPU; plain, and with half of
+    the memory for each."""
     net = Net(mirrored(), rows)
     x = next(
         iter(
@@ -304,7 +309,8 @@ def fits(
 
 
 def microbatches() -> dict[str, Any]:
-    """A fit in microbatches, without batch normalization: as far from the plain one as rounding takes it."""
+    """A fit in microbatches, without batch normalization: as far from the plain one as rounding
+    takes it."""
     strategy = mirrored()
     x, y = numbers("x", 128, 16), numbers("y", 128, 1)
     weights, plans = [], 0
@@ -323,7 +329,8 @@ def microbatches() -> dict[str, Any]:
 
 
 def explained(rows: int = 2048) -> dict[str, Any]:
-    """What is said of a step of two replicas, and of the same one of half of the batch without a strategy."""
+    """What is said of a step of two replicas, and of the same one of half of the batch without a
+    strategy."""
     net = Net(mirrored(), rows)
     found = []
     half = tf.TensorSpec([rows // 2, WIDTH])

@@ -1,6 +1,7 @@
 """Examples of the documentation: finding them, and running those that stand alone.
 
-A block of Python that begins with an import stands alone, as the guide tells its readers. A block of text right behind it is what it prints.
+A block of Python that begins with an import stands alone, as the guide tells its readers. A block
+of text right behind it is what it prints.
 """
 
 from __future__ import annotations

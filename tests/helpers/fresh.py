@@ -1,10 +1,13 @@
 """Calls in fresh processes, without an import of TensorFlow for each.
 
-What `graph_tools.memory.measure.in_fresh_process` does by starting Python takes 3 to 6 seconds before the first op. Here, a process that
-has imported TensorFlow and computed nothing (:mod:`multiprocessing`'s fork server) forks each fresh one in hundredths of a second.
-That is safe because TensorFlow starts its threads, devices and allocators with the first op: a fork has them to itself.
+What `graph_tools.memory.measure.in_fresh_process` does by starting Python takes 3 to 6 seconds
+before the first op. Here, a process that has imported TensorFlow and computed nothing
+(:mod:`multiprocessing`'s fork server) forks each fresh one in hundredths of a second. That is safe
+because TensorFlow starts its threads, devices and allocators with the first op: a fork has them to
+itself.
 
-Only for tests: `in_fresh_process` has tests of its own (`test_measure`), and a call that needs another environment needs it.
+Only for tests: `in_fresh_process` has tests of its own (`test_measure`), and a call that needs
+another environment needs it.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ context.set_forkserver_preload(["tests.helpers.support", "keras"])
 
 
 def start() -> None:
-    """Start the process that is forked: it imports TensorFlow while tests are collected, and the first test does not wait for that."""
+    """Start the process that is forked: it imports TensorFlow while tests are collected, and the
+    first test does not wait for that."""
     forkserver.ensure_running()
 
 
@@ -41,7 +45,8 @@ class FreshProcessError(AssertionError):
 def fresh(target: str, kwargs: Mapping[str, Any] | None = None, **more: Any) -> Any:
     """Return what a function returns in a process of its own, which counts memory on the CPU.
 
-    ``target``: ``"package.module:function"``; ``kwargs`` and ``more``: its arguments. They and the result are pickled.
+    ``target``: ``"package.module:function"``; ``kwargs`` and ``more``: its arguments. They and the
+    result are pickled.
     """
     receiver, sender = context.Pipe(duplex=False)
     arguments = {**(kwargs or {}), **more}

@@ -27,9 +27,10 @@ class _Op:
 class Maker:
     """Forward ops by hand, and their backward ops by the chain rule.
 
-    The backward op of a forward op reads the gradient of its output and, as ``residual`` says, the op's
-    ``"inputs"``, its ``"output"``, both (``"both"``) or nothing (``"none"``), and makes one gradient for each input
-    that is not a source. Gradients of a value that several ops read are added up, two at a time.
+    The backward op of a forward op reads the gradient of its output and, as ``residual`` says, the
+    op's ``"inputs"``, its ``"output"``, both (``"both"``) or nothing (``"none"``), and makes one
+    gradient for each input that is not a source. Gradients of a value that several ops read are
+    added up, two at a time.
     """
 
     forwards: bool = False
@@ -156,7 +157,8 @@ def two_states(n: int) -> TrainingGraph:
 
 
 def u_shape(n: int) -> TrainingGraph:
-    """Down n levels of shrinking bytes and up again, with a skip and a concatenation at each level."""
+    """Down n levels of shrinking bytes and up again, with a skip and a concatenation at each
+    level."""
     make = Maker()
     at = make.source()
     skips = []

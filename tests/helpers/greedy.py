@@ -8,7 +8,8 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 
 def greedy(graph: TrainingGraph, limits: Limits) -> Proposal:
-    """Keep every k-th residual, for the k with which the peak is least; then as many others as the budget allows."""
+    """Keep every k-th residual, for the k with which the peak is least; then as many others as the
+    budget allows."""
     residuals = sorted(graph.residuals, key=lambda s: int(graph.producer[s]))
     tried = []
     for k in range(1, 9):

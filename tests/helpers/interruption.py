@@ -1,7 +1,8 @@
 """A pytest plugin: a run that is ended from outside leaves no process behind.
 
-Ctrl-C and SIGTERM end the run, its workers, and all that they have started: measured processes, clusters, solvers, kernels of
-notebooks. Processes are found by their parents, so that none needs to be registered.
+Ctrl-C and SIGTERM end the run, its workers, and all that they have started: measured processes,
+clusters, solvers, kernels of notebooks. Processes are found by their parents, so that none needs to
+be registered.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _ended(number: int, frame: FrameType | None) -> None:
-    # Before any test hears of it: one that ended its own process would make that process' children hard to find.
+    # Before any test hears of it: one that ended its own process would make that process' children
+    # hard to find.
     found: set[psutil.Process] = set()
     while new := {*psutil.Process().children(recursive=True)} - found:
         found |= new

@@ -1,11 +1,14 @@
-"""A rewritten graph with everything that TensorFlow may merge made one: an oracle, written apart from what rewrites.
+"""A rewritten graph with everything that TensorFlow may merge made one: an oracle, written apart
+from what rewrites.
 
-Two ops become one where oneDNN's layout pass or grappler's remapper may make one kernel of them: an op and the only one that reads what it
-makes, and the gradients of a filter and of the bias that is added behind it. Grappler takes out identities that it may touch, makes
-one of equal ops, and a constant of what needs shapes alone, which needs control edges for that, and no more than an op's inputs.
+Two ops become one where oneDNN's layout pass or grappler's remapper may make one kernel of them: an
+op and the only one that reads what it makes, and the gradients of a filter and of the bias that is
+added behind it. Grappler takes out identities that it may touch, makes one of equal ops, and a
+constant of what needs shapes alone, which needs control edges for that, and no more than an op's
+inputs.
 
-The layout pass merges whatever waits for the first of two ops. What the remapper merges must not be waited for. So a circle in the
-graph of merged ops is what ends a step with "nodes in a cycle".
+The layout pass merges whatever waits for the first of two ops. What the remapper merges must not be
+waited for. So a circle in the graph of merged ops is what ends a step with "nodes in a cycle".
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ _ENDS = frozenset("Relu Relu6 Elu LeakyRelu Tanh Sigmoid Mul Add AddV2 AddN".spl
 
 
 def circle(graph: tf.Graph, ends: Collection[tf.Operation]) -> list[tuple[str, str]]:
-    """The edges of a circle among the ops that ``ends`` need, with all that may be merged made one; none if there is none."""
+    """The edges of a circle among the ops that ``ends`` need, with all that may be merged made one;
+    none if there is none."""
     live = _needed(ends)
     union = nx.utils.UnionFind(live)
     for first, second in pairs(graph, ends):

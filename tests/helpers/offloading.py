@@ -23,7 +23,8 @@ from tests.helpers.support import arithmetic_rewriting, numbers
 
 @contextmanager
 def host() -> Iterator[int]:
-    """Connect to a host, as `benchmarks.cluster.host` does, whose process is forked and need not import TensorFlow; its id."""
+    """Connect to a host, as `benchmarks.cluster.host` does, whose process is forked and need not
+    import TensorFlow; its id."""
     ports = {job: f"localhost:{cluster._port()}" for job in ("accelerator", "host")}
     reader, writer = os.pipe()
     process = os.fork()
@@ -65,7 +66,8 @@ def gradients_of(network: Any, settings: dict[str, Any] | None) -> tuple[Any, An
 
 
 def same(model: str, options: dict[str, Any], settings: list[dict[str, Any]]) -> dict[str, Any]:
-    """Whether gradients are the same to the last bit with each of ``settings`` (``link``: of the `ms.Offload`), and what was offloaded."""
+    """Whether gradients are the same to the last bit with each of ``settings`` (``link``: of the
+    `ms.Offload`), and what was offloaded."""
     with host(), arithmetic_rewriting(False):
         tf.config.experimental.enable_op_determinism()
         tf.random.set_seed(1)
@@ -99,7 +101,8 @@ def _run(step: Any, batch: Any) -> list[Any]:
 
 
 def chain(layers: int = 24, rows: int = 2048, width: int = 128) -> Any:
-    """A function from settings to a step: sines and products, each of ``rows`` times ``width`` numbers."""
+    """A function from settings to a step: sines and products, each of ``rows`` times ``width``
+    numbers."""
     x = tf.constant(numbers("x", rows, width))
     w = [tf.Variable(numbers(f"w{k}", width, width, scale=width**-0.5)) for k in range(layers)]
 
@@ -119,7 +122,8 @@ def chain(layers: int = 24, rows: int = 2048, width: int = 128) -> Any:
 
 
 def peaks(large: bool) -> dict[str, Any]:
-    """Transient peaks of the accelerator: plain, nothing recomputed, everything offloaded; and as simulated."""
+    """Transient peaks of the accelerator: plain, nothing recomputed, everything offloaded; and as
+    simulated."""
     with cluster.host() if large else host():
         make = chain(rows=4096, width=256) if large else chain()
         found = {}
@@ -205,7 +209,8 @@ def _two_devices() -> None:
 
 
 def placed() -> dict[str, Any]:
-    """What comes of offloading from each device to each: how many tensors are offloaded, or an error."""
+    """What comes of offloading from each device to each: how many tensors are offloaded, or an
+    error."""
     _two_devices()
     found: dict[str, Any] = {}
     for home in ("/CPU:0", "/CPU:1"):

@@ -1,8 +1,10 @@
-"""The least extra time of any schedule of a small graph, by exhaustive search; written apart from planners and simulator.
+"""The least extra time of any schedule of a small graph, by exhaustive search; written apart from
+planners and simulator.
 
-A state is how many originals have run, and which forward values are there. From it one may drop a value, run a forward op once
-more, or run the next original. Dijkstra's search finds the least time to the end in which the bytes never exceed the budget: a value
-takes its bytes while it is there and somebody may read it, a gradient from its op to its last reader, an output while its op runs.
+A state is how many originals have run, and which forward values are there. From it one may drop a
+value, run a forward op once more, or run the next original. Dijkstra's search finds the least time
+to the end in which the bytes never exceed the budget: a value takes its bytes while it is there and
+somebody may read it, a gradient from its op to its last reader, an output while its op runs.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 
 def least_seconds(graph: TrainingGraph, budget: int, *, forward_first: bool = True) -> float:
-    """The least extra seconds within ``budget``; ``inf`` if no schedule is. Views and in-place writes are not known here.
+    """The least extra seconds within ``budget``; ``inf`` if no schedule is. Views and in-place
+    writes are not known here.
 
     ``forward_first``: nothing is run again before all forward ops have run.
     """

@@ -1,4 +1,5 @@
-"""Random training graphs for the tests of planners: small ones for exhaustive search, and ones with all there is in them."""
+"""Random training graphs for the tests of planners: small ones for exhaustive search, and ones with
+all there is in them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from tests.helpers.graphs import Maker
 
 
 def small(seed: int, most: int = 7) -> TrainingGraph:
-    """A random graph of up to ``most`` forward ops, as exhaustive search knows them: no views, nothing written in place."""
+    """A random graph of up to ``most`` forward ops, as exhaustive search knows them: no views,
+    nothing written in place."""
     draw = random.Random(seed)
     make = Maker()
     values: list[int] = []
@@ -45,10 +47,11 @@ def rigid(graph: TrainingGraph) -> TrainingGraph:
 
 @st.composite
 def rich(draw, *, most: int = 14, sums: bool = False):
-    """Forward ops with views, several outputs, concatenations, ops that must run once, and tiny values; their backward ops.
+    """Forward ops with views, several outputs, concatenations, ops that must run once, and tiny
+    values; their backward ops.
 
-    One or several losses; some gradients are held to the end; some ops take scratch space. ``sums``: sums of gradients are
-    single ops, which may add their addends as they come.
+    One or several losses; some gradients are held to the end; some ops take scratch space.
+    ``sums``: sums of gradients are single ops, which may add their addends as they come.
     """
     make = Maker()
     sizes = st.one_of(st.integers(1, 9), st.integers(1, 9).map(lambda n: 4000 * n))
@@ -87,7 +90,8 @@ def rich(draw, *, most: int = 14, sums: bool = False):
 
 
 def long_sums(graph: TrainingGraph) -> TrainingGraph:
-    """``graph`` with each chain of additions of two gradients as one op, which may add its addends as they come."""
+    """``graph`` with each chain of additions of two gradients as one op, which may add its addends
+    as they come."""
     border, producer = graph.first_backward, graph.producer.tolist()
     readers: dict[int, int] = {}
     for read in graph.reads:

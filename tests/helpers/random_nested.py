@@ -1,7 +1,8 @@
-"""Random programs of calls, branches and loops nested in each other, differentiated several times over, as plain data.
+"""Random programs of calls, branches and loops nested in each other, differentiated several times
+over, as plain data.
 
-A program is a tree of instructions. Whatever is in it, it is valid, so Hypothesis can shrink it to the smallest one that fails. Each
-instruction takes one matrix of `SHAPE` to another one.
+A program is a tree of instructions. Whatever is in it, it is valid, so Hypothesis can shrink it to
+the smallest one that fails. Each instruction takes one matrix of `SHAPE` to another one.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ class Nested:
     Attributes
     ----------
     steps
-        ``("op", k)``, ``("product", k)``, ``("call", steps)``, ``("branch", steps, steps)``, ``("loop", count, steps)``.
+        ``("op", k)``, ``("product", k)``, ``("call", steps)``, ``("branch", steps, steps)``,
+        ``("loop", count, steps)``.
     losses
         Results of steps, counted from the last one.
     derivatives
-        For each gradient computation, what it differentiates: a loss, or the squares of the gradients of an earlier computation;
-        and whether it is asked with respect to a hidden result, too.
+        For each gradient computation, what it differentiates: a loss, or the squares of the
+        gradients of an earlier computation; and whether it is asked with respect to a hidden
+        result, too.
     """
 
     steps: Steps

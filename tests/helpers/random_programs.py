@@ -1,8 +1,8 @@
 """Random TensorFlow programs as plain data.
 
-A program is a list of instructions, each a tuple of small integers, that a stack of tensors interprets: whatever the
-integers are, the program is valid, so Hypothesis can shrink it to the shortest one that fails. Every tensor of the
-stack is a matrix of `ROWS` rows in float32.
+A program is a list of instructions, each a tuple of small integers, that a stack of tensors
+interprets: whatever the integers are, the program is valid, so Hypothesis can shrink it to the
+shortest one that fails. Every tensor of the stack is a matrix of `ROWS` rows in float32.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Program:
     Attributes
     ----------
     steps
-        ``(kind, a, b, c)``: a name of `KINDS` and three operands, taken modulo whatever they choose among.
+        ``(kind, a, b, c)``: a name of `KINDS` and three operands, taken modulo whatever they choose
+        among.
     losses
         Tensors of the stack, counted from the newest, whose sums are the losses.
     joined
@@ -117,7 +118,8 @@ def programs(least: int = 3, most: int = 22) -> st.SearchStrategy[Program]:
 
 
 class Weights:
-    """Variables by shape and slot; a program that asks twice for the same gets the same (tied weights)."""
+    """Variables by shape and slot; a program that asks twice for the same gets the same (tied
+    weights)."""
 
     SLOTS = 2
 

@@ -1,14 +1,19 @@
-"""How many of its cases a test tries: a sample in the fast suite, all of them with ``pytest --thorough``.
+"""How many of its cases a test tries: a sample in the fast suite, all of them with ``pytest
+--thorough``.
 
 - `examples`: a property test tries a tenth of its examples.
 - `sample`: a test that loops over a product tries each value of each factor at least once.
-- `one_of`: a test that loops over values none of which is more likely to fail than the others tries one.
-- `covering`: of a product of parameters, the cases in which each pair of values occurs are fast, and all others are slow.
+- `one_of`: a test that loops over values none of which is more likely to fail than the others tries
+  one.
+- `covering`: of a product of parameters, the cases in which each pair of values occurs are fast,
+  and all others are slow.
 - `slow`: parameters that the fast suite leaves out.
 
-Which cases `sample` and `one_of` take depends on the name of the test, so that many tests try all values. These tests are marked ``sampled``.
+Which cases `sample` and `one_of` take depends on the name of the test, so that many tests try all
+values. These tests are marked ``sampled``.
 
-``make test-slow`` runs what is marked ``slow``, ``sampled`` or ``hypothesis`` (Hypothesis' own marker), thoroughly.
+``make test-slow`` runs what is marked ``slow``, ``sampled`` or ``hypothesis`` (Hypothesis' own
+marker), thoroughly.
 """
 
 from __future__ import annotations
@@ -62,7 +67,8 @@ def _number(*more: Any) -> int:
 
 
 def covering(*factors: Sequence[Any], pairs: bool = True) -> list[Any]:
-    """Parameters of a product: those that a greedy cover by pairs of values takes are fast, all others slow.
+    """Parameters of a product: those that a greedy cover by pairs of values takes are fast, all
+    others slow.
 
     With two factors, or ``pairs=False``, it is each single value that occurs in a fast case.
     """

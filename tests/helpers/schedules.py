@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable
 
 from memsaving_gradients.schedules.schedule import Schedule, Step
 
-#: Copies after which nothing more is forgotten: programs in which everything is take exponentially many.
+#: Copies after which nothing more is forgotten: programs in which everything is take exponentially
+#: many.
 MOST_COPIES = 150
 
 
@@ -22,11 +23,13 @@ def forgetful(
     chained: bool = False,
     order: Iterable[int] | None = None,
 ) -> Schedule:
-    """A random schedule: what is read is forgotten with probability ``forget``, and made again when it is read next.
+    """A random schedule: what is read is forgotten with probability ``forget``, and made again when
+    it is read next.
 
-    ``older``: how often an earlier copy is read instead of the newest. ``alone``: ops that are merged with the only one that reads
-    them, so that every copy of the one belongs to one copy of the other. ``chained``: whether long sums are. ``order``: of the backward
-    ops, that of the graph if it is not given.
+    ``older``: how often an earlier copy is read instead of the newest. ``alone``: ops that are
+    merged with the only one that reads them, so that every copy of the one belongs to one copy of
+    the other. ``chained``: whether long sums are. ``order``: of the backward ops, that of the graph
+    if it is not given.
     """
     draw = random.Random(seed)
     border, losable = graph.first_backward, graph.losable.tolist()
@@ -86,7 +89,8 @@ def forgetful(
 
 
 def shuffled(step, seed: int) -> list[int]:
-    """The backward ops of a captured step in a random order in which each comes after what it needs."""
+    """The backward ops of a captured step in a random order in which each comes after what it
+    needs."""
     draw = random.Random(seed)
     ops, border = step.source, step.graph.first_backward
     readers: dict[int, list[int]] = {i: [] for i in range(border, step.graph.length)}
@@ -110,7 +114,8 @@ def shuffled(step, seed: int) -> list[int]:
 
 
 def halving(graph) -> Schedule:
-    """The recursive schedule of a chain: keep the middle, finish the second half, then do the first one likewise.
+    """The recursive schedule of a chain: keep the middle, finish the second half, then do the first
+    one likewise.
 
     About log2 n of n values are alive at a time, and each is made about log2 n times.
     """

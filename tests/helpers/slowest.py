@@ -1,7 +1,8 @@
 """A pytest plugin: the tests that took longest, and those that are too long for the fast suite.
 
-A fast test takes at most five seconds on a quiet machine. Seconds on the clock say nothing about a test on a busy machine, and
-processor seconds nothing about one that waits for a process of its own; a test is too long if it is by both. Nothing fails.
+A fast test takes at most five seconds on a quiet machine. Seconds on the clock say nothing about a
+test on a busy machine, and processor seconds nothing about one that waits for a process of its own;
+a test is too long if it is by both. Nothing fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Simulation and lazy recomputation as one would write them down: op by op, for arrays to be held against."""
+"""Simulation and lazy recomputation as one would write them down: op by op, for arrays to be held
+against."""
 
 from __future__ import annotations
 
@@ -43,11 +44,13 @@ def recompute_op_by_op(
 
 
 def simulate_step_by_step(graph: TrainingGraph, schedule: Schedule) -> Simulation:
-    """What `memsaving_gradients.schedules.schedule.simulate` gives, one execution after the other."""
+    """What `memsaving_gradients.schedules.schedule.simulate` gives, one execution after the
+    other."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
     forwards, seconds = graph.forwards.tolist(), graph.seconds.tolist()
     many = len(storage)
-    # The buffer of each copy of each value: value + copy * many. Views have the one of the input that they look at.
+    # The buffer of each copy of each value: value + copy * many. Views have the one of the input
+    # that they look at.
     buffer: dict[int, int] = {}
     born: list[int] = []
     dies: list[int] = []
@@ -154,7 +157,8 @@ def simulate_step_by_step(graph: TrainingGraph, schedule: Schedule) -> Simulatio
 
 
 def _added_at(addends: Sequence[int], born: Sequence[int]) -> list[int]:
-    """For each addend (a buffer), the last step that needs it for the sum: it is added once those before it are there.
+    """For each addend (a buffer), the last step that needs it for the sum: it is added once those
+    before it are there.
 
     ``born``: the first step of each buffer.
     """

@@ -1,8 +1,8 @@
 """Comparing memory-saving gradients with TensorFlow's own, bit for bit.
 
-A *program* is a function of `Inputs` and of ``gradients`` (``tf.gradients`` or ``ms.gradients`` with a mode bound to it)
-that builds ops in the current graph and returns any structure of results. It is built once with each, in graphs of their
-own, and everything it returns must be the same.
+A *program* is a function of `Inputs` and of ``gradients`` (``tf.gradients`` or ``ms.gradients``
+with a mode bound to it) that builds ops in the current graph and returns any structure of results.
+It is built once with each, in graphs of their own, and everything it returns must be the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def numbers(name: str, *shape: int, scale: float = 1.0) -> np.ndarray:
 class Inputs:
     """What a program reads: data by name, weights, marks.
 
-    ``dynamic``: data have an unknown batch dimension. ``use_resource``: in sessions, the kind of variable.
+    ``dynamic``: data have an unknown batch dimension. ``use_resource``: in sessions, the kind of
+    variable.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class Inputs:
         return self.weights[name]
 
     def mark(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor to keep in the modes ``"collection"`` and ``"list"``. The same ops in every mode."""
+        """A tensor to keep in the modes ``"collection"`` and ``"list"``. The same ops in every
+        mode."""
         tensor = tf.identity(tensor, name=f"mark_{len(self.marks)}")
         self.marks.append(tensor)
         return tensor
@@ -102,7 +104,8 @@ Program = Callable[[Inputs, Callable[..., Any]], Any]
 
 
 def bound(mode: Any, inputs: Inputs) -> Callable[..., Any]:
-    """``ms.gradients`` in a mode, or with options as `asking` makes them; marks are made known when it is called."""
+    """``ms.gradients`` in a mode, or with options as `asking` makes them; marks are made known when
+    it is called."""
 
     def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(mode, tuple):
@@ -134,7 +137,8 @@ def names(mode: Any, count: int) -> Any:
 
 @dataclass
 class Outcome:
-    """What a program gave: leaves with their paths, plans, names of clones before and after grappler."""
+    """What a program gave: leaves with their paths, plans, names of clones before and after
+    grappler."""
 
     results: Any
     plans: tuple[ms.Plan, ...] = ()
@@ -144,7 +148,8 @@ class Outcome:
 
 @contextmanager
 def arithmetic_rewriting(on: bool) -> Iterator[None]:
-    """Switch grappler's arithmetic rewriting on or off, for functions; sessions have `session_config`."""
+    """Switch grappler's arithmetic rewriting on or off, for functions; sessions have
+    `session_config`."""
     before = tf.config.optimizer.get_experimental_options().get("arithmetic_optimization", True)
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": on})
     try:
@@ -154,7 +159,8 @@ def arithmetic_rewriting(on: bool) -> Iterator[None]:
 
 
 def normalized_network(layers: int = 6) -> tuple[tf.Tensor, tf.Tensor]:
-    """Products and normalizations of 1024 rows of 64 numbers in the current graph: x, and the sum of the last layer."""
+    """Products and normalizations of 1024 rows of 64 numbers in the current graph: x, and the sum
+    of the last layer."""
     x = y = v1.placeholder(tf.float32, [1024, 64])
     for _ in range(layers):
         y = tf.matmul(y, v1.placeholder(tf.float32, [64, 64]))
@@ -269,7 +275,8 @@ def assert_same(
 ) -> dict[tuple[str, Any], Outcome]:
     """A program gives the same bits with ``ms.gradients`` as with ``tf.gradients``.
 
-    In the fast suite, each mode is tried in one of the kinds, and each kind with one of the modes (`sampling.sample`).
+    In the fast suite, each mode is tried in one of the kinds, and each kind with one of the modes
+    (`sampling.sample`).
     """
     return _compared(program, inputs, sample([*kinds], [*modes]), steps)
 
@@ -291,7 +298,8 @@ def _compared(
 
 @dataclass
 class Net:
-    """One thing to differentiate: ``ys``, ``xs`` (all floating inputs and weights, if not given), options."""
+    """One thing to differentiate: ``ys``, ``xs`` (all floating inputs and weights, if not given),
+    options."""
 
     ys: Any
     xs: Any = None
@@ -309,10 +317,12 @@ def assert_same_gradients(
     kinds: Sequence[str] = KINDS,
     recomputed: Iterable[Any] = (),
 ) -> dict[tuple[str, Any], Outcome]:
-    """Gradients of what ``build`` makes are TensorFlow's own, in a session, in a function and from tapes.
+    """Gradients of what ``build`` makes are TensorFlow's own, in a session, in a function and from
+    tapes.
 
-    In the fast suite, each mode is tried in one of the kinds, and each kind with one of the modes (`sampling.sample`).
-    ``recomputed``: modes in which every gradient computation must recompute something.
+    In the fast suite, each mode is tried in one of the kinds, and each kind with one of the modes
+    (`sampling.sample`). ``recomputed``: modes in which every gradient computation must recompute
+    something.
     """
     marks = 0
 

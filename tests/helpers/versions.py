@@ -16,7 +16,8 @@ KERAS = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
 def needs_keras(name: str) -> pytest.MarkDecorator:
-    """Skip a test of what this version of Keras does not have, and say so; ``name`` is what there must be, without ``keras.``."""
+    """Skip a test of what this version of Keras does not have, and say so; ``name`` is what there
+    must be, without ``keras.``."""
     try:
         operator.attrgetter(name)(keras)
         missing = False
@@ -26,7 +27,8 @@ def needs_keras(name: str) -> pytest.MarkDecorator:
 
 
 def needs_argument(kind: Any, name: str) -> pytest.MarkDecorator:
-    """Skip a test of an argument that a class of this version of Keras does not take, and say so."""
+    """Skip a test of an argument that a class of this version of Keras does not take, and say
+    so."""
     reason = f"{kind.__name__} of Keras {keras.__version__} takes no {name}"
     return pytest.mark.skipif(not takes(kind, name), reason=reason)
 

@@ -1,7 +1,9 @@
-"""Clusters on this machine for `test_distribution_processes`: processes that find each other by ``TF_CONFIG``, and what they do.
+"""Clusters on this machine for `test_distribution_processes`: processes that find each other by
+``TF_CONFIG``, and what they do.
 
-`cluster` starts them and ends all of them, whatever happens. They are forked as those of `tests.helpers.fresh` are. What a process has to say is
-a line of JSON; one that fails is started again as long as ``restarts`` allows, as a cluster's manager would do.
+`cluster` starts them and ends all of them, whatever happens. They are forked as those of
+`tests.helpers.fresh` are. What a process has to say is a line of JSON; one that fails is started
+again as long as ``restarts`` allows, as a cluster's manager would do.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class Cluster:
         return [json.loads(line) for line in lines if line.startswith(b"{")]
 
     def wait(self, *names: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait until processes have ended well; those of the cluster that fail before are started again."""
+        """Wait until processes have ended well; those of the cluster that fail before are started
+        again."""
         end = time.monotonic() + SECONDS
         while any(self.processes[name].exitcode != 0 for name in names):
             if time.monotonic() > end:
@@ -148,7 +151,8 @@ def mirrored(
     layers: int = 8,
     names: Sequence[str] = ("plain", "memory", "budget"),
 ) -> None:
-    """Plain training and such that saves memory, on several workers; the last batch leaves one of them without examples."""
+    """Plain training and such that saves memory, on several workers; the last batch leaves one of
+    them without examples."""
     import tensorflow as tf
 
     import memsaving_gradients as ms
@@ -177,7 +181,8 @@ def mirrored(
 
 
 def _peak(run: Callable[[], Any]) -> int:
-    """The most bytes that a step takes in this process (`graph_tools.memory.measure` waits for remote devices, which are not connected here)."""
+    """The most bytes that a step takes in this process (`graph_tools.memory.measure` waits for
+    remote devices, which are not connected here)."""
     import tensorflow as tf
 
     found = []
@@ -201,7 +206,8 @@ def stopped(folder: Path) -> None:
 
 
 def restarted(folder: Path, stops_at: int = 0) -> None:
-    """Training with checkpoints, from the last one on; ends with the same weights however often it is begun again."""
+    """Training with checkpoints, from the last one on; ends with the same weights however often it
+    is begun again."""
     import tensorflow as tf
 
     import memsaving_gradients as ms
@@ -237,7 +243,8 @@ def restarted(folder: Path, stops_at: int = 0) -> None:
 
 
 def parameters(folder: Path) -> None:
-    """The same with parameter servers: a coordinator, workers, and servers that hold the variables."""
+    """The same with parameter servers: a coordinator, workers, and servers that hold the
+    variables."""
     import tensorflow as tf
 
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()

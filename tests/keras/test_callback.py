@@ -81,7 +81,8 @@ def test_bit_identical_mixed_precision(policy: str) -> None:
 
 @pytest.mark.usefixtures("exact")
 def test_bit_identical_fusable_activation() -> None:
-    # Grappler makes one kernel of MatMul, BiasAdd and Tanh where nothing else reads what is between them.
+    # Grappler makes one kernel of MatMul, BiasAdd and Tanh where nothing else reads what is between
+    # them.
     assert_trains_alike(lambda: compiled(activation="tanh"))
 
 

@@ -1,4 +1,5 @@
-"""The callback leaves it to a training step which variables it trains: the optimizer is built early only where these are known."""
+"""The callback leaves it to a training step which variables it trains: the optimizer is built early
+only where these are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The planner of any graph: against exhaustive search on small ones, and what holds of every plan."""
+"""The planner of any graph: against exhaustive search on small ones, and what holds of every
+plan."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from tests.helpers.sampling import examples
 
 #: Sums of times differ in their last bits.
 NEAR = 1e-9
-#: What is reached on small random graphs: feasible budgets that are missed, extra time over the optimal one.
+#: What is reached on small random graphs: feasible budgets that are missed, extra time over the
+#: optimal one.
 MISSED, COST = 0.01, 1.08
 
 
@@ -40,7 +42,7 @@ def planned(graph: TrainingGraph, budget: int, **limits) -> Proposal:
     return proposal
 
 
-# Exhaustive search ------------------------------------------------------------------------------------------------
+# --- Exhaustive search
 
 
 @dataclass
@@ -118,11 +120,12 @@ def test_budgets_of_nothing(budget):
     assert not proposal.optimal
 
 
-# Chains -----------------------------------------------------------------------------------------------------------
+# --- Chains
 
 
 def check_chain(n: int) -> None:
-    """Every whole budget of a unit chain: kept, never slower than a smaller one, no slower than Chen's plan."""
+    """Every whole budget of a unit chain: kept, never slower than a smaller one, no slower than
+    Chen's plan."""
     graph = chain([1] * n)
     peak = simulate(graph, plain(graph)).peak
     least = chen.plan(graph, Limits(budget=0)).peak
@@ -159,7 +162,7 @@ def test_short_chains_against_exhaustive_search(n):
             assert proposal.extra_seconds == optimum
 
 
-# Any graph --------------------------------------------------------------------------------------------------------
+# --- Any graph
 
 
 @given(rich(most=8, sums=True), st.floats(0.3, 1.1), st.booleans())
@@ -235,7 +238,7 @@ def test_the_same_plan_in_every_process():
     assert printed.strip() == str(here["found"])
 
 
-# Progress and the end of patience ---------------------------------------------------------------------------------
+# --- Progress and the end of patience
 
 
 def test_progress_rises():

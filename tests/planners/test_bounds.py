@@ -28,7 +28,8 @@ EQUAL = 1 + 1e-9
 
 
 def check_against_the_optimum(seed: int) -> tuple[int, int, float, float]:
-    """Bound and optimum of one graph: budgets that are met, of those it is tight for, sum of bounds, sum of optima."""
+    """Bound and optimum of one graph: budgets that are met, of those it is tight for, sum of
+    bounds, sum of optima."""
     graph = small(seed)
     met = tight = 0
     bounds = optima = 0.0
@@ -55,7 +56,8 @@ def test_never_above_the_optimum(seeds):
     assert bounds >= optima * SHARE
 
 
-#: What is reached: shares of budgets for which the bound is the optimum, and of the optima that the bounds add up to.
+#: What is reached: shares of budgets for which the bound is the optimum, and of the optima that the
+#: bounds add up to.
 TIGHT, SHARE = 0.85, 0.65
 
 
@@ -118,7 +120,8 @@ def test_a_larger_budget_has_no_larger_bound(seed):
 @given(rich(sums=True), st.integers(0, 2**32), st.booleans(), st.booleans())
 @settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_no_schedule_beats_the_bound(graph, seed, accumulate, lazily):
-    """Views, several outputs, writes in place, sums, scratch space: any schedule's own peak as the budget."""
+    """Views, several outputs, writes in place, sums, scratch space: any schedule's own peak as the
+    budget."""
     chained = graph.sums if accumulate else ()
     if lazily:
         kept = {s for k, s in enumerate(graph.residuals) if seed >> k & 1}

@@ -1,4 +1,5 @@
-"""Plans for many budgets at once: each valid and within its budget, none slower than that of a smaller one, all about as good as one by one."""
+"""Plans for many budgets at once: each valid and within its budget, none slower than that of a
+smaller one, all about as good as one by one."""
 
 from __future__ import annotations
 

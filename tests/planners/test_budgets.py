@@ -219,7 +219,8 @@ def test_values_are_those_of_tensorflow() -> None:
 def step_under_a_budget(share: float) -> dict[str, Any]:
     """Run in a process of its own: what was promised, and what was taken.
 
-    A plan leaves a twentieth of its budget to chance, here two tensors: a busy machine may stop a thread in the middle of the step.
+    A plan leaves a twentieth of its budget to chance, here two tensors: a busy machine may stop a
+    thread in the middle of the step.
     """
     from graph_tools.memory.measure import measure_peak
 
@@ -336,7 +337,8 @@ def test_xla_counts_one_buffer() -> None:
 
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 def test_what_was_tried_in_vain_does_not_run():
-    """A plan that needs more when it runs gives way to another one; grappler would keep what the first one built and protected."""
+    """A plan that needs more when it runs gives way to another one; grappler would keep what the
+    first one built and protected."""
     network = small("cifar_resnet")
 
     @tf.function

@@ -1,4 +1,5 @@
-"""Plans of graphs as chains of stages: valid, within their budgets, monotone, and as good as known figures."""
+"""Plans of graphs as chains of stages: valid, within their budgets, monotone, and as good as known
+figures."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def plans(graph: TrainingGraph, budgets):
 
 
 def check_budgets(graph: TrainingGraph, count: int = 6) -> None:
-    """Every plan is valid; those that exist are within the budget; more memory never takes more time."""
+    """Every plan is valid; those that exist are within the budget; more memory never takes more
+    time."""
     least = chain.plan(graph)
     check(graph, least.schedule)
     budgets = sorted({*budgets_of(graph, count), least.peak}, reverse=True)
@@ -133,7 +135,7 @@ def networks(draw) -> TrainingGraph:
     return make.graph(hold=draw(st.booleans()))
 
 
-# Every graph -----------------------------------------------------------------------------------------------------
+# --- Every graph
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -179,7 +181,8 @@ def test_the_least_peak_is_no_higher_than_with_one_recomputation(name):
     once = least_memory.plan(graph)
     most = int(graph.size.max())
     assert chain.plan(graph).peak <= once.peak
-    # What a cut keeps goes when backward has come to it, though the stage before it may read it, too.
+    # What a cut keeps goes when backward has come to it, though the stage before it may read it,
+    # too.
     same = chain.plan(graph, Limits(budget=once.peak + most))
     assert same.extra_seconds <= 1.2 * once.extra_seconds
 
@@ -192,7 +195,7 @@ def test_the_same_graph_gives_the_same_plan(name):
     assert first.reasons == second.reasons
 
 
-# Known figures ---------------------------------------------------------------------------------------------------
+# --- Known figures
 
 
 @pytest.mark.parametrize(
@@ -288,7 +291,7 @@ def test_less_than_the_whole_history_is_an_option():
     assert not any(graph.expensive[op] for op in again)
 
 
-# Limits ----------------------------------------------------------------------------------------------------------
+# --- Limits
 
 
 def test_what_has_to_be_kept_is_kept():

@@ -1,4 +1,5 @@
-"""Segments of a budget and mirror counts: against the paper's bounds and a literal reading of its Algorithm 2."""
+"""Segments of a budget and mirror counts: against the paper's bounds and a literal reading of its
+Algorithm 2."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tests.helpers.sampling import examples
 
 
 def valid(graph: TrainingGraph, schedule: Schedule) -> None:
-    """Originals once each, the forward ones in order; reads of what was made; clones numbered as they come."""
+    """Originals once each, the forward ones in order; reads of what was made; clones numbered as
+    they come."""
     made: set[tuple[int, int]] = set()
     originals, clones = [], Counter()
     for step in schedule.steps:
@@ -42,7 +44,8 @@ def valid(graph: TrainingGraph, schedule: Schedule) -> None:
 
 
 def algorithm_2(graph: TrainingGraph, counts: dict[int, int]) -> list[tuple]:
-    """The paper's Algorithm 2, line by line, for forward ops of one value each: op, level, levels read."""
+    """The paper's Algorithm 2, line by line, for forward ops of one value each: op, level, levels
+    read."""
     border = graph.first_backward
     level = [counts.get(int(graph.storage[v]), 0) for v in range(border)]
     node = {v: (v, 0) for v in range(border)}
@@ -80,7 +83,7 @@ def numbered_by_level(graph: TrainingGraph, counts: dict[int, int]) -> list[tupl
     return [(s.op, s.copy, s.reads or (0,) * len(graph.reads[s.op])) for s in steps]
 
 
-# Chains ----------------------------------------------------------------------------------------------------------
+# --- Chains
 
 
 @pytest.mark.parametrize("residual", ["inputs", "output"])
@@ -140,7 +143,7 @@ def test_recursion_with_several_cuts_at_a_time(k):
     assert proposal.schedule.clones <= 500 * levels
 
 
-# Algorithm 3 -----------------------------------------------------------------------------------------------------
+# --- Algorithm 3
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(0, 60), st.data())
@@ -159,7 +162,7 @@ def test_division_is_the_papers_loop(sizes, b, data):
     assert found == chen.Division(tuple(cuts), x, max(y, temp))
 
 
-# Mirror counts -----------------------------------------------------------------------------------------------------
+# --- Mirror counts
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=12), st.sampled_from(["inputs", "output"]))
@@ -231,7 +234,7 @@ def test_the_planner_honors_counts(budget):
     assert clones[7] == clones[9] == clones[20] == 0 < clones[8]
 
 
-# Any network -------------------------------------------------------------------------------------------------------
+# --- Any network
 
 
 @st.composite
@@ -256,7 +259,8 @@ def networks(draw: st.DrawFn) -> TrainingGraph:
 @given(networks(), st.floats(0, 1.1), st.floats(0, 1.1))
 @settings(max_examples=examples(60), deadline=None, derandomize=True)
 def test_budgets_are_kept_and_more_is_never_slower(graph, one, other):
-    # In the order of plans: gradients of penalties come when they are due, which may take more than plain training.
+    # In the order of plans: gradients of penalties come when they are due, which may take more than
+    # plain training.
     most = simulate(graph, ordered(graph, graph.sums)).peak
     least = chen.plan(graph, Limits(budget=0)).peak
     tight, loose = sorted(int(most * share) for share in (one, other))
@@ -301,7 +305,7 @@ def test_cuts_part_no_fused_pair():
     valid(graph, proposal.schedule)
 
 
-# Limits ------------------------------------------------------------------------------------------------------------
+# --- Limits
 
 
 def test_an_interrupted_search_returns_the_best_so_far():

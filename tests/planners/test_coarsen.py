@@ -1,4 +1,5 @@
-"""Coarse problems: their decisions become valid schedules, and what they count is what the schedule takes."""
+"""Coarse problems: their decisions become valid schedules, and what they count is what the schedule
+takes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from tests.helpers.graphs import GRAPHS, Maker, chain
 from tests.helpers.random_graphs import rich, rigid
 from tests.helpers.sampling import examples
 
-#: Simulated bytes over coarse ones: in-place writes and sums that a plan moves apart. The worst met in 4000 graphs is 1.091.
+#: Simulated bytes over coarse ones: in-place writes and sums that a plan moves apart. The worst met
+#: in 4000 graphs is 1.091.
 MOST_LOW = 1.15
 SEEDS = st.integers(0, 2**32)
 
@@ -103,7 +105,8 @@ def test_plain_decisions_give_the_plain_step(graph, seed, accumulate):
 def test_recipes_take_the_time_of_their_clones(graph, seed):
     assume(all(len(made) == 1 for made in graph.writes[: graph.first_backward]))
     coarse = coarsen(graph)
-    # Decisions without by-products that nobody reads: those are clones that the schedule leaves out.
+    # Decisions without by-products that nobody reads: those are clones that the schedule leaves
+    # out.
     decisions = [DROPPED if what >= STRICT else what for what in draw_decisions(coarse, seed)]
     _, simulation = followed(coarse, decisions)
     assert simulation.extra_seconds == pytest.approx(run(coarse.problem, decisions).extra_seconds)
@@ -151,7 +154,7 @@ def test_events_are_the_ops_in_order(graph, seed):
         )
 
 
-# Known graphs ----------------------------------------------------------------------------------------------------
+# --- Known graphs
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))
@@ -287,7 +290,8 @@ def test_tiny_storages_are_kept():
 def test_what_is_about_to_be_written_into_is_there_while_others_are_made_again():
     graph = chain([4000] * 5)
     backward = np.arange(graph.length) >= graph.first_backward
-    # Gradients lie in the buffers of those before them, and one op has scratch space: the peak is where that runs again.
+    # Gradients lie in the buffers of those before them, and one op has scratch space: the peak is
+    # where that runs again.
     graph = dataclasses.replace(
         graph,
         forwards=backward,

@@ -1,4 +1,5 @@
-"""The planner that proves: against exhaustive search, and what holds of its bound and of its process."""
+"""The planner that proves: against exhaustive search, and what holds of its bound and of its
+process."""
 
 from __future__ import annotations
 
@@ -221,7 +222,8 @@ def test_without_a_solver_the_way_to_one_is_named(monkeypatch):
 
 
 def ended_with_python() -> tuple[bool, bool]:
-    """Return whether the solver's process runs after a plan, and whether it has ended after Python's exit functions."""
+    """Return whether the solver's process runs after a plan, and whether it has ended after
+    Python's exit functions."""
     exact.plan(small(26), Limits(budget=20))
     process = constraint_program._Solver.running().process
     runs = process.poll() is None

@@ -1,4 +1,5 @@
-"""Playing decisions from where they differ from others: what comes of it is what comes of playing them from the first event on."""
+"""Playing decisions from where they differ from others: what comes of it is what comes of playing
+them from the first event on."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def same(one: Run, other: Run) -> bool:
 
 
 def anywhere(seed: int) -> Problem:
-    """A problem whose border lies anywhere; some results cannot be made again, but are made in passing."""
+    """A problem whose border lies anywhere; some results cannot be made again, but are made in
+    passing."""
     draw = random.Random(seed)
     made = small_problem(draw.randrange(2**32))
     recipe = list(made.recipe)
@@ -50,7 +52,8 @@ def anywhere(seed: int) -> Problem:
 
 
 def step(seed: int) -> Problem:
-    """A problem like those of steps: forward events make all values, and many backward events read them; seconds with rounding errors."""
+    """A problem like those of steps: forward events make all values, and many backward events read
+    them; seconds with rounding errors."""
     draw = random.Random(seed)
     forward, backward = draw.randint(2, 12), draw.randint(1, 5 * APART)
     reads: list[tuple[int, ...]] = []
@@ -79,7 +82,8 @@ def step(seed: int) -> Problem:
 
 
 def decision(given: Problem, gap: int, draw: random.Random, wild: float) -> int:
-    """A random decision on a gap; with a probability, one that names any event at which its value can be made."""
+    """A random decision on a gap; with a probability, one that names any event at which its value
+    can be made."""
     value, begin, end = given.gaps[gap]
     events = len(given.reads)
     respects = draw.random() >= wild / 4
@@ -143,7 +147,7 @@ def test_a_run_does_not_ask_for_the_border(
     assert same(run(given, decisions), run(replace(given, border=0), decisions))
 
 
-# By hand ---------------------------------------------------------------------------------------------------------
+# --- By hand
 
 
 @pytest.fixture
@@ -161,7 +165,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def long_step() -> Problem:
-    """Four values, each made of the one before it, and read again one after the other: the last one first, far from each other."""
+    """Four values, each made of the one before it, and read again one after the other: the last one
+    first, far from each other."""
     backward: list[tuple[int, ...]] = []
     for value in (3, 2, 1, 0):
         backward += [()] * (APART - 1) + [(value,)]

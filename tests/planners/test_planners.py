@@ -1,4 +1,5 @@
-"""Planners on graphs made by hand: against brute force, against published figures, and against time."""
+"""Planners on graphs made by hand: against brute force, against published figures, and against
+time."""
 
 from __future__ import annotations
 
@@ -63,12 +64,13 @@ def random_chain(seed: int) -> tuple[TrainingGraph, int]:
 
 @cache
 def against_optimum(seed: int) -> tuple[int, int, int]:
-    """The least peak that is found of a random chain, the least there is, and the largest tensor."""
+    """The least peak that is found of a random chain, the least there is, and the largest
+    tensor."""
     graph, largest = random_chain(seed)
     return least_memory.plan(graph).peak, optimum(graph)[0], largest
 
 
-# Chains --------------------------------------------------------------------------------------------------------
+# --- Chains
 
 
 @pytest.mark.parametrize("forwards", [False, True])
@@ -148,7 +150,7 @@ def test_growing_concatenations_cost_each_feature_once():
     assert simulate(graph, plain(graph)).peak >= 15 * whole
 
 
-# Every planner on every graph ------------------------------------------------------------------------------------
+# --- Every planner on every graph
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
@@ -236,7 +238,7 @@ def test_draws_are_never_cloned_and_the_bits_are_kept(planner):
     assert bits <= set(proposal.reasons)
 
 
-# cheap_ops ---------------------------------------------------------------------------------------------------
+# --- cheap_ops
 
 
 def conv_net(n: int) -> tuple[TrainingGraph, list[int]]:
@@ -282,7 +284,7 @@ def test_cheap_ops_keeps_the_bias_add_in_place_of_the_product():
         assert int(graph.producer[product]) not in again
 
 
-# named -------------------------------------------------------------------------------------------------------
+# --- named
 
 
 def test_named_keeps_the_named_and_what_comes_behind():
@@ -298,7 +300,7 @@ def test_nothing_named_recomputes_everything_once():
     assert proposal.schedule.clones == 19  # the last op's output is no residual
 
 
-# recompute_lazily and simulate ----------------------------------------------------------------------------------
+# --- recompute_lazily and simulate
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -333,7 +335,7 @@ def test_no_op_holds_more_than_the_whole():
     assert simulate(graph, plain(graph)).peak <= graph.size.sum()
 
 
-# Time ----------------------------------------------------------------------------------------------------------
+# --- Time
 
 
 def _seconds(planner, graph: TrainingGraph) -> float:
@@ -361,7 +363,7 @@ def test_deep_chains_hit_no_recursion_limit():
     assert named.plan(graph).schedule.clones >= 19_900  # a few are too small to weigh
 
 
-# Helpers -------------------------------------------------------------------------------------------------------
+# --- Helpers
 
 
 def _replace(graph: TrainingGraph, **changes) -> TrainingGraph:
@@ -375,7 +377,8 @@ def _without_forwarding(graph: TrainingGraph) -> TrainingGraph:
 
 
 def random_network(seed: int, n: int) -> TrainingGraph:
-    """n ops that read one to three recent values; some make two, some are views, joins or must not be cloned."""
+    """n ops that read one to three recent values; some make two, some are views, joins or must not
+    be cloned."""
     draw = random.Random(1000 + seed)
     make = Maker()
     source = make.source()

@@ -33,7 +33,8 @@ def least_advances(steps: int, slots: int) -> int:
 
 
 def followed(steps: int, slots: int) -> tuple[int, int]:
-    """Advances and the most checkpoints of `recursive.reversal`, done by hand on the numbers of states."""
+    """Advances and the most checkpoints of `recursive.reversal`, done by hand on the numbers of
+    states."""
     kept, at, advanced, most = {0}, 0, 0, 1
     left = steps
     for kind, stage, _ in recursive.reversal(steps, slots):
@@ -78,7 +79,8 @@ def test_a_chain_of_1024_in_the_memory_of_22():
     proposal = recursive.plan(graph)
     check_schedule(graph, proposal.schedule)
     assert proposal.peak <= 22
-    # The first sweep is the forward pass itself. The first value is as good as the input that it is made of, and nobody reads the last.
+    # The first sweep is the forward pass itself. The first value is as good as the input that it is
+    # made of, and nobody reads the last.
     assert proposal.schedule.clones == recursive.advances(1022, 10) - 1021
     levels = recursive.recomputations_by_level(proposal.schedule)
     assert max(levels) <= recursive.levels(1024, 10)

@@ -22,7 +22,8 @@ from tests.helpers.sampling import examples
 
 
 def problem(seed: int) -> Problem:
-    """A random problem: recipes of one or two values, some values that cannot be made again, bytes beside them."""
+    """A random problem: recipes of one or two values, some values that cannot be made again, bytes
+    beside them."""
     draw = random.Random(seed)
     reads, writes, recipe, inputs, outputs, seconds, scratch = [], [], [], [], [], [], []
     for _ in range(draw.randint(1, 16)):
@@ -56,7 +57,8 @@ def problem(seed: int) -> Problem:
 
 
 def decide(given: Problem, seed: int) -> list[int]:
-    """A random decision for each gap; what comes early or goes late does so at an event inside the gap."""
+    """A random decision for each gap; what comes early or goes late does so at an event inside the
+    gap."""
     draw = random.Random(seed)
     decisions = []
     for value, begin, end in given.gaps:
@@ -70,9 +72,11 @@ def decide(given: Problem, seed: int) -> list[int]:
 
 
 class Interpreter:
-    """Plays decisions by the words of the module: instances of values that are made, read, and lost.
+    """Plays decisions by the words of the module: instances of values that are made, read, and
+    lost.
 
-    The order in which missing inputs are made, the last first, is the only thing that is taken over.
+    The order in which missing inputs are made, the last first, is the only thing that is taken
+    over.
     """
 
     def __init__(self, given: Problem, decisions: list[int]) -> None:
@@ -210,11 +214,12 @@ def test_gaps_lie_side_by_side(seed):
     assert given.owner == [v for v, _, _ in given.gaps]
 
 
-# By hand ---------------------------------------------------------------------------------------------------------
+# --- By hand
 
 
 def chain(reads: list[tuple[int, ...]], many: int) -> Problem:
-    """``many`` values in a chain, a byte and a second each; then events that read ``reads`` and make nothing."""
+    """``many`` values in a chain, a byte and a second each; then events that read ``reads`` and
+    make nothing."""
     return Problem(
         reads=[*([(k - 1,) if k else () for k in range(many)]), *reads],
         writes=[*([(k,) for k in range(many)]), *([()] * len(reads))],
@@ -239,7 +244,8 @@ def decided(given: Problem, what: dict[tuple[int, int], int]) -> list[int]:
 
 
 def test_dropped_stays_until_its_next_use_and_strict_does_not():
-    # Value 0 is read by event 1 (which makes value 1), 3 and last; making 1 again for event 2 needs it.
+    # Value 0 is read by event 1 (which makes value 1), 3 and last; making 1 again for event 2 needs
+    # it.
     given = chain([(1,), (), (0,)], 2)
     drop_1 = {(1, 1): DROPPED}
     kept = run(given, decided(given, drop_1 | {(0, 1): KEPT}))
@@ -251,7 +257,8 @@ def test_dropped_stays_until_its_next_use_and_strict_does_not():
 
 
 def test_early_comes_back_while_its_inputs_are_there():
-    # Value 0 is there at event 2 for the last time: making 1 again only at its own event costs a second run of 0.
+    # Value 0 is there at event 2 for the last time: making 1 again only at its own event costs a
+    # second run of 0.
     given = chain([(0,), (), (1,)], 2)
     late = run(given, decided(given, {(1, 1): DROPPED}))
     assert (late.bytes_alive.tolist(), late.extra_seconds) == ([1, 2, 1, 0, 1, 2, 1], 2.0)

@@ -1,4 +1,5 @@
-"""The dynamic program over chains: against exhaustive search, against closed forms, and against its own promises."""
+"""The dynamic program over chains: against exhaustive search, against closed forms, and against its
+own promises."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from memsaving_gradients.planners.chains.rotor import Chain, Table, least_budget
 
 @dataclass(frozen=True)
 class Network:
-    """A chain by its tensors: which ones the input of each stage consists of, and numbers for each stage and option."""
+    """A chain by its tensors: which ones the input of each stage consists of, and numbers for each
+    stage and option."""
 
     bytes: tuple[int, ...]
     inputs: tuple[
@@ -117,7 +119,8 @@ def kept_bytes(net: Network, inputs, histories, beside=frozenset()) -> int:
 
 
 def exhaustive(net: Network, budget: int) -> float:
-    """The least extra time of all ways to run forward and backward that keep what they keep until it was used."""
+    """The least extra time of all ways to run forward and backward that keep what they keep until
+    it was used."""
     last = net.length - 1
     options = range(len(net.inside[0]))
     begin = (
@@ -167,7 +170,8 @@ def exhaustive(net: Network, budget: int) -> float:
 
 
 def follow(net: Network, actions) -> tuple[int, int]:
-    """The peak and the extra time of ``actions``; fails where they are no valid way through the chain."""
+    """The peak and the extra time of ``actions``; fails where they are no valid way through the
+    chain."""
     b, at = net.length - 1, 0
     inputs: set[int] = set()
     histories: dict[int, int] = {}
@@ -242,12 +246,13 @@ def test_rounding_never_breaks_a_promise(seed, slots):
 @pytest.mark.parametrize("slots", [1, 2, 3, 4, 6, 9])
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 13, 24])
 def test_inputs_only_on_a_unit_chain_take_the_steps_of_revolve(length, slots):
-    # Backward runs a stage again itself, so that its history takes no memory; the input that it starts from does,
-    # in place of the first input, which does not count here and is a slot there.
+    # Backward runs a stage again itself, so that its history takes no memory; the input that it
+    # starts from does, in place of the first input, which does not count here and is a slot there.
     free, column = np.zeros((length, length)), np.zeros((length, 1))
     chain = Chain(
         added=free + 1, resident=free, running=free, saved=column + 10**6, forward_peak=column,
-        backward_peak=column, run=np.ones(length), run_history=column, run_last=column, inside=column,
+        backward_peak=column, run=np.ones(length), run_history=column, run_last=column,
+        inside=column,
     )  # fmt: skip
     steps = _revolve(length, slots)
     assert Table(chain, length + 1).seconds(slots) == steps - (length - 1)

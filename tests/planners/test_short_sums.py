@@ -62,7 +62,8 @@ def test_fewer_chains_within_more_memory(planner) -> None:
 
 
 def variables_of_sums(**options) -> int:
-    """How many sums grappler makes variables of in a session; a weight of 208 MiB is read until the gradients are there."""
+    """How many sums grappler makes variables of in a session; a weight of 208 MiB is read until the
+    gradients are there."""
     with tf.Graph().as_default() as graph:
         large = v1.get_variable("large", [6656, 8192], use_resource=True)
         x, y = normalized_network(16)

@@ -1,4 +1,5 @@
-"""Plans with values that are stored: on random graphs, against an independent reading of schedules."""
+"""Plans with values that are stored: on random graphs, against an independent reading of
+schedules."""
 
 from __future__ import annotations
 

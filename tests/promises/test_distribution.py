@@ -1,4 +1,5 @@
-"""Replicas on several devices: the same weights, each device in its own memory, and none waits for another."""
+"""Replicas on several devices: the same weights, each device in its own memory, and none waits for
+another."""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ def test_microbatches() -> None:
 def test_explained_is_one_replica() -> None:
     found = run("explained")
     assert found["both"]["computations"] == found["alone"]["computations"] == 1
-    # One of them updates weights, so that the peaks are not at the same op: what one layer gives may differ, and two replicas would be twice as much.
+    # One of them updates weights, so that the peaks are not at the same op: what one layer gives
+    # may differ, and two replicas would be twice as much.
     assert found["both"]["activations"] == pytest.approx(found["alone"]["activations"], rel=0.05)
 
 

@@ -1,4 +1,5 @@
-"""Training in several processes on this machine: the same weights, less memory in each, and none waits for ever for another."""
+"""Training in several processes on this machine: the same weights, less memory in each, and none
+waits for ever for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Gradients are TensorFlow's own for everything a graph may contain and every argument of ``tf.gradients``."""
+"""Gradients are TensorFlow's own for everything a graph may contain and every argument of
+``tf.gradients``."""
 
 from __future__ import annotations
 
@@ -224,7 +225,7 @@ def test_two_gradient_calls_in_one_graph():
     assert_same(program, data(), modes=SHORT)
 
 
-# Recomputation really happens ----------------------------------------------------------------------
+# --- Recomputation really happens
 
 
 @pytest.mark.parametrize("mode", ["memory", "list", None])
@@ -249,7 +250,7 @@ def test_clones_survive_grappler_with_a_sum_of_everything():
     assert ours.clones and len(ours.surviving) >= 0.9 * len(ours.clones)
 
 
-# TF1 ------------------------------------------------------------------------------------------------
+# --- TF1
 
 OPTIMIZERS = {
     "momentum": lambda: v1.train.MomentumOptimizer(0.05, 0.9),
@@ -287,7 +288,8 @@ def test_v1_minimize(optimizer, use_resource):
 
 @pytest.mark.parametrize("mode", ["memory", "list", None])
 def test_every_gate_waits_for_something_computed_from_the_data(mode):
-    # Gradients begin with ones of a known shape: a gate that waits for these alone is open from the start.
+    # Gradients begin with ones of a known shape: a gate that waits for these alone is open from the
+    # start.
     with tf.Graph().as_default() as graph:
         p = data()
         p.restart({"x": v1.placeholder(tf.float32, [16, 32])})
@@ -308,7 +310,8 @@ def test_every_gate_waits_for_something_computed_from_the_data(mode):
 
 @pytest.mark.parametrize("used", [False, True])
 def test_what_reads_a_value_and_leads_to_no_gradient_may_be_used_or_not(exact, used):
-    """Alone with the constant's reader, the first product is folded with the constant; beside another it is not."""
+    """Alone with the constant's reader, the first product is folded with the constant; beside
+    another it is not."""
     x = tf.constant(np.random.default_rng(11).normal(size=(4, 4)), tf.float32)
 
     def program(gradients):
@@ -361,7 +364,8 @@ def test_a_loss_that_is_not_asked_for_is_pruned(exact, name, mode, returned):
 
 @pytest.mark.parametrize("mode", ["memory", "speed"])
 def test_silu_is_one_kernel_in_copies_too(exact, mode):
-    """It is ``h * sigmoid(1 * h)``: copies of both must read h by the same gate, though ``1 * h`` is no op of a plan."""
+    """It is ``h * sigmoid(1 * h)``: copies of both must read h by the same gate, though ``1 * h``
+    is no op of a plan."""
     draw = np.random.default_rng(5)
     x = tf.constant(draw.normal(size=(64, 64)), tf.float32)
     weights = [tf.constant(draw.normal(size=(64, 64)) / 8, tf.float32) for _ in range(5)]
@@ -383,7 +387,8 @@ def test_silu_is_one_kernel_in_copies_too(exact, mode):
 
 @pytest.mark.parametrize("asked", [["matmul_2", "BiasAdd_6"], "memory", *slow("speed")])
 def test_what_becomes_one_kernel_is_not_parted(exact, asked):
-    """With side losses, what a product makes is a tempting place to cut at: the original would not be fused any more."""
+    """With side losses, what a product makes is a tempting place to cut at: the original would not
+    be fused any more."""
     draw = np.random.default_rng(6)
     x = tf.constant(draw.normal(size=(32, 128)), tf.float32)
     weights = [tf.constant(draw.normal(size=(128, 128)) / 11, tf.float32) for _ in range(12)]

@@ -252,7 +252,8 @@ def test_network(name):
 
 @pytest.mark.parametrize("activation", [tf.tanh, *slow(tf.sigmoid, tf.nn.elu)])
 def test_remapping_treats_a_clone_as_it_treats_its_original(activation):
-    # Grappler makes one op with other bits of MatMul, Add and activation: of all in the plain graph, not of all here.
+    # Grappler makes one op with other bits of MatMul, Add and activation: of all in the plain
+    # graph, not of all here.
     def build(p):
         h = p["x"]
         for i in range(4):
@@ -352,7 +353,8 @@ def test_sum_of_a_shared_weight_becomes_a_chain_with_the_same_bits(addends, use_
 
 def test_gan_with_two_losses_and_two_gradient_calls():
     data = {"z": numbers("z", BATCH, 8), "real": numbers("real", BATCH, 16)}
-    # A list would have to fit both calls: marks that do not lie between xs and ys are left out by "collection" alone.
+    # A list would have to fit both calls: marks that do not lie between xs and ys are left out by
+    # "collection" alone.
     modes = ["collection", *one_of(("auto", "memory", "speed", None))]
     kinds = one_of(KINDS)
     assert_same_gradients(gan, Inputs(data), modes=modes, kinds=kinds, recomputed=("collection",))

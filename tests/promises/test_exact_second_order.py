@@ -1,4 +1,5 @@
-"""Gradients of gradients are TensorFlow's own: by further calls, under nested tapes, and in Jacobians."""
+"""Gradients of gradients are TensorFlow's own: by further calls, under nested tapes, and in
+Jacobians."""
 
 from __future__ import annotations
 

@@ -123,7 +123,8 @@ def test_before_with_and_after():
 def test_saved_and_loaded(tmp_path):
     ours = compiled(network())
     fit(ours, [MemorySavingGradients("memory")])
-    # Keras does not save the states of dropout's generators: both models are loaded, with the same new ones.
+    # Keras does not save the states of dropout's generators: both models are loaded, with the same
+    # new ones.
     loaded = [reloaded(ours, tmp_path / "model.keras") for _ in range(2)]
     for model in loaded:
         assert_identical(model.get_weights(), ours.get_weights(), "saved and loaded")

@@ -1,4 +1,5 @@
-"""Under ``jit_compile=True``: the same gradients to rounding, and clones that XLA did not merge away."""
+"""Under ``jit_compile=True``: the same gradients to rounding, and clones that XLA did not merge
+away."""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ def test_the_embedded_zero_does_not_spread_what_is_not_a_number():
 
 @pytest.mark.parametrize("depth", [6, *slow(24)])
 def test_gradients_of_a_residual_stream_are_computed_once(depth):
-    """XLA fuses the whole sum into each of its readers where nothing stops it: quadratic in the depth."""
+    """XLA fuses the whole sum into each of its readers where nothing stops it: quadratic in the
+    depth."""
 
     def additions(depth):
         ws = [tf.Variable(numbers(f"w{i}", 32, 32, scale=0.2)) for i in range(depth)]

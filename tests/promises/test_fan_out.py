@@ -1,4 +1,5 @@
-"""One tensor that many ops read, sums of losses beside it, and plans that take less in order than plain training, but not as they run."""
+"""One tensor that many ops read, sums of losses beside it, and plans that take less in order than
+plain training, but not as they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sessions feed tensors in the middle of a graph: copies see it, or the session refuses, by name."""
+"""Sessions feed tensors in the middle of a graph: copies see it, or the session refuses, by
+name."""
 
 from __future__ import annotations
 

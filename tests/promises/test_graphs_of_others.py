@@ -1,4 +1,5 @@
-"""Graphs that are made in other ways than by today's programs: imported ones, control flow and shapes of TensorFlow 1, ``Defun``, constants."""
+"""Graphs that are made in other ways than by today's programs: imported ones, control flow and
+shapes of TensorFlow 1, ``Defun``, constants."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def test_a_reference_variable_that_the_forward_pass_assigns(
             shift = v1.get_variable("shift", [16], use_resource=False)
             h = x
             for i in range(12):
-                # The backward pass reads no `shift`: only a copy of the sum can see that it changed.
+                # The backward pass reads no `shift`: only a copy of the sum can see that it
+                # changed.
                 h = tf.sin(h + shift)
                 if i == 6:
                     with tf.control_dependencies([h]):
@@ -167,7 +169,8 @@ def test_only_what_is_in_a_branch_is_conditional() -> None:
 
 
 def with_shapes_of_v1() -> list[tuple[float, int]]:
-    """Differences from TensorFlow's gradients, and copies made, in a process in which shapes consist of ``Dimension``."""
+    """Differences from TensorFlow's gradients, and copies made, in a process in which shapes
+    consist of ``Dimension``."""
     v1.disable_v2_behavior()
     v1.enable_control_flow_v2()
 

@@ -1,4 +1,5 @@
-"""Random programs of nested calls, branches and loops: TensorFlow's gradients, of any order, also where a session feeds tensors inside."""
+"""Random programs of nested calls, branches and loops: TensorFlow's gradients, of any order, also
+where a session feeds tensors inside."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ _options = st.sampled_from(
         {"attention": "blocks"},
     ]
 )
-#: Which of several gradient computations are TensorFlow's own: all modulo this number is one, or none.
+#: Which of several gradient computations are TensorFlow's own: all modulo this number is one, or
+#: none.
 _plain = st.sampled_from([0, 2, 3])
 
 
@@ -63,7 +65,8 @@ def _same(plain: Any, ours: Any) -> None:
     assert [g is None for g in plain] == [g is None for g in ours]
     for theirs, found in zip(plain, ours, strict=True):
         if theirs is not None:
-            # Sums inside of functions have no fixed order, and further orders multiply the difference.
+            # Sums inside of functions have no fixed order, and further orders multiply the
+            # difference.
             far = np.abs(np.subtract(theirs, found)).max(initial=0.0)
             assert far <= 1e-5 * max(1.0, np.abs(theirs).max(initial=0.0)), (theirs, found)
 
@@ -80,7 +83,8 @@ def _in_function(program: Nested, gradients: Any) -> list[np.ndarray | None]:
 
 
 def _in_session(program: Nested, gradients: Any, fed: int | None) -> list[np.ndarray | None]:
-    """In a graph of TF1, with the values that hidden result number ``fed`` is fed with instead of its own."""
+    """In a graph of TF1, with the values that hidden result number ``fed`` is fed with instead of
+    its own."""
     first, weights = values()
     with tf.Graph().as_default(), v1.Session() as session:
         # Sessions optimize by their own configuration.
@@ -112,7 +116,8 @@ def _check(program: Nested, options: dict[str, Any], plain: int, where: Any) -> 
         try:
             found = run(_bound(options, plain))
         except ValueError as error:
-            # The one answer but the right one: the session refuses to feed what is recomputed, by its name.
+            # The one answer but the right one: the session refuses to feed what is recomputed, by
+            # its name.
             if where in ("function", None) or "may not be fed" not in str(error):
                 raise
             event("refused")

@@ -1,4 +1,5 @@
-"""Random programs: the same gradients, bit for bit, and schedules that an independent reader finds valid."""
+"""Random programs: the same gradients, bit for bit, and schedules that an independent reader finds
+valid."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ _thousand = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-#: How checkpoints are chosen: a mode, tensors by number, or (``kept``) any set of residuals by number.
+#: How checkpoints are chosen: a mode, tensors by number, or (``kept``) any set of residuals by
+#: number.
 _choices = st.one_of(
     st.sampled_from(["memory", "speed", None]),
     st.tuples(st.just("tensors"), st.lists(st.integers(0, 40), max_size=4)),
@@ -77,7 +79,8 @@ class _Spy:
 
 
 def _run(program: Program, choice, weights: Weights, *, xla: bool | None = None):
-    """Gradients of a program, plain (``choice`` is ``"plain"``) or not, and what was done on the way."""
+    """Gradients of a program, plain (``choice`` is ``"plain"``) or not, and what was done on the
+    way."""
     kept = choice[1] if isinstance(choice, tuple) and choice[0] == "kept" else None
     spy = _Spy(kept)
     built_graphs = []
@@ -105,7 +108,8 @@ def _run(program: Program, choice, weights: Weights, *, xla: bool | None = None)
 
 
 def _adds_in_any_order(graph: tf.Graph, forward: int) -> bool:
-    """Whether gradients are summed by `AddN` of three or more: it begins with an addend whose buffer is free just then.
+    """Whether gradients are summed by `AddN` of three or more: it begins with an addend whose
+    buffer is free just then.
 
     TensorFlow's own last bits depend on timing there.
     """
@@ -132,7 +136,8 @@ def _same(plain, ours, *, unordered: bool = False) -> None:
 
 
 def _check_graph(graph: tf.Graph, forward: int, step, schedule) -> None:
-    """In the rewritten graph: the clones of the schedule, each once, none before the forward pass ended."""
+    """In the rewritten graph: the clones of the schedule, each once, none before the forward pass
+    ended."""
     operations = graph.get_operations()
     clones = [op for op in operations[forward:] if CLONE_SUFFIX in op.name and op.type != "NoOp"]
     originals = [step.source.ops[s.op] for s in schedule.steps if s.copy]
@@ -240,7 +245,8 @@ def test_a_second_trace_gives_the_same_plan_and_names():
 
 
 def test_gates_wait_for_the_forward_pass_where_the_first_gradients_are_constant():
-    """The gradient of a sum of multiples is a constant: waiting for it alone is waiting for nothing."""
+    """The gradient of a sum of multiples is a constant: waiting for it alone is waiting for
+    nothing."""
     with tf.Graph().as_default() as graph:
         x = y = tf.compat.v1.placeholder(tf.float32, [1000])
         for _ in range(6):

@@ -1,4 +1,5 @@
-"""The page of a plan or an explanation: what is in it, that it is one file, that names are escaped."""
+"""The page of a plan or an explanation: what is in it, that it is one file, that names are
+escaped."""
 
 from __future__ import annotations
 

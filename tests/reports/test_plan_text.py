@@ -53,10 +53,14 @@ def test_first_come_chunks_of_those_that_fractions_are_of() -> None:
     found = plan(budget=120 * KILO, lower_bound=0.03)
     assert (found.allocated, found.allocated_plain) == (116 * KILO, 200 * KILO)
     assert lines(found)[:3] == [
-        "plan 'budget': 118,784 bytes (116.00 KiB) in the allocator's chunks, 58 % of plain training's 204,800; extra time "
-        "about 4 %, 26 ops run again",
-        "budget 122,880 bytes (120.00 KiB, 0.6 of plain): 4,096 left; planner 'auto': at most 1.0 % of a step above the least "
-        "extra time (3.0 %)",
+        (
+            "plan 'budget': 118,784 bytes (116.00 KiB) in the allocator's chunks, 58 % of plain"
+            " training's 204,800; extra time about 4 %, 26 ops run again"
+        ),
+        (
+            "budget 122,880 bytes (120.00 KiB, 0.6 of plain): 4,096 left; planner 'auto': at most"
+            " 1.0 % of a step above the least extra time (3.0 %)"
+        ),
         "simulated peak 102,400 bytes asked for, plain 204,800; activations 0, plain 0",
     ]
     assert repr(found) == "<Plan 'budget': 116.00 KiB of 200.00 KiB, 26 ops run again>"

@@ -1,4 +1,5 @@
-"""TensorFlow follows schedules in which ops are recomputed several times: the same bits, the memory that is promised."""
+"""TensorFlow follows schedules in which ops are recomputed several times: the same bits, the memory
+that is promised."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ _thousand = settings(
 
 
 class Scheduled:
-    """The engine with a schedule of the test's own; ``make`` takes a captured step and gives a schedule."""
+    """The engine with a schedule of the test's own; ``make`` takes a captured step and gives a
+    schedule."""
 
     def __init__(self, make) -> None:
         self.make = make
@@ -125,7 +127,8 @@ def _check(program: Program, seed: int, forget: float, *, xla: bool = False) -> 
         for p, q in [(a.values, b.values)] if isinstance(a, tf.IndexedSlices) else [(a, b)]:
             p, q = p.numpy(), q.numpy()
             if any(unordered):
-                # `AddN` begins with an addend whose buffer is free just then: the last bits depend on timing.
+                # `AddN` begins with an addend whose buffer is free just then: the last bits depend
+                # on timing.
                 assert np.abs(p - q).max(initial=0) <= 1e-6 * max(1.0, np.abs(p).max(initial=0))
             else:
                 assert p.tobytes() == q.tobytes(), np.abs(p - q).max()
@@ -159,7 +162,7 @@ def test_each_instruction_alone_in_a_deep_program(exact, kind):
     _check(Program(steps, (0, 2), True), 5, 0.6)
 
 
-# What survives the compilers ---------------------------------------------------------------------------------
+# --- What survives the compilers
 
 
 def _chain(length: int, width: int = 64):
@@ -197,7 +200,8 @@ def test_all_copies_survive_grappler():
 
 
 def _twice_at_once(step):
-    """The whole forward pass twice more, one after the other, before the first backward op; they read both in turn."""
+    """The whole forward pass twice more, one after the other, before the first backward op; they
+    read both in turn."""
     graph = step.graph
     border, losable = graph.first_backward, graph.losable
     again = [op for op in range(border) if any(losable[v] for v in graph.writes[op])]
@@ -246,8 +250,8 @@ def test_two_copies_in_one_run_stay_two(exact, how):
                 _, grad = session.run(fetched, {fed: x.numpy()}, options, metadata)
         np.testing.assert_array_equal(grad, plain)
         found = sum(node.op == "Sin" for part in metadata.partition_graphs for node in part.node)
-    # The originals; four are above the last product that is copied, three above the last but one, which the other copy is
-    # for. The gate of the second copy waits for the end of the first one.
+    # The originals; four are above the last product that is copied, three above the last but one,
+    # which the other copy is for. The gate of the second copy waits for the end of the first one.
     assert 6 + 4 + 3 <= found <= 6 + 6 + 6
 
 
@@ -280,11 +284,12 @@ def test_all_copies_survive_xla():
     assert count(ours, tanh) - count(plain, tanh) == kinds.count("Tanh") > 12
 
 
-# Memory --------------------------------------------------------------------------------------------------------
+# --- Memory
 
 
 def _measure(length: int, size: int) -> dict[str, float]:
-    """In a process of its own: peaks of a chain of tanh and of its plain gradients, in values, and whether they agree."""
+    """In a process of its own: peaks of a chain of tanh and of its plain gradients, in values, and
+    whether they agree."""
     spy = Scheduled(_halving)
     tf.config.experimental.enable_op_determinism()
     found = {}
@@ -329,7 +334,8 @@ def test_memory_follows_a_recursive_schedule():
 
 
 def _branches(how_many: int, size: int) -> dict[str, float]:
-    """In a process of its own: the peak of a run of clones of branches that widen, one after the other, in wide values."""
+    """In a process of its own: the peak of a run of clones of branches that widen, one after the
+    other, in wide values."""
     wide = 16 * 4 * size
 
     def make(step):
@@ -396,7 +402,8 @@ def late_filters(step):
     "behind", [tf.sin, lambda bias: tf.squeeze(tf.reshape(bias, [1, 1, 1, 8]))]
 )
 def test_nothing_waits_for_what_a_merged_bias_gradient_makes(exact, behind):
-    """oneDNN makes one kernel of the gradients of a bias and of its filter, whatever waits for what was made of the former."""
+    """oneDNN makes one kernel of the gradients of a bias and of its filter, whatever waits for what
+    was made of the former."""
     x = tf.constant(numbers("images", 2, 8, 8, 8))
     filters = [tf.Variable(numbers(f"filter {i}", 3, 3, 8, 8, scale=0.1)) for i in range(3)]
     biases = [tf.Variable(numbers(f"bias {i}", 8)) for i in range(3)]

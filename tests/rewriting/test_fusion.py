@@ -1,4 +1,5 @@
-"""Control edges and what TensorFlow merges later: no circle is closed, and no kernel is fused otherwise than in plain training."""
+"""Control edges and what TensorFlow merges later: no circle is closed, and no kernel is fused
+otherwise than in plain training."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ CHANNELS = 4
 
 
 class Layers:
-    """Layers of random networks, and their variables in the order in which they are made; a name asked for twice is one variable."""
+    """Layers of random networks, and their variables in the order in which they are made; a name
+    asked for twice is one variable."""
 
     def __init__(self) -> None:
         self.kept: dict[str, tf.Variable] = {}
@@ -130,7 +132,8 @@ class Layers:
 
             return block(h, name), gradient
 
-        # Gradients of the variables are those of what is passed: TensorFlow adds to them what it gets by the other way.
+        # Gradients of the variables are those of what is passed: TensorFlow adds to them what it
+        # gets by the other way.
         return run(h, *[tf.convert_to_tensor(v) for v in weights])
 
     def reversible(self, h, name):
@@ -187,7 +190,8 @@ _images = numbers("images", 2, 6, 6, CHANNELS)
 
 
 def late(seed: int, forget: float):
-    """A schedule in which backward ops come in a random order, and forward ones are forgotten at random."""
+    """A schedule in which backward ops come in a random order, and forward ones are forgotten at
+    random."""
 
     def make(step):
         merging = Merging(step)
@@ -238,8 +242,8 @@ def compared(kinds, make, what: str) -> None:
     if "batch_norm" not in kinds:
         assert_identical(ours(images), plain(images), what)
         return
-    # oneDNN fuses a normalization with the rectifier that alone reads its first result; a clone that is made for the others is not
-    # fused, and gives other last bits.
+    # oneDNN fuses a normalization with the rectifier that alone reads its first result; a clone
+    # that is made for the others is not fused, and gives other last bits.
     for found, expected in zip(ours(images), plain(images), strict=True):
         far = np.max(np.abs(found.numpy() - expected.numpy()))
         assert far <= 1e-4 * np.max(np.abs(expected.numpy())), what
@@ -252,13 +256,15 @@ def compared(kinds, make, what: str) -> None:
 )
 @_few
 def test_merged_ops_close_no_circle(exact_arithmetic, kinds, seed, forget):
-    """Whatever the network and the order of its backward ops, the step runs and has TensorFlow's bits."""
+    """Whatever the network and the order of its backward ops, the step runs and has TensorFlow's
+    bits."""
     compared(kinds, None if forget is None else late(seed, forget), f"{kinds}")
 
 
 @pytest.mark.parametrize("kind", ["again", "dense_again", "reversible"])
 def test_gradients_that_compute_layers_again(exact_arithmetic, kind):
-    """These layers stand in the backward pass, where their ops are held back one behind the other."""
+    """These layers stand in the backward pass, where their ops are held back one behind the
+    other."""
     compared([kind] * 3, None, kind)
     compared([kind] * 3, late(1, 0.3), kind)
 
@@ -274,7 +280,8 @@ def test_with_and_without_onednn(onednn):
 
 
 def far() -> float:
-    """How far gradients of reversible blocks are from TensorFlow's at most, relative to the largest number of each."""
+    """How far gradients of reversible blocks are from TensorFlow's at most, relative to the largest
+    number of each."""
     kinds = ["convolved", "reversible", "reversible", "padded", "dense_again", "again"]
     images = tf.constant(_images)
     expected = step_of(kinds, tf.gradients)(images)
@@ -285,7 +292,7 @@ def far() -> float:
     )
 
 
-# The oracle ---------------------------------------------------------------------------------------------------------
+# --- The oracle
 
 
 def held(tensor: tf.Tensor, trigger: tf.Tensor) -> tf.Tensor:

@@ -1,7 +1,8 @@
-"""Residuals on another device: the same gradients, less memory on this one, and an end when the other one is gone.
+"""Residuals on another device: the same gradients, less memory on this one, and an end when the
+other one is gone.
 
-An accelerator and a host are two processes on this machine, connected over loopback; each has an allocator of its own, so that the peak of the
-accelerator is measured.
+An accelerator and a host are two processes on this machine, connected over loopback; each has an
+allocator of its own, so that the peak of the accelerator is measured.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def test_the_accelerator_holds_less(large):
     assert found["offloaded"] < 0.25 * found["plain"]
     assert found["offloaded"] < 0.25 * found["kept"]
     assert found["moved"] >= 40
-    # A step that waits for its transfers is simulated as if they took no time. Transfers of small tensors take longer than their products.
+    # A step that waits for its transfers is simulated as if they took no time. Transfers of small
+    # tensors take longer than their products.
     if large:
         assert found["offloaded"] < 1.5 * found["simulated"]
 

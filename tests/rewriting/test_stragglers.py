@@ -19,7 +19,8 @@ v1 = tf.compat.v1
 
 
 def layers() -> tuple[TrainingGraph, int, int]:
-    """A chain, and two of its backward ops: one whose result nobody reads, and one whose result another reads."""
+    """A chain, and two of its backward ops: one whose result nobody reads, and one whose result
+    another reads."""
     make = Maker()
     at = make.op(make.source(), size=4)
     for _ in range(3):
@@ -34,7 +35,8 @@ def layers() -> tuple[TrainingGraph, int, int]:
 
 
 def with_room(graph: TrainingGraph, room: int) -> tuple[Schedule, Simulation, tuple[int, int]]:
-    """A schedule, simulated with ``room`` bytes below the peak wherever there are clones; its first clone."""
+    """A schedule, simulated with ``room`` bytes below the peak wherever there are clones; its first
+    clone."""
     schedule = recompute_lazily(graph, set())
     simulation = simulate(graph, schedule)
     first = next(k for k, step in enumerate(schedule.steps) if step.copy)

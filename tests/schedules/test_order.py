@@ -1,4 +1,5 @@
-"""Backward ops that would hold memory long before their result is needed run late, unless the graph says when they run."""
+"""Backward ops that would hold memory long before their result is needed run late, unless the graph
+says when they run."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def decayed(p):
 
 
 def scaled(p):
-    """The weight of the penalty depends on the data: its gradients are ready when the forward pass ends."""
+    """The weight of the penalty depends on the data: its gradients are ready when the forward pass
+    ends."""
     net = decayed(p)
     return Net(net.ys * tf.reduce_mean(tf.abs(p["x"])))
 
@@ -65,7 +67,8 @@ def watched_through_views(p):
 
 
 def watched_from_behind(p, which):
-    """Losses on hidden values that are written behind the network, on one of three in each layer."""
+    """Losses on hidden values that are written behind the network, on one of three in each
+    layer."""
     h, watched = p["x"], []
     for i in range(2 * LAYERS):
         product = tf.matmul(h, p.weight(f"a{i}", 64, 64))
@@ -122,7 +125,8 @@ def test_what_is_read_by_nobody_else_is_not_held_longer():
     """Where an early op alone reads much, to run it late would hold that instead of its result."""
 
     def first_late(*others_at):
-        # Backward ops from 2 on: the first reads the forward value 0, and the last one needs what it makes.
+        # Backward ops from 2 on: the first reads the forward value 0, and the last one needs what
+        # it makes.
         between = [(0,) if op in others_at else (1,) for op in range(3, 39)]
         reads = [(), (0,), (0,), *between, (2,)]
         count = len(reads)
@@ -167,7 +171,8 @@ def test_forward_reductions_written_behind_the_network_stand_behind_what_they_re
     sizes = ops.value_bytes(1)
     early = {ops.ops[i] for i in early_reductions(ops, len(ops.ops), sizes)}
     assert {square.op, penalty.op, wide.op} <= early
-    # What the graph is given is there all the time, and the end of the network is no reduction of something early.
+    # What the graph is given is there all the time, and the end of the network is no reduction of
+    # something early.
     assert early.isdisjoint({used_later.op, h.op, first.op, branch.op, branch.op.inputs[0].op})
     with graph.as_default():
         again = capture([penalty + tf.reduce_sum(h)], late=0, beside=early)

@@ -1,4 +1,5 @@
-"""What of a batch is no mean over its examples, and what a loss depends on besides its batch: exact in microbatches, too, or said."""
+"""What of a batch is no mean over its examples, and what a loss depends on besides its batch: exact
+in microbatches, too, or said."""
 
 from __future__ import annotations
 

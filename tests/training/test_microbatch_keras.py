@@ -1,4 +1,5 @@
-"""Microbatches in ``fit``: the same weights after training, whatever the optimizer, the data and the step are."""
+"""Microbatches in ``fit``: the same weights after training, whatever the optimizer, the data and
+the step are."""
 
 from __future__ import annotations
 
@@ -167,7 +168,8 @@ def test_normalization_of_each_example_is_exact(xla: bool) -> None:
 
 @XLA
 def test_moving_averages_move_as_far_as_in_one_batch(xla: bool) -> None:
-    """Three microbatches of the same rows: the mean is the same in all, and so is what the average comes to."""
+    """Three microbatches of the same rows: the mean is the same in all, and so is what the average
+    comes to."""
 
     def moved(saving: Any) -> np.ndarray:
         keras.utils.set_random_seed(2)

@@ -1,4 +1,5 @@
-"""Losses that compare examples: a warning exactly where microbatches give other gradients than the batch."""
+"""Losses that compare examples: a warning exactly where microbatches give other gradients than the
+batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sparse weights: the gradients of a dense layer with the same zeros, in fewer bytes, through training, saving and moving."""
+"""Sparse weights: the gradients of a dense layer with the same zeros, in fewer bytes, through
+training, saving and moving."""
 
 from __future__ import annotations
 

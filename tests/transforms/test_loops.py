@@ -1,4 +1,5 @@
-"""Loops that are replayed: gradients are TensorFlow's own for everything that a loop may hold, and the replay really happens."""
+"""Loops that are replayed: gradients are TensorFlow's own for everything that a loop may hold, and
+the replay really happens."""
 
 from __future__ import annotations
 
@@ -246,7 +247,8 @@ def assert_replayed_same(build, inputs, kinds, replayed=True):
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_gradients_of_replayed_loops_are_those_of_tensorflow(name):
-    # TensorFlow itself fails in sessions: outside of functions it takes the first step's shape for all.
+    # TensorFlow itself fails in sessions: outside of functions it takes the first step's shape for
+    # all.
     kinds = ["function"] if name == "growing" else RUNNERS
     inputs = data(xs=numbers("xs", 30, 4, 8))
     inside = name in ALONE or name.startswith("in a")

@@ -1,4 +1,5 @@
-"""A loop that is differentiated more than once: twice, through its gradient, from tapes, before and after it was replayed."""
+"""A loop that is differentiated more than once: twice, through its gradient, from tapes, before and
+after it was replayed."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def loops_of(function):
 
 
 def assert_same(program, replayed=1):
-    """``program(gradients, x, w)`` gives the same bits with our gradients, and so many loops are replayed at the end."""
+    """``program(gradients, x, w)`` gives the same bits with our gradients, and so many loops are
+    replayed at the end."""
     plain, _ = results(functools.partial(program, tf.gradients))
     for way in one_of(("segments", "treeverse")):
         found, function = results(

@@ -1,4 +1,5 @@
-"""Loops with side effects, and variables that change around them: everything happens once, in order, and is read as it was."""
+"""Loops with side effects, and variables that change around them: everything happens once, in
+order, and is read as it was."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ X, W, OTHER = numbers("x", 4, 8), numbers("w", 8, 8, scale=0.3), numbers("v", 8,
 
 
 def looped(x, w, effect=lambda i, h: None, steps=STEPS, **options):
-    """Layers of one weight; one step after the other, or effects would come in an order of their own."""
+    """Layers of one weight; one step after the other, or effects would come in an order of their
+    own."""
 
     def body(i, h):
         with tf.control_dependencies([op for op in [effect(i, h)] if op is not None]):
@@ -37,7 +39,8 @@ def looped(x, w, effect=lambda i, h: None, steps=STEPS, **options):
 
 
 def ran(program, gradients, calls=1):
-    """What ``program(gradients)`` makes, a function of x and w, gives when it is called so often; and its plans."""
+    """What ``program(gradients)`` makes, a function of x and w, gives when it is called so often;
+    and its plans."""
     function = tf.function(program(gradients), autograph=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
@@ -75,7 +78,8 @@ def of_sum(effect, **options):
 
 
 def happened(start, calls=2, **options):
-    """What effects leave behind, plain and with each way: ``start()`` gives an effect, and a function that tells."""
+    """What effects leave behind, plain and with each way: ``start()`` gives an effect, and a
+    function that tells."""
     found, ways = {}, one_of(WAYS)
     for way in ("plain", *ways):
         gradients = tf.gradients if way == "plain" else functools.partial(ms.gradients, loops=way)
@@ -249,7 +253,8 @@ def test_drawn_numbers_inside_of_what_must_run_once(where):
 
     plain, _ = ran(program, tf.gradients)
     for way in one_of(WAYS):
-        # Its intermediate results come in lists and optionals, which cannot be kept: the loop stays as it is.
+        # Its intermediate results come in lists and optionals, which cannot be kept: the loop stays
+        # as it is.
         found, _ = ran(program, functools.partial(ms.gradients, loops=way))
         assert_identical(found, plain, way)
 
@@ -323,7 +328,8 @@ def test_a_condition_that_reads_a_variable():
 
 
 def taped(read, change):
-    """Gradients from a tape of a loop that reads a variable, which is changed before they are asked for."""
+    """Gradients from a tape of a loop that reads a variable, which is changed before they are asked
+    for."""
 
     def program(gradients):
         weight = tf.Variable(W)
@@ -599,7 +605,8 @@ def test_two_steps_in_one_function():
 
 
 def in_graph(build, gradients, calls=5, **options):
-    """What ``build(gradients, x, w)`` gives when it runs so often in a session; and the graph's plans."""
+    """What ``build(gradients, x, w)`` gives when it runs so often in a session; and the graph's
+    plans."""
     with tf.Graph().as_default() as graph, warnings.catch_warnings():
         warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
         x = v1.placeholder(tf.float32, [4, 8])

@@ -1,4 +1,5 @@
-"""Keras' recurrent layers, whose loops are replayed: gradients and training are TensorFlow's own."""
+"""Keras' recurrent layers, whose loops are replayed: gradients and training are TensorFlow's
+own."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def _as_it_was():
 
 
 class Noisy(keras.layers.Layer):
-    """A cell that drops out inside of itself, by a layer or by numbers drawn with a seed of its own."""
+    """A cell that drops out inside of itself, by a layer or by numbers drawn with a seed of its
+    own."""
 
     def __init__(self, units, by_layer, **options):
         super().__init__(**options)
@@ -157,7 +159,8 @@ OTHER_DRAWING = {
 
 
 def gradients_of(make, calls=1, inputs=SEQUENCES, specs=None, patched=None, **given):
-    """What a layer (or model) gives, its gradients and its state, of several calls; plans; the function."""
+    """What a layer (or model) gives, its gradients and its state, of several calls; plans; the
+    function."""
     keras.utils.set_random_seed(1)
     made = make()
     arrays = tf.nest.map_structure(tf.constant, inputs)

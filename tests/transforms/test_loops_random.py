@@ -1,4 +1,5 @@
-"""Random loops: gradients with loops replayed are TensorFlow's own, bit for bit; and where states are kept, against a scheme written out."""
+"""Random loops: gradients with loops replayed are TensorFlow's own, bit for bit; and where states
+are kept, against a scheme written out."""
 
 from __future__ import annotations
 
@@ -59,9 +60,11 @@ STATES = {
     "array": (tf.float32, SHAPE),
     "unchanged": (tf.float32, SHAPE),
 }
-BODY = """matmul variable layer slices gather split branch function inner_loop inner_array stateless_random drawn_once
-custom_gradient element reduced softmax normalized outer step_number where einsum cumulated rematerialized dense swish joined""".split()
-CONDITIONS = "counted bounded both two_by_two run_time_steps run_time_maximum value bounded_value fuel".split()
+BODY = """matmul variable layer slices gather split branch function inner_loop inner_array
+stateless_random drawn_once custom_gradient element reduced softmax normalized outer step_number
+where einsum cumulated rematerialized dense swish joined""".split()
+CONDITIONS = """counted bounded both two_by_two run_time_steps run_time_maximum value bounded_value
+fuel""".split()
 
 
 @dataclass(frozen=True)
@@ -340,7 +343,8 @@ def _array(grad):
 
 
 def _adds_in_any_order(graph):
-    """Whether three addends or more are summed by `AddN`, which begins with one whose buffer is free just then."""
+    """Whether three addends or more are summed by `AddN`, which begins with one whose buffer is
+    free just then."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     return any(n.op == "AddN" and n.attr["N"].i > 2 for n in nodes)
@@ -361,7 +365,8 @@ def _compare(loop, found, plain, graph, what):
 
 @contextlib.contextmanager
 def always_replayed(leaf):
-    """Loops are replayed also where that saves nothing, in segments of ``leaf`` steps; ``None``: as ever."""
+    """Loops are replayed also where that saves nothing, in segments of ``leaf`` steps; ``None``: as
+    ever."""
     before = selection.LEAST_SAVED, selection.FEWEST_STEPS, selection.leaf_for
     if leaf is not None:
         selection.LEAST_SAVED, selection.FEWEST_STEPS = -math.inf, 1
@@ -506,10 +511,12 @@ def check_cut(cut, first, stop):
 
 @dataclass
 class Scheme:
-    """A loop of ``steps`` that is run forward and reversed with a division, as an independent reader understands it.
+    """A loop of ``steps`` that is run forward and reversed with a division, as an independent
+    reader understands it.
 
-    Counts how often each step is run again, the most states that are held at once (the first one, which is the loop's
-    input, included), and the longest stretch of steps whose values are held at once.
+    Counts how often each step is run again, the most states that are held at once (the first one,
+    which is the loop's input, included), and the longest stretch of steps whose values are held at
+    once.
     """
 
     division: Division
@@ -618,14 +625,17 @@ def test_long_loops_are_divided_without_overflow():
 
 @functools.cache
 def _longest(states, repeats):
-    """The most steps that any scheme reverses behind a complete forward pass, each run again so often at most, one at a time.
+    """The most steps that any scheme reverses behind a complete forward pass, each run again so
+    often at most, one at a time.
 
-    ``states`` may be held besides the first one. The last segment is never crossed to keep a state behind it.
+    ``states`` may be held besides the first one. The last segment is never crossed to keep a state
+    behind it.
     """
 
     @functools.cache
     def fresh(states, repeats):
-        """Of a segment of which only the first state is held: cross it, keep states, reverse from its end."""
+        """Of a segment of which only the first state is held: cross it, keep states, reverse from
+        its end."""
         if repeats == 0:
             return 0
         if repeats == 1:
@@ -652,7 +662,8 @@ def test_as_many_steps_as_treeverse_promises():
 
 
 def test_no_scheme_needs_two_states_less():
-    """Treeverse crosses the last of the inner segments, too; what skips that reverses as many steps with one state less at best."""
+    """Treeverse crosses the last of the inner segments, too; what skips that reverses as many steps
+    with one state less at best."""
     for repeats in range(1, 6):
         for states in range(8):
             best = _longest(states, repeats)

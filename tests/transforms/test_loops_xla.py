@@ -1,4 +1,5 @@
-"""Replayed loops under ``jit_compile=True``: the same gradients to rounding, a replay that XLA keeps, and less memory as measured."""
+"""Replayed loops under ``jit_compile=True``: the same gradients to rounding, a replay that XLA
+keeps, and less memory as measured."""
 
 from __future__ import annotations
 
@@ -224,7 +225,8 @@ def test_a_maximum_known_at_run_time(way):
 
     x, w = tf.constant(numbers("x", 4, WIDTH)), weight()
     plain, ours = step(tf.gradients), step(saving(way))
-    # To XLA it is a number each time; for 0 steps it cannot make the lists of plain gradients either.
+    # To XLA it is a number each time; for 0 steps it cannot make the lists of plain gradients
+    # either.
     for most in (1, 5, 24):
         expected = [g.numpy() for g in plain(x, w, tf.constant(most))]
         assert_near([g.numpy() for g in ours(x, w, tf.constant(most))], expected)

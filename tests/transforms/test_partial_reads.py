@@ -1,4 +1,5 @@
-"""What backward reads only a part of, kept in bits: gradients stay what they are, to the last bit."""
+"""What backward reads only a part of, kept in bits: gradients stay what they are, to the last
+bit."""
 
 from __future__ import annotations
 
@@ -147,7 +148,8 @@ def test_pooled_and_read_by_others():
 
 
 def test_read_in_full_by_somebody():
-    """Where a convolution needs the numbers, signs are packed of those tensors only that may decide the peak."""
+    """Where a convolution needs the numbers, signs are packed of those tensors only that may decide
+    the peak."""
 
     def program(p, gradients):
         h = p["x"]
@@ -161,7 +163,8 @@ def test_read_in_full_by_somebody():
 
 
 def test_the_filter_goes_first_where_that_lets_go_of_much():
-    """Of the first layers' input, its gradient and that of their output only two are alive together."""
+    """Of the first layers' input, its gradient and that of their output only two are alive
+    together."""
 
     def program(p, gradients):
         h = tf.nn.relu(convolution(p, p["x"], "w", 64))
