@@ -54,9 +54,16 @@ class Gate(Protocol):
 def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int | None:
     """The input to hold back: the largest that is no constant, or ``None``.
 
-    Shapes, axes and the like are constants where compilers need them to be, and are left alone.
+    Shapes, axes and the like are constants where compilers need them to be, and are left alone. So
+    are references and handles of variables: when a trace ends, TensorFlow lets each op that reads
+    a handle wait for those that were created before, and an identity in front of one of them is
+    created after it.
     """
-    fits = [k for k, t in enumerate(inputs) if not constant[k] and t.dtype == t.dtype.base_dtype]
+    fits = [
+        k
+        for k, t in enumerate(inputs)
+        if not constant[k] and t.dtype == t.dtype.base_dtype and t.dtype != tf.resource
+    ]
     return max(fits, key=lambda k: (_rank(inputs[k]), -k), default=None)
 
 
