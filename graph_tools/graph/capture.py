@@ -368,7 +368,7 @@ def _describe(
         static = is_shape and op_types.reads_known_shapes(op)
         may_fold = copies and all(folds_on[v] for v in reads) and _is_small(outputs)
         # What a late op makes must not be taken for a part of an early buffer: that may be lost
-        # before, and made again.
+        # before, and recomputed.
         early = late is None or graphs.creation_index(op) < late or op in beside
         is_folded = kind == "Const" or static or (may_fold and all(folded[v] for v in reads))
         may_fold |= kind == "Const" or is_shape

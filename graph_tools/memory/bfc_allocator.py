@@ -11,10 +11,10 @@ asked for, by up to a fifth. This is a model of that bookkeeping (TensorFlow 2.1
 One order of events, step after step, fills the same holes again and again: `allocated_peak`.
 Threads change the order of small things from step to step, and what lies in a hole that a large
 buffer has left sends that elsewhere: `irregular_peaks`. (The allocation events of six real steps,
-played one after the other through this model, give the measured peak; those of one step, six times,
-up to a tenth less.) And what is in the arena since before the first step, and was there for a
-while, decides which holes there are: of the same step of InceptionV3, within 33 or 37 MB, in one
-process or another. So steps are played in several arenas.
+simulated one after the other through this model, give the measured peak; those of one step, six
+times, up to a tenth less.) And what is in the arena since before the first step, and was there for
+a while, decides which holes there are: of the same step of InceptionV3, within 33 or 37 MB, in one
+process or another. So steps are simulated in several arenas.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def irregular_peaks(
     steps
         How many steps. All but the first two count, if there are more.
     arenas
-        In how many arenas they are played, which differ in how what is there before came there.
+        In how many arenas they are simulated, which differ in how what is there before came there.
     replaces
         For each of the orders, for each buffer, the place in ``before`` of the buffer that it takes
         the place of when its time is over (the updated value of a variable); -1: of none. Nothing:

@@ -9,18 +9,18 @@ holds them, and an unrolled recurrence multiplies all its inputs by their weight
 step. What is running at the same time is alive at the same time.
 
 This is a model of that (``executor.cc``, ``propagator_state.h``, Eigen's thread pool; TensorFlow
-2.16 to 2.21), driven by the estimated time of each op. It is played on the graph as it will run:
+2.16 to 2.21), driven by the estimated time of each op. It is simulated on the graph as it will run:
 after the rewrite, with clones, gates and holds, with constants where grappler moves them
 (:mod:`graph_tools.grappler.constant_folding`), with one op where it makes one of equal ones
 (:mod:`graph_tools.grappler.common_subexpressions`), and with views where kernels make views
 (:mod:`graph_tools.ops.views`).
 
 **The allowance for chance.** Which of two threads is faster is chance, and estimated times are
-rough. So a step is played several times: with two threads of equal speed, with either thread slower
-than the other, and with times of single ops drawn anew (from fixed seeds). A thread that is stalled
-for long, because its core is given to somebody else, is not considered. The peak is the worst of
-these; that of the first play is what is to be expected (`simulate_execution` gives both). A large
-difference means that the order matters and nothing fixes it. Into which holes between chunks
+rough. So a step is simulated several times: with two threads of equal speed, with either thread
+slower than the other, and with times of single ops drawn anew (from fixed seeds). A thread that is
+stalled for long, because its core is given to somebody else, is not considered. The peak is the
+worst of these; that of the first run is what is to be expected (`simulate_execution` gives both). A
+large difference means that the order matters and nothing fixes it. Into which holes between chunks
 buffers fall is chance, too: chunks are counted as they are on average
 (:func:`graph_tools.memory.bfc_allocator.irregular_peaks`), and `CHANCE` is added to what is
 promised.
@@ -29,7 +29,7 @@ Not covered: one inter-op thread alone, which runs all queued ops last; kernels'
 which is small beside the peaks of the networks in the benchmarks, but was not listed for each of
 them.
 
-O(ops + edges) a play, about 10 µs an op; large graphs are played less often.
+O(ops + edges) a run, about 10 µs an op; large graphs are simulated less often.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from graph_tools.ops.views import viewed_input
 __all__ = ["simulate_execution"]
 
 #: How many times slower each of two threads is, and the spread of single ops' times (logarithmic),
-#: play by play.
-PLAYS = (
+#: run by run.
+RUNS = (
     ((1, 1), 0.0),
     ((1, 4), 0.0),
     ((4, 1), 0.0),
@@ -63,8 +63,8 @@ PLAYS = (
     ((1, 1), 0.25),
     ((1, 1), 0.25),
 )
-#: All plays together execute about so many ops, if that allows more than one play.
-PLAYED_OPS = 200_000
+#: All runs together execute about so many ops, if that allows more than one run.
+RUN_OPS = 200_000
 #: By what share a step may need more chunks than it does on average: small changes of the order
 #: change into which holes buffers fall.
 CHANCE = 0.05
@@ -123,34 +123,34 @@ def simulate_execution(
     Returns
     -------
     tuple
-        The worst play, and the one with threads of equal speed.
+        The worst run, and the one with threads of equal speed.
     """
     work = _work(ops, batch, held)
-    plays: list[Timeline] = []
+    runs: list[Timeline] = []
     many = len(work.reads)
     # What is there before the step takes no place in it.
     begins = min(sum(work.there), many - 1)
-    for seed, (slowness, spread) in enumerate(PLAYS[: max(1, PLAYED_OPS // max(many, 1))]):
+    for seed, (slowness, spread) in enumerate(RUNS[: max(1, RUN_OPS // max(many, 1))]):
         noise = np.exp(spread * np.random.default_rng(seed).standard_normal(many))
         times = (np.array(work.seconds) * noise).tolist()
-        order, until = _play(replace(work, seconds=times), slowness)
+        order, until = _run(replace(work, seconds=times), slowness)
         born, dies, size, into, owner = _lives(work, order, until)
         lives = (born - begins, dies - begins, size)
         alive = timeline(*lives, many - begins)
         peak = int(alive.max(initial=0))
-        plays.append(Timeline(alive, peak, lives, owner, replaces=(into,)))
-    worst = max(plays, key=lambda play: play.peak)
-    others = [play for play in plays if play is not worst]
-    replaces = tuple(play.replaces[0] for play in (worst, *others))
+        runs.append(Timeline(alive, peak, lives, owner, replaces=(into,)))
+    worst = max(runs, key=lambda run: run.peak)
+    others = [run for run in runs if run is not worst]
+    replaces = tuple(run.replaces[0] for run in (worst, *others))
     moves = any((into >= 0).any() for into in replaces)
     worst = replace(
         worst,
-        other_orders=tuple(play.buffers for play in others),
+        other_orders=tuple(run.buffers for run in others),
         persistent=tuple(work.persistent.values()),
         replaces=replaces if moves else (),
         margin=CHANCE + CHANCE_OF_MOVES if moves else CHANCE,
     )
-    return worst, plays[0]
+    return worst, runs[0]
 
 
 def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
@@ -251,7 +251,7 @@ def _storages(ops: OpGraph) -> list[int]:
     return storage
 
 
-def _play(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]:
+def _run(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]:
     """The ops in the order in which they start; for each op, the last place in that order that
     begins before it ends.
 

@@ -35,7 +35,7 @@ class Alive:
         Its bytes.
     part
         ``"forward"``: of the forward pass; ``"recomputed"``: of a clone; ``"backward"``: of the
-        backward pass, and of the optimizer if it was played; ``"scratch"``: what a kernel takes
+        backward pass, and of the optimizer if it was simulated; ``"scratch"``: what a kernel takes
         beside its outputs, and copies of variables.
     first, last
         The first and the last op, of those in the timeline, during which it is alive.

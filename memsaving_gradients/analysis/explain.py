@@ -2,7 +2,7 @@
 run.
 
 The step is traced as TensorFlow would trace it, and the gradients that it asks for are looked at
-and left alone. The graph of the whole step is then played (:mod:`graph_tools.memory.executor`):
+and left alone. The graph of the whole step is then simulated (:mod:`graph_tools.memory.executor`):
 what is alive at its peak, or within a hundredth of it for the first time, are the parts. The least
 budget comes from the search that an error about a budget would name it by, plans for a row of
 budgets, evenly spread from plain training down to that, from
@@ -157,18 +157,18 @@ def _at_peak(study: Study, ops: OpGraph) -> tuple[Parts, list[Layer]]:
     """What is alive when the step, as it runs, takes most: at the first moment that comes close."""
     site = study.site
     held = [ops.value(t) for t in autodiff.outputs_of(site.graph)]
-    played = simulate_execution(ops, batch=site.options.batch, held=held)[0]
+    simulated = simulate_execution(ops, batch=site.options.batch, held=held)[0]
     first = graphs.creation_index(site.first_operation)
     late = [graphs.creation_index(op) >= first for op in ops.ops]
     producer, storage = ops.producer.tolist(), ops.storage.tolist()
     residual = {storage[v] for op, values in enumerate(ops.inputs) if late[op] for v in values}
     results = {storage[ops.value(t)] for t in site.grads if t.op.name in ops.position}
-    at = int(np.argmax(played.bytes_alive >= (1 - NEAR) * played.peak))
-    born, dies, size = played.buffers
+    at = int(np.argmax(simulated.bytes_alive >= (1 - NEAR) * simulated.peak))
+    born, dies, size = simulated.buffers
     total = {"gradients": 0, "activations": 0, "temporaries": 0}
     layers: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for number in np.flatnonzero((born <= at) & (dies >= at)).tolist():
-        value = played.owner[number] if number < len(played.owner) else -1
+        value = simulated.owner[number] if number < len(simulated.owner) else -1
         kind = "temporaries"
         if value in results:
             kind = "gradients"

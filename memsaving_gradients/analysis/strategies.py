@@ -7,7 +7,7 @@ The paper (arXiv 1604.06174, section 5.1) compares, by planning alone:
 - ``inplace``: an elementwise op writes into an input that nobody reads any more; nothing is freed
   otherwise;
 - ``sharing``: buffers are freed at their last use as well: what TensorFlow's executor does;
-- ``drop cheap``: results of cheap ops (normalizations, activations) are dropped and made again;
+- ``drop cheap``: results of cheap ops (normalizations, activations) are dropped and recomputed;
 - ``sublinear plan``: segments of a budget that is searched for
   (:mod:`memsaving_gradients.planners.chen`).
 
@@ -41,7 +41,7 @@ class Strategy:
     peak
         The most bytes of intermediate results, gradients included, at any time of the step.
     extra
-        Estimated time of what is made again, as a fraction of the plain step's.
+        Estimated time of what is recomputed, as a fraction of the plain step's.
     clones
         Number of ops that run again.
     """

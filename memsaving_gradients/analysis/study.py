@@ -90,7 +90,7 @@ class Study:
         self.computations = sum(self.site.is_here(site.first_operation) for site in sites)
         self.step = self.site.capture()
         self.graph = self.step.graph
-        self.before = self.site.play(self.step)
+        self.before = self.site.simulate_plain(self.step)
         self.plain = plain_bytes(self.before, self.site.gating)
         self.loops_alone: list[tuple[int, float]] = []
         self._holes: float | None = None

@@ -4,9 +4,9 @@ How the executor runs a step is known when the step is rewritten. Where that bre
 rewrite is taken back, and a plan is made for less; at last the plan of least memory. The same once
 more for the step as a whole, when the function is traced to its end
 (:mod:`~memsaving_gradients.engine.whole_step`). Into which holes between chunks buffers fall is
-chance: a plan with which not each of the steps that were played keeps the budget, but they do on
+chance: a plan with which not each of the steps that were simulated keeps the budget, but they do on
 average, is followed where none is found that is better. An attempt costs a plan, a rewrite and the
-plays of the graph.
+simulations of the graph.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from memsaving_gradients.transforms.loops.selection import WAYS
 
 __all__ = ["Followed", "Following"]
 
-#: Plans that are rewritten and played until one keeps the budget, and the most that the next one
+#: Plans that are rewritten and simulated until one keeps the budget, and the most that the next one
 #: gets of what this one had.
 MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
 #: Where an attempt takes seconds (`MANY_OPS`), there are fewer, and the first one leaves room for
@@ -89,7 +89,7 @@ class Followed:
 SAVING = ("memory", "speed", "slowdown", "planner")
 
 #: What the executor makes of a step that follows a plan.
-Play = Callable[[Followed], Simulation]
+Simulate = Callable[[Followed], Simulation]
 
 
 class Following:
@@ -371,24 +371,24 @@ class Following:
         site = self.site
         if site.loops.replayed:
             step = site.capture()
-            need = safe_bytes(site.play(step), site.gating)
+            need = safe_bytes(site.simulate_plain(step), site.gating)
             self.loops_alone.append((need, step.graph.total_seconds))
 
-    def worst(self, found: Followed, play: Play) -> int:
-        """The bytes of a budget that a step needs in the worst of the steps that were played, as
+    def worst(self, found: Followed, simulate: Simulate) -> int:
+        """The bytes of a budget that a step needs in the worst of the steps that were simulated, as
         long as there may be a plan that is better there.
 
         In large graphs there are buffers enough to even chance out.
         """
         if self.mode != "budget" or self._large or self._by_luck:
-            return self._need(found, play)
-        return worst_bytes(play(found), self.site.gating)
+            return self._need(found, simulate)
+        return worst_bytes(simulate(found), self.site.gating)
 
     def lower(
-        self, found: Followed, play: Play, updates: Mapping[str, Sequence[tf.Operation]]
+        self, found: Followed, simulate: Simulate, updates: Mapping[str, Sequence[tf.Operation]]
     ) -> Followed:
-        """Follow a plan with which what is played keeps the budget, in the place of ``found``, with
-        which it does not.
+        """Follow a plan with which what is simulated keeps the budget, in the place of ``found``,
+        with which it does not.
 
         The first is ``found`` itself, with a place in the order for ``updates``: by name of a
         gradient's op, the ops that end what is done with the gradient. Where no plan keeps the
@@ -402,26 +402,28 @@ class Following:
             self._updates = updates
             lower = self._again(found)
             if self._theirs is not None:
-                if not lower.keeps(self._need(lower, play)):
+                if not lower.keeps(self._need(lower, simulate)):
                     self._take_back(lower)
                     plan = self._new_plan_of_others()
-                    lower = self._as_others(plan) if plan else self._lower_than_others(found, play)
-            elif not lower.keeps(self.worst(lower, play)) and goal and sought and sought.search:
+                    lower = (
+                        self._as_others(plan) if plan else self._lower_than_others(found, simulate)
+                    )
+            elif not lower.keeps(self.worst(lower, simulate)) and goal and sought and sought.search:
                 self._share = min(1.0, found.planned / goal.budget)
-                lucky = found if lower.keeps(self._need(lower, play)) else None
-                self._give_up(lower, play, 0)
-                lower = self._lower(play, lucky) or self._again(found)
+                lucky = found if lower.keeps(self._need(lower, simulate)) else None
+                self._give_up(lower, simulate, 0)
+                lower = self._lower(simulate, lucky) or self._again(found)
                 if self.shared is not None:
                     self.shared.plan = lower.outcome.plan
         assert lower.result is not None
         original_view.remember(self.site.graph, lower.result.rewiring)
         return lower
 
-    def _lower_than_others(self, found: Followed, play: Play) -> Followed:
+    def _lower_than_others(self, found: Followed, simulate: Simulate) -> Followed:
         """A plan of its own, where what the other replicas follow breaks the budget here alone;
         ``found`` once more if there is none."""
         theirs, self._theirs = self._theirs, None
-        lower = self._lower(play, None)
+        lower = self._lower(simulate, None)
         if lower is not None:
             return lower
         self._theirs = theirs
@@ -437,22 +439,22 @@ class Following:
         """The graph made to follow a plan once more."""
         return replace(found, result=self._rewritten(found.outcome).result)
 
-    def _lower(self, play: Play, lucky: Followed | None) -> Followed | None:
+    def _lower(self, simulate: Simulate, lucky: Followed | None) -> Followed | None:
         try:
-            lower, ended = self._search(WHOLE_ATTEMPTS, play, lucky)
+            lower, ended = self._search(WHOLE_ATTEMPTS, simulate, lucky)
             if ended:
                 return lower
             lower = self._next(0.0)
         except BudgetError:
             # Interrupted: there will be no other plan.
             return None
-        if lower is not None and not lower.keeps(self._need(lower, play)):
+        if lower is not None and not lower.keeps(self._need(lower, simulate)):
             self._take_back(lower)
             return None
         return lower
 
     def _search(
-        self, attempts: int, play: Play, lucky: Followed | None = None
+        self, attempts: int, simulate: Simulate, lucky: Followed | None = None
     ) -> tuple[Followed | None, bool]:
         """A plan that keeps the budget; and whether the search is over, with this one, with plain
         gradients or with nothing.
@@ -471,23 +473,23 @@ class Following:
                     # Plans that broke the budget as they ran are no smaller than it.
                     raise self._no_smaller(error) from None
                 return None, False
-            if found is None or found.result is None or found.keeps(self.worst(found, play)):
+            if found is None or found.result is None or found.keeps(self.worst(found, simulate)):
                 return found, True
             if self.mode == "saved":
                 self._take_back(found)
                 raise _no_longer_kept(found.outcome)
-            if lucky is None and found.keeps(self._need(found, play)):
+            if lucky is None and found.keeps(self._need(found, simulate)):
                 lucky, last = found, min(attempts, attempt + 1 + LUCKY_ATTEMPTS)
-            attempt += self._give_up(found, play, attempt)
+            attempt += self._give_up(found, simulate, attempt)
         if lucky is None:
             return None, False
         self._by_luck = True
         return self._again(lucky), True
 
-    def _give_up(self, found: Followed, play: Play, attempt: int) -> bool:
+    def _give_up(self, found: Followed, simulate: Simulate, attempt: int) -> bool:
         """Take a plan back, and ask for less from now on; if it is an improved one, only for no
         improved ones. Whether for less."""
-        need = self.worst(found, play)
+        need = self.worst(found, simulate)
         self._take_back(found)
         sought = self.site.sought
         if sought and sought.search and sought.search.withdraw(found.outcome.proposal):
@@ -500,13 +502,13 @@ class Following:
         share = min(found.planned / need, self._share * MOST_SHARE)
         self._share = share * MOST_SHARE**attempt
         # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
-        by_chance = play is _alone and not self._large
+        by_chance = simulate is _alone and not self._large
         self._below = found.planned if by_chance else None
         return True
 
-    def _need(self, found: Followed, play: Play) -> int:
+    def _need(self, found: Followed, simulate: Simulate) -> int:
         """The same on average, and with what is left to chance."""
-        return safe_bytes(play(found), self.site.gating)
+        return safe_bytes(simulate(found), self.site.gating)
 
     def _next(self, share: float, below: int | None = None) -> Followed | None:
         """Plan and rewrite."""
@@ -534,7 +536,9 @@ class Following:
             host=self.site.host,
         )
         if not gates and self._updates is None:
-            outcome = outcome.as_it_runs(self.site.play_rewritten(result, proposal.extra_seconds))
+            outcome = outcome.as_it_runs(
+                self.site.simulate_rewritten(result, proposal.extra_seconds)
+            )
         return Followed(outcome, result, planned)
 
     def _take_back(self, found: Followed) -> None:

@@ -182,7 +182,7 @@ def nothing_else(site: Site, mode: str, name: str) -> Outcome:
     step = site.capture()
     found = Found(Meter(step.graph, site.gating).plain, 0, None)
     plan = _described(site, step, found, mode, name, before=before, unpacked=original)
-    return Outcome(step, found.proposal, plan, plain=True).as_it_runs(site.play(step))
+    return Outcome(step, found.proposal, plan, plain=True).as_it_runs(site.simulate_plain(step))
 
 
 def by_limits(
@@ -401,7 +401,7 @@ def _applied(
     )
     untouched = schedule == plain(step.graph) and not plan.packed
     if untouched and site.is_other:
-        described = replace(described, simulation=site.play(step))
+        described = replace(described, simulation=site.simulate_plain(step))
     return Outcome(step, proposal, described, plain=untouched, given=plan)
 
 

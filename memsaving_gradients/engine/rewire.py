@@ -152,7 +152,7 @@ def _stand_in(grad: Any, result: Rewrite) -> Any:
     """What the user gets for a gradient: where that became a chain of additions, a tensor that
     reads the chain's end.
 
-    It stays what it is when the chain is taken back, and made again in another way.
+    It stays what it is when the chain is taken back, and recomputed in another way.
     """
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(_stand_in(grad.values, result), grad.indices, grad.dense_shape)

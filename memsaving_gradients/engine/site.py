@@ -1,5 +1,5 @@
 """One gradient computation that was just built: its graph, what was asked for, and how it is
-captured, packed, played and undone."""
+captured, packed, simulated and undone."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Site:
         to it."""
         if self._original is None:
             step = self.capture()
-            self._original = step, self.play(step)
+            self._original = step, self.simulate_plain(step)
         return self._original
 
     def _note_original(self, rewiring: Rewiring) -> None:
@@ -250,27 +250,27 @@ class Site:
         )
         return with_storable(step, lossy=options.lossy, encode=self.encode, offload=options.offload)
 
-    def play(self, step: CapturedStep) -> Simulation:
+    def simulate_plain(self, step: CapturedStep) -> Simulation:
         """Plain training as it runs."""
         if self.data_gates:
             # XLA runs no executor: its own scheduler orders one program.
             return self._named(simulate(step.graph, plain(step.graph)), step.source)
         return self._simulated(step.source, step.graph.targets)
 
-    def play_rewritten(self, result: Rewrite, extra_seconds: float) -> Simulation:
+    def simulate_rewritten(self, result: Rewrite, extra_seconds: float) -> Simulation:
         """The step that was just rewritten, as it runs."""
         grads = [result.replaced.get(t.ref(), t) for t in self.grads]
-        return self._play_built(grads, (), extra_seconds)
+        return self._simulate_built(grads, (), extra_seconds)
 
-    def play_together(self, grads: Sequence[tf.Tensor]) -> Simulation | None:
+    def simulate_together(self, grads: Sequence[tf.Tensor]) -> Simulation | None:
         """The step as it runs with these gradients and those of earlier calls on the same device;
         ``None``: there are none, or XLA orders it."""
         others = [(t, held) for t, held in graph_state.earlier(self.graph) if self.is_here(t.op)]
         if not others or self.data_gates:
             return None
-        return self._play_built(grads, others)
+        return self._simulate_built(grads, others)
 
-    def play_traced(self) -> Simulation:
+    def simulate_traced(self) -> Simulation:
         """The step as it runs with all that the function does that was traced to its end, and what
         it returns held to the end.
 
@@ -283,7 +283,7 @@ class Site:
         held = [ops.value(tensor) for tensor in autodiff.outputs_of(self.graph)]
         return self._simulated(ops, held)
 
-    def _play_built(
+    def _simulate_built(
         self,
         grads: Sequence[tf.Tensor],
         others: Sequence[tuple[tf.Tensor, bool]],
@@ -299,8 +299,8 @@ class Site:
     def _simulated(
         self, ops: OpGraph, held: Sequence[int], extra_seconds: float = 0.0
     ) -> Simulation:
-        played, _ = simulate_execution(ops, batch=self.options.batch, held=held)
-        return self._named(Simulation.of(played, extra_seconds), ops)
+        simulated, _ = simulate_execution(ops, batch=self.options.batch, held=held)
+        return self._named(Simulation.of(simulated, extra_seconds), ops)
 
     def _named(self, simulation: Simulation, ops: OpGraph) -> Simulation:
         border = graphs.creation_index(self.first_operation)

@@ -1,20 +1,20 @@
 """What a whole step takes, beside the gradients that a budget was planned for.
 
 **Several calls for gradients** in one step are planned each by itself; when one is done, the step
-is played with the gradients of the calls before it, and it is said if they do not keep the budget
-together.
+is simulated with the gradients of the calls before it, and it is said if they do not keep the
+budget together.
 
 **The optimizer**: a budget is planned for before the optimizer's ops exist. When TensorFlow has
 traced a function to its end, those that need no gradient are told to wait for one
-(:mod:`~memsaving_gradients.rewriting.optimizer_ops`), and the step is played as a whole. If that
+(:mod:`~memsaving_gradients.rewriting.optimizer_ops`), and the step is simulated as a whole. If that
 breaks the budget, a plan for less is followed; if none helps, it is said.
 
 Under a strategy of ``tf.distribute`` all of that is done for each device by itself, as if there
 were no others.
 
 TensorFlow says when a trace is complete (`graph_tools.tf_private.hooks.when_traced`). Costs a
-capture of the graph and the plays for each plan with a budget, about as much as an attempt at a
-plan.
+capture of the graph and the simulations for each plan with a budget, about as much as an attempt at
+a plan.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from memsaving_gradients.transforms.attention.pattern.reachability import plain_
 
 __all__ = ["added_up", "consumed_at_once", "note", "note_added_up", "will_be_reduced"]
 
-#: Where less than this share of the budget is done with gradients, a step is not played as a whole.
+#: Where less than this share of the budget is done with gradients, a step is not simulated as a
+#: whole.
 LITTLE = 1 / 200
 
 
@@ -178,7 +179,7 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
     if site.data_gates:
         # XLA orders a step as it sees fit.
         return
-    play = _Played(site)
+    simulate = _Simulated(site)
     try:
         ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
         grads = {tensor.op for tensor, _ in graph_state.earlier(graph)}
@@ -190,20 +191,20 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
             return
         if updates.take_memory(autodiff.outputs_of(graph), site.options.batch) < budget * LITTLE:
             return
-        worst = following.worst(followed, play)
+        worst = following.worst(followed, simulate)
         if worst > budget and updates.defer(site.home):
-            play.played.clear()
-            worst = following.worst(followed, play)
+            simulate.simulated.clear()
+            worst = following.worst(followed, simulate)
     except GraphError:
         # Something besides the gradients that cannot be captured, such as a loop of TF1.
         return
     plan, stopped = followed.outcome.plan, site.stopped
     if worst > budget and len(built) == 1:
-        followed = following.lower(followed, play, _ends(built[0], updates))
+        followed = following.lower(followed, simulate, _ends(built[0], updates))
         plan = followed.outcome.plan
-    need = safe_bytes(play(followed), site.gating)
+    need = safe_bytes(simulate(followed), site.gating)
     if followed is not built[-1].followed and need <= budget:
-        plan = followed.outcome.as_it_runs(play(followed)).plan
+        plan = followed.outcome.as_it_runs(simulate(followed)).plan
     if site.stopped != stopped:
         warn_stopped(plan, site.stopped)
     graph_state.amend(graph, built[-1].followed.outcome.plan, replace(plan, whole_step=need))
@@ -246,25 +247,25 @@ def _ends(built: _Built, updates: Updates) -> dict[str, list[tf.Operation]]:
     return {grad.op.name: ends[given.op] for grad, given in pairs if given.op in ends}
 
 
-class _Played:
-    """What the executor makes of a whole step, by what its gradients follow; each is played
+class _Simulated:
+    """What the executor makes of a whole step, by what its gradients follow; each is simulated
     once."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.played: dict[Followed, Simulation] = {}
+        self.simulated: dict[Followed, Simulation] = {}
 
     def __call__(self, followed: Followed) -> Simulation:
-        if followed not in self.played:
-            self.played[followed] = self.site.play_traced()
-        return self.played[followed]
+        if followed not in self.simulated:
+            self.simulated[followed] = self.site.simulate_traced()
+        return self.simulated[followed]
 
 
 def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> bool:
     """Warn of a step that does not keep a budget that each of its calls for gradients keeps by
     itself; whether that is so."""
-    played = site.play_together(grads)
-    need = 0 if played is None else safe_bytes(played, site.gating)
+    simulated = site.simulate_together(grads)
+    need = 0 if simulated is None else safe_bytes(simulated, site.gating)
     if need > budget:
         warn(
             f"each call for gradients keeps its budget of {exact_bytes(budget)} by itself, but with"

@@ -13,7 +13,7 @@
 - :mod:`~memsaving_gradients.planners.cheap_ops`: keep what is expensive, recompute what is cheap.
 - :mod:`~memsaving_gradients.planners.chen`: segments of equal bytes, the founding paper's plan;
   takes budgets.
-- :mod:`~memsaving_gradients.planners.chains.mirror_counts`: how often each value may be made again,
+- :mod:`~memsaving_gradients.planners.chains.mirror_counts`: how often each value may be recomputed,
   given by hand or by recursion (for other planners to follow).
 - :mod:`~memsaving_gradients.planners.named`: keep what the user names.
 - :mod:`~memsaving_gradients.planners.keep`: keep everything, or as much as is not stored.

@@ -1,7 +1,7 @@
 """The fastest plan within a budget that is found on any graph, of any size.
 
 The step is made coarse (:mod:`~memsaving_gradients.planners.retention.coarsen`), so that a plan is
-played through in a millisecond. A search
+simulated in a millisecond. A search
 (:mod:`~memsaving_gradients.planners.retention.local_search`) then begins at plain training and at
 several other places (:mod:`~memsaving_gradients.planners.retention.starts`). The best of what comes
 down to the budget is improved. The schedule is simulated on the whole graph; as long as that is
@@ -19,7 +19,7 @@ Not optimal in general; on the public planning instances within 0.1 points of th
 lower bound is given with each plan (:mod:`~memsaving_gradients.planners.bounds.relaxation`, and
 with SciPy :mod:`~memsaving_gradients.planners.bounds.integer`). Nothing that is found for one
 budget is known at another, so that a larger one may get a slower plan; on four networks, 20 budgets
-each, none did. Cost: `MOST_STEPS` steps played, a few seconds; the same plan in every process,
+each, none did. Cost: `MOST_STEPS` steps simulated, a few seconds; the same plan in every process,
 unless a limit on time is given. In large graphs that fall into no blocks most of that is used, and
 descents end far above the bound; there they begin at the solutions of larger integer programs, for
 less than the budget (a random layered graph of 1000 ops at 80 % of its peak: 3.5 % extra in a
@@ -54,7 +54,7 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["improved", "plan"]
 
-#: Steps that are played through while a plan is searched for, in so many runs at most: small
+#: Steps that are simulated while a plan is searched for, in so many runs at most: small
 #: problems are soon known.
 MOST_STEPS, MOST_RUNS = 2_400_000, 8_000
 #: So many times through the whole step, where no plan fits.

@@ -12,7 +12,7 @@ is known and fits, so that none is slower than that for a smaller budget.
 
 Plans are as good as those that are asked for one by one to within a point or so of a step's time,
 and worse at small budgets, where more starts and longer searches pay. Deterministic; some times
-`STEPS` steps played for each budget.
+`STEPS` steps simulated for each budget.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plans"]
 
-#: Steps that are played through for each budget, in so many runs: this share of them to come down
+#: Steps that are simulated for each budget, in so many runs: this share of them to come down
 #: to it, the rest to improve.
 STEPS, FEWEST_RUNS, MOST_RUNS, DESCENT = 120_000, 30, 600, 0.5
 #: It begins at so many places, and at others where the best of these takes more than so many times

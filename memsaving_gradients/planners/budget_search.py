@@ -53,7 +53,7 @@ __all__ = [
 
 #: Plans to ask for while one is sought that fits and uses the budget well, …
 MOST_ROUNDS = 5
-#: … on graphs of more ops than this so many, if one of them fits; chunks are played for so many
+#: … on graphs of more ops than this so many, if one of them fits; chunks are simulated for so many
 #: steps there.
 MANY_OPS, FEW_ROUNDS, STEPS = 30_000, 2, 5
 #: The further ones are smaller by this factor.
@@ -84,7 +84,8 @@ def plain_bytes(simulation: Simulation, gating: str) -> int:
 
 
 def safe_bytes(simulation: Timeline, gating: str) -> int:
-    """What a step that was played may need of a budget: its chunks, and what is left to chance."""
+    """What a step that was simulated may need of a budget: its chunks, and what is left to
+    chance."""
     return int(chunk_bytes(simulation, gating) * (1 + simulation.margin))
 
 
@@ -109,8 +110,8 @@ class Meter:
         ``"control"``, or ``"data"`` under XLA.
     persistent
         Bytes of what is there before the step. In a graph of more than `MANY_OPS`, schedules are
-        played amidst of it, for `STEPS`: half a second each, where one that turns out to need more
-        costs five.
+        simulated amidst of it, for `STEPS`: half a second each, where one that turns out to need
+        more costs five.
     """
 
     def __init__(self, graph: TrainingGraph, gating: str, persistent: Sequence[int] = ()) -> None:

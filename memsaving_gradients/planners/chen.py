@@ -174,7 +174,7 @@ def _tried(
 
 @dataclass(frozen=True)
 class _Trial:
-    """Storages to keep with reasons, all else being made again once; or mirror counts of all
+    """Storages to keep with reasons, all else being recomputed once; or mirror counts of all
     storages."""
 
     reasons: dict[int, str]

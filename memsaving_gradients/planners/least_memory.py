@@ -191,7 +191,7 @@ def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
     ends = segments.residual_born[-1:]
     changes = np.unique(np.concatenate([segments.born, segments.last, ends]))
     if len(changes):
-        # A stretch of readers would be one segment, all of which is thought to be made again at
+        # A stretch of readers would be one segment, all of which is thought to be recomputed at
         # once.
         born = segments.residual_born
         held = np.concatenate([[0], segments.held[changes]])

@@ -51,7 +51,7 @@ class Limits:
         Called now and then with the share of the work that is done, 0 to 1, and a word on what is
         going on. It may raise `Interrupted`: the best plan so far is returned then.
     mirror
-        For storages, how many times they may be made again: 0 keeps one, more than 1 makes it again
+        For storages, how many times they may be recomputed: 0 keeps one, more than 1 recomputes it
         recursively (`memsaving_gradients.planners.chains.mirror_counts`). Planners that cannot
         follow counts ignore them.
     host
@@ -184,7 +184,7 @@ def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) ->
 
 
 def proposed(graph: TrainingGraph, limits: Limits, schedule: Schedule) -> Proposal:
-    """The proposal of a schedule: what is read by clones and never made again is kept, as a
+    """The proposal of a schedule: what is read by clones and never recomputed is kept, as a
     checkpoint."""
     producer, storage = graph.producer.tolist(), graph.storage.tolist()
     again = {step.op for step in schedule.steps if step.copy}

@@ -120,7 +120,7 @@ def _named(step: CapturedStep, proposal: Proposal) -> Simulation:
 
 
 def _most_residuals(graph: TrainingGraph, simulation: Simulation) -> int:
-    """Bytes of residuals, kept or made again, when most of them are alive."""
+    """Bytes of residuals, kept or recomputed, when most of them are alive."""
     owned = slice(len(simulation.owner))
     residual = np.isin(simulation.owner, list(graph.residuals))
     born, dies, size = (of[owned][residual] for of in simulation.buffers)

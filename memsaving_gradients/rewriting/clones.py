@@ -242,7 +242,7 @@ class _Writer:
         return tensor
 
     def _behind(self, gate: Gate, tensor: tf.Tensor) -> tf.Tensor:
-        """What stands for ``tensor`` behind ``gate``; ``x * 1`` is made again there if x is held,
+        """What stands for ``tensor`` behind ``gate``; ``x * 1`` is recomputed there if x is held,
         for grappler makes one of both."""
         again: list[tuple[tf.Tensor, int]] = []
         source = tensor

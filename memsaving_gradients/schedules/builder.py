@@ -1,8 +1,8 @@
-"""Writing schedules in which values are dropped and made again, any number of times.
+"""Writing schedules in which values are dropped and recomputed, any number of times.
 
 A recorder runs the originals in order. Values can be dropped at any time; what an op reads and is
-not there is made again just before it, with whatever that needs in turn, from what is there. What
-was made again stays until it is dropped, too: a buffer is freed after its last reader in any case,
+not there is recomputed just before it, with whatever that needs in turn, from what is there. What
+was recomputed stays until it is dropped, too: a buffer is freed after its last reader in any case,
 so that dropping says only who may *not* read a copy any more. Every planner that recomputes a value
 more than once writes its schedule through this.
 
@@ -78,7 +78,7 @@ class Recorder:
                 self._views.setdefault(root, []).append(value)
 
     def run(self, op: int) -> None:
-        """Run an original, after making again what it reads and is not there."""
+        """Run an original, after recomputing what it reads and is not there."""
         if self._lost:
             self.need(op)
             self._add(op, 0)
@@ -117,7 +117,7 @@ class Recorder:
             self._clone_missing(op)
 
     def rerun(self, op: int) -> None:
-        """Run a clone, after making again what it reads and is not there; from now on its results
+        """Run a clone, after recomputing what it reads and is not there; from now on its results
         are read."""
         self.need(op)
         for value in self.graph.writes[op]:
@@ -125,7 +125,7 @@ class Recorder:
         self._clone_missing(op)
 
     def drop(self, storage: int) -> None:
-        """Let nobody read what looks at this buffer any more; what cannot be made again stays."""
+        """Let nobody read what looks at this buffer any more; what cannot be recomputed stays."""
         for value in self._views.get(storage, ()):
             self.copy[value] = -1
             self._lost = True

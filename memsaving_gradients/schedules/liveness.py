@@ -115,7 +115,7 @@ def runs_of(graph: TrainingGraph, steps: Sequence[tuple[int, int, tuple[int, ...
 
 def runs_lazily(graph: TrainingGraph, kept: Collection[int]) -> Runs:
     """Every forward op, then the backward ops, each after what it reads that is not in ``kept``:
-    made again once, as late as possible."""
+    recomputed once, as late as possible."""
     arrays, wanted = _Arrays.of(graph), graph.derived(_Wanted)
     lost = graph.losable & ~np.isin(graph.storage, list(kept))
     reads = arrays.reads

@@ -47,7 +47,7 @@ FAR = 1 / 16
 FEWEST = 2
 #: … and what else reads the same about then comes after at least this share of the ops between.
 ABOUT_THEN = 1 / 2
-#: What is made again from what is read about then is made so many ops in a row behind that, at
+#: What is recomputed from what is read about then is made so many ops in a row behind that, at
 #: most.
 NEAR = 4
 

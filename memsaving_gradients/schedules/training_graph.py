@@ -129,12 +129,12 @@ class TrainingGraph:
 
     @cached_property
     def losable(self) -> BoolArray:
-        """For each value, whether a plan may lose it and have it made again: forward, no source,
+        """For each value, whether a plan may lose it and have it recomputed: forward, no source,
         its ops clonable."""
         return self._losable(self.clonable)
 
     def losable_with(self, stored: Collection[int]) -> list[bool]:
-        """`losable` where the values of some ops are stored: these need not be made again."""
+        """`losable` where the values of some ops are stored: these need not be recomputed."""
         again = self.clonable.copy()
         again[list(stored)] = True
         return self._losable(again).tolist()

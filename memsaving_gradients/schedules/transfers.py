@@ -138,7 +138,7 @@ def ahead(graph: TrainingGraph, schedule: Schedule, early: float = 1.0) -> Sched
 
 
 def transfers(graph: TrainingGraph, schedule: Schedule) -> Transfers:
-    """Play a schedule through, transfers beside computations."""
+    """Simulate a schedule, with transfers in addition to computations."""
     stored, times = schedule.stored, graph.seconds.tolist()
     holds = waits(graph, schedule)
     producer = graph.producer.tolist()

@@ -1,5 +1,5 @@
-"""Plans with which not each of the steps that were played keeps the budget: better ones are looked
-for, and they are followed if there is none."""
+"""Plans with which not each of the steps that were simulated keeps the budget: better ones are
+looked for, and they are followed if there is none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def planned(budget: float, **options: Any) -> ms.Plan:
 
 def unlucky(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """Let the worst step take so many times what steps take on average and by chance."""
-    monkeypatch.setattr(attempts, "worst_bytes", lambda *played: int(safe_bytes(*played) * factor))
+    monkeypatch.setattr(
+        attempts, "worst_bytes", lambda *simulated: int(safe_bytes(*simulated) * factor)
+    )
 
 
 def need(plan: ms.Plan) -> int:

@@ -226,7 +226,7 @@ def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
     monkeypatch.setattr(attempts.Following, "_rewritten", spy)
     # A thread that is four times slower than the other may still be at the loss when the backward
     # pass is far on.
-    monkeypatch.setattr(executor, "PLAYS", executor.PLAYS[:1])
+    monkeypatch.setattr(executor, "RUNS", executor.RUNS[:1])
     # What constraint programming makes of a plan may begin to recompute earlier than anything reads
     # it, which the executor need not.
     monkeypatch.setattr(auto, "improved", None)
@@ -234,7 +234,7 @@ def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
         x, y = normalized_network()
         ms.gradients(y, x, budget=0.4, planner=planner)
     assert peaks
-    assert all(played <= 1.02 * planned for planned, played in peaks)
+    assert all(simulated <= 1.02 * planned for planned, simulated in peaks)
 
 
 def run_normalizations(dtype: str) -> dict[str, int]:

@@ -23,7 +23,7 @@ def forgetful(
     chained: bool = False,
     order: Iterable[int] | None = None,
 ) -> Schedule:
-    """A random schedule: what is read is forgotten with probability ``forget``, and made again when
+    """A random schedule: what is read is forgotten with probability ``forget``, and recomputed when
     it is read next.
 
     ``older``: how often an earlier copy is read instead of the newest. ``alone``: ops that are

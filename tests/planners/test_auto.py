@@ -182,7 +182,7 @@ def test_any_graph(graph, share, accumulate):
         assert proposal.optimal
     for step in proposal.schedule.steps:
         for value, copy in zip(graph.reads[step.op], step.reads, strict=False):
-            assert not copy or value not in keep, "what is kept was made again"
+            assert not copy or value not in keep, "what is kept was recomputed"
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))

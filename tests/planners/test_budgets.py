@@ -103,10 +103,10 @@ def test_large_graphs_are_played_amidst_of_what_is_there(monkeypatch: pytest.Mon
     assert small.need(small.plain) == alone.need(alone.plain)
     monkeypatch.setattr(budget_search, "MANY_OPS", 1)
     large = Meter(graph, "control", there)
-    played = irregular_peaks(
+    simulated = irregular_peaks(
         [large.plain.simulation.buffers], before=there, steps=budget_search.STEPS
     )
-    assert large.need(large.plain) == played.average != alone.need(alone.plain)
+    assert large.need(large.plain) == simulated.average != alone.need(alone.plain)
 
 
 def test_out_of_time_the_least_is_asked_for_once() -> None:

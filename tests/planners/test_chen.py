@@ -218,7 +218,7 @@ def test_no_counts_are_plain_training_and_ones_are_lazy_recomputation():
 
 @pytest.mark.parametrize("count", [-1, 1.5, True, 1000])
 def test_counts_that_are_none(count):
-    with pytest.raises(ArgumentError, match="how many times it may be made again"):
+    with pytest.raises(ArgumentError, match="how many times it may be recomputed"):
         mirror_counts.mirrored(chain([1] * 3), Limits(), {1: count})
     with pytest.raises(ArgumentError, match="mirror="):
         chen.plan(chain([1] * 3), Limits(mirror={1: count}))

@@ -94,10 +94,10 @@ def test_plain_decisions_give_the_plain_step(graph, seed, accumulate):
     plain = coarse.problem.plain()
     schedule, simulation = followed(coarse, plain)
     assert schedule == whole(graph, graph.sums if accumulate else ())
-    played = run(coarse.problem, plain)
-    assert simulation.peak <= played.peak
-    assert played.extra_seconds == 0
-    assert played.event == list(range(len(coarse.stretches)))
+    simulated = run(coarse.problem, plain)
+    assert simulation.peak <= simulated.peak
+    assert simulated.extra_seconds == 0
+    assert simulated.event == list(range(len(coarse.stretches)))
 
 
 @given(rich(sums=True), SEEDS)
@@ -198,8 +198,11 @@ def test_any_executions_give_decisions_that_respect_the_border(graph, seed):
 def test_no_executions_are_plain_training():
     for name in sorted(GRAPHS):
         coarse = coarsen(GRAPHS[name]())
-        played = run(coarse.problem, coarse.like(()))
-        assert (played.again, played.peak) == ([], run(coarse.problem, coarse.problem.plain()).peak)
+        simulated = run(coarse.problem, coarse.like(()))
+        assert (simulated.again, simulated.peak) == (
+            [],
+            run(coarse.problem, coarse.problem.plain()).peak,
+        )
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))
@@ -217,8 +220,11 @@ def test_a_chain_is_counted_to_the_byte():
     for kept in (set(), {2}, {1, 4}, {1, 2, 3, 4, 5}):
         decisions = coarse.decisions(kept)
         _, simulation = followed(coarse, decisions)
-        played = run(coarse.problem, decisions)
-        assert (played.peak, played.extra_seconds) == (simulation.peak, simulation.extra_seconds)
+        simulated = run(coarse.problem, decisions)
+        assert (simulated.peak, simulated.extra_seconds) == (
+            simulation.peak,
+            simulation.extra_seconds,
+        )
 
 
 def test_values_with_one_reader_belong_to_the_recipe_of_the_next(monkeypatch):
@@ -270,10 +276,10 @@ def test_scratch_space_is_counted_where_it_is_taken():
     coarse = coarsen(graph)
     decisions = coarse.decisions({1})
     _, simulation = followed(coarse, decisions)
-    played = run(coarse.problem, decisions)
-    over = [k for k, bytes_ in enumerate(played.bytes_alive) if bytes_ >= 1000]
+    simulated = run(coarse.problem, decisions)
+    over = [k for k, bytes_ in enumerate(simulated.bytes_alive) if bytes_ >= 1000]
     assert len(over) == 2, "the original and one clone"
-    assert played.peak == simulation.peak
+    assert simulated.peak == simulation.peak
 
 
 def test_tiny_storages_are_kept():

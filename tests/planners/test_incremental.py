@@ -1,4 +1,4 @@
-"""Playing decisions from where they differ from others: what comes of it is what comes of playing
+"""Simulated decisions from where they differ from others: what comes of it is what comes of playing
 them from the first event on."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def same(one: Run, other: Run) -> bool:
 
 
 def anywhere(seed: int) -> Problem:
-    """A problem whose border lies anywhere; some results cannot be made again, but are made in
+    """A problem whose border lies anywhere; some results cannot be recomputed, but are made in
     passing."""
     draw = random.Random(seed)
     made = small_problem(draw.randrange(2**32))
@@ -130,7 +130,7 @@ def test_a_change_is_played_as_from_the_first_event(
     base = Base(given, decisions)
     with mock.patch.object(incremental, "APART", apart):
         for change in changes:
-            assert same(base.play(change), run(given, changed(decisions, change)))
+            assert same(base.simulate(change), run(given, changed(decisions, change)))
     assert base.decisions == decisions
     assert same(base.run, run(given, decisions))
 
@@ -152,15 +152,15 @@ def test_a_run_does_not_ask_for_the_border(
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The events from which something was played, for a change."""
+    """The events from which something was simulated, for a change."""
     events: list[int] = []
-    play = incremental.play
+    advance = incremental.advance
 
     def noted(problem, decisions, appointments, state, until):
         events.append(state.now)
-        play(problem, decisions, appointments, state, until)
+        advance(problem, decisions, appointments, state, until)
 
-    monkeypatch.setattr(incremental, "play", noted)
+    monkeypatch.setattr(incremental, "advance", noted)
     return events
 
 
@@ -181,10 +181,10 @@ def spans(given: Problem) -> list[int]:
 def test_what_comes_before_a_change_is_not_played(begun: list[int]) -> None:
     given = long_step()
     base = Base(given, given.plain())
-    base.play([])
+    base.simulate([])
     for value, gap in enumerate(spans(given)[:-1]):
         begun.clear()
-        found = base.play([(gap, DROPPED)])
+        found = base.simulate([(gap, DROPPED)])
         # The event that reads it is the last one of its stretch.
         assert begun == [given.border + APART * (3 - value)]
         assert found.again == [(given.gaps[gap][2], value)]
@@ -197,8 +197,8 @@ def test_what_is_made_of_a_value_looks_at_it(begun: list[int]) -> None:
     base = Base(given, decided(given, {(2, 3): DROPPED}))
     assert base.run.extra_seconds == 1
     begun.clear()
-    # Value 2 is made again of value 1, long before that is read.
-    found = base.play([(gaps[1], DROPPED)])
+    # Value 2 is recomputed of value 1, long before that is read.
+    found = base.simulate([(gaps[1], DROPPED)])
     assert begun[-1] == given.border + APART
     assert [recipe for _, recipe in found.again] == [1, 2]
 
@@ -206,16 +206,16 @@ def test_what_is_made_of_a_value_looks_at_it(begun: list[int]) -> None:
 def test_what_changes_before_the_border_is_played_from_the_first_event(begun: list[int]) -> None:
     given = long_step()
     base = Base(given, given.plain())
-    base.play([])
+    base.simulate([])
     begun.clear()
     gap = given.first_gap[0]
     assert given.gaps[gap][2] < given.border
-    found = base.play([(gap, DROPPED)])
+    found = base.simulate([(gap, DROPPED)])
     assert begun == []
     assert found.again == [(1, 0)]
     # And what such a base is changed to.
     base = Base(given, changed(given.plain(), [(gap, DROPPED)]))
-    assert base.play([(gap, KEPT)]).again == []
+    assert base.simulate([(gap, KEPT)]).again == []
     assert begun == []
 
 
@@ -237,7 +237,7 @@ def test_a_value_that_is_made_again_before_it_is_made_is_in_its_first_gap() -> N
     base = Base(given, [DROPPED, *others])
     assert base.run.extra_seconds == 3
     with mock.patch.object(incremental, "APART", 1):
-        strict = base.play([(0, STRICT)])
+        strict = base.simulate([(0, STRICT)])
     assert strict.extra_seconds == 4
     assert same(strict, run(given, [STRICT, *others]))
 
@@ -247,4 +247,4 @@ def test_what_leaves_before_its_gap_begins_is_there_at_the_border() -> None:
     late = {(2, 3): LATE + 2 * 0}
     assert run(given, decided(given, late.copy())).extra_seconds == 0
     gap = spans(given)[2]
-    assert Base(given, given.plain()).play([(gap, LATE + 2 * 0)]).extra_seconds == 0
+    assert Base(given, given.plain()).simulate([(gap, LATE + 2 * 0)]).extra_seconds == 0

@@ -1,4 +1,4 @@
-"""Playing decisions through: against an interpreter that follows each value, and by hand."""
+"""Simulated decisions through: against an interpreter that follows each value, and by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.sampling import examples
 
 
 def problem(seed: int) -> Problem:
-    """A random problem: recipes of one or two values, some values that cannot be made again, bytes
+    """A random problem: recipes of one or two values, some values that cannot be recomputed, bytes
     beside them."""
     draw = random.Random(seed)
     reads, writes, recipe, inputs, outputs, seconds, scratch = [], [], [], [], [], [], []
@@ -108,7 +108,7 @@ class Interpreter:
         if value in self.there:
             return
         number = self.given.recipe[value]
-        assert number >= 0, "lost what cannot be made again"
+        assert number >= 0, "lost what cannot be recomputed"
         for needed in reversed(self.given.inputs[number]):
             self.again(needed, event, made)
         for needed in self.given.inputs[number]:
@@ -267,7 +267,7 @@ def test_early_comes_back_while_its_inputs_are_there():
 
 
 def test_late_stays_until_something_was_made_of_it():
-    # Making 1 again for event 2 needs value 0: its last use before it is made again for event 4.
+    # Making 1 again for event 2 needs value 0: its last use before it is recomputed for event 4.
     given = chain([(1,), (), (0,)], 2)
     late = run(given, decided(given, {(1, 1): DROPPED, (0, 1): LATE + 2 * 2}))
     assert (late.bytes_alive.tolist(), late.extra_seconds) == ([1, 2, 2, 1, 0, 1, 1], 2.0)

@@ -95,7 +95,7 @@ def measured() -> tuple[int, Sequence[int]]:
 
 def runs_as_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what was rewritten take what plain training does as the executor runs it."""
-    monkeypatch.setattr(Site, "play_rewritten", lambda site, *_: site.original()[1])
+    monkeypatch.setattr(Site, "simulate_rewritten", lambda site, *_: site.original()[1])
 
 
 MODES = [

@@ -288,10 +288,10 @@ def test_updates_by_constants_are_part_of_the_step() -> None:
         return y + tf.sin(w)
 
     ops = capture(autodiff.ends_of(step.get_concrete_function().graph))
-    played, _ = simulate_execution(ops, batch=1)
-    born, dies, _ = played.buffers
+    simulated, _ = simulate_execution(ops, batch=1)
+    born, dies, _ = simulated.buffers
     assert (born >= 0).all() and (dies >= born).all()
-    assert played.peak == 2 * unit
+    assert simulated.peak == 2 * unit
 
 
 def test_large_constants_of_sessions_are_planned() -> None:

@@ -74,7 +74,7 @@ class Scheduled:
             batch=1,
             data_gates=site.data_gates,
             packed=False,
-            before=site.play(step),
+            before=site.simulate_plain(step),
         )
         return Outcome(step, proposal, plan)
 

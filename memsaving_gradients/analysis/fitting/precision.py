@@ -33,7 +33,7 @@ def in_lower_precision(model: Any) -> Any:
         with _random_numbers_kept():
             return _copied(model)
     except Exception as error:
-        # Whatever layers, or objects that a model was compiled with, do when they are made again.
+        # Whatever layers, or objects that a model was compiled with, do when they are recomputed.
         raise _cannot(
             f"{model.name!r} cannot be copied ({type(error).__name__}: {error})"
         ) from error

@@ -5,11 +5,11 @@ What a search finds is what gradients need. What a step needs that is done with 
 it has been traced to its end, and whether a plan leaves room for that, too. So whatever is chosen
 is traced once more, and taken only if it keeps its memory in this way.
 
-**What a stalled thread adds.** The executor is played with threads that may be slow, but not with
-one that stands still while the other goes on: when kernels take microseconds, that is common, and
-what its op reads and writes stays alive meanwhile (a step of 0.7 MB took four tensors, or 0.13 MB,
-more; one of 4.2 MB took 1.1 MB more; measured, with the processor shared). So as much is left free
-as one op holds, up to what the other thread can fill until the first is woken.
+**What a stalled thread adds.** The executor is simulated with threads that may be slow, but not
+with one that stands still while the other goes on: when kernels take microseconds, that is common,
+and what its op reads and writes stays alive meanwhile (a step of 0.7 MB took four tensors, or 0.13
+MB, more; one of 4.2 MB took 1.1 MB more; measured, with the processor shared). So as much is left
+free as one op holds, up to what the other thread can fill until the first is woken.
 """
 
 from __future__ import annotations

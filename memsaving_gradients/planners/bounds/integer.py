@@ -3,7 +3,7 @@ crowded moments.
 
 :mod:`~memsaving_gradients.planners.bounds.relaxation` lets every value that has no room at a moment
 come back at the price of its own op. But making it again needs what it is made of: that was there
-at the moment, too, and took its bytes, or it has to be made again itself. The program of
+at the moment, too, and took its bytes, or it has to be recomputed itself. The program of
 :mod:`~memsaving_gradients.planners.bounds.moment_program` sees that; on the public instances it
 comes to the optimum or close to it. The same with fractions says little (half of every value is
 there, and lets half of every op be run again).
@@ -89,7 +89,7 @@ def tightest_bound(graph: TrainingGraph, budget: int, *, accumulate: bool = True
     --------
     Three values wait for the backward pass, made one of the other; each takes as many bytes as
     seconds. With the third one kept, which is the dearest for its bytes, the other two have to be
-    made again:
+    recomputed:
 
     >>> import numpy as np
     >>> no = np.zeros(7, bool)

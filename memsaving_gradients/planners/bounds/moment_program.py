@@ -1,10 +1,10 @@
-"""The integer program of what is there at some moments of a step, and of what is made again between
+"""The integer program of what is there at some moments of a step, and of what is recomputed between
 them.
 
-At each moment, an original op runs. For each value that can be made again and may be read behind it
+At each moment, an original op runs. For each value that can be recomputed and may be read behind it
 there is an integer, whether it is there; and for each stretch between two moments and each op, one
 whether the op is run again. What originals read in a stretch was there at its beginning or is made
-again in it; so is what those that are made again are made of; what is there at a moment was there
+again in it; so is what those that are recomputed are made of; what is there at a moment was there
 at the one before or was made between; and it fits into the budget, beside what no plan can spare.
 These are some rows of Checkmate's program (Jain et al. 2020, arXiv 1910.02653), which has one for
 every op. Where a network's memory has one summit, one moment says nearly all; where it has several
@@ -12,8 +12,8 @@ every op. Where a network's memory has one summit, one moment says nearly all; w
 
 Every schedule that runs the originals in the order of the graph obeys it, however often it
 recomputes: its least time is a lower bound. It does not see the room that is needed between the
-moments. Which moment would say more, a solution tells: played as lazily as it can be, it is above
-the budget there.
+moments. Which moment would say more, a solution tells: simulated as lazily as it can be, it is
+above the budget there.
 
 Solved by HiGHS, through SciPy, within a limit on branches: some hundredths of a second for a
 moment, up to some seconds for several. The same number in every process.
@@ -263,7 +263,7 @@ class Rows:
         seconds = program.crowd.graph.seconds
         for stretch, (begin, _) in enumerate(stretches):
             for k, op in enumerate(program._op):
-                # What is made again before the first moment costs nothing here, and is not asked
+                # What is recomputed before the first moment costs nothing here, and is not asked
                 # for.
                 behind = stretch and program._born[k] <= begin < program._useful[k]
                 if behind and (stretch, op) not in self._again:

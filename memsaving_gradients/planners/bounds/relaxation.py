@@ -1,8 +1,8 @@
 """A lower bound on the extra time of any plan within a budget.
 
 Look at the moment when an original op runs. What it reads and makes is there, and what cannot be
-made again and is read later. Every other value that was made before and that originals read later
-is either there, and takes its bytes, or has to be made again later, and takes at least the time of
+recomputed and is read later. Every other value that was made before and that originals read later
+is either there, and takes its bytes, or has to be recomputed later, and takes at least the time of
 its own op, or its share of that if the op has several results; if it has one, that of the ops
 before it, too, as long as their one result has this one reader and is not smaller (keeping such a
 result instead would free nothing). So at least as much time is lost as the cheapest choice that
@@ -38,7 +38,7 @@ def least_extra_seconds(graph: TrainingGraph, budget: int, *, accumulate: bool =
 
     Examples
     --------
-    Three values of a byte wait for the backward pass; two of them have to be made again, a second
+    Three values of a byte wait for the backward pass; two of them have to be recomputed, a second
     each:
 
     >>> import numpy as np

@@ -182,7 +182,7 @@ class _Curve:
         self._seen: set[tuple[Action, ...]] = set()
 
     def everything(self) -> Schedule:
-        """Nothing is made again."""
+        """Nothing is recomputed."""
         return ordered(self.graph, self.chained)
 
     def schedule(self, budget: float) -> Schedule | None:

@@ -65,7 +65,7 @@ class Segments:
     small
         Storages so small together that they are always kept.
     pinned
-        Storages that are kept wherever the cuts are: those that cannot be made again, those that
+        Storages that are kept wherever the cuts are: those that cannot be recomputed, those that
         were asked for.
     residuals
         Storages that backward ops read and a plan decides on, in order of creation.
@@ -281,7 +281,7 @@ def _pinned(
     residual: Collection[int],
     needed: set[int],
 ) -> set[int]:
-    """For each storage that cannot be made again, the smallest one to keep in its stead."""
+    """For each storage that cannot be recomputed, the smallest one to keep in its stead."""
     pinned = set()
     size, storage = graph.size.tolist(), graph.storage.tolist()
     for root in unmade:

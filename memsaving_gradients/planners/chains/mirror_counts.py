@@ -1,11 +1,11 @@
-"""Mirror counts: for each storage, how many times it may be made again (Chen, Xu, Zhang and
+"""Mirror counts: for each storage, how many times it may be recomputed (Chen, Xu, Zhang and
 Guestrin 2016, Algorithm 2).
 
 A count m(v) per storage stands for a schedule (arXiv 1604.06174):
 
 - m(v) = 0: v stays.
-- m(v) = 1: v is dropped after the forward pass and made again once, when backward first reads it.
-- m(v) > 1: v is made again up to m(v) times, and dropped in between. The copies of v have levels 1
+- m(v) = 1: v is dropped after the forward pass and recomputed once, when backward first reads it.
+- m(v) > 1: v is recomputed up to m(v) times, and dropped in between. The copies of v have levels 1
   to m(v). The copy of level k reads the copy of level min(k, m(u)) of each input u (level 0 is the
   original), and backward reads level m(v).
 
@@ -49,7 +49,7 @@ MOST_LEVELS = 64
 def mirrored(graph: TrainingGraph, limits: Limits, mirror: Mapping[int, int]) -> Proposal:
     """The schedule of mirror counts: storage → count; what is not named stays.
 
-    What ``limits`` keeps and what cannot be made again stays whatever its count is.
+    What ``limits`` keeps and what cannot be recomputed stays whatever its count is.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def checked(mirror: Mapping[int, int]) -> None:
             raise ArgumentError(
                 "mirror",
                 {storage: count},
-                "the mirror count of a tensor is how many times it may be made again: a whole"
+                "the mirror count of a tensor is how many times it may be recomputed: a whole"
                 f" number from 0 (keep it) to {MOST_LEVELS}",
             )
 

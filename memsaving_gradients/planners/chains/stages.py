@@ -9,7 +9,7 @@ What each stage costs is measured on the graph: the seconds of the ops that a re
 runs (those that the next input needs, those that the history needs), the bytes while they run, and
 the bytes of its backward pass beside the history, which are those of a simulated step that keeps
 everything. A stage offers several options: its whole history, and less and less of it; what is
-dropped first is what takes the least time a byte to make again. Dropped values are made again
+dropped first is what takes the least time a byte to recompute. Dropped values are recomputed
 inside the stage, from its input and what is left, when backward first reads them.
 
 Linear in ops and edges times the number of options, beside the tables of pairs of stages.
@@ -343,7 +343,7 @@ class _Measure:
             total = sum(self.size[r] for r in whole)
             there = {*whole, *self.inputs[s]}
             ranked = sorted(whole, key=lambda r: self._dearness(r, there))
-            # What is kept for its own sake must not be made again from what is dropped.
+            # What is kept for its own sake must not be recomputed from what is dropped.
             ranked.sort(key=dear.__contains__)
             for share in SHARES:
                 left, kept = total, list(ranked)

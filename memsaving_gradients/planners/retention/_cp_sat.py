@@ -13,7 +13,7 @@ is run again between two events is so in the order of the originals, once, or as
 rounds. A value has an interval for each time that it is made, from there to its last reader; the
 sizes of intervals that overlap fit into the budget (one cumulative constraint). Whoever reads a
 value chooses an interval that covers it: a Boolean each, which CP-SAT propagates far better than
-counting the readers of a reservoir. How often a value may be made again is a number given for each
+counting the readers of a reservoir. How often a value may be recomputed is a number given for each
 recipe.
 """
 

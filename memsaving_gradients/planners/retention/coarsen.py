@@ -2,14 +2,14 @@
 
 A captured step has thousands of ops, and a plan decides on a few hundred buffers. *Decided* are
 forward storages that take memory and that backward ops, or several forward ops, read; and those
-that cannot be made again. What lies between them (single-reader temporaries: the inside of a
+that cannot be recomputed. What lies between them (single-reader temporaries: the inside of a
 normalization, the sum under an activation; only in small graphs they are decided on, too) belongs
 to the recipe of the decided storage that it leads to; keeping it instead would also take apart
 kernels that the runtime fuses. Tiny storages are always kept.
 
 Forward ops are joined up to the next one that makes a decided storage; backward ops until the next
 one that reads another decided storage; in graphs of few ops every backward op stands for itself. Of
-everything else an event knows the most bytes alive while it runs. A decision is thus played through
+everything else an event knows the most bytes alive while it runs. A decision is thus simulated
 in a few hundred steps; bytes are never counted too low by more than the in-place writes differ, and
 the caller simulates the schedule on the whole graph in any case. Linear in ops and edges.
 """
@@ -299,7 +299,7 @@ def _passing(
 
 
 class _Recipes:
-    """How decided storages are made again from decided storages."""
+    """How decided storages are recomputed from decided storages."""
 
     def __init__(
         self,

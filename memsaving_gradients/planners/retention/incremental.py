@@ -1,9 +1,9 @@
-"""Playing decisions that differ in a few gaps from others, from where that makes a difference.
+"""Simulate decisions that differ in a few gaps from others, from where that makes a difference.
 
-A search plays a set of decisions with one change after the other, and most of a step is the same
-each time. So of the decisions that are changed, the *base*, it is noted every few events how things
-stand; and a change is played from the last of these places in front of the first event at which
-somebody looks at a changed gap. Who looks at the gap of a value? The events that its decision
+A search simulates a set of decisions with one change after the other, and most of a step is the
+same each time. So of the decisions that are changed, the *base*, it is noted every few events how
+things stand; and a change is simulated from the last of these places in front of the first event at
+which somebody looks at a changed gap. Who looks at the gap of a value? The events that its decision
 names; the event at its end; and in between, what is run again and reads or makes the value. Before
 that, nothing differs but whether the value is there.
 
@@ -21,9 +21,9 @@ from memsaving_gradients.planners.retention.simulate import (
     Appointments,
     Run,
     State,
+    advance,
     begin,
     outcome,
-    play,
     run,
 )
 
@@ -90,19 +90,19 @@ class Base:
         appointments = Appointments(decisions, range(len(decisions)))
         state = begin(problem, decisions, appointments)
         # Decisions that do not respect the border have no marks: all that they are changed to is
-        # played from the first event.
+        # simulated from the first event.
         respected = state.now == problem.border
         marks: list[_Mark] = []
         events = len(problem.reads)
         while respected and state.now < events:
             marks.append(_mark(state))
-            play(problem, decisions, appointments, state, min(state.now + APART, events))
+            advance(problem, decisions, appointments, state, min(state.now + APART, events))
         again: dict[int, list[int]] = {}
         for event, recipe in state.again:
             again.setdefault(recipe, []).append(event)
         return _Marked(appointments.gaps, marks, state.beside, again)
 
-    def play(self, change: Change) -> Run:
+    def simulate(self, change: Change) -> Run:
         """What comes of the decisions with a change."""
         problem, decisions = self.problem, changed(self.decisions, change)
         gaps = {gap for gap, _ in change if decisions[gap] != self.decisions[gap]}
@@ -119,7 +119,7 @@ class Base:
             if before < state.now and problem.recipe[value] >= 0:
                 state.there[value] = not is_gone(decisions[gap], state.now)
         appointments = Appointments(decisions, sorted(gaps.union(self._marked.appointed)))
-        play(problem, decisions, appointments, state, len(problem.reads))
+        advance(problem, decisions, appointments, state, len(problem.reads))
         return outcome(problem, state)
 
     def _first_look(self, gap: int, what: int) -> int:
@@ -143,7 +143,7 @@ class Base:
         return min(found)
 
     def _state(self, mark: _Mark) -> State:
-        """How things stood, to be played further."""
+        """How things stood, to be simulated further."""
         run, steps, made = self.run, mark.steps, len(mark.last)
         return State(
             mark.now,

@@ -12,7 +12,7 @@ search, Shaw 1998). Deterministic: the same numbers every time.
 No guarantee but that a result whose peak is within the budget is one; on the public instances of up
 to 100 ops it comes to the optimum in seconds. What it costs is a number of runs
 (:func:`memsaving_gradients.planners.retention.problem.run`), which is given; most of them are
-played from where they differ from one before
+simulated from where they differ from one before
 (:mod:`memsaving_gradients.planners.retention.incremental`).
 """
 
@@ -37,7 +37,7 @@ from memsaving_gradients.planners.retention.simulate import Run
 
 __all__ = ["Search"]
 
-#: Changes that are played through at each step of the descent, of either kind.
+#: Changes that are simulated at each step of the descent, of either kind.
 PROMISING = 5
 #: Where the peak is this many times the budget, many changes may be made at once.
 FAR = 1.1
@@ -105,7 +105,7 @@ class Search:
     def _play(self, base: Base, change: Change) -> Run:
         """A run, counted."""
         self._count()
-        return base.play(change)
+        return base.simulate(change)
 
     def _count(self) -> None:
         self.runs += 1
@@ -291,7 +291,7 @@ class Search:
     def _batches(
         self, now: Run, decisions: list[int], fixed: Collection[int], others: int | None
     ) -> Iterator[list[Change]]:
-        """Changes to play through: the most promising at the worst step, all others there, those at
+        """Changes to simulate: the most promising at the worst step, all others there, those at
         other steps."""
         over = np.flatnonzero(now.bytes_alive > self.budget)
         order = over[np.argsort(-now.bytes_alive[over], kind="stable")].tolist()
@@ -310,7 +310,7 @@ class Search:
     def _changes(
         self, now: Run, decisions: list[int], fixed: Collection[int], step: int
     ) -> tuple[list[Change], list[Change]]:
-        """What may lower the bytes at ``step``: dropping what is idle there; not making again
+        """What may lower the bytes at ``step``: dropping what is idle there; not recomputing
         there. Best first."""
         self._known.clear()
         problem, event = self.problem, now.event[step]

@@ -1,15 +1,15 @@
 """Retention: for every value and every gap between two of its uses, whether it stays or is dropped
-and made again.
+and recomputed.
 
 This is the form in which plans are searched for. The originals run in a fixed order, as *events*. A
 value has uses: the event that makes it and those that read it; between two of them lies a *gap*,
 and behind the last one a gap without end. In a gap a value is
 
-- kept: it is there for the next use, and for whatever is made again in between;
-- dropped: it is freed after its last reader; whoever needs it makes it again, from what is there,
+- kept: it is there for the next use, and for whatever is recomputed in between;
+- dropped: it is freed after its last reader; whoever needs it recomputes it, from what is there,
   recursively, and from then on it is there until the next use;
-- dropped strictly: likewise, but what was made again for somebody else is freed again at once;
-- dropped, and made again early, at an event in the gap, when what it is made of is still there;
+- dropped strictly: likewise, but what was recomputed for somebody else is freed again at once;
+- dropped, and recomputed early, at an event in the gap, when what it is made of is still there;
 - dropped late: kept until an event in the gap, at which something is made of it, and dropped from
   then on.
 
@@ -64,17 +64,17 @@ class Problem:
     size
         For each value, its bytes.
     recipe
-        For each value, the number of the recipe that makes it again; -1: it cannot be made again.
+        For each value, the number of the recipe that recomputes it; -1: it cannot be recomputed.
     inputs, outputs, seconds, scratch
         For each recipe: the values that it reads, those that it makes, its time, and the bytes that
         it takes beside both.
     during
         For each event, the most bytes of anything else while it runs.
     between
-        For each event, the bytes of anything else just before it, while values are made again for
+        For each event, the bytes of anything else just before it, while values are recomputed for
         it.
     border
-        The first event for which values may be made again: forward ops run first, all of them.
+        The first event for which values may be recomputed: forward ops run first, all of them.
         Decisions respect it, `run` does not ask.
     """
 
@@ -130,7 +130,7 @@ class Problem:
         return touching
 
     def respects(self, gap: int, what: int) -> bool:
-        """Whether with such a decision on a gap nothing is made again before the border, and all
+        """Whether with such a decision on a gap nothing is recomputed before the border, and all
         that is dropped there is gone at it."""
         value, begin, end = self.gaps[gap]
         if what == KEPT or (what < EARLY and end >= self.border):
@@ -151,7 +151,7 @@ class Problem:
 
 
 def is_gone(what: int, event: int) -> bool:
-    """Whether a value that can be made again is dropped before an event of a gap, by the decision
+    """Whether a value that can be recomputed is dropped before an event of a gap, by the decision
     on it."""
     return what != KEPT and (what < LATE or what % 2 == 1 or (what - LATE) // 2 < event)
 
@@ -181,7 +181,7 @@ def decide(problem: Problem, executions: Iterable[Execution]) -> list[int]:
     decisions = problem.plain()
     gap_of = problem.first_gap[:-1].copy()
     # For each value, in the gap that it is in: the last use of what was there at its beginning;
-    # when it was made again, and the first use of that.
+    # when it was recomputed, and the first use of that.
     before: list[int | None] = [None] * len(gap_of)
     made = before.copy()
     behind = before.copy()

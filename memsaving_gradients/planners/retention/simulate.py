@@ -28,7 +28,7 @@ from memsaving_gradients.planners.retention.problem import (
     is_gone,
 )
 
-__all__ = ["Appointments", "Run", "State", "begin", "opening", "outcome", "play", "run"]
+__all__ = ["Appointments", "Run", "State", "advance", "begin", "opening", "outcome", "run"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -115,7 +115,7 @@ class State:
         return cls(0, bytearray(many), [0] * many, gap_of, [], [], [], [], [], [], [])
 
     def copy(self) -> State:
-        """One that may be played further."""
+        """One that may be simulated further."""
         return State(
             self.now,
             self.there.copy(),
@@ -133,7 +133,7 @@ class State:
 
 
 class Appointments:
-    """The gaps in which a value is made again before each event, and those in which it is dropped
+    """The gaps in which a value is recomputed before each event, and those in which it is dropped
     behind each event."""
 
     def __init__(self, decisions: Sequence[int], gaps: Iterable[int]) -> None:
@@ -146,14 +146,14 @@ class Appointments:
             which.setdefault((what - EARLY) // 2, []).append(gap)
 
 
-def play(
+def advance(
     problem: Problem,
     decisions: Sequence[int],
     appointments: Appointments,
     state: State,
     until: int,
 ) -> None:
-    """Play from where ``state`` stands, which is changed, to an event (excluded)."""
+    """Simulate from where ``state`` stands, which is changed, to an event (excluded)."""
     recipe, inputs, outputs = problem.recipe, problem.inputs, problem.outputs
     seconds, scratch, size_of = problem.seconds, problem.scratch, problem.size
     reads, writes, during, between = problem.reads, problem.writes, problem.during, problem.between
@@ -237,7 +237,7 @@ def play(
 
 @dataclass(frozen=True, eq=False)
 class Opening:
-    """What all decisions that respect the border have in common: nothing is made again before it.
+    """What all decisions that respect the border have in common: nothing is recomputed before it.
 
     Attributes
     ----------
@@ -246,7 +246,7 @@ class Opening:
     before
         The gaps that end before the border: they are kept.
     across
-        Those that lead across it, of values that can be made again: from there on these are dropped
+        Those that lead across it, of values that can be recomputed: from there on these are dropped
         or not.
     """
 
@@ -269,7 +269,7 @@ def opening(problem: Problem) -> Opening:
 def _open(problem: Problem) -> Opening:
     state = State.first(problem)
     kept = [KEPT] * problem.first_gap[-1]
-    play(problem, kept, Appointments(kept, ()), state, problem.border)
+    advance(problem, kept, Appointments(kept, ()), state, problem.border)
     across = [
         gap
         for gap, (value, begin, end) in enumerate(problem.gaps)
@@ -280,7 +280,7 @@ def _open(problem: Problem) -> Opening:
 
 
 def run(problem: Problem, decisions: Sequence[int]) -> Run:
-    """Play ``decisions`` (one for each gap) through.
+    """Simulate ``decisions`` (one for each gap).
 
     Examples
     --------
@@ -304,12 +304,12 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
     """
     appointments = Appointments(decisions, range(len(decisions)))
     state = begin(problem, decisions, appointments)
-    play(problem, decisions, appointments, state, len(problem.reads))
+    advance(problem, decisions, appointments, state, len(problem.reads))
     return outcome(problem, state)
 
 
 def begin(problem: Problem, decisions: Sequence[int], appointments: Appointments) -> State:
-    """Where `play` may begin: at the border, if the decisions respect it, else at the first
+    """Where `advance` may begin: at the border, if the decisions respect it, else at the first
     event."""
     shared, border = opening(problem), problem.border
     respected = not any(map(decisions.__getitem__, shared.before)) and all(
@@ -325,7 +325,7 @@ def begin(problem: Problem, decisions: Sequence[int], appointments: Appointments
 
 
 def outcome(problem: Problem, state: State) -> Run:
-    """What comes of decisions that were played to the end."""
+    """What comes of decisions that were simulated to the end."""
     size = problem.sizes[np.array(state.value, np.int64)]
     delta = np.zeros(len(state.beside) + 1, np.int64)
     np.add.at(delta, np.array(state.born, np.int64), size)

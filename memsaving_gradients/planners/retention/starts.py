@@ -34,7 +34,7 @@ def as_the_bound_says(coarse: Coarse, bound: Bound) -> Iterator[list[int]]:
 
 def fitting_cuts(graph: TrainingGraph, limits: Limits, budget: int) -> Iterator[list[int]]:
     """Of each kind of cuts the fastest that fits, the next one that does not, and the lowest."""
-    for cuts in graph.derived(_played_cuts, frozenset(limits.keep), limits.accumulate):
+    for cuts in graph.derived(_simulated_cuts, frozenset(limits.keep), limits.accumulate):
         fitting = [(r.extra_seconds, k) for k, (_, r) in enumerate(cuts) if r.peak <= budget]
         others = [(r.peak, k) for k, (_, r) in enumerate(cuts) if r.peak > budget]
         lowest = [(r.peak, k) for k, (_, r) in enumerate(cuts)]
@@ -42,7 +42,7 @@ def fitting_cuts(graph: TrainingGraph, limits: Limits, budget: int) -> Iterator[
             yield cuts[k][0]
 
 
-def _played_cuts(
+def _simulated_cuts(
     graph: TrainingGraph, keep: frozenset[int], accumulate: bool
 ) -> list[list[tuple[list[int], Run]]]:
     """Both kinds of cuts, as decisions and what comes of them."""

@@ -65,7 +65,7 @@ class Packed:
 
 
 def pack(step: CapturedStep, *, parts: bool = True) -> Packed:
-    """Pack the masks that the backward ops of ``step`` read and that cannot be made again, and what
+    """Pack the masks that the backward ops of ``step`` read and that cannot be recomputed, and what
     they read only a part of.
 
     ``parts``: whether the latter are packed.
