@@ -133,7 +133,7 @@ def _requested(run: Callable[[], object]) -> int:
 def plan_of(step: Step) -> dict[str, Any] | None:
     """What the newest plan of a step says; ``None``: it has none."""
     import memsaving_gradients as ms
-    from memsaving_gradients.planners.budget_search import chunk_bytes
+    from memsaving_gradients.budget import chunk_bytes
 
     plans = ms.plans(step.graph)
     if not plans:

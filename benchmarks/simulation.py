@@ -38,7 +38,7 @@ RESULTS = Path(__file__).parent / "results" / "simulation.json"
 def probe(model: str, options: dict[str, Any], mode: str, steps: int = 5) -> dict[str, Any]:
     """Measured and simulated peaks of one step (in a process made for it)."""
     import memsaving_gradients as ms
-    from memsaving_gradients.planners.budget_search import chunk_bytes
+    from memsaving_gradients.budget import chunk_bytes
 
     ours = mode != "plain"
     step = make_step(model, options, mode, ours=ours)

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from graph_tools.memory.bfc_allocator import allocated_peak
+from graph_tools.memory.timeline import Timeline
 from memsaving_gradients.errors import ArgumentError, BudgetError
 
 __all__ = [
@@ -23,12 +25,17 @@ __all__ = [
     "UNITS",
     "DeviceMemory",
     "Goal",
+    "chunk_bytes",
     "exact_bytes",
     "format_bytes",
     "format_share",
+    "one_chunk",
     "parse_budget",
     "parse_bytes",
+    "plain_bytes",
+    "safe_bytes",
     "too_small",
+    "worst_bytes",
 ]
 
 #: Bytes of each unit.
@@ -307,3 +314,34 @@ def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
     return BudgetError(
         argument, value, f"{problem}; give that, or a smaller batch", goal.budget, least, fraction
     )
+
+
+def chunk_bytes(simulation: Timeline, gating: str) -> int:
+    """A simulated peak as TensorFlow's allocator counts it: in chunks, larger than the buffers in
+    them.
+
+    XLA (``gating="data"``) takes one buffer for a whole program.
+    """
+    return one_chunk(simulation.peak) if gating == "data" else simulation.allocated_peak
+
+
+def plain_bytes(simulation: Timeline, gating: str) -> int:
+    """What fractions are of: the least that plain training may take in chunks, whatever is in the
+    allocator before."""
+    return one_chunk(simulation.peak) if gating == "data" else simulation.allocated_least
+
+
+def safe_bytes(simulation: Timeline, gating: str) -> int:
+    """What a step that was simulated may need of a budget: its chunks, and what is left to
+    chance."""
+    return int(chunk_bytes(simulation, gating) * (1 + simulation.margin))
+
+
+def worst_bytes(simulation: Timeline, gating: str) -> int:
+    """The same, but no less than the worst of the steps that were simulated took."""
+    safe = safe_bytes(simulation, gating)
+    return safe if gating == "data" else max(safe, simulation.allocated_worst)
+
+
+def one_chunk(size: int) -> int:
+    return allocated_peak(np.zeros(1, np.int64), np.ones(1, np.int64), np.array([size]))

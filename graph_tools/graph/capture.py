@@ -11,8 +11,7 @@ view, once, for whoever wants its algorithms. Capture is linear in ops and edges
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -22,6 +21,14 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from graph_tools.errors import GraphError
+from graph_tools.graph.topology import (
+    Edges,
+    ancestors,
+    by_creation,
+    conditional,
+    keep_order_of_collectives,
+    ordered,
+)
 from graph_tools.ops import op_types
 from graph_tools.ops.device_copies import is_elsewhere
 from graph_tools.ops.devices import Home
@@ -218,115 +225,21 @@ def capture(
     homes = {id(op.graph) for op in (*roots, *others)}
     if len(homes) > 1:
         raise GraphError(f"targets are of {len(homes)} different graphs")
-    edges = _Edges(cut)
-    asked = _ancestors(roots, edges)
-    found = _ancestors(others, edges, asked)
-    _keep_order_of_collectives(found, edges)
-    ops = _ordered(sorted(found, key=_by_creation(beside, edges)), edges)
+    edges = Edges(cut)
+    asked = ancestors(roots, edges)
+    found = ancestors(others, edges, asked)
+    keep_order_of_collectives(found, edges)
+    ops = ordered(sorted(found, key=by_creation(beside, edges)), edges)
     if late is not None:
         early = [op for op in ops if graphs.creation_index(op) < late or op in beside]
-        needed = _ancestors(early, edges)
+        needed = ancestors(early, edges)
         ops.sort(key=lambda op: op not in needed)
     return _describe(ops, edges, asked, late, beside, home)
 
 
-def _keep_order_of_collectives(ops: Iterable[tf.Operation], edges: _Edges) -> None:
-    """Let each op that waits for other devices wait for the one before it on its own.
-
-    TensorFlow orders them so when a function has been traced, and all devices have to meet in one
-    order: no plan may reverse it.
-    """
-    last: dict[str, tf.Operation] = {}
-    for op in sorted(filter(op_types.is_collective, ops), key=graphs.creation_index):
-        before = last.get(op.device)
-        if before is not None and before not in edges.before(op):
-            edges[op][1].append(before)
-        last[op.device] = op
-
-
-def _by_creation(
-    beside: Collection[tf.Operation], edges: _Edges
-) -> Callable[[tf.Operation], tuple[int, int]]:
-    """Keys to sort ops by: when they were created, but ``beside`` behind what they read."""
-    place: dict[tf.Operation, tuple[int, int]] = {}
-
-    def key(op: tf.Operation) -> tuple[int, int]:
-        return place.get(op) or (graphs.creation_index(op), -1)
-
-    for op in sorted(beside, key=graphs.creation_index):
-        last, _ = max((key(before) for before in edges.before(op)), default=(0, 0))
-        place[op] = last, graphs.creation_index(op)
-    return key
-
-
-class _Edges(dict[tf.Operation, tuple[list[tuple[tf.Operation, int]], list[tf.Operation]]]):
-    """What each op reads (op and number of output), and what it waits for; TensorFlow is asked
-    once, for it takes its time.
-
-    ``cut``: ops of which nothing is to be known.
-    """
-
-    def __init__(self, cut: Collection[tf.Operation]) -> None:
-        super().__init__((op, ([], [])) for op in cut)
-        self.cut = cut
-
-    def __missing__(
-        self, op: tf.Operation
-    ) -> tuple[list[tuple[tf.Operation, int]], list[tf.Operation]]:
-        found = self[op] = [(t.op, t.value_index) for t in op.inputs], op.control_inputs
-        return found
-
-    def before(self, op: tf.Operation) -> list[tf.Operation]:
-        """The ops that ``op`` needs to have run."""
-        reads, waits = self[op]
-        return [*(maker for maker, _ in reads), *waits]
-
-
-def _ancestors(
-    roots: Sequence[tf.Operation], edges: _Edges, known: Collection[tf.Operation] = ()
-) -> set[tf.Operation]:
-    """``roots`` and all that they need, added to what is ``known`` with all that it needs."""
-    seen = {*known, *roots}
-    stack = list(seen.difference(known))
-    while stack:
-        for before in edges.before(stack.pop()):
-            if before not in seen:
-                seen.add(before)
-                stack.append(before)
-    return seen
-
-
-def _ordered(ops: list[tf.Operation], edges: _Edges) -> list[tf.Operation]:
-    """Topological order, by creation where possible: edited graphs have edges against the order of
-    creation."""
-    place = {op: i for i, op in enumerate(ops)}
-    before = [{place[b] for b in edges.before(op)} for op in ops]
-    if all(b < i for i, waits in enumerate(before) for b in waits):
-        return ops
-    after: list[list[int]] = [[] for _ in ops]
-    missing = [len(waits) for waits in before]
-    for i, waits in enumerate(before):
-        for b in waits:
-            after[b].append(i)
-    ready = [i for i, count in enumerate(missing) if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(ops[i])
-        for j in after[i]:
-            missing[j] -= 1
-            if not missing[j]:
-                heapq.heappush(ready, j)
-    if len(order) < len(ops):
-        stuck = next(op.name for op, count in zip(ops, missing, strict=True) if count)
-        raise GraphError(f"the graph has a cycle through {stuck!r} (a TF1 while loop?)")
-    return order
-
-
 def _describe(
     ops: list[tf.Operation],
-    edges: _Edges,
+    edges: Edges,
     asked: set[tf.Operation],
     late: int | None,
     beside: Collection[tf.Operation],
@@ -346,7 +259,7 @@ def _describe(
     folded: list[bool] = []
     here: list[bool] = []
     place: dict[tf.Operation, int] = {op: i for i, op in enumerate(ops)}
-    conditional = _conditional(ops, edges, place)
+    may_be_dead = conditional(ops, edges, place)
     assigned = _assigned(ops)
     for i, op in enumerate(ops):
         kind = op.type
@@ -356,7 +269,7 @@ def _describe(
         inputs.append(reads)
         controls.append(tuple(place[c] for c in waits))
         here.append(home is None or home.has(op))
-        copies = here[i] and op not in edges.cut and i not in conditional
+        copies = here[i] and op not in edges.cut and i not in may_be_dead
         copies = copies and op_types.is_clonable(op)
         if assigned:
             # A copy would run behind the assignment, and read the new value.
@@ -423,7 +336,7 @@ def _describe(
         clonable=np.array(clonable, np.bool_),
         optional=np.array([op not in asked for op in ops], np.bool_),
         here=np.array(here, np.bool_),
-        conditional=conditional,
+        conditional=may_be_dead,
     )
 
 
@@ -432,32 +345,6 @@ def _assigned(ops: Sequence[tf.Operation]) -> frozenset[tf.Operation]:
     if not any(op.type in op_types.REFERENCE_VARIABLES for op in ops):
         return frozenset()
     return frozenset(variable for op in ops for variable in op_types.assigned_references(op))
-
-
-def _conditional(
-    ops: Sequence[tf.Operation], edges: _Edges, place: Mapping[tf.Operation, int]
-) -> frozenset[int]:
-    """The ops that may be dead, as the executor finds out: what depends on an output of a switch,
-    until a merge joins all of them."""
-    if not any(op.type in op_types.SWITCHES for op in ops):
-        return frozenset()
-    nothing: frozenset[tuple[int, int]] = frozenset()
-    # For each op, the outputs of switches without which it is dead: predicates, and which of two
-    # outputs.
-    needs: list[frozenset[tuple[int, int]]] = []
-    for op in ops:
-        reads, waits = edges[op]
-        found = []
-        for maker, k in reads:
-            i = place[maker]
-            # A switch has two outputs; its predicate, the second input, says which one is alive.
-            predicate = edges[maker][0][1:] if maker.type in op_types.SWITCHES else ()
-            switched = {(place[decides], k) for decides, _ in predicate}
-            found.append(needs[i].union(switched))
-        join = frozenset.intersection if op.type in op_types.MERGES else nothing.union
-        always = nothing.union(*(needs[place[other]] for other in waits))
-        needs.append(always.union(join(*found)) if found else always)
-    return frozenset(i for i, switched in enumerate(needs) if switched)
 
 
 def _is_small(outputs: Sequence[tf.Tensor]) -> bool:

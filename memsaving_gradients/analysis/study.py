@@ -20,6 +20,7 @@ from graph_tools.memory.executor import CHANCE
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import patching
+from memsaving_gradients.budget import chunk_bytes, plain_bytes, safe_bytes
 from memsaving_gradients.engine import whole_step
 from memsaving_gradients.engine.attempts import FIRST_SHARE, Following
 from memsaving_gradients.engine.options import Options
@@ -28,15 +29,7 @@ from memsaving_gradients.engine.rewire import observing
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Limits, Proposal, budget_curve
-from memsaving_gradients.planners.budget_search import (
-    FLOORS,
-    MANY_OPS,
-    Found,
-    Search,
-    chunk_bytes,
-    plain_bytes,
-    safe_bytes,
-)
+from memsaving_gradients.planners.budget_search import FLOORS, MANY_OPS, Found, Search
 from memsaving_gradients.planners.chains import chain
 
 __all__ = ["Study", "asked", "function_of", "specs_of"]

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from graph_tools.editing import original_view
 from graph_tools.errors import GraphError
-from memsaving_gradients.budget import too_small
+from memsaving_gradients.budget import chunk_bytes, safe_bytes, too_small, worst_bytes
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.planning import (
     LIMITED,
@@ -33,12 +33,7 @@ from memsaving_gradients.engine.planning import (
 from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
-from memsaving_gradients.planners.budget_search import (
-    MANY_OPS,
-    chunk_bytes,
-    safe_bytes,
-    worst_bytes,
-)
+from memsaving_gradients.planners.budget_search import MANY_OPS
 from memsaving_gradients.planners.progress import showing
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.rewriting.clones import Rewrite, rewrite

@@ -13,7 +13,16 @@ import tensorflow as tf
 from graph_tools.errors import GraphError
 from graph_tools.memory.liveness import timeline
 from graph_tools.warn import warn
-from memsaving_gradients.budget import DeviceMemory, Goal, exact_bytes, format_bytes, format_share
+from memsaving_gradients.budget import (
+    DeviceMemory,
+    Goal,
+    chunk_bytes,
+    exact_bytes,
+    format_bytes,
+    format_share,
+    plain_bytes,
+    safe_bytes,
+)
 from memsaving_gradients.capture.fingerprint import fingerprint
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.capture.unknown_sizes import check_known
@@ -37,14 +46,7 @@ from memsaving_gradients.planners import (
     named,
     planner_name,
 )
-from memsaving_gradients.planners.budget_search import (
-    Found,
-    Meter,
-    Search,
-    chunk_bytes,
-    plain_bytes,
-    safe_bytes,
-)
+from memsaving_gradients.planners.budget_search import Found, Meter, Search
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.planners.with_storage import improve_that_stores, planner_that_stores
 from memsaving_gradients.reports.describe import describe, why_nothing

@@ -35,13 +35,12 @@ from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.ops.while_loops import behind_identities
 from graph_tools.tf_private import autodiff, graphs, hooks
 from graph_tools.warn import warn
-from memsaving_gradients.budget import exact_bytes, format_bytes
+from memsaving_gradients.budget import exact_bytes, format_bytes, safe_bytes
 from memsaving_gradients.engine import graph_state, replicas
 from memsaving_gradients.engine.attempts import Followed, Following
 from memsaving_gradients.engine.planning import warn_stopped
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
-from memsaving_gradients.planners.budget_search import safe_bytes
 from memsaving_gradients.rewriting.optimizer_ops import Updates
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.attention.pattern.reachability import plain_as_well

@@ -24,18 +24,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
-from graph_tools.memory.bfc_allocator import allocated_peak, irregular_peaks
-from graph_tools.memory.timeline import Timeline
-from memsaving_gradients.budget import Goal, too_small
+from graph_tools.memory.bfc_allocator import irregular_peaks
+from memsaving_gradients.budget import Goal, chunk_bytes, one_chunk, too_small
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Improve, Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bounds.integer import SHALLOW, bound_within
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedules.schedule import plain
-from memsaving_gradients.schedules.simulate import Simulation, simulate
+from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 from memsaving_gradients.schedules.validation import problem_of
 
@@ -45,10 +42,6 @@ __all__ = [
     "Found",
     "Meter",
     "Search",
-    "chunk_bytes",
-    "plain_bytes",
-    "safe_bytes",
-    "worst_bytes",
 ]
 
 #: Plans to ask for while one is sought that fits and uses the budget well, …
@@ -66,37 +59,6 @@ MOST_IMPROVED = 2
 #: What is asked for last, as multiples of the peak that comes when a byte is asked for (a search
 #: for too much loses its way, and may do better with less to do); on large graphs only the first.
 FLOORS = (1.0, 0.85, 1.04, 1.1)
-
-
-def chunk_bytes(simulation: Timeline, gating: str) -> int:
-    """A simulated peak as TensorFlow's allocator counts it: in chunks, larger than the buffers in
-    them.
-
-    XLA (``gating="data"``) takes one buffer for a whole program.
-    """
-    return _one_chunk(simulation.peak) if gating == "data" else simulation.allocated_peak
-
-
-def plain_bytes(simulation: Simulation, gating: str) -> int:
-    """What fractions are of: the least that plain training may take in chunks, whatever is in the
-    allocator before."""
-    return _one_chunk(simulation.peak) if gating == "data" else simulation.allocated_least
-
-
-def safe_bytes(simulation: Timeline, gating: str) -> int:
-    """What a step that was simulated may need of a budget: its chunks, and what is left to
-    chance."""
-    return int(chunk_bytes(simulation, gating) * (1 + simulation.margin))
-
-
-def worst_bytes(simulation: Timeline, gating: str) -> int:
-    """The same, but no less than the worst of the steps that were simulated took."""
-    safe = safe_bytes(simulation, gating)
-    return safe if gating == "data" else max(safe, simulation.allocated_worst)
-
-
-def _one_chunk(size: int) -> int:
-    return allocated_peak(np.zeros(1, np.int64), np.ones(1, np.int64), np.array([size]))
 
 
 class Meter:
@@ -140,7 +102,7 @@ class Meter:
         low, high = 0, budget
         while low < high:
             middle = (low + high + 1) // 2
-            if _one_chunk(middle) <= budget:
+            if one_chunk(middle) <= budget:
                 low = middle
             else:
                 high = middle - 1

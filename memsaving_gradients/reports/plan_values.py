@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_tools.memory.timeline import Alive
+from memsaving_gradients.budget import chunk_bytes, plain_bytes
 from memsaving_gradients.capture.fingerprint import Fingerprint
 from memsaving_gradients.errors import PlanError
-from memsaving_gradients.planners.budget_search import chunk_bytes, plain_bytes
 from memsaving_gradients.schedules.schedule import Schedule
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.loops.checkpoint_positions import Replayed

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.memory.bfc_allocator import irregular_peaks
+from memsaving_gradients.budget import safe_bytes, worst_bytes
 from memsaving_gradients.engine import attempts
-from memsaving_gradients.planners.budget_search import safe_bytes, worst_bytes
 
 LAYERS = 24
 #: The default planner searches so long that it is for the slow suite.

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from memsaving_gradients.budget import safe_bytes
 from memsaving_gradients.planners import Limits, Proposal
-from memsaving_gradients.planners.budget_search import safe_bytes
 from memsaving_gradients.planners.proposal import propose
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import simulate

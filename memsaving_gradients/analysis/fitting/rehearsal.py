@@ -26,10 +26,10 @@ from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff
 from memsaving_gradients import patching
+from memsaving_gradients.budget import safe_bytes
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import BudgetError, BudgetWarning
-from memsaving_gradients.planners.budget_search import safe_bytes
 from memsaving_gradients.training.microbatches.pieces import Cut
 
 __all__ = ["Rehearsal", "held_by_stalled", "rehearse"]
