@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
-from memsaving_gradients.reports import figures, frames, page
 from memsaving_gradients.reports.explanation_values import ExplanationValues, Layer, Parts, Point
 from memsaving_gradients.reports.plan_text import below_here, columns, common_scope, shorten
 
@@ -71,6 +70,8 @@ class Explanation(ExplanationValues):
         ArgumentError
             If ``of`` is something else.
         """
+        from memsaving_gradients.reports import frames
+
         return frames.of_explanation(self, of)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
@@ -94,6 +95,8 @@ class Explanation(ExplanationValues):
         ArgumentError
             If ``path`` has another ending, or there is no such folder.
         """
+        from memsaving_gradients.reports import figures
+
         return figures.plot(self, path)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
@@ -107,6 +110,8 @@ class Explanation(ExplanationValues):
         ArgumentError
             If there is no folder for ``path``.
         """
+        from memsaving_gradients.reports import page
+
         page.save(path, self)
 
     def __repr__(self) -> str:

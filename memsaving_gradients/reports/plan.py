@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memsaving_gradients.reports import figures, frames, page, plan_file, plan_text
+from memsaving_gradients.reports import plan_file, plan_text
 from memsaving_gradients.reports.comparison import Comparison
 from memsaving_gradients.reports.plan_values import Decision as Decision
 from memsaving_gradients.reports.plan_values import PlanValues
@@ -142,6 +142,8 @@ class Plan(PlanValues):
         MissingExtraError
             Without pandas.
         """
+        from memsaving_gradients.reports import frames
+
         return frames.of_plan(self)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
@@ -165,6 +167,8 @@ class Plan(PlanValues):
         ArgumentError
             If ``path`` has another ending, or there is no such folder.
         """
+        from memsaving_gradients.reports import figures
+
         return figures.plot(self, path)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
@@ -178,6 +182,8 @@ class Plan(PlanValues):
         ArgumentError
             If there is no folder for ``path``.
         """
+        from memsaving_gradients.reports import page
+
         page.save(path, self)
 
     def __repr__(self) -> str:
