@@ -92,7 +92,64 @@ def time_major(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.scan(lambda h, s: tf.tanh(h + s), steps) ** 2)
 
 
+def shifted(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Each example against its neighbor, as a negative."""
+    z = unit(x)
+    return tf.reduce_mean(tf.nn.relu(tf.reduce_sum(z * tf.roll(z, 1, axis=0), -1) + 0.5))
+
+
+def turned_round(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    z = unit(x)
+    return tf.reduce_mean((z - z[::-1]) ** 2)
+
+
+def reversed_examples(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean((unit(x) - tf.reverse(unit(y), [0])) ** 2)
+
+
+def in_order_of_a_label(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    z = unit(x)
+    chosen = tf.gather(z, tf.argsort(y[:, 0]))
+    return tf.reduce_mean((z - chosen) ** 2)
+
+
+def successive(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    z = unit(x)
+    return tf.reduce_sum((z[1:] - z[:-1]) ** 2)
+
+
+def halves(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Pairs of examples that are in the same batch."""
+    first, second = tf.split(unit(x), 2, axis=0)
+    return tf.reduce_mean((first - second) ** 2)
+
+
+def cumulated(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(tf.cumsum(unit(x), axis=0) ** 2)
+
+
+def hardest(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    losses = tf.reduce_sum((unit(x) - y) ** 2, -1)
+    return tf.reduce_mean(tf.math.top_k(losses, 3).values)
+
+
+def prototypes(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Snell et al. 2017: each example against the mean of those with its label."""
+    z, labels = unit(x), tf.cast(y[:, 0] > 0, tf.int32)
+    means = tf.math.unsorted_segment_sum(z, labels, 2)
+    return tf.reduce_mean((z - tf.gather(means, labels)) ** 2)
+
+
 MIXING = (
+    shifted,
+    turned_round,
+    reversed_examples,
+    in_order_of_a_label,
+    successive,
+    halves,
+    cumulated,
+    hardest,
+    prototypes,
     two_views,
     images_and_texts,
     redundancy,
@@ -101,7 +158,35 @@ MIXING = (
     shares_of_the_batch,
     same_labels,
 )
-SEPARATE = (squares, classes, inside_of_examples, time_major)
+
+
+def in_another_order(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Both sides in the same order: each example meets its own label."""
+    return tf.reduce_mean((tf.reverse(unit(x), [0]) - tf.reverse(y, [0])) ** 2)
+
+
+def masked(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    there = y[:, 0] > -9
+    z, wanted = tf.boolean_mask(unit(x), there), tf.boolean_mask(y, there)
+    return tf.reduce_mean((z - wanted) ** 2)
+
+
+def along_features(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    z = tf.roll(tf.reverse(unit(x), [1]), 1, axis=1)
+    first, second = tf.split(tf.cumsum(z, axis=1), 2, axis=1)
+    best = tf.math.top_k(z, 3).values
+    return tf.reduce_mean((first - second[:, :3] + best) ** 2 + z[:, 1:4] * y[:, :3])
+
+
+SEPARATE = (
+    squares,
+    classes,
+    inside_of_examples,
+    time_major,
+    in_another_order,
+    masked,
+    along_features,
+)
 
 
 def _slope(loss: Callable[..., tf.Tensor]) -> Any:

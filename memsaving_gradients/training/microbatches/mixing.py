@@ -6,9 +6,15 @@ Chen et al. 2020), a redundancy loss that of all features with all features over
 (Zbontar et al. 2021), and some losses normalize by a statistic of the batch. In microbatches each
 example meets fewer others, so that gradients are not those of the batch.
 
-Here the axes along which examples lie are followed through the ops behind the results. Examples are
-mixed where a tensor gets two such axes, where what was reduced over examples meets examples again,
-and where a product that sums over the examples of both factors goes into an op that is not linear.
+The module follows the axes of the examples, and their order, through the ops behind the results. An
+op mixes examples
+
+- where a tensor gets two such axes;
+- where examples meet others in another order: shifted, reversed, chosen, cut or shuffled ones;
+- where it cumulates or ranks examples;
+- where something that was reduced over examples meets examples again;
+- where a product that sums over the examples of both factors goes into an op that is not linear.
+
 Sums and means add up, and so do gradients, which are such products and go into none. Linear in the
 number of ops. An op that is not known is taken to leave axes where they are, and what becomes of an
 axis may not be known at all: mixing may be missed.
@@ -17,7 +23,7 @@ axis may not be known at all: mixing may be missed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +32,7 @@ import tensorflow as tf
 
 from graph_tools.costs.parameters import parameters
 from graph_tools.graph.capture import OpGraph, capture
+from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.ops import op_types
 
 __all__ = ["mixing_op"]
@@ -58,6 +65,24 @@ _LONGER_OR_SHORTER = frozenset(
 _LINEAR = op_types.VIEWS | frozenset(
     "Add AddN AddV2 Cast ConcatV2 Mean Neg Pack Slice Split StridedSlice Sub Sum Transpose".split()
 )
+#: Reductions of what has the same number in the second input.
+_SEGMENTS = frozenset(
+    """SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum UnsortedSegmentMax
+    UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum""".split()
+)
+#: Ops along whose axis, the second input, each example adds to those before it.
+_CUMULATIVE = frozenset("Cumsum Cumprod CumulativeLogsumexp".split())
+#: Ops that put examples into another order, with the input that holds the examples and the one that
+#: says the axis; ``None``: the first axis.
+_MOVES: dict[str, tuple[int, int | None]] = {
+    "ConcatV2": (0, -1),
+    "GatherV2": (0, 2),
+    "RandomShuffle": (0, None),
+    "ReverseV2": (0, 1),
+    "Roll": (0, 2),
+    "Split": (1, 0),
+    "SplitV": (0, 2),
+}
 #: They look at shapes only.
 _SHAPES = op_types.SHAPE_READERS | {"BroadcastGradientArgs"}
 
@@ -114,15 +139,18 @@ class _Axes:
     """For each tensor, by reference, the axes of the examples.
 
     ``reduced``: tensors that examples were reduced to; ``products``: of these, sums of products of
-    examples, and what is linear in them.
+    examples, and what is linear in them; ``order``: for tensors of examples, what has put them into
+    another order.
     """
 
     def __init__(self, ops: OpGraph, batch: Sequence[tf.Tensor], statistics: bool) -> None:
         self.of = {t.ref(): frozenset({0}) for t in batch if t.shape.rank}
         self.reduced: set[Any] = set()
         self.products: set[Any] = set()
+        self.order: dict[Any, tuple[object, ...]] = {}
         self.statistics = statistics
         self.ops, self.numbers = ops, parameters(ops, UNKNOWN)
+        self._twins = equal_ops(ops)
 
     def follow(self, op: tf.Operation) -> None:
         """Note the axes of what ``op`` gives."""
@@ -139,7 +167,13 @@ class _Axes:
             self.products.update(out.ref() for out in op.outputs)
         if self.statistics and any(meets) and any(reads):
             raise _Mixed
-        for out in op.outputs:
+        orders = {
+            self.order.get(t.ref(), ()) for t, axes in zip(op.inputs, reads, strict=True) if axes
+        }
+        moves = known and any(reads) and self._moves(op, reads)
+        if len(orders) > 1 and not (moves and op.type == "ConcatV2"):
+            raise _Mixed
+        for number, out in enumerate(op.outputs):
             axes = (self._axes(op, out, reads) if known else None) if any(reads) else _NONE
             if axes is None:
                 continue
@@ -147,6 +181,8 @@ class _Axes:
                 raise _Mixed
             if axes:
                 self.of[out.ref()] = axes
+                order = next(iter(orders))
+                self.order[out.ref()] = (*order, self._way(op, number)) if moves else order
             elif out.dtype.is_floating:
                 self.reduced.add(out.ref())
 
@@ -156,6 +192,68 @@ class _Axes:
             given = self.numbers.get(self.ops.value(op.inputs[1]))
             return _BY_NUMBERS[op.type](op, out, reads, given)
         return _RULES.get(op.type, _kept)(op, out, reads)
+
+    def _moves(self, op: tf.Operation, reads: Sequence[Axes]) -> bool:
+        """Return whether ``op`` gives examples in another order than it reads them.
+
+        Raises if it makes each of them from those before it, or ranks them.
+        """
+        if op.type in _CUMULATIVE and self._touches(op, reads[0], 0, 1):
+            raise _Mixed
+        if op.type == "TopKV2" and op.inputs[0].shape.rank - 1 in reads[0]:
+            raise _Mixed
+        if op.type == "StridedSlice":
+            return any(
+                source in reads[0] and not dropped and not self._is_whole(op, entry, source)
+                for entry, source, _, dropped in _sliced(op)
+            )
+        if op.type == "Slice":
+            return any(not self._is_whole(op, axis, axis) for axis in reads[0])
+        if op.type not in _MOVES:
+            return False
+        given, by = _MOVES[op.type]
+        if op.type == "GatherV2" and reads[0] and op.get_attr("batch_dims") > min(reads[0]):
+            return False
+        axes = _NONE.union(*reads) if op.type == "ConcatV2" else reads[given]
+        return 0 in axes if by is None else self._touches(op, axes, given, by)
+
+    def _touches(self, op: tf.Operation, axes: Axes, given: int, by: int) -> bool:
+        """Return whether one of the axes that input ``by`` names holds the examples of ``given``."""
+        named = self.numbers.get(self.ops.value(op.inputs[by]))
+        rank = op.inputs[given].shape.rank
+        return named is not None and any(int(axis) % rank in axes for axis in named.ravel())
+
+    def _is_whole(self, op: tf.Operation, entry: int | None, axis: int) -> bool:
+        """Return whether a slice takes all of an axis; ``entry``: its place in what is given."""
+        if entry is None:
+            return True
+        begin, end = (self.numbers.get(self.ops.value(op.inputs[k])) for k in (1, 2))
+        size = _numbers(op.inputs[0])[axis]
+        if op.type == "Slice":
+            if begin is None or end is None:
+                return False
+            return begin[entry] == 0 and end[entry] in (-1, size)
+        masks = [op.get_attr(f"{name}_mask") >> entry & 1 for name in ("begin", "end")]
+        first = masks[0] or (begin is not None and begin[entry] == 0)
+        last = masks[1] or (end is not None and end[entry] >= size)
+        step = self.numbers.get(self.ops.value(op.inputs[3]))
+        return bool(first and last and step is not None and step[entry] == 1)
+
+    def _way(self, op: tf.Operation, output: int) -> object:
+        """Return what is the same for ops that put examples into the same order."""
+        if op.type in ("ConcatV2", "RandomShuffle"):
+            return op.name
+        given = _MOVES.get(op.type, (0, None))[0]
+        others = [self.ops.value(t) for k, t in enumerate(op.inputs) if k != given]
+        said = []
+        for value in others:
+            number = self.numbers.get(value)
+            maker = int(self.ops.producer[value])
+            place = value - int(self.ops.first_value[maker])
+            same = (self._twins.get(maker, maker), place)
+            said.append(same if number is None else (number.shape, number.tobytes()))
+        masks = op.type == "StridedSlice" and [op.get_attr(f"{m}_mask") for m in ("begin", "end")]
+        return (op.type, output, *said, str(masks))
 
 
 def _elementwise(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
@@ -296,6 +394,15 @@ def _unpack(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | N
 
 def _slice(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
     """Of a strided slice, as its masks say: axes are added and dropped."""
+    return frozenset(
+        place for _, source, place, dropped in _sliced(op) if source in reads[0] and not dropped
+    )
+
+
+def _sliced(op: tf.Operation) -> Iterator[tuple[int | None, int, int, bool]]:
+    """Yield, for each axis of what a strided slice cuts: the number of its entry in what is given
+    (``None``: it is not given, and stays whole), the axis, its place in the result, and whether it
+    is dropped."""
     masks = [op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")]
     given = op.inputs[1].shape.num_elements() or 0
     entries = [tuple(bool(mask >> k & 1) for mask in masks) for k in range(given)]
@@ -304,16 +411,21 @@ def _slice(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | No
         entries.append((True, False, False))
     rank = op.inputs[0].shape.rank
     used = sum(not (rest or new) for rest, new, _ in entries)
-    place, source, found = 0, 0, set()
-    for rest, new, dropped in entries:
+    place = source = 0
+    for number, (rest, new, dropped) in enumerate(entries):
         if new:
             place += 1
             continue
         for _ in range(rank - used if rest else 1):
-            found |= {place} if source in reads[0] and not dropped else set()
+            yield None if rest else number, source, place, dropped
             place += not dropped
             source += 1
-    return frozenset(found)
+
+
+def _segments(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
+    """Of sums over segments: the axes of the segments' numbers become one."""
+    covered = op.inputs[1].shape.rank
+    return frozenset(axis - covered + 1 for axis in reads[0] if axis >= covered)
 
 
 _RULES: dict[str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes]], Axes | None]] = {
@@ -326,6 +438,7 @@ _RULES: dict[str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes]], Axes | Non
     "Pack": _pack,
     "Unpack": _unpack,
     "StridedSlice": _slice,
+    **dict.fromkeys(_SEGMENTS, _segments),
 }
 #: Those that go by the numbers in their second input, where these do not depend on data.
 _BY_NUMBERS: dict[
