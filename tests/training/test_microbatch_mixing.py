@@ -140,7 +140,34 @@ def prototypes(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean((z - tf.gather(means, labels)) ** 2)
 
 
+def root(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean((unit(x) - y) ** 2))
+
+
+def diversity(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """The entropy of the mean prediction."""
+    mean = tf.reduce_mean(tf.nn.softmax(unit(x)), 0)
+    return tf.reduce_sum(mean * tf.math.log(mean))
+
+
+def load(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Shazeer et al. 2017: the product of two means."""
+    gates = tf.nn.softmax(unit(x) * 3)
+    chosen = tf.one_hot(tf.argmax(gates, -1), WIDTH)
+    return tf.reduce_sum(tf.reduce_mean(gates, 0) * tf.reduce_mean(chosen, 0))
+
+
+def overlap(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Milletari et al. 2016: the Dice loss of a batch."""
+    p, wanted = tf.sigmoid(unit(x)), tf.cast(y > 0, tf.float32)
+    return -tf.reduce_sum(p * wanted) / (tf.reduce_sum(p) + tf.reduce_sum(wanted))
+
+
 MIXING = (
+    root,
+    diversity,
+    load,
+    overlap,
     shifted,
     turned_round,
     reversed_examples,
@@ -178,7 +205,15 @@ def along_features(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean((first - second[:, :3] + best) ** 2 + z[:, 1:4] * y[:, :3])
 
 
+def scaled(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """A mean that is scaled, shifted and replaced where it is no number."""
+    loss = tf.reduce_mean((unit(x) - y) ** 2) * 0.5 / 3.0
+    norm = tf.sqrt(tf.reduce_sum(WEIGHT**2))
+    return tf.where(tf.reduce_sum(y) > 1e9, tf.zeros([]), loss + 1e-2 * norm)
+
+
 SEPARATE = (
+    scaled,
     squares,
     classes,
     inside_of_examples,

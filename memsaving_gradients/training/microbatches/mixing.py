@@ -13,7 +13,9 @@ op mixes examples
 - where examples meet others in another order: shifted, reversed, chosen, cut or shuffled ones;
 - where it cumulates or ranks examples;
 - where something that was reduced over examples meets examples again;
-- where a product that sums over the examples of both factors goes into an op that is not linear.
+- where a product that sums over the examples of both factors goes into an op that is not linear;
+- where anything of a loss that was reduced over examples, and depends on variables, does. (What a
+  step returns besides its gradients may be such: a root mean square, a perplexity.)
 
 Sums and means add up, and so do gradients, which are such products and go into none. Linear in the
 number of ops. An op that is not known is taken to leave axes where they are, and what becomes of an
@@ -63,8 +65,11 @@ _LONGER_OR_SHORTER = frozenset(
     "Concat ConcatV2 MirrorPad Pad PadV2 Slice Split SplitV Tile".split()
 )
 _LINEAR = op_types.VIEWS | frozenset(
-    "Add AddN AddV2 Cast ConcatV2 Mean Neg Pack Slice Split StridedSlice Sub Sum Transpose".split()
+    """Add AddN AddV2 BiasAdd Cast ConcatV2 Mean Neg Pack Slice Split StridedSlice Sub Sum
+    Transpose""".split()
 )
+_QUOTIENTS = frozenset("Div DivNoNan RealDiv".split())
+_SELECTIONS = frozenset("Select SelectV2".split())
 #: Reductions of what has the same number in the second input.
 _SEGMENTS = frozenset(
     """SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum UnsortedSegmentMax
@@ -97,6 +102,7 @@ def mixing_op(
     *,
     stop: Sequence[tf.Tensor] = (),
     statistics: bool = True,
+    losses: bool = False,
 ) -> tf.Operation | None:
     """The first op behind ``results`` that mixes examples; ``None``: there is none.
 
@@ -111,6 +117,9 @@ def mixing_op(
         examples.
     statistics
         Whether it counts that what was reduced over examples meets examples again.
+    losses
+        Whether ``results`` are losses: what an op makes of a sum over examples counts then, unless
+        it is linear.
 
     Examples
     --------
@@ -123,7 +132,7 @@ def mixing_op(
     'similar'
     """
     ops = capture(results, stop=stop)
-    found = _Axes(ops, batch, statistics)
+    found = _Axes(ops, batch, statistics, losses)
     cut = {t.op for t in stop}
     for op in ops.ops:
         if op in cut:
@@ -138,17 +147,21 @@ def mixing_op(
 class _Axes:
     """For each tensor, by reference, the axes of the examples.
 
-    ``reduced``: tensors that examples were reduced to; ``products``: of these, sums of products of
+    ``reduced``: tensors that examples were reduced to; ``trained``: tensors that depend on
+    variables; ``products``: of these, sums of products of
     examples, and what is linear in them; ``order``: for tensors of examples, what has put them into
     another order.
     """
 
-    def __init__(self, ops: OpGraph, batch: Sequence[tf.Tensor], statistics: bool) -> None:
+    def __init__(
+        self, ops: OpGraph, batch: Sequence[tf.Tensor], statistics: bool, losses: bool
+    ) -> None:
         self.of = {t.ref(): frozenset({0}) for t in batch if t.shape.rank}
         self.reduced: set[Any] = set()
         self.products: set[Any] = set()
         self.order: dict[Any, tuple[object, ...]] = {}
-        self.statistics = statistics
+        self.trained: set[Any] = set()
+        self.statistics, self.losses = statistics, losses
         self.ops, self.numbers = ops, parameters(ops, UNKNOWN)
         self._twins = equal_ops(ops)
 
@@ -156,12 +169,18 @@ class _Axes:
         """Note the axes of what ``op`` gives."""
         reads = [self.of.get(t.ref(), _NONE) for t in op.inputs]
         meets = [t.ref() in self.reduced for t in op.inputs]
+        trained = [t.ref() in self.trained for t in op.inputs]
+        if any(trained) or op.type in op_types.READS:
+            self.trained.update(out.ref() for out in op.outputs)
         if op.type in _SHAPES or not (any(reads) or any(meets)):
             return
         known = all(t.shape.rank is not None for t in (*op.inputs, *op.outputs))
         of_products = [t.ref() in self.products for t in op.inputs]
         depends = [bool(axes) or alone for axes, alone in zip(reads, meets, strict=True)]
         if any(of_products) and not _is_linear(op, depends):
+            raise _Mixed
+        sums = [alone and learns for alone, learns in zip(meets, trained, strict=True)]
+        if self.losses and any(sums) and _is_nonlinear(op, sums):
             raise _Mixed
         if any(of_products) or (known and _sums_over_both(op, reads)):
             self.products.update(out.ref() for out in op.outputs)
@@ -339,6 +358,16 @@ def _is_linear(op: tf.Operation, depends: Sequence[bool]) -> bool:
     if op.type in ("Mul", "RealDiv", "Div", "MatMul"):
         return sum(depends) < 2 and (op.type in ("Mul", "MatMul") or not depends[1])
     return op.type in _LINEAR
+
+
+def _is_nonlinear(op: tf.Operation, depends: Sequence[bool]) -> bool:
+    """Return whether ``op`` is known not to be linear in the inputs of which ``depends`` says so."""
+    if op.type in _SELECTIONS:
+        return depends[0]
+    if op.type in _QUOTIENTS:
+        return depends[1]
+    known = op.type in _PRODUCTS or _RULES.get(op.type) is _elementwise
+    return known and not _is_linear(op, depends)
 
 
 def _reduction(

@@ -216,7 +216,13 @@ def _trace(
                 # Tapes around the loop have nothing to see here.
                 with graphs.unrecorded():
                     grads = tf.gradients(flat[0], [*inside, *(given[k] for k in parts)])
-        _check_mixing(flat, given, grads, statistics=not normalized and not losses.weighted)
+        _check_mixing(
+            flat,
+            given,
+            grads,
+            statistics=not normalized and not losses.weighted,
+            is_loss=found.is_loss,
+        )
         counts = losses.counts() if cut.reduce != "sum" else None
         found.counts = counts is not None
         found.outputs = [*flat, *grads, *([counts] if found.counts else [])]
@@ -239,13 +245,20 @@ def _trace(
 
 
 def _check_mixing(
-    results: Sequence[Any], given: Sequence[tf.Tensor], grads: Sequence[Any], *, statistics: bool
+    results: Sequence[Any],
+    given: Sequence[tf.Tensor],
+    grads: Sequence[Any],
+    *,
+    statistics: bool,
+    is_loss: bool,
 ) -> None:
     """Warn if results of a microbatch compare its examples; losses and layers that say so
-    themselves are no ``statistics``."""
+    themselves are no ``statistics``, and of a loss the first result ``is_loss``."""
     found = [t for t in results if isinstance(t, tf.Tensor) and t.graph is given[0].graph]
     stop = [t for t in tf.nest.flatten(grads, expand_composites=True) if t is not None]
     op = mixing_op(found, given, stop=stop, statistics=statistics)
+    if op is None and is_loss:
+        op = mixing_op(found[:1], given, stop=stop, statistics=statistics, losses=True)
     if op is not None:
         warn(
             f"microbatch: {op.name!r} ({source_line(op)}) compares examples, or normalizes by"
