@@ -24,57 +24,38 @@ axis may not be known at all: mixing may be missed.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from graph_tools.costs.parameters import parameters
 from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.ops import op_types
+from memsaving_gradients.training.microbatches.example_axes import (
+    BY_NUMBERS,
+    NONE,
+    PRODUCTS,
+    RULES,
+    UNKNOWN,
+    Axes,
+    MixedError,
+    elementwise,
+    kept,
+    sizes_of,
+    sliced,
+    sums_over_both,
+)
 
 __all__ = ["mixing_op"]
 
-Axes = frozenset[int]
-Numbers = npt.NDArray[np.integer[Any]]
-
-_NONE: Axes = frozenset()
-#: In the place of sizes that are unknown: a prime, which no product of others is.
-UNKNOWN = 7919
-#: Products of two matrices, and the attributes that say whether each is transposed.
-_PRODUCTS = {
-    "MatMul": ("transpose_a", "transpose_b"),
-    "SparseMatMul": ("transpose_a", "transpose_b"),
-    "BatchMatMul": ("adj_x", "adj_y"),
-    "BatchMatMulV2": ("adj_x", "adj_y"),
-    "BatchMatMulV3": ("adj_x", "adj_y"),
-}
-_REDUCTIONS = frozenset("Sum Mean Prod Max Min All Any ArgMax ArgMin EuclideanNorm".split())
-_ALONG_LAST = frozenset("Softmax LogSoftmax".split())
-#: Elementwise ops that never write into the buffer of an input, whose results are not of its type.
-_COMPARISONS = frozenset(
-    "Equal NotEqual Greater GreaterEqual Less LessEqual ApproximateEqual Cast".split()
-)
-#: Others that do write into it, but are not elementwise.
-_OF_ROWS = frozenset("SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits".split())
-_LONGER_OR_SHORTER = frozenset(
-    "Concat ConcatV2 MirrorPad Pad PadV2 Slice Split SplitV Tile".split()
-)
 _LINEAR = op_types.VIEWS | frozenset(
     """Add AddN AddV2 BiasAdd Cast ConcatV2 Mean Neg Pack Slice Split StridedSlice Sub Sum
     Transpose""".split()
 )
 _QUOTIENTS = frozenset("Div DivNoNan RealDiv".split())
 _SELECTIONS = frozenset("Select SelectV2".split())
-#: Reductions of what has the same number in the second input.
-_SEGMENTS = frozenset(
-    """SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum UnsortedSegmentMax
-    UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum""".split()
-)
 #: Ops along whose axis, the second input, each example adds to those before it.
 _CUMULATIVE = frozenset("Cumsum Cumprod CumulativeLogsumexp".split())
 #: Ops that put examples into another order, with the input that holds the examples and the one that
@@ -90,10 +71,6 @@ _MOVES: dict[str, tuple[int, int | None]] = {
 }
 #: They look at shapes only.
 _SHAPES = op_types.SHAPE_READERS | {"BroadcastGradientArgs"}
-
-
-class _Mixed(Exception):
-    """The op at hand mixes examples."""
 
 
 def mixing_op(
@@ -139,7 +116,7 @@ def mixing_op(
             continue
         try:
             found.follow(op)
-        except _Mixed:
+        except MixedError:
             return op
     return None
 
@@ -167,7 +144,7 @@ class _Axes:
 
     def follow(self, op: tf.Operation) -> None:
         """Note the axes of what ``op`` gives."""
-        reads = [self.of.get(t.ref(), _NONE) for t in op.inputs]
+        reads = [self.of.get(t.ref(), NONE) for t in op.inputs]
         meets = [t.ref() in self.reduced for t in op.inputs]
         trained = [t.ref() in self.trained for t in op.inputs]
         if any(trained) or op.type in op_types.READS:
@@ -178,26 +155,26 @@ class _Axes:
         of_products = [t.ref() in self.products for t in op.inputs]
         depends = [bool(axes) or alone for axes, alone in zip(reads, meets, strict=True)]
         if any(of_products) and not _is_linear(op, depends):
-            raise _Mixed
+            raise MixedError
         sums = [alone and learns for alone, learns in zip(meets, trained, strict=True)]
         if self.losses and any(sums) and _is_nonlinear(op, sums):
-            raise _Mixed
-        if any(of_products) or (known and _sums_over_both(op, reads)):
+            raise MixedError
+        if any(of_products) or (known and sums_over_both(op, reads)):
             self.products.update(out.ref() for out in op.outputs)
         if self.statistics and any(meets) and any(reads):
-            raise _Mixed
+            raise MixedError
         orders = {
             self.order.get(t.ref(), ()) for t, axes in zip(op.inputs, reads, strict=True) if axes
         }
         moves = known and any(reads) and self._moves(op, reads)
         if len(orders) > 1 and not (moves and op.type == "ConcatV2"):
-            raise _Mixed
+            raise MixedError
         for number, out in enumerate(op.outputs):
-            axes = (self._axes(op, out, reads) if known else None) if any(reads) else _NONE
+            axes = (self._axes(op, out, reads) if known else None) if any(reads) else NONE
             if axes is None:
                 continue
             if len(axes) > 1:
-                raise _Mixed
+                raise MixedError
             if axes:
                 self.of[out.ref()] = axes
                 order = next(iter(orders))
@@ -207,10 +184,10 @@ class _Axes:
 
     def _axes(self, op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
         """Axes of the examples in a result; ``None``: they are not known."""
-        if op.type in _BY_NUMBERS:
+        if op.type in BY_NUMBERS:
             given = self.numbers.get(self.ops.value(op.inputs[1]))
-            return _BY_NUMBERS[op.type](op, out, reads, given)
-        return _RULES.get(op.type, _kept)(op, out, reads)
+            return BY_NUMBERS[op.type](op, out, reads, given)
+        return RULES.get(op.type, kept)(op, out, reads)
 
     def _moves(self, op: tf.Operation, reads: Sequence[Axes]) -> bool:
         """Return whether ``op`` gives examples in another order than it reads them.
@@ -218,13 +195,13 @@ class _Axes:
         Raises if it makes each of them from those before it, or ranks them.
         """
         if op.type in _CUMULATIVE and self._touches(op, reads[0], 0, 1):
-            raise _Mixed
+            raise MixedError
         if op.type == "TopKV2" and op.inputs[0].shape.rank - 1 in reads[0]:
-            raise _Mixed
+            raise MixedError
         if op.type == "StridedSlice":
             return any(
                 source in reads[0] and not dropped and not self._is_whole(op, entry, source)
-                for entry, source, _, dropped in _sliced(op)
+                for entry, source, _, dropped in sliced(op)
             )
         if op.type == "Slice":
             return any(not self._is_whole(op, axis, axis) for axis in reads[0])
@@ -233,7 +210,7 @@ class _Axes:
         given, by = _MOVES[op.type]
         if op.type == "GatherV2" and reads[0] and op.get_attr("batch_dims") > min(reads[0]):
             return False
-        axes = _NONE.union(*reads) if op.type == "ConcatV2" else reads[given]
+        axes = NONE.union(*reads) if op.type == "ConcatV2" else reads[given]
         return 0 in axes if by is None else self._touches(op, axes, given, by)
 
     def _touches(self, op: tf.Operation, axes: Axes, given: int, by: int) -> bool:
@@ -247,7 +224,7 @@ class _Axes:
         if entry is None:
             return True
         begin, end = (self.numbers.get(self.ops.value(op.inputs[k])) for k in (1, 2))
-        size = _numbers(op.inputs[0])[axis]
+        size = sizes_of(op.inputs[0])[axis]
         if op.type == "Slice":
             if begin is None or end is None:
                 return False
@@ -275,84 +252,6 @@ class _Axes:
         return (op.type, output, *said, str(masks))
 
 
-def _elementwise(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Axes are aligned at the end."""
-    if op.type in _ALONG_LAST and out.shape.rank - 1 in reads[0]:
-        raise _Mixed
-    found: set[int] = set()
-    for tensor, axes in zip(op.inputs, reads, strict=True):
-        found |= {axis + out.shape.rank - tensor.shape.rank for axis in axes}
-    return frozenset(found)
-
-
-def _kept(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Of an op that is not known: an axis stays where it is, if there is one as long, and if all
-    inputs agree."""
-    sizes = out.shape.as_list()
-    found = {
-        axis
-        for tensor, axes in zip(op.inputs, reads, strict=True)
-        for axis in axes
-        if axis < len(sizes) and sizes[axis] == tensor.shape.as_list()[axis]
-    }
-    return frozenset(found) if len(found) == 1 else None
-
-
-def _same_rank(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Of what makes axes longer or shorter, and leaves them where they are."""
-    found = [
-        axes for t, axes in zip(op.inputs, reads, strict=True) if t.shape.rank == out.shape.rank
-    ]
-    return _NONE.union(*found)
-
-
-def _product(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """``[..., rows, inner] @ [..., inner, columns]``."""
-    found: set[int] = set()
-    for k, (tensor, axes, inner) in enumerate(zip(op.inputs, reads, _summed(op), strict=True)):
-        last = tensor.shape.rank - 1
-        for axis in axes - inner:
-            found.add(
-                axis + out.shape.rank - 1 - last if axis < last - 1 else out.shape.rank - 2 + k
-            )
-    return frozenset(found)
-
-
-def _einsum(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Labels; where there is an ellipsis, the op is taken for one that is not known."""
-    terms, result = _labels(op)
-    if "." in result:
-        return _kept(op, out, reads)
-    seen = {term[axis] for term, axes in zip(terms, reads, strict=True) for axis in axes}
-    return frozenset(result.index(label) for label in seen if label in result)
-
-
-def _labels(op: tf.Operation) -> tuple[list[str], str]:
-    terms, _, result = op.get_attr("equation").decode().replace(" ", "").partition("->")
-    return terms.split(","), result
-
-
-def _summed(op: tf.Operation) -> list[Axes]:
-    """For each factor of a product the axes that it sums over."""
-    if op.type == "Einsum":
-        terms, result = _labels(op)
-        if "." in result:
-            return [_NONE for _ in terms]
-        return [frozenset(k for k, label in enumerate(t) if label not in result) for t in terms]
-    turned = [bool(op.get_attr(name)) for name in _PRODUCTS[op.type]]
-    last = [tensor.shape.rank - 1 for tensor in op.inputs]
-    return [frozenset({last[0] - turned[0]}), frozenset({last[1] - (not turned[1])})]
-
-
-def _sums_over_both(op: tf.Operation, reads: Sequence[Axes]) -> bool:
-    """Whether ``op`` is a product of examples of one factor with those of the other, summed up."""
-    if op.type != "Einsum" and op.type not in _PRODUCTS:
-        return False
-    return len(reads) > 1 and all(
-        axes & inner for axes, inner in zip(reads, _summed(op), strict=True)
-    )
-
-
 def _is_linear(op: tf.Operation, depends: Sequence[bool]) -> bool:
     """Whether ``op`` is linear in what depends on the batch; ``depends``: which inputs do."""
     if op.type in ("Mul", "RealDiv", "Div", "MatMul"):
@@ -366,115 +265,5 @@ def _is_nonlinear(op: tf.Operation, depends: Sequence[bool]) -> bool:
         return depends[0]
     if op.type in _QUOTIENTS:
         return depends[1]
-    known = op.type in _PRODUCTS or _RULES.get(op.type) is _elementwise
+    known = op.type in PRODUCTS or RULES.get(op.type) is elementwise
     return known and not _is_linear(op, depends)
-
-
-def _reduction(
-    op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes], given: Numbers | None
-) -> Axes | None:
-    if given is None:
-        return None
-    rank = op.inputs[0].shape.rank
-    dropped = {int(axis) % rank for axis in given.ravel()}
-    keeps = out.shape.rank == rank
-    return frozenset(
-        axis if keeps else axis - sum(other < axis for other in dropped)
-        for axis in reads[0] - dropped
-    )
-
-
-def _reshape(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """The axis with as many elements before it: also where it was joined with those behind it."""
-    before, after = _numbers(op.inputs[0]), _numbers(out)
-    ways = {math.prod(after[:k]): k for k in range(len(after)) if after[k] != 1}
-    found = [ways.get(math.prod(before[:axis])) for axis in reads[0]]
-    return None if None in found else frozenset(axis for axis in found if axis is not None)
-
-
-def _numbers(tensor: tf.Tensor) -> list[int]:
-    return [UNKNOWN if size is None else size for size in tensor.shape.as_list()]
-
-
-def _transpose(
-    op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes], given: Numbers | None
-) -> Axes | None:
-    return None if given is None else frozenset(list(given).index(axis) for axis in reads[0])
-
-
-def _expand(
-    op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes], given: Numbers | None
-) -> Axes | None:
-    if given is None:
-        return None
-    added = int(given.ravel()[0]) % out.shape.rank
-    return frozenset(axis + (axis >= added) for axis in reads[0])
-
-
-def _pack(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    added = op.get_attr("axis") % out.shape.rank
-    return frozenset(axis + (axis >= added) for axes in reads for axis in axes)
-
-
-def _unpack(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    dropped = op.get_attr("axis") % op.inputs[0].shape.rank
-    return frozenset(axis - (axis > dropped) for axis in reads[0] if axis != dropped)
-
-
-def _slice(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Of a strided slice, as its masks say: axes are added and dropped."""
-    return frozenset(
-        place for _, source, place, dropped in _sliced(op) if source in reads[0] and not dropped
-    )
-
-
-def _sliced(op: tf.Operation) -> Iterator[tuple[int | None, int, int, bool]]:
-    """Yield, for each axis of what a strided slice cuts: the number of its entry in what is given
-    (``None``: it is not given, and stays whole), the axis, its place in the result, and whether it
-    is dropped."""
-    masks = [op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")]
-    given = op.inputs[1].shape.num_elements() or 0
-    entries = [tuple(bool(mask >> k & 1) for mask in masks) for k in range(given)]
-    if not masks[0]:
-        # All axes behind those that are given stay.
-        entries.append((True, False, False))
-    rank = op.inputs[0].shape.rank
-    used = sum(not (rest or new) for rest, new, _ in entries)
-    place = source = 0
-    for number, (rest, new, dropped) in enumerate(entries):
-        if new:
-            place += 1
-            continue
-        for _ in range(rank - used if rest else 1):
-            yield None if rest else number, source, place, dropped
-            place += not dropped
-            source += 1
-
-
-def _segments(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Of sums over segments: the axes of the segments' numbers become one."""
-    covered = op.inputs[1].shape.rank
-    return frozenset(axis - covered + 1 for axis in reads[0] if axis >= covered)
-
-
-_RULES: dict[str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes]], Axes | None]] = {
-    **dict.fromkeys((op_types.FORWARDING | _COMPARISONS) - _OF_ROWS, _elementwise),
-    **dict.fromkeys(_PRODUCTS, _product),
-    **dict.fromkeys(_LONGER_OR_SHORTER, _same_rank),
-    "Einsum": _einsum,
-    "Reshape": _reshape,
-    "Squeeze": _reshape,
-    "Pack": _pack,
-    "Unpack": _unpack,
-    "StridedSlice": _slice,
-    **dict.fromkeys(_SEGMENTS, _segments),
-}
-#: Those that go by the numbers in their second input, where these do not depend on data.
-_BY_NUMBERS: dict[
-    str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes], Numbers | None], Axes | None]
-] = {
-    **dict.fromkeys(_REDUCTIONS, _reduction),
-    "Transpose": _transpose,
-    "ConjugateTranspose": _transpose,
-    "ExpandDims": _expand,
-}
