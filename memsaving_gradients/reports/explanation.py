@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
 from memsaving_gradients.reports.explanation_values import ExplanationValues, Layer, Parts, Point
 from memsaving_gradients.reports.plan_text import below_here, columns, common_scope, shorten
+from memsaving_gradients.reports.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 __all__ = ["Explanation", "Layer", "Parts", "Point"]
 
@@ -23,7 +22,7 @@ NAME_WIDTH = 56
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation(ExplanationValues):
+class Explanation(ExplanationValues, Report):
     """Where the memory of a training step goes, and what each budget costs; prints as a table.
 
     Points are careful: a plan that is made for their budget alone may take less time, where theirs
@@ -73,46 +72,6 @@ class Explanation(ExplanationValues):
         from memsaving_gradients.reports import frames
 
         return frames.of_explanation(self, of)
-
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """What budgets cost, with the lower bound, the parts of the memory at the peak, and the
-        largest layers.
-
-        Parameters
-        ----------
-        path
-            A file to write the figure to, as PNG, SVG or PDF by its ending.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-            The figure; notebooks show it, and no window is opened.
-
-        Raises
-        ------
-        MissingExtraError
-            Without matplotlib.
-        ArgumentError
-            If ``path`` has another ending, or there is no such folder.
-        """
-        from memsaving_gradients.reports import figures
-
-        return figures.plot(self, path)
-
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page of its own with the figures, and tables of budgets and layers that can be
-        sorted.
-
-        Raises
-        ------
-        MissingExtraError
-            Without matplotlib.
-        ArgumentError
-            If there is no folder for ``path``.
-        """
-        from memsaving_gradients.reports import page
-
-        page.save(path, self)
 
     def __repr__(self) -> str:
         return (

@@ -11,16 +11,16 @@ from memsaving_gradients.reports import plan_file, plan_text
 from memsaving_gradients.reports.comparison import Comparison
 from memsaving_gradients.reports.plan_values import Decision as Decision
 from memsaving_gradients.reports.plan_values import PlanValues
+from memsaving_gradients.reports.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 __all__ = ["Decision", "Plan"]
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(PlanValues):
+class Plan(PlanValues, Report):
     """The plan behind one gradient computation.
 
     Attributes
@@ -145,46 +145,6 @@ class Plan(PlanValues):
         from memsaving_gradients.reports import frames
 
         return frames.of_plan(self)
-
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Memory over the step, plain and planned, the largest buffers at the peak, and what
-        becomes of each layer.
-
-        Parameters
-        ----------
-        path
-            A file to write the figure to, as PNG, SVG or PDF by its ending.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-            The figure; notebooks show it, and no window is opened.
-
-        Raises
-        ------
-        MissingExtraError
-            Without matplotlib.
-        ArgumentError
-            If ``path`` has another ending, or there is no such folder.
-        """
-        from memsaving_gradients.reports import figures
-
-        return figures.plot(self, path)
-
-    def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page of its own with the figures of the plan, and a table of all decisions that
-        can be sorted.
-
-        Raises
-        ------
-        MissingExtraError
-            Without matplotlib.
-        ArgumentError
-            If there is no folder for ``path``.
-        """
-        from memsaving_gradients.reports import page
-
-        page.save(path, self)
 
     def __repr__(self) -> str:
         return f"<Plan {plan_text.brief(self)}>"
