@@ -57,13 +57,7 @@ def plans(
     --------
     A chain of three values of a byte each, which the backward pass reads last one first:
 
-    >>> import numpy as np
-    >>> yes, no = np.ones(7, bool), np.zeros(7, bool)
-    >>> steps = TrainingGraph(
-    ...     first_backward=4, reads=[(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)],
-    ...     writes=[(k,) for k in range(7)], producer=np.arange(7), storage=np.arange(7),
-    ...     size=np.ones(7, int), source=no,
-    ...     clonable=yes, joins=no, forwards=no, fuses=no, seconds=np.ones(7), expensive=no)
+    >>> steps = TrainingGraph.of([(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)], 4)
     >>> [(budget, plan.extra_seconds) for budget, plan in plans(steps, Limits(), [5, 4, 2])]
     [(5, 0.0), (4, 1.0)]
     """

@@ -67,15 +67,9 @@ def store(graph: TrainingGraph, schedule: Schedule, chosen: Iterable[Stored]) ->
     A chain of three ops; the backward op reads the first value, which is stored in half of its
     bytes.
 
-    >>> import numpy as np
     >>> from memsaving_gradients.schedules.schedule import Step
     >>> from memsaving_gradients.schedules.simulate import simulate
-    >>> no = np.zeros(4, bool)
-    >>> graph = TrainingGraph(
-    ...     first_backward=3, reads=[(), (0,), (1,), (2, 0)], writes=[(0,), (1,), (2,), (3,)],
-    ...     producer=np.arange(4), storage=np.arange(4), size=np.full(4, 8), source=no,
-    ...     clonable=no, joins=no,
-    ...     forwards=no, fuses=no, seconds=np.ones(4), expensive=no)
+    >>> graph = TrainingGraph.of([(), (0,), (1,), (2, 0)], 3, size=8, clonable=False)
     >>> plain = Schedule(tuple(map(Step, range(4))))
     >>> halved = store(graph, plain, [Stored(0, "bfloat16", 4, 0.1, 0.1)])
     >>> halved.steps[3:]

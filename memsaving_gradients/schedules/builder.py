@@ -44,14 +44,9 @@ class Recorder:
     A chain of three ops and one backward op, which reads the result of the second; that of the
     first is kept.
 
-    >>> import numpy as np
     >>> from memsaving_gradients.schedules.training_graph import TrainingGraph
-    >>> yes, no = np.ones(4, bool), np.zeros(4, bool)
-    >>> graph = TrainingGraph(
-    ...     first_backward=3, reads=[(), (0,), (1,), (1, 2)], writes=[(0,), (1,), (2,), (3,)],
-    ...     producer=np.arange(4), storage=np.arange(4), size=np.ones(4, int), source=no,
-    ...     clonable=np.array([False, True, True, False]), joins=no, forwards=no, fuses=no,
-    ...     seconds=np.ones(4), expensive=no)
+    >>> graph = TrainingGraph.of(
+    ...     [(), (0,), (1,), (1, 2)], 3, clonable=[False, True, True, False])
     >>> recorder = Recorder(graph)
     >>> for op in range(3):
     ...     recorder.run(op)

@@ -96,6 +96,52 @@ class TrainingGraph:
     workspace: IntArray | None = None
     storable: Mapping[int, tuple[Stored, ...]] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        reads: Sequence[tuple[int, ...]],
+        first_backward: int,
+        *,
+        size: int | Sequence[int] = 1,
+        seconds: float | Sequence[float] = 1.0,
+        clonable: bool | Sequence[bool] = True,
+    ) -> TrainingGraph:
+        """Return a graph in which each op makes one value, in a buffer of its own.
+
+        Parameters
+        ----------
+        reads
+            For each op, the ops that make what it reads.
+        first_backward
+            The first backward op.
+        size, seconds, clonable
+            Of each op: the bytes of its value, its time, whether it may run again. One for all, or
+            one for each.
+
+        Examples
+        --------
+        >>> chain = TrainingGraph.of([(), (0,), (1,), (2, 1), (3, 0)], 3, size=8)
+        >>> list(chain.residuals), chain.length
+        ([2, 1, 0], 5)
+        """
+        many = len(reads)
+        no, each = np.zeros(many, np.bool_), np.arange(many)
+        return cls(
+            first_backward=first_backward,
+            reads=reads,
+            writes=[(k,) for k in range(many)],
+            producer=each,
+            storage=each,
+            size=np.broadcast_to(np.asarray(size, np.int64), many).copy(),
+            source=no,
+            clonable=np.broadcast_to(np.asarray(clonable, np.bool_), many).copy(),
+            joins=no,
+            forwards=no,
+            fuses=no,
+            seconds=np.broadcast_to(np.asarray(seconds, np.float64), many).copy(),
+            expensive=no,
+        )
+
     @property
     def length(self) -> int:
         """Number of ops."""

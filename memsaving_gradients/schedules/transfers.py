@@ -92,16 +92,9 @@ def ahead(graph: TrainingGraph, schedule: Schedule, early: float = 1.0) -> Sched
 
     Examples
     --------
-    >>> import numpy as np
     >>> from memsaving_gradients.schedules.schedule import Schedule, Step
     >>> from memsaving_gradients.schedules.storage import Stored
-    >>> no = np.zeros(5, bool)
-    >>> graph = TrainingGraph(
-    ...     first_backward=2, reads=[(), (0,), (1,), (2,), (3, 0)],
-    ...     writes=[(0,), (1,), (2,), (3,), (4,)],
-    ...     producer=np.arange(5), storage=np.arange(5), size=np.full(5, 8), source=no,
-    ...     clonable=no, joins=no,
-    ...     forwards=no, fuses=no, seconds=np.ones(5), expensive=no)
+    >>> graph = TrainingGraph.of([(), (0,), (1,), (2,), (3, 0)], 2, size=8, clonable=False)
     >>> steps = (Step(0), Step(1), Step(2), Step(3), Step(0, 1), Step(4, 0, (0, 1)))
     >>> late = Schedule(steps, stored={0: Stored(0, "offload", 0, 0.0, 0.0, 1.5)})
     >>> transfers(graph, late).stalled, transfers(graph, ahead(graph, late)).stalled

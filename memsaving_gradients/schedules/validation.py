@@ -17,13 +17,8 @@ def problem_of(graph: TrainingGraph, schedule: Schedule) -> str | None:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from memsaving_gradients.schedules.schedule import Step
-    >>> no = np.zeros(2, bool)
-    >>> graph = TrainingGraph(
-    ...     first_backward=1, reads=[(), (0,)], writes=[(0,), (1,)], producer=np.arange(2),
-    ...     storage=np.arange(2), size=np.ones(2, int), source=no, clonable=no, joins=no,
-    ...     forwards=no, fuses=no, seconds=np.ones(2), expensive=no)
+    >>> graph = TrainingGraph.of([(), (0,)], 1, clonable=False)
     >>> problem_of(graph, Schedule((Step(0), Step(1))))
     >>> problem_of(graph, Schedule((Step(0), Step(0, 1), Step(1))))
     'op 0 must not run twice'

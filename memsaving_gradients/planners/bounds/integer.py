@@ -91,14 +91,9 @@ def tightest_bound(graph: TrainingGraph, budget: int, *, accumulate: bool = True
     seconds. With the third one kept, which is the dearest for its bytes, the other two have to be
     recomputed:
 
-    >>> import numpy as np
-    >>> no = np.zeros(7, bool)
-    >>> chain = TrainingGraph(
-    ...     first_backward=4, reads=[(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)],
-    ...     writes=[(k,) for k in range(7)], producer=np.arange(7), storage=np.arange(7),
-    ...     size=np.array([1, 2, 3, 1, 1, 1, 1]), source=no, clonable=~no, joins=no, forwards=no,
-    ...     fuses=no,
-    ...     seconds=np.array([1.0, 2.0, 3.3, 1.0, 1.0, 1.0, 1.0]), expensive=no)
+    >>> chain = TrainingGraph.of(
+    ...     [(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)], 4,
+    ...     size=[1, 2, 3, 1, 1, 1, 1], seconds=[1.0, 2.0, 3.3, 1.0, 1.0, 1.0, 1.0])
     >>> round(tightest_bound(chain, 5), 3) if importlib.util.find_spec("scipy") else 3.0
     3.0
     """

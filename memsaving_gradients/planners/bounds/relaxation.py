@@ -41,13 +41,7 @@ def least_extra_seconds(graph: TrainingGraph, budget: int, *, accumulate: bool =
     Three values of a byte wait for the backward pass; two of them have to be recomputed, a second
     each:
 
-    >>> import numpy as np
-    >>> yes, no = np.ones(7, bool), np.zeros(7, bool)
-    >>> chain = TrainingGraph(
-    ...     first_backward=4, reads=[(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)],
-    ...     writes=[(k,) for k in range(7)], producer=np.arange(7), storage=np.arange(7),
-    ...     size=np.ones(7, int), source=no,
-    ...     clonable=yes, joins=no, forwards=no, fuses=no, seconds=np.ones(7), expensive=no)
+    >>> chain = TrainingGraph.of([(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)], 4)
     >>> [least_extra_seconds(chain, budget) for budget in (5, 4, 3, 2)]
     [0.0, 1.0, 2.0, inf]
     """

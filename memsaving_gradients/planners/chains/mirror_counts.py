@@ -61,15 +61,9 @@ def mirrored(graph: TrainingGraph, limits: Limits, mirror: Mapping[int, int]) ->
     Three ops in a row and the backward ops of the second and the third, which read what those have
     read:
 
-    >>> import numpy as np
     >>> from memsaving_gradients.schedules.training_graph import TrainingGraph
-    >>> early, no = np.array([True] * 3 + [False] * 2), np.zeros(5, bool)
-    >>> graph = TrainingGraph(
-    ...     first_backward=3, reads=[(), (0,), (1,), (2, 1), (3, 0)],
-    ...     writes=[(k,) for k in range(5)],
-    ...     producer=np.arange(5), storage=np.arange(5), size=np.ones(5, int), source=no,
-    ...     clonable=early,
-    ...     joins=no, forwards=no, fuses=no, seconds=np.ones(5), expensive=no)
+    >>> graph = TrainingGraph.of(
+    ...     [(), (0,), (1,), (2, 1), (3, 0)], 3, clonable=[True, True, True, False, False])
     >>> for step in mirrored(graph, Limits(), {0: 2, 1: 1}).schedule.steps[3:]:
     ...     print(*step)
     0 1 ()
