@@ -95,8 +95,8 @@ def folded(ops: OpGraph) -> Folded:
     >>> import tensorflow as tf
     >>> from graph_tools import capture
     >>> with tf.Graph().as_default():
-    ...     x, y = tf.compat.v1.placeholder(tf.float32, [4]),
-    ...     tf.compat.v1.placeholder(tf.float32, [4])
+    ...     x = tf.compat.v1.placeholder(tf.float32, [4])
+    ...     y = tf.compat.v1.placeholder(tf.float32, [4])
     ...     product = tf.sin(x) * tf.sin(y)
     ...     graph = capture([0.5 * product])
     >>> inner = graph.position[product.op.name]

@@ -53,12 +53,12 @@ def test_inputs_stay_while_an_op_runs_on_another_thread():
         slow = tf.matmul(tf.sin(x), tf.cos(x))
         graph = capture([slow])
     work = executor._work(graph, 1, ())
-    order, until = executor._play(work, (1, 1))
+    order, until = executor._run(work, (1, 1))
     place = {graph.ops[op].type: k for k, op in enumerate(order)}
     sin, cos = (graph.position[name] for name in ("Sin", "Cos"))
     # Both begin before either is done.
     assert until[sin] >= place["Cos"] and until[cos] >= place["Cos"]
-    alone = executor._play(work, (1,))
+    alone = executor._run(work, (1,))
     assert alone[1][sin] < alone[0].index(cos) or alone[1][cos] < alone[0].index(sin)
 
 
@@ -72,7 +72,7 @@ def test_every_op_starts_once_and_after_all_that_it_waits_for_has_ended(slowness
         grads = tf.gradients(y, x)
         graph = capture(grads)
     work = executor._work(graph, 1, ())
-    order, until = executor._play(work, slowness)
+    order, until = executor._run(work, slowness)
     assert sorted(order) == list(range(len(graph.ops)))
     start = {op: k for k, op in enumerate(order)}
     for op, before in enumerate(work.before):

@@ -210,7 +210,7 @@ def test_sums_are_left_alone():
 SCRIPT = """
 import hashlib
 from memsaving_gradients.planners import Limits, auto
-from tests.graphs import GRAPHS
+from tests.helpers.graphs import GRAPHS
 found = []
 for name in ("two states", "growing", "draws"):
     graph = GRAPHS[name]()

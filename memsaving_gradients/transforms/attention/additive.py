@@ -107,7 +107,7 @@ def additive_attention(
     Examples
     --------
     >>> import tensorflow as tf
-    >>> from memsaving_gradients.attention import additive_attention
+    >>> from memsaving_gradients.transforms.attention import additive_attention
     >>> decoder = tf.random.stateless_normal([2, 30, 16], [1, 2])
     >>> encoder = tf.random.stateless_normal([2, 50, 16], [3, 4])
     >>> seen = tf.sequence_mask([50, 20])[:, tf.newaxis]

@@ -97,7 +97,7 @@ def dot_product_attention(
     Examples
     --------
     >>> import tensorflow as tf
-    >>> from memsaving_gradients.attention import dot_product_attention
+    >>> from memsaving_gradients.transforms.attention import dot_product_attention
     >>> x = tf.random.stateless_normal([2, 4, 1000, 16], [1, 2])
     >>> seen = tf.sequence_mask([1000, 700])[:, tf.newaxis, tf.newaxis]
     >>> y = dot_product_attention(x, x, x, mask=seen, causal=True)
