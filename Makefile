@@ -118,7 +118,7 @@ docs: $(DOCS)
 	@echo "open site/index.html"
 
 bench-models: $(MODELS)
-	$(BIN)/python -m benchmarks.compatibility
+	$(BIN)/python -m benchmarks.zoo.compatibility
 
 bench-papers: $(TEST)
 	$(BIN)/python -m benchmarks.papers
@@ -127,7 +127,7 @@ bench-peers: $(TEST)
 	$(BIN)/python -m benchmarks.peers
 
 bench-gpu: $(TEST)
-	$(BIN)/python -m benchmarks.gpu
+	$(BIN)/python -m benchmarks.claims.gpu
 
 clean:
 	rm -rf $(VENV) .venv-compat build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .foreign examples/output

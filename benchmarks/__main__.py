@@ -16,9 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.cases import CASES, Case
-from benchmarks.runner import run
-from benchmarks.table import missed, print_results
+from benchmarks.claims.cases import CASES, Case
+from benchmarks.claims.runner import run
+from benchmarks.claims.table import missed, print_results
 from graph_tools.errors import GraphToolsError
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import xla
+from benchmarks.claims import xla
 from benchmarks.steps import Step, make_step
 from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 from graph_tools.memory.measure import measure_peak, time_ratio

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.models import build
-from benchmarks.models.base import Model
+from benchmarks.networks import build
+from benchmarks.networks.base import Model
 
 __all__ = ["Step", "make_optimizer", "make_step"]
 
@@ -58,7 +58,7 @@ def make_step(
     Parameters
     ----------
     model, options
-        For `benchmarks.models.build`; and ``optimizer``: ``"sgd"`` (with momentum), ``"adam"`` or ``"adamw"`` updates the variables.
+        For `benchmarks.networks.build`; and ``optimizer``: ``"sgd"`` (with momentum), ``"adam"`` or ``"adamw"`` updates the variables.
     checkpoints
         For ``memsaving_gradients.gradients``.
     ours

@@ -175,8 +175,8 @@ def _network(name: str, steps: int, seed: int) -> tuple[Any, Any, Any]:
     """A model, an optimizer, a loss."""
     import keras
 
-    from benchmarks.models import build
-    from benchmarks.models.dynamic import loss_of_words
+    from benchmarks.networks import build
+    from benchmarks.networks.dynamic import loss_of_words
 
     if name == "digits":
         rate = keras.optimizers.schedules.CosineDecay(0.1, steps)

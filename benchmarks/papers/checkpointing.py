@@ -10,9 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks import deep
 from benchmarks.bars import results_of
-from benchmarks.models.preactivation import SIZES
+from benchmarks.claims import deep
+from benchmarks.networks.preactivation import SIZES
 from benchmarks.papers.rows import Line, Results, Work, fresh
 
 #: Layers: MB with checkpoints and without.
@@ -27,7 +27,7 @@ PUBLISHED = {
 MEASURED = (18, 50)
 #: Times as many layers, and the time of a step.
 DEEPER, TIME = 10, 1.20
-#: The row of `benchmarks.deep`, and blocks a stage of a shallower network, with 92 layers.
+#: The row of `benchmarks.claims.deep`, and blocks a stage of a shallower network, with 92 layers.
 DEEP, SHALLOW = f"{deep.NAME}-10", 10
 
 

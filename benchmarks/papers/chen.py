@@ -1,10 +1,10 @@
 """Chen, Xu, Zhang and Guestrin 2016 (arXiv 1604.06174): a thousand layers, square root and logarithm, an unrolled LSTM.
 
-- *ResNet.* The setting of `benchmarks.paper`, planned. Before: what the paper calls *sharing*, in GB of 2^30 bytes. After: on the card, that is with three times
+- *ResNet.* The setting of `benchmarks.planning.paper`, planned. Before: what the paper calls *sharing*, in GB of 2^30 bytes. After: on the card, that is with three times
   the parameters; ours is the fastest plan that leaves room for these within 7 GB.
 - *Chains* of n layers, measured: how the peak grows from 256 to 1024 layers; and with ``planner="recursive"``, how many layers' memory 1024 of them take, and how often
   a layer runs.
-- *LSTM*: four layers of 1024 units, 64 steps, batch 64: unrolled, planned, against *sharing*, without the gradients of weights; and as a loop, measured, of `benchmarks.loops`.
+- *LSTM*: four layers of 1024 units, 64 steps, batch 64: unrolled, planned, against *sharing*, without the gradients of weights; and as a loop, measured, of `benchmarks.techniques.loops`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import loops, paper
 from benchmarks.bars import results_of
 from benchmarks.papers.rows import Line, Results, Work, fresh
+from benchmarks.planning import paper
+from benchmarks.techniques import loops
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 GB = 2**30
@@ -39,8 +40,8 @@ def resnet(planner: str = "chen_budget") -> dict[str, Any]:
 
 def unrolled() -> dict[str, Any]:
     """The strategies on the unrolled LSTM, its weights' gradients not counted, and our plan within a quarter of *sharing* (in a process of its own)."""
-    from benchmarks.models import build
-    from benchmarks.periodic import captured_step
+    from benchmarks.networks import build
+    from benchmarks.planning.periodic import captured_step
     from memsaving_gradients.planners import Limits, auto, chen
     from memsaving_gradients.schedules.schedule import plain
     from memsaving_gradients.schedules.simulate import simulate

@@ -1,10 +1,10 @@
 """Meng et al. 2017 ("Training deeper models by GPU memory optimization on TensorFlow"): tables 1 and 2, as ratios.
 
 *Table 1*: larger batches, or less memory, by swapping to the host at a loss of less than 10 %. A batch r times as large needs each example to take 1/r: planned is a step at that
-share of its plain peak, on the card and the link of `benchmarks.offload` (an M40 behind PCIe 3), and the extra time of offloading alone, of recomputing alone, and of both
+share of its plain peak, on the card and the link of `benchmarks.techniques.offload` (an M40 behind PCIe 3), and the extra time of offloading alone, of recomputing alone, and of both
 together. Where plain training was out of memory on their card, there is no share: a plan that recomputes has to fit into the bytes that they report, less the parameters.
 
-*Table 2*: stacked LSTMs, and an encoder-decoder with additive attention in blocks (of `benchmarks.attention`): the largest batch in the same memory, measured.
+*Table 2*: stacked LSTMs, and an encoder-decoder with additive attention in blocks (of `benchmarks.techniques.attention`): the largest batch in the same memory, measured.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks import attention, paper
 from benchmarks.bars import results_of
 from benchmarks.papers.rows import Line, Results, Work, fresh
+from benchmarks.planning import paper
+from benchmarks.techniques import attention
 
 #: The loss of speed that they report at the most.
 LOSS = 0.10
@@ -48,7 +49,7 @@ CELL = 14_000
 
 def at_share(kind: str, name: str) -> dict[str, Any]:
     """Extra time at the published share of the plain peak (in a process of its own)."""
-    from benchmarks.offload import hybrid
+    from benchmarks.techniques.offload import hybrid
 
     if kind == "1a":
         base, optimized, network = BATCHES[name]

@@ -1,7 +1,7 @@
 """Beaumont et al. 2019 (arXiv 1911.13214): throughput at the memory of periodic checkpoints.
 
 Four networks of the families that the paper trains are cut into equal segments, for every number of them up to 2√n, as PyTorch's ``checkpoint_sequential``
-does (`benchmarks.periodic`). Of these, only those count that are the fastest for their memory; at each of these memories, ours is planned. Nothing runs.
+does (`benchmarks.planning.periodic`). Of these, only those count that are the fastest for their memory; at each of these memories, ours is planned. Nothing runs.
 
 For one number of segments of each network both are measured as well, one after the other in one process: lists of layers to be kept beside a budget of as much memory
 as that list takes. There, what is made again is made by our rewriter in both; ``checkpoint_sequential`` runs whole segments, which is slower still.
@@ -15,9 +15,16 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks import periodic
 from benchmarks.papers.rows import Line, Results, Work, fresh
-from benchmarks.periodic import Network, beside, captured_step, cuts, named_ends, periodic_plans
+from benchmarks.planning import periodic
+from benchmarks.planning.periodic import (
+    Network,
+    beside,
+    captured_step,
+    cuts,
+    named_ends,
+    periodic_plans,
+)
 
 #: On average, over networks, images and memories.
 FASTER = 0.172

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.runner import ENVIRONMENT
+from benchmarks.claims.runner import ENVIRONMENT
 from graph_tools.memory.measure import in_fresh_process
 
 __all__ = ["Line", "Results", "Work", "fresh", "planned_step"]

@@ -1,4 +1,4 @@
-"""Sohoni et al. 2019 (arXiv 1904.10631): all four techniques together, of `benchmarks.low_memory`; and the accuracy that they cost."""
+"""Sohoni et al. 2019 (arXiv 1904.10631): all four techniques together, of `benchmarks.techniques.low_memory`; and the accuracy that they cost."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks import low_memory
 from benchmarks.bars import results_of
 from benchmarks.papers.rows import Line, Results, Work
+from benchmarks.techniques import low_memory
 
 #: By network: times less memory.
 PUBLISHED = {"wide-resnet": 60.7, "dynamic-conv": 8.7}
@@ -75,7 +75,7 @@ WORK = Work(
     source="arXiv 1904.10631, abstract",
     about=(
         "Sparse weights, 16 bits, microbatches and checkpoints. The paper adds up model, optimizer and activations; the allocator also holds gradients of "
-        "activations, scratch space, and what it rounds up. `python -m benchmarks.low_memory` has every technique alone, too. The translation task was not "
+        "activations, scratch space, and what it rounds up. `python -m benchmarks.techniques.low_memory` has every technique alone, too. The translation task was not "
         "trained to a BLEU score here."
     ),
     jobs={

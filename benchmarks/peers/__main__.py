@@ -22,11 +22,11 @@ from rich.console import Console
 
 from benchmarks.arguments import count, new_file, some_of
 from benchmarks.bars import chosen, options_for, print_figures, write
+from benchmarks.claims.runner import ENVIRONMENT
 from benchmarks.peers import page, variants
 from benchmarks.peers.cells import idle, judge
 from benchmarks.peers.lines import added_lines
 from benchmarks.peers.networks import NETWORKS, peers_of
-from benchmarks.runner import ENVIRONMENT
 from graph_tools.errors import GraphToolsError
 from graph_tools.memory.measure import in_fresh_process
 from memsaving_gradients.planners import PLANNERS

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.models import SMALL, Model, build
+from benchmarks.networks import SMALL, Model, build
 from benchmarks.peers import variants
 
 __all__ = ["NETWORKS", "PEERS", "Network", "Peer", "peers_of", "settings_of"]
@@ -66,7 +66,7 @@ class Network:
     title
         For the page.
     model, options
-        For `benchmarks.models.build`.
+        For `benchmarks.networks.build`.
     recompute
         The function of `benchmarks.peers.variants` that wraps its blocks in ``tf.recompute_grad``.
     ways

@@ -59,7 +59,7 @@ As a competent user would, with their known traps avoided where that can be done
 
 ## GPUs
 
-`make bench-gpu` (`python -m benchmarks.gpu`) runs plain training, the default mode, `budget=0.45` and Keras' own choice of XLA on a GPU, where there is one, and says so
+`make bench-gpu` (`python -m benchmarks.claims.gpu`) runs plain training, the default mode, `budget=0.45` and Keras' own choice of XLA on a GPU, where there is one, and says so
 where there is none. It has been run on no GPU so far; its code runs on a CPU in the tests.
 """
 

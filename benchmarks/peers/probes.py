@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.models import Model
+from benchmarks.networks import Model
 from benchmarks.peers import variants
 from benchmarks.peers.cells import differences, nearest
 from benchmarks.peers.networks import NETWORKS, settings_of

@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.models.base import Model
+from benchmarks.networks.base import Model
 
 __all__ = [
     "Gradients",

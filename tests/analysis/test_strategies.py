@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.models.deep import deep_resnet, units_of
+from benchmarks.networks.deep import deep_resnet, units_of
 from memsaving_gradients.analysis.strategies import strategies
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.schedules.schedule import plain

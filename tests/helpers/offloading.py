@@ -14,9 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from benchmarks import cluster
-from benchmarks.cluster import HOST
-from benchmarks.models import build, small
+from benchmarks.networks import build, small
+from benchmarks.techniques import cluster
+from benchmarks.techniques.cluster import HOST
 from graph_tools.memory.measure import measure_peak
 from tests.helpers.support import arithmetic_rewriting, numbers
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.models.layered import unet_vgg
+from benchmarks.planning.layered import unet_vgg
 from memsaving_gradients.planners import Limits, auto
 from memsaving_gradients.planners.bounds.integer import bound_within, tightest_bound
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds

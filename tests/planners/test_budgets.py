@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from benchmarks.models import small
+from benchmarks.networks import small
 from graph_tools.memory.bfc_allocator import irregular_peaks
 from memsaving_gradients.budget import Goal, too_small
 from memsaving_gradients.engine.attempts import Following

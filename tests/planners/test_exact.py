@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.models.layered import unet_vgg
+from benchmarks.planning.layered import unet_vgg
 from memsaving_gradients.errors import ArgumentError, PlanNote
 from memsaving_gradients.planners import Interrupted, Limits, Proposal, auto, exact, least_memory
 from memsaving_gradients.planners.bounds.integer import bound_within, tightest_bound

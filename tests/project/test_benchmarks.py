@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks import xla
 from benchmarks.__main__ import main
-from benchmarks.cases import CASES, Bar, Case
-from benchmarks.models import SMALL, ZOO, build, small
-from benchmarks.runner import figures, simulation_errors
-from benchmarks.table import missed, print_results
+from benchmarks.claims import xla
+from benchmarks.claims.cases import CASES, Bar, Case
+from benchmarks.claims.runner import figures, simulation_errors
+from benchmarks.claims.table import missed, print_results
+from benchmarks.networks import SMALL, ZOO, build, small
 
 ASSIGNMENT = """\
 BufferAssignment:
@@ -152,12 +152,12 @@ def test_unknown_networks_and_cases(capsys: pytest.CaptureFixture[str]) -> None:
         ("peers", ["--planner", "nope"], "nope"),
         ("peers", ["--pairs", "-1"], "-1 is less than 0"),
         ("peers", ["--parts", "memory,x"], "'x' is none of memory, exact, time"),
-        ("gpu", ["--device", "cpu", "--pairs", "-2"], "-2 is less than 0"),
-        ("first_step", ["--only", "nosuch*"], "'nosuch*' matches none of"),
-        ("first_step", ["--pairs", "0"], "0 is less than 1"),
-        ("first_step", ["--ways", "nope"], "'nope' is none of gradients, patched, budget"),
-        ("first_step", ["--json", "nowhere/x.json"], "nowhere is no folder"),
-        ("compatibility", ["--jobs", "0"], "0 is less than 1"),
+        ("claims.gpu", ["--device", "cpu", "--pairs", "-2"], "-2 is less than 0"),
+        ("claims.first_step", ["--only", "nosuch*"], "'nosuch*' matches none of"),
+        ("claims.first_step", ["--pairs", "0"], "0 is less than 1"),
+        ("claims.first_step", ["--ways", "nope"], "'nope' is none of gradients, patched, budget"),
+        ("claims.first_step", ["--json", "nowhere/x.json"], "nowhere is no folder"),
+        ("zoo.compatibility", ["--jobs", "0"], "0 is less than 1"),
         ("papers", ["--page", "nowhere/x.md"], "nowhere is no folder"),
     ],
 )

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import attention, bars
-from benchmarks.models.preactivation import SIZES
+from benchmarks import bars
+from benchmarks.networks.preactivation import SIZES
 from benchmarks.papers import __main__ as command
 from benchmarks.papers import checkpointing, chen, meng, rotor, sohoni
 from benchmarks.papers.page import page, print_work
 from benchmarks.papers.rows import Line, Work, planned_step
+from benchmarks.techniques import attention
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from tests.helpers.graphs import chain

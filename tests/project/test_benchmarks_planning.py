@@ -14,19 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks import (
-    budgets,
-    deep,
-    explain,
-    first_step,
-    instances,
-    largest,
-    periodic,
-    probes,
-)
+from benchmarks import probes
 from benchmarks.bars import Figure
-from benchmarks.models import SMALL
-from benchmarks.models.layered import Instance, fcn8, mobilenet, resnet50, unet_vgg, vgg
+from benchmarks.claims import budgets, deep, explain, first_step, largest
+from benchmarks.networks import SMALL
+from benchmarks.planning import instances, periodic
+from benchmarks.planning.layered import Instance, fcn8, mobilenet, resnet50, unet_vgg, vgg
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from tests.helpers.sampling import examples
@@ -286,7 +279,7 @@ def test_bars_of_the_deep_network_and_commands(capsys: pytest.CaptureFixture[str
 
 
 def explained_row(**changes) -> dict:
-    """A row of ``benchmarks.explain`` that meets every bar."""
+    """A row of ``benchmarks.claims.explain`` that meets every bar."""
     parts = {**dict.fromkeys(explain.PARTS, 1000), "temporaries": 10}
     row = {
         "parts": parts,

@@ -12,11 +12,12 @@ from typing import Any
 import keras
 import pytest
 
-from benchmarks import budgets, compatibility, foreign
-from benchmarks.compatibility import main, measure, pending
-from benchmarks.compatibility_page import failures, page
-from benchmarks.foreign import sizes
-from benchmarks.models import build
+from benchmarks.claims import budgets
+from benchmarks.networks import build
+from benchmarks.zoo import compatibility, sizes
+from benchmarks.zoo import families as foreign
+from benchmarks.zoo.compatibility import main, measure, pending
+from benchmarks.zoo.page import failures, page
 from graph_tools.memory import measure as measuring
 from graph_tools.memory.measure import in_fresh_process
 from tests.helpers.fresh import fresh

@@ -20,7 +20,7 @@ import tensorflow as tf
 from rich.console import Console
 
 import memsaving_gradients as ms
-from benchmarks.models import small
+from benchmarks.networks import small
 from tests.helpers.fresh import fresh
 from tests.helpers.processor import needs_bfloat16
 
@@ -90,11 +90,11 @@ def test_long_text():
 
 def low_memory_trained(**what: Any) -> dict[str, Any]:
     """In a fresh process, a network of a single convolution."""
-    from benchmarks import models
+    from benchmarks import networks
     from examples import low_memory
 
-    made = models.build
-    models.build = lambda name, **more: made(name, depth=4, **more)
+    made = networks.build
+    networks.build = lambda name, **more: made(name, depth=4, **more)
     return low_memory.train(**what)
 
 
@@ -151,7 +151,7 @@ def test_translation_is_a_dictionary_and_a_reversal_of_clauses() -> None:
 
 
 def test_a_dynamic_convolution_is_a_sum_over_a_window() -> None:
-    from benchmarks.models.dynamic import DynamicConvolution
+    from benchmarks.networks.dynamic import DynamicConvolution
 
     draw = np.random.default_rng(0)
     x, weights = draw.standard_normal((2, 6, 8)), draw.random((2, 6, 2, 3))

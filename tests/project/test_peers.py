@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from benchmarks import gpu
-from benchmarks.models import build, small
+from benchmarks.claims import gpu
+from benchmarks.networks import build, small
 from benchmarks.peers import __main__ as side_by_side
 from benchmarks.peers import cells, page, variants
 from benchmarks.peers.lines import added_lines, code_lines

@@ -1,0 +1,1 @@
+"""Whether the library keeps what its README and its pages claim."""

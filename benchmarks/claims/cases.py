@@ -1,0 +1,148 @@
+"""The table of claims: what is measured, and the bar it has to clear.
+
+The bars are what a published heuristic reaches (Bulatov and Salimans 2018, "memory" mode) or better
+where it saves nothing, and what checkpoints chosen by hand reach.  MB is 10^6 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["CASES", "Bar", "Case"]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A limit on one figure of a case.
+
+    Attributes
+    ----------
+    figure
+        ``"MB"`` and ``"units"`` (peak in 10^6 bytes, in tensors of the chain), ``"peak"``,
+        ``"time"`` and ``"XLA's largest"`` (ours over plain), ``"planning"`` (time that we add over
+        time of TensorFlow's own gradients), ``"clones"`` (instructions of one kind that XLA runs
+        more often than in the plain step).
+    limit
+        The most it may be; for clones the least.
+    """
+
+    figure: str
+    limit: float
+
+    def passed(self, value: float) -> bool:
+        """Whether a measured figure clears the bar."""
+        return value >= self.limit if self.figure == "clones" else value <= self.limit
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network, one way to choose checkpoints, and the bars it has to clear.
+
+    Attributes
+    ----------
+    name
+        For ``--only`` and the results.
+    model, options
+        For `benchmarks.networks.build`.
+    checkpoints
+        For ``memsaving_gradients.gradients``.
+    how
+        As in `benchmarks.steps.make_step`.
+    bars
+        May be empty: a figure of interest.
+    instruction
+        The HLO opcode whose clones are counted, for XLA.
+    pairs
+        Pairs of steps for the ratio of times; 0 for none.
+    """
+
+    name: str
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+    checkpoints: str = "memory"
+    how: str = "function"
+    bars: tuple[Bar, ...] = ()
+    instruction: str | None = None
+    pairs: int = 0
+
+
+def _chains() -> list[Case]:
+    limits = {
+        ("tanh_chain", 100): 16,
+        ("residual_chain", 100): 16,
+        ("tanh_chain", 6): 4,
+        ("residual_chain", 6): 5,
+    }
+    return [
+        Case(f"{model}-{n}", model, {"length": n}, how="session", bars=(Bar("units", limit),))
+        for (model, n), limit in limits.items()
+    ]
+
+
+def _transformers() -> list[Case]:
+    variants: dict[str, tuple[dict[str, Any], float]] = {
+        "plain": ({}, 3.0),
+        "mask": ({"mask": True}, 2.8),
+        "tied": ({"tied": True}, 3.1),
+        "dropout": ({"dropout": 0.1}, 3.9),
+        "decay": ({"decay": 1e-4}, 5.0),
+        "no-scope": ({"loss_scope": None}, 3.1),
+    }
+    return [
+        Case(f"transformer-{name}", "transformer", options, "auto", bars=(Bar("MB", limit),))
+        for name, (options, limit) in variants.items()
+    ]
+
+
+CASES: tuple[Case, ...] = (
+    *_chains(),
+    *_transformers(),
+    Case("lstm", "lstm", bars=(Bar("peak", 0.45),), pairs=15),
+    Case("unet", "unet", bars=(Bar("peak", 0.45),), pairs=7),
+    Case(
+        "densenet121",
+        "application",
+        {"name": "DenseNet121", "batch": 4},
+        bars=(Bar("peak", 0.45),),
+        pairs=7,
+    ),
+    Case(
+        "resnet50",
+        "application",
+        {"name": "ResNet50", "batch": 8},
+        "speed",
+        bars=(Bar("peak", 0.57), Bar("time", 1.08)),
+        pairs=15,
+    ),
+    Case(
+        "mobilenetv2",
+        "application",
+        {"name": "MobileNetV2", "batch": 8},
+        "speed",
+        bars=(Bar("peak", 0.46), Bar("time", 1.10)),
+        pairs=15,
+    ),
+    Case(
+        "xla-mlp",
+        "mlp",
+        how="xla",
+        bars=(Bar("peak", 0.30), Bar("clones", 1)),
+        instruction="tanh",
+    ),
+    Case(
+        "xla-resnet83",
+        "cifar_resnet",
+        {"blocks": 9, "batch": 16},
+        how="xla",
+        bars=(Bar("XLA's largest", 0.48), Bar("clones", 1)),
+        instruction="convolution",
+    ),
+    Case(
+        "resnet1001",
+        "cifar_resnet",
+        {"blocks": 111, "batch": 8},
+        bars=(Bar("peak", 1 / 13), Bar("time", 1.22), Bar("planning", 0.5)),
+        pairs=15,
+    ),
+)

@@ -1,0 +1,224 @@
+"""``python -m benchmarks.claims.explain``: what ``explain`` says, against the clock and the allocator.
+
+Each network trains with Adam, but for that of 1001 layers, which is explained by its gradients alone. Its parts at the peak are
+predicted by `memsaving_gradients.explain`, without a step being run, and measured: variables and slots as they are, the others by the
+profiler's list of allocations, taken apart by the op that asked for each (in a process of its own: the worst of five steps, and the
+median where they tie). Beside them stand the least budget, the seconds that ``explain`` took for its whole curve, those of them that
+tracing the step took, and what the plans of ``planner="auto"`` for two budgets take above their lower bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import at_peak
+from benchmarks.bars import Figure, mark, options_for, print_figures, write
+from benchmarks.claims.runner import ENVIRONMENT
+from benchmarks.planning.simulation import NETWORKS
+from graph_tools.memory.measure import in_fresh_process
+
+RESULTS = Path(__file__).parents[1] / "results" / "explain.json"
+
+#: Two more networks, after Sohoni et al. 2019.
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "wide-resnet": ("wide_resnet", {}),
+    "dynamic-conv": ("dynamic_conv", {"batch": 32}),
+}
+#: The 1001-layer network, which is explained and not run.
+DEEP = ("cifar_resnet", {"blocks": 111, "batch": 8})
+PARTS = ("parameters", "slots", *at_peak.PARTS)
+#: The most by which a part may be off; seconds for the curve, and for that of the deep network.
+OFF, SECONDS, SECONDS_DEEP = 0.03, 15.0, 60.0
+#: Budgets that are planned for, as shares of the peak, and the most hundredths of the step's time that a plan may take above its bound.
+SHARES, GAP = (0.6, 0.45), 3.0
+#: Parts below this share of all are not judged: they are single buffers.
+SMALL = 0.005
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Explain and measure what was asked for, print the tables; 1 if a bar is missed."""
+    options = _parse(arguments)
+    results: dict[str, Any] = {}
+    cases = {**NETWORKS, **MORE, "deep": DEEP}
+    for name, (model, sizes) in cases.items():
+        if not fnmatch.fnmatch(name, options.only):
+            continue
+        print(name, file=sys.stderr, flush=True)
+        training = {} if name == "deep" else {"optimizer": "adam"}
+        what = {"model": model, "options": {**sizes, **training}}
+        results[name] = in_fresh_process("benchmarks.claims.explain:explained", what, ENVIRONMENT)
+        if name != "deep":
+            measured = in_fresh_process("benchmarks.claims.explain:measured", what, ENVIRONMENT)
+            results[name]["measured"] = measured
+        write(options.json, results)
+    figures = judge(results)
+    write(options.json, results, figures)
+    print_results(results, figures, Console(width=190))
+    return int(not all(figure.passed for figure in figures))
+
+
+def explained(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What ``explain`` says of a step, the seconds that it takes, and those of tracing the step alone."""
+    import memsaving_gradients as ms
+    from benchmarks.steps import make_step
+    from memsaving_gradients.analysis.study import Study, asked
+
+    step = make_step(model, options, ours=False)
+    start = time.perf_counter()
+    found = ms.explain(step.function, *step.batch)
+    seconds = time.perf_counter() - start
+    start = time.perf_counter()
+    study = Study(step.function, step.batch, asked({}))
+    return {
+        "seconds": seconds,
+        "tracing": time.perf_counter() - start,
+        "gaps": {str(share): _gap(study, share) for share in SHARES},
+        "parts": {name: getattr(found.parts, name) for name in PARTS},
+        "curve": [
+            [point.budget, point.share, point.extra_time, point.lower_bound]
+            for point in found.curve
+        ],
+        "text": str(found),
+    }
+
+
+def _gap(study: Any, share: float) -> list[float]:
+    """Extra time of a plan, and its lower bound, in hundredths of the step's."""
+    from memsaving_gradients.planners import Limits, auto
+    from memsaving_gradients.schedules.schedule import plain
+    from memsaving_gradients.schedules.simulate import simulate
+
+    graph = study.graph
+    limits = Limits(budget=int(share * simulate(graph, plain(graph)).peak))
+    proposal = auto.plan(graph, limits)
+    proposal = auto.improved(graph, limits, proposal) or proposal
+    unit = graph.total_seconds / 100
+    return [proposal.extra_seconds / unit, proposal.lower_bound / unit]
+
+
+def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, int]:
+    """The parts of the steps that took most of several, in bytes: medians, where they tie (in a process made for it)."""
+    from benchmarks.at_peak import kinds_of, parts_at_peak
+    from benchmarks.networks import build
+    from benchmarks.steps import make_optimizer, make_step
+    from graph_tools.memory.allocation_trace import allocation_events, requested_peak
+    from memsaving_gradients.analysis.explain import NEAR
+    from memsaving_gradients.analysis.study import Study, asked
+
+    def held(variables: Any) -> int:
+        return sum(variable.numpy().nbytes for variable in variables)
+
+    network = build(model, **{key: size for key, size in options.items() if key != "optimizer"})
+    optimizer = make_optimizer(options["optimizer"], network)
+    model_variables = network.variables if network.layers is None else network.layers.variables
+    found = {"parameters": held(model_variables), "slots": held(optimizer.variables)}
+    del network
+    del optimizer
+    step = make_step(model, options, ours=False)
+    for _ in range(2):
+        step.run()
+    runs = [allocation_events(step.run) for _ in range(steps)]
+    enough = (1 - NEAR) * max(map(requested_peak, runs))
+    site = Study(step.function, step.batch, asked({})).site
+    parts = [
+        parts_at_peak(run, kinds_of(site.first_operation, site.grads, run), NEAR)
+        for run in runs
+        if requested_peak(run) >= enough
+    ]
+    found |= {part: median_low(one[part] for one in parts) for part in PARTS[2:]}
+    return found
+
+
+def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """The bars."""
+    off = [
+        (abs(error), f"{name} {part}")
+        for name, row in results.items()
+        for part, error in _errors(row).items()
+    ]
+    of_all = [
+        (abs(row["parts"][part] - size) / sum(row["measured"].values()), f"{name} {part}")
+        for name, row in results.items()
+        for part, size in row.get("measured", {}).items()
+    ]
+    figures = []
+    for what, errors in (("a part off by", off), ("the same, of all memory", of_all)):
+        if errors:
+            worst, where = max(errors)
+            count = len(errors)
+            figures.append(Figure(f"{what} ({where})", worst, OFF, percent=True, count=count))
+    gaps = [
+        (extra - bound, f"{name} at {share}")
+        for name, row in results.items()
+        if name != "deep"
+        for share, (extra, bound) in row["gaps"].items()
+    ]
+    if gaps:
+        worst, where = max(gaps)
+        figures.append(Figure(f"points above the bound ({where})", worst, GAP, count=len(gaps)))
+    plain = [row["seconds"] for name, row in results.items() if name == "resnet50"]
+    deep = [row["seconds"] for name, row in results.items() if name == "deep"]
+    figures += [Figure("seconds to explain ResNet-50", s, SECONDS) for s in plain]
+    figures += [Figure("seconds to explain 1001 layers", s, SECONDS_DEEP) for s in deep]
+    return figures
+
+
+def _errors(row: Mapping[str, Any]) -> dict[str, float]:
+    """By how much each part is off, of those that matter."""
+    if "measured" not in row:
+        return {}
+    whole = sum(row["measured"].values())
+    return {
+        part: row["parts"][part] / row["measured"][part] - 1
+        for part in PARTS
+        if row["measured"][part] >= SMALL * whole
+    }
+
+
+def print_results(
+    results: Mapping[str, Mapping[str, Any]], figures: Sequence[Figure], console: Console
+) -> None:
+    """Print a row for each network, and the bars below."""
+    table = Table(title="parts at the peak, MB: predicted, and off by", header_style="bold")
+    table.add_column("network", no_wrap=True)
+    gaps = [f"at {share:g}: extra, bound" for share in SHARES]
+    for heading in (*PARTS, "", "least", "seconds", "tracing", *gaps):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, row in results.items():
+        errors = _errors(row)
+        cells = [
+            f"{row['parts'][part] / 1e6:,.2f}" + (f" {errors[part]:+.1%}" if part in errors else "")
+            for part in PARTS
+        ]
+        good = mark(all(abs(error) <= OFF for error in errors.values())) if errors else ""
+        _, share, extra, _ = row["curve"][-1]
+        table.add_row(
+            name,
+            *cells,
+            good,
+            f"{share:.3f} +{extra:.0%}",
+            f"{row['seconds']:.1f}",
+            f"{row['tracing']:.1f}",
+            *(f"{extra:.1f} {bound:.1f} %" for extra, bound in row["gaps"].values()),
+        )
+    console.print(table)
+    print_figures(figures, console)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = options_for("explain", __doc__, RESULTS, "networks, with * and ?")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

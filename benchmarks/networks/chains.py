@@ -1,0 +1,65 @@
+"""Networks without a layer library: chains of equal elementwise ops, and a multi-layer perceptron.
+
+All tensors of a chain have the same size, so a peak is a whole number of them and can be compared
+with the theory: a chain of n needs about sqrt(2 n) when each value is recomputed at most once.
+The size is a power of two, because TensorFlow's allocator hands out larger chunks for others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.networks.base import Model
+
+__all__ = ["mlp", "residual_chain", "tanh_chain"]
+
+
+def tanh_chain(length: int = 100, size: int = 2**18) -> Model:
+    """``tanh`` applied `length` times to a variable of `size` floats; differentiated as it is."""
+    start = tf.Variable(_start(size), name="a0")
+
+    def loss() -> tf.Tensor:
+        value = tf.convert_to_tensor(start)
+        for _ in range(length):
+            value = tf.tanh(value)
+        return value
+
+    return Model("tanh_chain", loss, (start,))
+
+
+def residual_chain(length: int = 100, size: int = 2**18) -> Model:
+    """``a + tanh(a)`` applied `length` times to a variable of `size` floats."""
+    start = tf.Variable(_start(size), name="a0")
+
+    def loss() -> tf.Tensor:
+        value = tf.convert_to_tensor(start)
+        for _ in range(length):
+            value = value + tf.tanh(value)
+        return value
+
+    return Model("residual_chain", loss, (start,))
+
+
+def mlp(depth: int = 64, batch: int = 2048, width: int = 512) -> Model:
+    """`depth` times matmul, tanh, sine on `batch` x `width`, then the mean of squares."""
+    draw = np.random.default_rng(0)
+    weights = tuple(
+        tf.Variable(
+            (draw.standard_normal((width, width)) / np.sqrt(width)).astype(np.float32),
+            name=f"w{i}",
+        )
+        for i in range(depth)
+    )
+    inputs = draw.standard_normal((batch, width)).astype(np.float32)
+
+    def loss(x: tf.Tensor) -> tf.Tensor:
+        for weight in weights:
+            x = tf.sin(tf.tanh(x @ weight))
+        return tf.reduce_mean(tf.square(x))
+
+    return Model("mlp", loss, weights, (inputs,))
+
+
+def _start(size: int) -> np.ndarray:
+    return np.linspace(-1.0, 1.0, size, dtype=np.float32)

@@ -1,0 +1,97 @@
+"""Pre-activation ResNets for ImageNet (He et al. 2016, arXiv 1603.05027), with fused batch normalization.
+
+Six depths, from 18 to 200 layers, as in the second version of TensorFlow's official ResNet, which the gradient-checkpointing project measured:
+two convolutions a block up to 34 layers, bottlenecks of three from 50 on. The penalty on weights is written by hand, as it was there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.networks.base import Model
+
+__all__ = ["SIZES", "imagenet_resnet"]
+
+#: Blocks of each stage, by number of layers.
+SIZES: dict[int, tuple[int, int, int, int]] = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+
+
+def imagenet_resnet(
+    size: int = 50,
+    batch: int = 32,
+    *,
+    image: int = 224,
+    width: int = 64,
+    classes: int = 1001,
+    decay: float = 2e-4,
+) -> Model:
+    """A ResNet of ``size`` layers, one of `SIZES`."""
+    draw = np.random.default_rng(0)
+    weights: list[tf.Variable] = []
+
+    def convolution(kernel: int, inputs: int, outputs: int) -> tf.Variable:
+        scale = (2 / (kernel * kernel * inputs)) ** 0.5
+        values = scale * draw.standard_normal((kernel, kernel, inputs, outputs))
+        weights.append(tf.Variable(values.astype(np.float32)))
+        return weights[-1]
+
+    def normalization(channels: int) -> tuple[tf.Variable, tf.Variable]:
+        weights.extend((tf.Variable(tf.ones([channels])), tf.Variable(tf.zeros([channels]))))
+        return weights[-2], weights[-1]
+
+    bottleneck = size >= 50
+    kernels = (1, 3, 1) if bottleneck else (3, 3)
+    stem = convolution(7, 3, width)
+    blocks, channels = [], width
+    for stage, many in enumerate(SIZES[size]):
+        inner = width * 2**stage
+        outer = 4 * inner if bottleneck else inner
+        for number in range(many):
+            widths = (inner, inner, outer) if bottleneck else (inner, inner)
+            layers, inputs = [], channels
+            for kernel, outputs in zip(kernels, widths, strict=True):
+                layers.append((normalization(inputs), convolution(kernel, inputs, outputs)))
+                inputs = outputs
+            shortcut = None if number else convolution(1, channels, outer)
+            # The first convolution of three pixels.
+            strides = [1] * len(layers)
+            strides[kernels.index(3)] = 2 if stage and not number else 1
+            blocks.append((layers, strides, shortcut))
+            channels = outer
+    last = normalization(channels)
+    dense = tf.Variable(draw.standard_normal((channels, classes)).astype(np.float32) * 0.01)
+    bias = tf.Variable(tf.zeros([classes]))
+    weights.extend((dense, bias))
+
+    def active(x: tf.Tensor, normalize: tuple[tf.Variable, tf.Variable]) -> tf.Tensor:
+        return tf.nn.relu(tf.compat.v1.nn.fused_batch_norm(x, *normalize, is_training=True)[0])
+
+    def loss(x: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        x = tf.nn.conv2d(x, stem, strides=2, padding="SAME")
+        x = tf.nn.max_pool2d(x, 3, strides=2, padding="SAME")
+        for layers, strides, shortcut in blocks:
+            y, skipped = x, x
+            for number, ((normalize, kernel), stride) in enumerate(
+                zip(layers, strides, strict=True)
+            ):
+                y = active(y, normalize)
+                if not number and shortcut is not None:
+                    skipped = tf.nn.conv2d(y, shortcut, strides=max(strides), padding="SAME")
+                y = tf.nn.conv2d(y, kernel, strides=stride, padding="SAME")
+            x = skipped + y
+        x = tf.reduce_mean(active(x, last), axis=[1, 2])
+        logits = tf.matmul(x, dense) + bias
+        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        return tf.reduce_mean(entropy) + decay * tf.add_n([tf.nn.l2_loss(w) for w in weights])
+
+    images = draw.standard_normal((batch, image, image, 3)).astype(np.float32)
+    labels = draw.integers(0, classes, batch).astype(np.int32)
+    return Model("imagenet_resnet", loss, tuple(weights), (images, labels))

@@ -1,0 +1,1 @@
+"""Plans and simulations of training steps; most of them are never run."""

@@ -1,0 +1,1 @@
+"""One technique an experiment: encodings, offloading, loops, attention, microbatches, sparsity."""

@@ -1,0 +1,190 @@
+"""``python -m benchmarks.techniques.microbatches``: a batch in pieces, against the whole batch.
+
+WideResNet-28-2 with group normalization (which treats each image by itself) learns the digits that ship with scikit-learn, at 32 x 32 pixels and 100
+in a batch, by gradient descent with momentum: with TensorFlow's gradients, with the same of each batch in another order (what the order of additions
+does), and in microbatches of 10, with and without checkpoints in them. After `STEPS` steps, weights are compared with those of the plain run, as
+shares of how far each variable moved; the peak is that of the last five steps. Each run is a process of its own.
+
+In training, what rounding does to a weight grows from step to step, so that 32 bits cannot tell a mistake from the order of additions. A smaller network
+of the same kind is trained in 64 bits, too, where rounding is 2⁻²⁹ of that, and weights have to be equal to `EXACT`.
+
+Rows that are in the results file are not measured again, but with ``--again``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
+from benchmarks.claims.runner import ENVIRONMENT
+from graph_tools.memory.measure import in_fresh_process, measure_peak
+
+RESULTS = Path(__file__).parents[1] / "results" / "microbatches.json"
+
+STEPS, BATCH, SIZE = 50, 100, 10
+NETWORK = {"batch": BATCH, "norm": "group"}
+#: The most that a microbatched step may take of the plain step's transient peak.
+PEAK = 0.15
+#: Weights may be apart by so many times what another order of the examples does.
+APART = 2.0
+#: The same in 64 bits.
+EXACT = 1e-6
+#: What differs from run to run: the order of the examples of a batch, arguments of `memsaving_gradients.microbatch`.
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "reordered": {"reorder": True},
+    "microbatch": {"settings": {"size": SIZE}},
+    "microbatch, checkpoints": {"settings": {"size": SIZE, "checkpoints": "auto"}},
+    "64 bits": {"wide": True},
+    "64 bits, microbatch": {"wide": True, "settings": {"size": SIZE}},
+}
+#: What is trained in 64 bits differs in this.
+WIDE = {"depth": 10, "widen": 1}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure what was asked for, print it beside the bars; 1 if one is missed."""
+    parser = options_for("microbatches", __doc__, RESULTS, "names of rows")
+    parser.add_argument("--again", action="store_true", help="measure what has results, too")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run")
+    options = parser.parse_args(arguments)
+    rows = {"wide-resnet": functools.partial(measured, options.steps)}
+    results = measure_missing(rows, options, lambda row: rows[row]())
+    figures = judge(results)
+    write(options.json, {}, figures)
+    _print(results)
+    print_figures(figures, Console())
+    return int(not all(figure.passed for figure in figures))
+
+
+def measured(steps: int) -> dict[str, Any]:
+    """By run: its peak, and how far its weights are from those of the plain one."""
+    found: dict[str, Any] = {}
+    weights: dict[str, list[Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="weights-") as folder:
+        for name, what in RUNS.items():
+            path = str(Path(folder) / f"{len(found)}.npz")
+            arguments = {"steps": steps, "path": path, **what}
+            found[name] = in_fresh_process(
+                "benchmarks.techniques.microbatches:trained", arguments, ENVIRONMENT
+            )
+            with np.load(path) as saved:
+                weights[name] = [saved[key] for key in saved.files]
+    for name, row in found.items():
+        plain = weights["64 bits" if "wide" in RUNS[name] else "plain"]
+        count = len(plain) // 2
+        row["apart"] = max(
+            float(abs(a - b).max() / abs(b - c).max())
+            for a, b, c in zip(weights[name][count:], plain[count:], plain[:count], strict=True)
+        )
+    return found
+
+
+def trained(
+    steps: int,
+    path: str,
+    reorder: bool = False,
+    settings: dict[str, Any] | None = None,
+    wide: bool = False,
+) -> dict[str, Any]:
+    """Train, save the weights before and after, and give the worst peak of the last five steps and the losses."""
+    import keras
+    import tensorflow as tf
+
+    import memsaving_gradients as ms
+    from benchmarks.networks import build
+
+    if wide:
+        keras.config.set_dtype_policy("float64")
+    network = build("wide_resnet", **NETWORK, **(WIDE if wide else {}))
+    optimizer = keras.optimizers.SGD(0.02, momentum=0.9)
+    variables = list(network.variables)
+    optimizer.build(variables)
+    loss = network.loss if settings is None else ms.microbatch(network.loss, **settings)
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            value = loss(x, y)
+        optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
+        return value
+
+    before = [variable.numpy() for variable in variables]
+    losses = []
+    batches = iter(_batches(steps, reorder))
+
+    def run() -> None:
+        losses.append(float(step(*next(batches))))
+
+    for _ in range(steps - 5):
+        run()
+    peak = measure_peak(run, warmup=0, steps=5)
+    np.savez(path, *before, *(variable.numpy() for variable in variables))
+    return {"peak": peak.peak, "losses": [losses[0], losses[-1]]}
+
+
+def _batches(steps: int, reorder: bool) -> list[tuple[Any, Any]]:
+    """Digits at 32 x 32 pixels with three channels, and their labels."""
+    import tensorflow as tf
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    draw = np.random.default_rng(0)
+    images = (
+        (data.images / 8 - 1).astype(np.float32).repeat(4, 1).repeat(4, 2)[..., None].repeat(3, 3)
+    )
+    found = []
+    for _ in range(steps):
+        chosen = draw.choice(len(images), BATCH, replace=False)
+        if reorder:
+            chosen = np.sort(chosen)
+        found.append(
+            (tf.constant(images[chosen]), tf.constant(data.target[chosen].astype(np.int32)))
+        )
+    return found
+
+
+def judge(results: dict[str, Any]) -> list[Figure]:
+    """The bars."""
+    figures = []
+    for row in results.values():
+        plain, order = row["plain"], row["reordered"]["apart"]
+        for name in RUNS:
+            if name == "64 bits, microbatch":
+                figures.append(Figure(f"{name}: weights apart", row[name]["apart"], EXACT))
+            if name.startswith("microbatch"):
+                share = row[name]["peak"] / plain["peak"]
+                figures.append(Figure(f"{name}: peak / plain", share, PEAK))
+                figures.append(
+                    Figure(f"{name}: weights apart / reordered", row[name]["apart"] / order, APART)
+                )
+    return figures
+
+
+def _print(results: dict[str, Any]) -> None:
+    for name, row in results.items():
+        table = Table(title=f"{name}, {SIZE} of {BATCH}", header_style="bold")
+        for heading in ("run", "peak", "first loss", "last loss", "weights apart"):
+            table.add_column(heading, justify="left" if heading == "run" else "right")
+        for run, found in row.items():
+            first, last = found["losses"]
+            table.add_row(
+                run,
+                f"{found['peak'] / 1e6:.1f} MB",
+                f"{first:.4f}",
+                f"{last:.4f}",
+                f"{found['apart']:.1e}",
+            )
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

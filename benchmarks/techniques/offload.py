@@ -1,0 +1,267 @@
+"""``python -m benchmarks.techniques.offload``: residuals on the host.
+
+*Peaks.* ResNet-50 and a 12-layer Transformer, nothing recomputed, everything offloaded that lowers the peak: this process plays the accelerator,
+another one the host (`benchmarks.techniques.cluster`). The transient peak of the accelerator, worst of five steps after two, beside plain training; whether
+all gradients are the same to the last bit; the peak as it was simulated.
+
+*Timeline.* ResNet-50 and the 200-layer ResNet of Chen et al. 2016, planned for a card of 6 TFLOP/s and 288 GB/s behind 12 GB/s (the M40 and the PCIe 3 of
+Meng et al. 2017, who report a loss of less than 10 %): the least memory at which nine tenths of the transfers are hidden behind
+computations and a step takes at most a tenth longer. Nothing runs.
+
+*Hybrid.* Six networks at 35 % of their simulated peak, on the same card: the estimated extra time of recomputing alone, of offloading alone, and of both together.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
+from benchmarks.claims.budgets import MODELS as BUDGETED
+from benchmarks.claims.runner import ENVIRONMENT
+from graph_tools.memory.measure import in_fresh_process
+
+RESULTS = Path(__file__).parents[1] / "results" / "offload.json"
+
+PEAKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet50": ("application", {"name": "ResNet50", "batch": 8}),
+    "transformer": ("transformer", {"layers": 12, "batch": 8, "length": 128, "width": 256}),
+}
+MOST_OF_PLAIN = 0.40
+#: How often plain training is repeated, to see whether it is the same to the last bit.
+AGAIN = 2
+#: Of the card: floating point operations and bytes in a second, seconds to begin an op; and the bytes in a second to the host and back.
+CARD = (6e12, 288e9, 5e-6)
+LINK = 12e9
+TIMELINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet50": ("application", {"name": "ResNet50", "batch": 32}),
+    "resnet200": ("deep", {"depth": 200, "batch": 32}),
+}
+HIDDEN, SLOWER = 0.90, 1.10
+#: Shares of the plain peak that are tried, from all to the least.
+SHARES = tuple(k / 20 for k in range(19, 1, -1))
+HYBRID = 0.35
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and plan what was asked for, print it beside the bars; 1 if one is missed."""
+    parser = options_for("offload", __doc__, RESULTS, "names of rows")
+    parser.add_argument("--again", action="store_true", help="rows that have results, too")
+    options = parser.parse_args(arguments)
+    rows = {
+        **{f"peak-{name}": ("peaks", what) for name, what in PEAKS.items()},
+        **{f"timeline-{name}": ("timeline", what) for name, what in TIMELINES.items()},
+        **{f"hybrid-{name}": ("hybrid", what) for name, what in BUDGETED.items()},
+    }
+
+    def measure(row: str) -> dict[str, Any]:
+        kind, (model, sizes) = rows[row]
+        what = {"model": model, "options": sizes}
+        found: dict[str, Any] = in_fresh_process(
+            f"benchmarks.techniques.offload:{kind}", what, ENVIRONMENT
+        )
+        return found
+
+    results = measure_missing(rows, options, measure)
+    figures = judge(results)
+    write(options.json, {}, figures)
+    _print(results)
+    print_figures(figures, Console())
+    return int(not all(figure.passed for figure in figures))
+
+
+def peaks(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Peaks of the accelerator, and whether gradients are the same."""
+    import tensorflow as tf
+
+    import memsaving_gradients as ms
+    from benchmarks.networks import build
+    from benchmarks.steps import make_step
+    from benchmarks.techniques.cluster import HOST, host
+    from graph_tools.memory.measure import measure_peak
+
+    settings = {"planner": "keep", "offload": HOST}
+    with host():
+        found: dict[str, Any] = {}
+        for name, wanted in (("plain", None), ("ours", settings)):
+            step = make_step(model, options, ours=wanted is not None, settings=wanted)
+            found[name] = measure_peak(step.run, warmup=2, steps=5).peak
+        plan = ms.plans(step.graph)[-1]
+        found |= {"simulated": plan.allocated, "moved": len(plan.stored)}
+        # To the last bit where plain training is so from step to step: without grappler's arithmetic rewriting, which depends on who else reads
+        # a tensor, and with sums of two at a time, as its memory optimizer adds longer ones in the order in which their addends come.
+        pairwise = tf.AggregationMethod.EXPERIMENTAL_TREE
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+        tf.config.experimental.enable_op_determinism()
+        tf.random.set_seed(1)
+        network = build(model, **options)
+
+        def gradients(ours: bool) -> list[bytes]:
+            @tf.function
+            def all_of_them(*batch: tf.Tensor) -> Any:
+                loss, variables = network.loss(*batch), list(network.variables)
+                if ours:
+                    return ms.gradients(loss, variables, aggregation_method=pairwise, **settings)
+                return tf.gradients(loss, variables, aggregation_method=pairwise)
+
+            made = all_of_them(*map(tf.constant, network.batch))
+            return [tf.convert_to_tensor(g).numpy().tobytes() for g in made]
+
+        plain = gradients(False)
+        found["plain same"] = all(gradients(False) == plain for _ in range(AGAIN))
+        found["same"] = gradients(True) == plain
+    return found
+
+
+def captured(model: str, options: dict[str, Any]) -> Any:
+    """The training graph of a step on the card, with offloading."""
+    import tensorflow as tf
+
+    from benchmarks.networks import build
+    from benchmarks.networks.deep import deep_resnet
+    from graph_tools.costs.estimates import Speeds, op_seconds
+    from memsaving_gradients.capture.offload import Offload
+    from memsaving_gradients.capture.storable import with_storable
+    from memsaving_gradients.capture.training_step import capture_step
+
+    made = []
+
+    def differentiate(loss: tf.Tensor, variables: Any) -> None:
+        first_backward = len(loss.graph.get_operations())
+        grads = [g for g in tf.gradients(loss, variables) if g is not None]
+        flat = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        made.append(
+            capture_step(
+                first_backward, [loss], flat, batch=32, hold_gradients=False, may_chain=True
+            )
+        )
+
+    if model == "deep":
+        with tf.Graph().as_default():
+            differentiate(*deep_resnet(**options))
+    else:
+        network = build(model, **options)
+
+        @tf.function
+        def step(*batch: tf.Tensor) -> None:
+            differentiate(network.loss(*batch), list(network.variables))
+
+        step.get_concrete_function(*map(tf.constant, network.batch))
+    (step_,) = made
+    seconds = op_seconds(step_.source, 32, Speeds(*CARD))
+    step_ = replace(step_, graph=replace(step_.graph, seconds=seconds))
+    offload = Offload("/device:CPU:0", bandwidth=LINK)
+    return with_storable(step_, offload=offload).graph
+
+
+def timeline(model: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The least share of the plain peak at which transfers are hidden and a step is hardly slower."""
+    from memsaving_gradients.planners import Limits, keep
+    from memsaving_gradients.planners.with_storage import planner_that_stores
+    from memsaving_gradients.schedules.schedule import plain
+    from memsaving_gradients.schedules.simulate import simulate
+    from memsaving_gradients.schedules.transfers import transfers
+
+    graph = captured(model, options)
+    most = simulate(graph, plain(graph)).peak
+    found: dict[str, Any] = {"plain": most, "plain seconds": graph.total_seconds, "tried": []}
+    for share in SHARES:
+        plan = planner_that_stores(keep.plan)(graph, Limits(budget=int(most * share)))
+        if plan.peak > most * share:
+            break
+        stream = transfers(graph, plan.schedule)
+        slower = 1 + plan.extra_seconds / graph.total_seconds
+        found["tried"].append(
+            {
+                "share": plan.peak / most,
+                "hidden": stream.hidden,
+                "slower": slower,
+                "moving": stream.moving,
+            }
+        )
+    return found
+
+
+def hybrid(model: str, options: dict[str, Any], share: float = HYBRID) -> dict[str, Any]:
+    """Estimated extra time at a share of the plain peak, by recomputing, by offloading, and by both; ``None``: does not fit."""
+    from memsaving_gradients.planners import Limits, auto, keep
+    from memsaving_gradients.planners.with_storage import planner_that_stores
+    from memsaving_gradients.schedules.schedule import plain
+    from memsaving_gradients.schedules.simulate import simulate
+
+    graph = captured(model, options)
+    budget = int(simulate(graph, plain(graph)).peak * share)
+    limits = Limits(budget=budget)
+    plans = {
+        "recompute": auto.plan(graph, limits),
+        "offload": planner_that_stores(keep.plan)(graph, limits),
+        "both": planner_that_stores(auto.plan)(graph, limits),
+    }
+    return {
+        name: plan.extra_seconds / graph.total_seconds if plan.peak <= budget else None
+        for name, plan in plans.items()
+    }
+
+
+def judge(results: dict[str, Any]) -> list[Figure]:
+    """The bars of all that was measured or planned."""
+    figures = []
+    for row, result in results.items():
+        kind, _, name = row.partition("-")
+        if kind == "peak":
+            share = result["ours"] / result["plain"]
+            figures.append(Figure(f"{name}, peak / plain, offloaded", share, MOST_OF_PLAIN))
+            figures.append(Figure(f"{name}, gradients that differ", float(not result["same"]), 0.0))
+        elif kind == "timeline":
+            best = _least(result)
+            figures.append(Figure(f"{name}, transfers not hidden", 1 - best["hidden"], 1 - HIDDEN))
+            figures.append(Figure(f"{name}, step / plain, simulated", best["slower"], SLOWER))
+        else:
+            alone = [result[way] for way in ("recompute", "offload") if result[way] is not None]
+            least = min(alone, default=float("inf"))
+            both = float("inf") if result["both"] is None else result["both"]
+            # Where one alone takes no time at all, nothing is left to gain.
+            ratio = both / least if least else both
+            figures.append(Figure(f"{name}, extra time, both / better of one", ratio, 1 - 1e-6))
+    return figures
+
+
+def _least(result: dict[str, Any]) -> dict[str, Any]:
+    """Of the memories that were tried, the least with which the bars are met; without any, the most."""
+    fits = [t for t in result["tried"] if t["hidden"] >= HIDDEN and t["slower"] <= SLOWER]
+    return min(fits, key=lambda t: t["share"]) if fits else result["tried"][0]
+
+
+def _print(results: dict[str, Any]) -> None:
+    table = Table(title="offloading", header_style="bold")
+    table.add_column("row")
+    table.add_column("what")
+    for row, result in results.items():
+        if "ours" in result:
+            said = (
+                f"{result['plain'] / 1e6:.1f} MB -> {result['ours'] / 1e6:.1f} MB (simulated {result['simulated'] / 1e6:.1f}), "
+                f"{result['moved']} moved, gradients {'the same' if result['same'] else 'differ'}"
+            )
+        elif "tried" in result:
+            best = _least(result)
+            said = (
+                f"at {best['share']:.0%} of {result['plain'] / 1e6:,.0f} MB: {best['hidden']:.1%} of {best['moving'] * 1e3:.0f} ms hidden, "
+                f"step {best['slower']:.3f} x {result['plain seconds'] * 1e3:.0f} ms"
+            )
+        else:
+            said = ", ".join(
+                f"{way} {'does not fit' if extra is None else f'{extra:.2%}'}"
+                for way, extra in result.items()
+                if way in ("recompute", "offload", "both")
+            )
+        table.add_row(row, said)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

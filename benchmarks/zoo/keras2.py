@@ -1,0 +1,87 @@
+"""Keras 2, as the package ``tf_keras`` has it: networks of ``tf_keras.applications``, an LSTM, a functional model with two inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from benchmarks.networks.base import Model
+from benchmarks.zoo.sizes import batch_for, cross_entropy, draw_images, draw_tokens
+
+__all__ = ["build", "names"]
+
+APPLICATIONS = ("ResNet50", "MobileNetV2", "EfficientNetB0", "DenseNet121")
+SIDE, CLASSES = 64, 10
+LENGTH, WORDS, WIDTH = 64, 512, 64
+
+
+def names() -> list[str]:
+    """Some applications, and what is written here."""
+    return [*APPLICATIONS, "functional", "lstm"]
+
+
+def build(name: str) -> Model:
+    """The network of a name, under softmax cross-entropy."""
+    tf_keras.utils.set_random_seed(0)
+    if name in APPLICATIONS:
+        layers = getattr(tf_keras.applications, name)(
+            weights=None,
+            input_shape=(SIDE, SIDE, 3),
+            classes=CLASSES,
+            classifier_activation=None,
+        )
+        return _classifier(name, layers, [draw_images((batch_for(layers), SIDE, SIDE, 3))])
+    return {"functional": _functional, "lstm": _lstm}[name]()
+
+
+def _lstm() -> Model:
+    keras = tf_keras
+    layers = keras.Sequential(
+        [
+            keras.Input([LENGTH], dtype="int32"),
+            keras.layers.Embedding(WORDS, WIDTH),
+            keras.layers.LSTM(WIDTH, return_sequences=True),
+            keras.layers.Bidirectional(keras.layers.LSTM(WIDTH)),
+            keras.layers.Dense(CLASSES),
+        ]
+    )
+    return _classifier("lstm", layers, [draw_tokens((batch_for(layers), LENGTH), WORDS)])
+
+
+def _functional() -> Model:
+    """Images and words beside each other: a layer that is used twice, dropout, normalization, a residual."""
+    keras = tf_keras
+    image = keras.Input([SIDE, SIDE, 3])
+    words = keras.Input([LENGTH], dtype="int32")
+    x = keras.layers.Conv2D(32, 3, padding="same")(image)
+    twice = keras.layers.Conv2D(32, 3, padding="same")
+    for _ in range(2):
+        h = keras.layers.BatchNormalization()(twice(x))
+        x = keras.layers.Add()([x, keras.layers.Dropout(0.1)(keras.activations.gelu(h))])
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    y = keras.layers.Embedding(WORDS, WIDTH)(words)
+    y = keras.layers.LayerNormalization()(
+        y + keras.layers.MultiHeadAttention(4, 16, dropout=0.1)(y, y)
+    )
+    y = keras.layers.GlobalMaxPooling1D()(y)
+    outputs = keras.layers.Dense(CLASSES, kernel_regularizer="l2")(
+        keras.layers.Concatenate()([x, y])
+    )
+    layers = keras.Model([image, words], outputs)
+    batch = batch_for(layers)
+    inputs = [draw_images((batch, SIDE, SIDE, 3)), draw_tokens((batch, LENGTH), WORDS)]
+    return _classifier("functional", layers, inputs)
+
+
+def _classifier(name: str, layers: Any, inputs: list[Any]) -> Model:
+    labels = np.random.default_rng(1).integers(0, CLASSES, len(inputs[0])).astype(np.int32)
+
+    def loss(*batch: tf.Tensor) -> tf.Tensor:
+        *x, y = batch
+        logits = layers(x if len(x) > 1 else x[0], training=True)
+        return tf.add_n([cross_entropy(y, logits), *layers.losses])
+
+    return Model(name, loss, tuple(layers.trainable_variables), (*inputs, labels), layers)

@@ -1,0 +1,20 @@
+"""A row of `benchmarks.zoo.families` as a network of the zoo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.networks.base import Model
+
+__all__ = ["foreign"]
+
+
+def foreign(row: str, **options: Any) -> Model:
+    """The network of a row; with `options`, one of ``keras.applications`` at the size that they say."""
+    if options:
+        from benchmarks.zoo.applications import build_small
+
+        return build_small(row.partition("/")[2], **options)
+    from benchmarks.zoo.families import build
+
+    return build(row)

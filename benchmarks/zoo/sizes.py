@@ -1,0 +1,65 @@
+"""Rules for sizes: activations, not gradients, shall be what a step takes, at the least work.
+
+A gradient of the largest variable is there whatever a plan does, and the step takes its square beside it. A batch is doubled until the outputs of
+all layers take several times as much, within limits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from benchmarks.networks.base import Array
+
+__all__ = ["BATCHES", "batch_for", "cross_entropy", "draw_images", "draw_tokens", "square_error"]
+
+BATCHES = (8, 16, 32)
+#: Outputs of all layers over the largest variable, in bytes.
+ENOUGH = 8
+
+
+def batch_for(model: Any) -> int:
+    """The least batch of `BATCHES` whose activations count, of a functional Keras model (2 or 3) that is built."""
+    outputs = 0
+    for layer in model.layers:
+        shapes = getattr(layer, "output", None)
+        for tensor in shapes if isinstance(shapes, list | tuple) else [shapes]:
+            if tensor is not None:
+                outputs += math.prod(n or 1 for n in tensor.shape[1:])
+    largest = max(math.prod(weight.shape) for weight in model.trainable_weights)
+    for batch in BATCHES[:-1]:
+        if batch * outputs >= ENOUGH * largest:
+            return batch
+    return BATCHES[-1]
+
+
+def draw_images(shape: tuple[int, ...], seed: int = 0) -> Array:
+    """Normal numbers, the same in every process."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def draw_tokens(shape: tuple[int, ...], vocabulary: int, seed: int = 0) -> Array:
+    """Numbers of words; none is 0, which some models take for padding."""
+    return np.random.default_rng(seed).integers(1, vocabulary, shape).astype(np.int32)
+
+
+def cross_entropy(labels: Any, logits: Any) -> Any:
+    """The mean over examples, of the same ops with and without op determinism, so that a plan of one is a plan of the other."""
+    import tensorflow as tf
+
+    chosen = tf.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+    return -tf.reduce_mean(tf.reduce_sum(chosen * tf.nn.log_softmax(logits), axis=-1))
+
+
+def square_error(outputs: Any) -> Any:
+    """The mean of squares of all floating outputs, added up: a loss for networks that end in features."""
+    import tensorflow as tf
+
+    means = [
+        tf.reduce_mean(tf.square(tf.cast(output, tf.float32)))
+        for output in tf.nest.flatten(outputs)
+        if tf.as_dtype(output.dtype).is_floating
+    ]
+    return tf.add_n(means)
