@@ -35,7 +35,7 @@ help:
 	@echo "make coverage   the lines of the library that the fast tests run"
 	@echo "make test-compat  the core suite with the oldest TensorFlow and Keras, and with the newest"
 	@echo "make test-foreign  tests that Keras ships, with gradients that recompute (hours; goes on where it was stopped)"
-	@echo "make bench      measure every claim: python -m benchmarks"
+	@echo "make bench      measure every claim: python -m benchmarks --only claims --again"
 	@echo "make bench-models  train networks of other libraries within budgets (hours; goes on where it was stopped)"
 	@echo "make bench-papers  founding works' figures beside ours (two hours; goes on where it stopped)"
 	@echo "make bench-peers  beside what TensorFlow and Keras offer, into docs/side-by-side.md (hours)"
@@ -111,23 +111,23 @@ test-foreign: $(TEST)
 	$(BIN)/python -m tests.foreign --workers $(WORKERS)
 
 bench: $(TEST)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --only claims --again
 
 docs: $(DOCS)
 	$(BIN)/mkdocs build --quiet --strict
 	@echo "open site/index.html"
 
 bench-models: $(MODELS)
-	$(BIN)/python -m benchmarks.zoo.compatibility
+	$(BIN)/python -m benchmarks --only compatibility
 
 bench-papers: $(TEST)
-	$(BIN)/python -m benchmarks.papers
+	$(BIN)/python -m benchmarks --only papers
 
 bench-peers: $(TEST)
-	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks --only peers
 
 bench-gpu: $(TEST)
-	$(BIN)/python -m benchmarks.claims.gpu
+	$(BIN)/python -m benchmarks --only gpu --again
 
 clean:
 	rm -rf $(VENV) .venv-compat build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .foreign examples/output

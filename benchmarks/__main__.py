@@ -1,82 +1,183 @@
-"""``python -m benchmarks``: measure the claims, print them beside their bars, keep them."""
+"""``python -m benchmarks``: measure, print figures beside their bars, keep results.
+
+A row that has results is not measured again unless ``--again`` is given, so that a run that was
+stopped goes on where it stopped. The exit code is 1 if a bar is missed or a row fails, 2 if an
+argument is wrong, and 3 if this machine lacks what the experiments need.
+"""
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import fnmatch
-import json
-import os
-import platform
+import importlib
 import sys
-import time
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.claims.cases import CASES, Case
-from benchmarks.claims.runner import run
-from benchmarks.claims.table import missed, print_results
-from graph_tools.errors import GraphToolsError
+from benchmarks.experiment import Experiment
+from benchmarks.records import read
+from benchmarks.running import chosen, measure, results_of
+from benchmarks.settings import count
+from benchmarks.tables import print_results
 
-RESULTS = Path(__file__).parent / "results" / "latest.json"
+__all__ = ["EXPERIMENTS", "experiment", "main"]
+
+DOCS = Path(__file__).parents[1] / "docs"
+#: By name, the module whose ``EXPERIMENT`` it is; imported when it is asked for.
+EXPERIMENTS: dict[str, str] = {
+    "claims": "claims.memory",
+    "first_step": "claims.first_step",
+    "budgets": "claims.budgets",
+    "budgets-sgd": "claims.budgets",
+    "deep": "claims.deep",
+    "explain": "claims.explain",
+    "largest": "claims.largest",
+    "gpu": "claims.gpu",
+    "attention": "techniques.attention",
+    "encodings": "techniques.encodings",
+    "loops": "techniques.loops",
+    "low_memory": "techniques.low_memory",
+    "microbatches": "techniques.microbatches",
+    "offload": "techniques.offload",
+    "instances": "planning.instances",
+    "instances-exact": "planning.instances",
+    "instances-layered": "planning.instances",
+    "paper": "planning.paper",
+    "periodic": "planning.periodic",
+    "simulation": "planning.simulation",
+    "compatibility": "zoo.compatibility",
+    "peers": "peers.experiment",
+    "papers": "papers.experiment",
+}
+
+
+def experiment(name: str) -> Experiment:
+    """Return the experiment of a name."""
+    module = importlib.import_module(f"benchmarks.{EXPERIMENTS[name]}")
+    declared: tuple[Experiment, ...] = module.EXPERIMENTS
+    return next(one for one in declared if one.name == name)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the cases asked for; 1 if a bar is missed or a case fails."""
+    """Run the command line and return the exit code."""
     options = _parse(arguments)
-    cases = [case for case in CASES if fnmatch.fnmatch(case.name, options.only)]
-    if not cases:
-        names = ", ".join(case.name for case in CASES)
-        print(f"--only {options.only!r} matches no case; there are {names}", file=sys.stderr)
-        return 2
-    if options.list:
-        print(*(case.name for case in cases), sep="\n")
-        return 0
-    results: dict[str, Any] = {}
-    console = Console(stderr=True)
-    for i, case in enumerate(cases, start=1):
-        start = time.perf_counter()
-        console.print(f"[{i}/{len(cases)}] {case.name}", end=" ", markup=False, highlight=False)
-        results[case.name] = _guarded(case)
-        console.print(f"{time.perf_counter() - start:.0f} s", highlight=False)
-        _write(options.json, results)
-    print_results(cases, results)
-    return 1 if missed(cases, results) else 0
+    head, _, glob = options.only.partition("/")
+    names = [name for name in EXPERIMENTS if fnmatch.fnmatchcase(name, head)]
+    if not names:
+        return _refused(f"--only {options.only!r} matches none of {', '.join(EXPERIMENTS)}")
+    several = len(names) > 1
+    if several and options.json and options.json.suffix == ".json":
+        return _refused(
+            f"--json {options.json} is one file for {len(names)} experiments: name a folder"
+        )
+    experiments = [experiment(name) for name in names]
+    try:
+        settings = [_settings(one, options.set) for one in experiments]
+        _check_settings(experiments, options.set)
+    except ValueError as error:
+        return _refused(str(error))
+    codes = [
+        _run(one, values, glob or "*", several, options)
+        for one, values in zip(experiments, settings, strict=True)
+    ]
+    # What this machine cannot run counts only if nothing else was asked for.
+    return codes[0] if not several else max((code for code in codes if code != 3), default=3)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", default="*", metavar="GLOB", help="names of cases, with * and ?")
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
-    parser.add_argument("--list", action="store_true", help="print the names of cases, and stop")
+    add = parser.add_argument
+    add("--only", default="*", metavar="GLOB", help="experiments, or rows: 'papers/chen*'")
+    add("--list", action="store_true", help="print names of experiments and rows, and stop")
+    add("--json", type=_new_file, metavar="PATH", help="results file, or folder for several")
+    add("--again", action="store_true", help="measure what has results, too")
+    add("--jobs", type=_at_least_one, default=1, metavar="N", help="rows at a time")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; see README.md")
     return parser.parse_args(arguments)
 
 
-def _guarded(case: Case) -> dict[str, Any]:
-    """The result of a case, or what it died of: one bad case must not cost the others' hour."""
+def _run(
+    one: Experiment,
+    settings: dict[str, Any],
+    glob: str,
+    several: bool,
+    options: argparse.Namespace,
+) -> int:
+    """Run one experiment, print its results, write its page."""
+    if lacking := one.missing(settings, glob):
+        print(f"{one.name}: {lacking}", file=sys.stderr if options.list else sys.stdout)
+        if not options.list:
+            return 3
+    rows = chosen(one, settings, glob)
+    if options.list:
+        print(*(f"{one.name}/{row}" for row in rows), sep="\n")
+        return 0
+    path = options.json or results_of(one)
+    path = path / f"{one.name}.json" if options.json and several else path
+    if not rows and not _matching(read(path), glob):
+        names = ", ".join(one.rows(settings))
+        return 0 if several else _refused(f"--only {options.only!r} matches no row of {names}")
+    console = Console(stderr=True)
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    failed = measure(one, rows, path, settings, again=options.again, jobs=options.jobs, say=say)
+    results = read(path)
+    shown = {row: found for row, found in _matching(results, glob).items() if row not in failed}
+    figures = one.bars(shown)
+    print_results(one, shown, figures, Console(width=None if sys.stdout.isatty() else 190))
+    for row, text in failed.items():
+        print(f"{one.name}/{row} failed: {text}")
+    if one.page is not None:
+        page = path.with_suffix(".md") if options.json else DOCS / one.page.file
+        page.write_text(one.page.text(results), encoding="utf-8")
+    return int(bool(failed) or not all(figure.passed for figure in figures))
+
+
+def _matching(results: dict[str, dict[str, Any]], glob: str) -> dict[str, dict[str, Any]]:
+    """Return the results of the rows that a glob matches; a file may have rows of other settings."""
+    return {row: result for row, result in results.items() if fnmatch.fnmatchcase(row, glob)}
+
+
+def _settings(one: Experiment, given: list[str]) -> dict[str, Any]:
+    """Return the settings of an experiment, those that are given in place of the defaults."""
+    values = one.defaults
+    for text in given:
+        name, _, value = text.partition("=")
+        if name in values:
+            try:
+                values[name] = one.settings[name].parse(value)
+            except ValueError as error:
+                raise ValueError(f"--set {text}: {error}") from None
+    return values
+
+
+def _check_settings(experiments: list[Experiment], given: list[str]) -> None:
+    known = {name: one for each in experiments for name, one in each.settings.items()}
+    for text in given:
+        if text.partition("=")[0] not in known:
+            listed = "; ".join(f"{name} ({one.help})" for name, one in known.items()) or "none"
+            raise ValueError(f"--set {text}: no such setting; there are: {listed}")
+
+
+def _at_least_one(text: str) -> int:
     try:
-        return run(case)
-    except GraphToolsError as error:
-        return {"failed": str(error)}
+        return count(1, text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _write(path: Path, results: dict[str, Any]) -> None:
-    """Put results into the file at `path`; cases that did not run keep their last ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    old = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.exists() else {}
-    stamp = {
-        "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "tensorflow": version("tensorflow"),
-        "keras": version("keras"),
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
-    new = {name: {**stamp, **result} for name, result in results.items()}
-    text = json.dumps({"cases": {**old, **new}}, indent=1, sort_keys=True)
-    path.write_text(text + "\n", encoding="utf-8")
+def _new_file(text: str) -> Path:
+    path = Path(text)
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path.parent} is no folder")
+    return path
+
+
+def _refused(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

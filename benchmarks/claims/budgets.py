@@ -1,35 +1,30 @@
-"""``python -m benchmarks.claims.budgets``: the fastest plans within budgets, measured.
+"""The fastest plans within budgets, measured.
 
-Each model is planned for several shares of what plain training takes, and run: the worst of five steps against the budget, the
-simulated peak against the measured one, the time of a step against the plain one's, the predicted extra time
-against the measured one. Where no plan fits, the least budget that the error names is planned for and measured.
+Each model is planned for several shares of what plain training takes, and run: the worst of five
+steps against the budget, the simulated peak against the measured one, the time of a step against
+the plain one's, the predicted extra time against the measured one. Where no plan fits, the least
+budget that the error names is planned for and measured.
 
-Every peak and every ratio of times has a process of its own. The plan is made in the first one, saved, and applied in
-the second one. ``--pairs 0`` leaves out times.
+Every peak and every ratio of times has a process of its own. The first process makes the plan and
+saves it, the second applies it.
 """
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.arguments import shares as parse_shares
-from benchmarks.bars import Figure, mark, print_figures, write
-from benchmarks.claims.runner import ENVIRONMENT
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting, Settings
+from benchmarks.measuring import fresh
+from benchmarks.settings import flag, one_of, pairs, planner, shares
+from benchmarks.tables import mark
 from graph_tools.errors import GraphToolsError
-from graph_tools.memory.measure import in_fresh_process
 
-RESULTS = Path(__file__).parents[1] / "results" / "budgets.json"
+__all__ = ["COLUMNS", "EXPERIMENTS", "MODELS", "SETTINGS", "case_of", "notes", "planned"]
 
 #: What is trained: builder and options for `benchmarks.networks.build`.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -54,99 +49,81 @@ PREDICTED_FROM, PREDICTED_ERROR = 0.10, 0.20
 NOISE = 0.05
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure what was asked for; 1 if a bar is missed or a case fails."""
-    options = _parse(arguments)
-    models = [name for name in MODELS if fnmatch.fnmatch(name, options.only)]
-    if not models:
-        print(f"--only {options.only!r} matches no model of {', '.join(MODELS)}", file=sys.stderr)
-        return 2
-    if options.optimizer and options.json == RESULTS:
-        options.json = RESULTS.with_stem(f"{RESULTS.stem}-{options.optimizer}")
-    results: dict[str, Any] = {}
-    console = Console(stderr=True)
-    for name in models:
-        model, sizes = MODELS[name]
-        if options.optimizer:
-            sizes = {**sizes, "optimizer": options.optimizer}
-        for case, result in measure(name, model, sizes, options, console):
-            results[case] = result
-            write(options.json, results)
-    figures = judge(results)
-    if options.optimizer:
-        # Plain training is simulated without.
-        figures = [figure for figure in figures if "simulated" not in figure.what]
-    write(options.json, results, figures)
-    print_results(results, figures, Console(width=180))
-    failed = [case for case, result in results.items() if "failed" in result]
-    return int(bool(failed) or not all(figure.passed for figure in figures))
+def case_of(model: str, share: float) -> str:
+    """Return the name of a row."""
+    return f"{model}-{100 * share:.3g}"
 
 
-def measure(
-    name: str, model: str, sizes: dict[str, Any], options: argparse.Namespace, console: Console
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The cases of one model, with their names; ``options`` as from `parser`."""
+def rows(settings: Settings) -> list[str]:
+    """Return all models within all budgets."""
+    return [case_of(model, share) for model in MODELS for share in settings["budgets"]]
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Measure one model within one budget."""
+    name = job.row.rpartition("-")[0]
+    model, sizes = MODELS[name]
+    if optimizer := job.settings["optimizer"]:
+        sizes = {**sizes, "optimizer": optimizer}
+    return measured(job, name, model, sizes)
+
+
+def measured(job: Job, name: str, model: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Measure one network within the budget that the row is named after.
+
+    The plain peak is taken from other rows of this run. Refused budgets lead to the same least
+    one, which is measured once.
+    """
     what = {"model": model, "options": sizes}
-    refusals: dict[int, dict[str, Any]] = {}
-    plain: dict[str, Any] = {}
-    for share in options.budgets:
-        case = f"{name}-{100 * share:.3g}"
-        start = time.perf_counter()
-        try:
-            if not plain:
-                plain = in_fresh_process(
-                    "benchmarks.probes:peak",
-                    {**what, "ours": False, "requested": True},
-                    ENVIRONMENT,
-                )
-            result = _case(what, share, plain, options, refusals)
-        except GraphToolsError as error:
-            result = {"failed": str(error)}
-        seconds = time.perf_counter() - start
-        console.print(f"{case} {seconds:.0f} s", markup=False, highlight=False)
-        yield case, {"model": name, "share": share, **result}
+    share = next(one for one in job.settings["budgets"] if case_of(name, one) == job.row)
+    others = [one for one in job.made.values() if one.get("model") == name and "plain" in one]
+    plain = others[0]["plain"] if others else None
+    plain = plain or fresh("probes:peak", **what, ours=False, requested=True)
+    refusals = {one["refused"]["least"]: one for one in others if one["refused"]}
+    result = _case(what, share, plain, job.settings, refusals)
+    return {**result, "model": name, "share": share}
 
 
 def _case(
     what: dict[str, Any],
     share: float,
     plain: Mapping[str, Any],
-    options: argparse.Namespace,
-    refusals: dict[int, dict[str, Any]],
+    settings: Settings,
+    refusals: Mapping[int, dict[str, Any]],
 ) -> dict[str, Any]:
-    """One model within one budget. Refused budgets come to the same least one: it is measured once."""
     allowed = int(share * plain["peak"])
+    profile = settings["profile"]
     with tempfile.TemporaryDirectory(prefix="plan-") as folder:
         saved = str(Path(folder, "plan.json"))
-        asked = allowed if options.bytes else share
-        settings = {"planner": options.planner, "profile": options.profile}
-        ours, refused = planned(what, asked, settings, saved, known=refusals)
+        asked = allowed if settings["bytes"] else share
+        wanted = {"planner": settings["planner"], "profile": profile}
+        ours, refused = planned(what, asked, wanted, saved, known=refusals)
         if refused is not None and refused["least"] in refusals:
             return {**refusals[refused["least"]], "refused": refused, "allowed": allowed}
         if refused is not None and "refused" in ours:
-            return {
-                "failed": f"the least budget named, {refused['least']:,} bytes, is refused: "
-                f"{ours['refused']['least']:,} bytes are named then"
-            }
+            raise LeastRefusedError(refused["least"], ours["refused"]["least"])
         timed = None
-        if options.pairs:
-            timed = in_fresh_process(
-                "benchmarks.probes:budget_ratio",
-                {**what, "plan": saved, "pairs": options.pairs, "profile": not options.profile},
-                ENVIRONMENT,
-            )
-    result = {
+        if many := settings["pairs"]:
+            more = {"plan": saved, "pairs": many, "profile": not profile}
+            timed = fresh("probes:budget_ratio", **what, **more)
+    return {
         "plain": dict(plain),
         "ours": ours,
         "refused": refused,
         "allowed": allowed,
         "time": timed,
-        "predicted": _predicted(ours["plan"]["extra_time"], timed, options.profile),
+        "predicted": _predicted(ours["plan"]["extra_time"], timed, profile),
         "planning": ours["seconds"]["gradients"] - ours["seconds"]["tensorflow"],
     }
-    if refused is not None:
-        refusals[refused["least"]] = result
-    return result
+
+
+class LeastRefusedError(GraphToolsError):
+    """The least budget that an error names is refused."""
+
+    def __init__(self, least: int, then: int) -> None:
+        super().__init__(
+            f"the least budget named, {least:,} bytes, is refused: {then:,} bytes are named then"
+        )
 
 
 def planned(
@@ -158,23 +135,17 @@ def planned(
     known: Container[int] = (),
     requested: bool = True,
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A step within a budget, or within the least one that the error names; and that refusal, if there was one.
+    """Measure a step within a budget, or within the least one that the error names.
 
-    ``what``: model and options; ``settings``: others of ``gradients``; the plan is saved as ``save``. A least budget that is ``known`` is not tried: the
-    first answer is the refusal then, as it is if the least budget is refused as well.
+    Returns the figures, and the refusal if there was one. ``what``: model and options;
+    ``settings``: others of ``gradients``; the plan is saved as ``save``. A least budget that is
+    ``known`` is not tried: the first answer is the refusal then, as it is if the least budget is
+    refused as well.
     """
 
     def within(budget: float | int) -> dict[str, Any]:
-        found: dict[str, Any] = in_fresh_process(
-            "benchmarks.probes:budget_peak",
-            {
-                **what,
-                "save": save,
-                "settings": {**settings, "budget": budget},
-                "requested": requested,
-            },
-            ENVIRONMENT,
-        )
+        more = {"save": save, "settings": {**settings, "budget": budget}, "requested": requested}
+        found: dict[str, Any] = fresh("probes:budget_peak", **what, **more)
         return found
 
     ours = within(budget)
@@ -205,9 +176,9 @@ def errors(result: Mapping[str, Any]) -> list[tuple[str, float]]:
     return found
 
 
-def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """All bars that ``results`` have figures for."""
-    made = [result for result in results.values() if "failed" not in result]
+def bars(results: Results) -> list[Figure]:
+    """Return all bars that ``results`` have figures for."""
+    made = list(results.values())
     feasible = [result for result in made if result["refused"] is None]
     figures = []
     if feasible:
@@ -253,32 +224,25 @@ def _errors_in(unit: str, made: Sequence[Mapping[str, Any]]) -> Iterator[float]:
                 yield error
 
 
-def print_results(
-    results: Mapping[str, Mapping[str, Any]], figures: Sequence[Figure], console: Console
-) -> None:
-    """Print a row for each case, and the bars below."""
-    table = Table(title="plans within budgets (MB: 10^6 bytes of chunks)", header_style="bold")
-    table.add_column("case", no_wrap=True)
-    headings = ("plain", "allowed", "budget", "worst step", "/ allowed", "/ budget", "")
-    more = ("sim plain", "sim ours", "asked for", "static", "profiled", "time", "control")
-    for heading in (*headings, *more, "plan s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def bars_of_training(results: Results) -> list[Figure]:
+    """Return the bars of steps that update variables: plain training is simulated without that."""
+    return [figure for figure in bars(results) if "simulated" not in figure.what]
+
+
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each case."""
     for case, result in results.items():
-        if "failed" in result:
-            table.add_row(case, *[""] * 6, "[red]failed[/red]")
-        else:
-            table.add_row(case, *_row(result))
-    console.print(table)
+        yield (case, *_row(result))
+
+
+def notes(results: Results) -> Iterator[str]:
+    """Yield the refusals."""
     for case, result in results.items():
-        if "failed" in result:
-            console.print(f"{case} failed: {result['failed']}", highlight=False, markup=False)
-        elif result["refused"]:
-            console.print(
-                f"{case}: refused; the least budget named, {result['refused']['fraction']:.1%} of plain, was "
-                "planned for and measured",
-                highlight=False,
+        if result["refused"]:
+            yield (
+                f"{case}: refused; the least budget named, {result['refused']['fraction']:.1%} of "
+                "plain, was planned for and measured"
             )
-    print_figures(figures, console)
 
 
 def _row(result: Mapping[str, Any]) -> Iterator[str]:
@@ -304,40 +268,33 @@ def _row(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"{result['planning']:.1f}"
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    options = parser("budgets", __doc__, RESULTS, list(EXTRA))
-    options.add_argument(
-        "--only", default="*", metavar="GLOB", help="names of models, with * and ?"
-    )
-    options.add_argument(
-        "--optimizer",
-        choices=["sgd", "adam", "adamw"],
-        help="train: steps, plain and ours, update the variables",
-    )
-    return options.parse_args(arguments)
-
-
-def parser(
-    name: str, what: str | None, results: Path, shares: Sequence[float]
-) -> argparse.ArgumentParser:
-    """What can be said to a benchmark that measures budgets."""
-    parser = argparse.ArgumentParser(f"python -m benchmarks.{name}", description=what)
-    parser.add_argument(
-        "--budgets",
-        default=list(shares),
-        type=parse_shares,
-        metavar="SHARES",
-        help="of what plain training takes, such as 0.8,0.45",
-    )
-    parser.add_argument(
-        "--bytes", action="store_true", help="budgets in bytes: shares of the measured plain peak"
-    )
-    parser.add_argument("--pairs", type=int, default=15, help="of steps for times; 0: no times")
-    parser.add_argument("--planner", default="auto", help="who plans")
-    parser.add_argument("--profile", action="store_true", help="plan with measured costs")
-    parser.add_argument("--json", type=Path, default=results, metavar="PATH", help="results file")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNS = Columns(
+    "plans within budgets (MB: 10^6 bytes of chunks)",
+    "case | plain | allowed | budget | worst step | / allowed | / budget |  | sim plain"
+    " | sim ours | asked for | static | profiled | time | control | plan s",
+    lines,
+)
+SETTINGS = {
+    "budgets": Setting(list(EXTRA), shares, "shares of what plain training takes: 0.8,0.45"),
+    "bytes": Setting(False, flag, "budgets in bytes, shares of the measured peak: yes"),
+    "pairs": pairs(15),
+    "planner": planner(),
+    "profile": Setting(False, flag, "plan with measured costs: yes"),
+    "optimizer": Setting("", one_of("sgd", "adam", "adamw"), "what updates the variables"),
+}
+_BUDGETS = Experiment(
+    "budgets",
+    rows=rows,
+    run=run,
+    columns=(COLUMNS,),
+    bars=bars,
+    notes=notes,
+    settings=SETTINGS,
+)
+_SGD = replace(
+    _BUDGETS,
+    name="budgets-sgd",
+    bars=bars_of_training,
+    settings={**SETTINGS, "optimizer": replace(SETTINGS["optimizer"], default="sgd")},
+)
+EXPERIMENTS = (_BUDGETS, _SGD)

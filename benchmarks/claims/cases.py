@@ -9,30 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CASES", "Bar", "Case"]
+__all__ = ["CASES", "CLONES", "Case"]
 
-
-@dataclass(frozen=True)
-class Bar:
-    """A limit on one figure of a case.
-
-    Attributes
-    ----------
-    figure
-        ``"MB"`` and ``"units"`` (peak in 10^6 bytes, in tensors of the chain), ``"peak"``,
-        ``"time"`` and ``"XLA's largest"`` (ours over plain), ``"planning"`` (time that we add over
-        time of TensorFlow's own gradients), ``"clones"`` (instructions of one kind that XLA runs
-        more often than in the plain step).
-    limit
-        The most it may be; for clones the least.
-    """
-
-    figure: str
-    limit: float
-
-    def passed(self, value: float) -> bool:
-        """Whether a measured figure clears the bar."""
-        return value >= self.limit if self.figure == "clones" else value <= self.limit
+#: The figure whose bar is the least that it may be; of all others it is the most.
+CLONES = "clones"
 
 
 @dataclass(frozen=True)
@@ -50,7 +30,10 @@ class Case:
     how
         As in `benchmarks.steps.make_step`.
     bars
-        May be empty: a figure of interest.
+        By figure: ``"MB"`` and ``"units"`` (peak in 10^6 bytes, in tensors of the chain),
+        ``"peak"``, ``"time"`` and ``"XLA's largest"`` (ours over plain), ``"planning"`` (time that
+        we add over time of TensorFlow's own gradients), ``"clones"`` (instructions of one kind
+        that XLA runs more often than in the plain step).
     instruction
         The HLO opcode whose clones are counted, for XLA.
     pairs
@@ -62,7 +45,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     checkpoints: str = "memory"
     how: str = "function"
-    bars: tuple[Bar, ...] = ()
+    bars: dict[str, float] = field(default_factory=dict)
     instruction: str | None = None
     pairs: int = 0
 
@@ -75,7 +58,7 @@ def _chains() -> list[Case]:
         ("residual_chain", 6): 5,
     }
     return [
-        Case(f"{model}-{n}", model, {"length": n}, how="session", bars=(Bar("units", limit),))
+        Case(f"{model}-{n}", model, {"length": n}, how="session", bars={"units": limit})
         for (model, n), limit in limits.items()
     ]
 
@@ -90,7 +73,7 @@ def _transformers() -> list[Case]:
         "no-scope": ({"loss_scope": None}, 3.1),
     }
     return [
-        Case(f"transformer-{name}", "transformer", options, "auto", bars=(Bar("MB", limit),))
+        Case(f"transformer-{name}", "transformer", options, "auto", bars={"MB": limit})
         for name, (options, limit) in variants.items()
     ]
 
@@ -98,13 +81,13 @@ def _transformers() -> list[Case]:
 CASES: tuple[Case, ...] = (
     *_chains(),
     *_transformers(),
-    Case("lstm", "lstm", bars=(Bar("peak", 0.45),), pairs=15),
-    Case("unet", "unet", bars=(Bar("peak", 0.45),), pairs=7),
+    Case("lstm", "lstm", bars={"peak": 0.45}, pairs=15),
+    Case("unet", "unet", bars={"peak": 0.45}, pairs=7),
     Case(
         "densenet121",
         "application",
         {"name": "DenseNet121", "batch": 4},
-        bars=(Bar("peak", 0.45),),
+        bars={"peak": 0.45},
         pairs=7,
     ),
     Case(
@@ -112,7 +95,7 @@ CASES: tuple[Case, ...] = (
         "application",
         {"name": "ResNet50", "batch": 8},
         "speed",
-        bars=(Bar("peak", 0.57), Bar("time", 1.08)),
+        bars={"peak": 0.57, "time": 1.08},
         pairs=15,
     ),
     Case(
@@ -120,14 +103,14 @@ CASES: tuple[Case, ...] = (
         "application",
         {"name": "MobileNetV2", "batch": 8},
         "speed",
-        bars=(Bar("peak", 0.46), Bar("time", 1.10)),
+        bars={"peak": 0.46, "time": 1.10},
         pairs=15,
     ),
     Case(
         "xla-mlp",
         "mlp",
         how="xla",
-        bars=(Bar("peak", 0.30), Bar("clones", 1)),
+        bars={"peak": 0.30, "clones": 1},
         instruction="tanh",
     ),
     Case(
@@ -135,14 +118,14 @@ CASES: tuple[Case, ...] = (
         "cifar_resnet",
         {"blocks": 9, "batch": 16},
         how="xla",
-        bars=(Bar("XLA's largest", 0.48), Bar("clones", 1)),
+        bars={"XLA's largest": 0.48, "clones": 1},
         instruction="convolution",
     ),
     Case(
         "resnet1001",
         "cifar_resnet",
         {"blocks": 111, "batch": 8},
-        bars=(Bar("peak", 1 / 13), Bar("time", 1.22), Bar("planning", 0.5)),
+        bars={"peak": 1 / 13, "time": 1.22, "planning": 0.5},
         pairs=15,
     ),
 )

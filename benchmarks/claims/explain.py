@@ -1,33 +1,28 @@
-"""``python -m benchmarks.claims.explain``: what ``explain`` says, against the clock and the allocator.
+"""What ``explain`` says, against the clock and the allocator.
 
-Each network trains with Adam, but for that of 1001 layers, which is explained by its gradients alone. Its parts at the peak are
-predicted by `memsaving_gradients.explain`, without a step being run, and measured: variables and slots as they are, the others by the
-profiler's list of allocations, taken apart by the op that asked for each (in a process of its own: the worst of five steps, and the
-median where they tie). Beside them stand the least budget, the seconds that ``explain`` took for its whole curve, those of them that
-tracing the step took, and what the plans of ``planner="auto"`` for two budgets take above their lower bound.
+Each network trains with Adam, but for that of 1001 layers, which is explained by its gradients
+alone. `memsaving_gradients.explain` predicts its parts at the peak without running a step. They are
+measured as well: variables and slots as they are, the others by the profiler's list of allocations,
+taken apart by the op that asked for each (in a process of its own: the worst of five steps, and the
+median where they tie). The table also has the least budget, the seconds that ``explain`` took for
+its whole curve, those of them that tracing the step took, and what the plans of ``planner="auto"``
+for two budgets take above their lower bound.
 """
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from statistics import median_low
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks import at_peak
-from benchmarks.bars import Figure, mark, options_for, print_figures, write
-from benchmarks.claims.runner import ENVIRONMENT
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
+from benchmarks.measuring import fresh
 from benchmarks.planning.simulation import NETWORKS
-from graph_tools.memory.measure import in_fresh_process
+from benchmarks.tables import mark
 
-RESULTS = Path(__file__).parents[1] / "results" / "explain.json"
+__all__ = ["EXPERIMENT", "EXPERIMENTS", "PARTS", "bars"]
 
 #: Two more networks, after Sohoni et al. 2019.
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,32 +34,23 @@ DEEP = ("cifar_resnet", {"blocks": 111, "batch": 8})
 PARTS = ("parameters", "slots", *at_peak.PARTS)
 #: The most by which a part may be off; seconds for the curve, and for that of the deep network.
 OFF, SECONDS, SECONDS_DEEP = 0.03, 15.0, 60.0
-#: Budgets that are planned for, as shares of the peak, and the most hundredths of the step's time that a plan may take above its bound.
+#: Budgets to plan for, as shares of the peak, and the most hundredths of the step's time that a plan
+#: may take above its bound.
 SHARES, GAP = (0.6, 0.45), 3.0
 #: Parts below this share of all are not judged: they are single buffers.
 SMALL = 0.005
+CASES = {**NETWORKS, **MORE, "deep": DEEP}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Explain and measure what was asked for, print the tables; 1 if a bar is missed."""
-    options = _parse(arguments)
-    results: dict[str, Any] = {}
-    cases = {**NETWORKS, **MORE, "deep": DEEP}
-    for name, (model, sizes) in cases.items():
-        if not fnmatch.fnmatch(name, options.only):
-            continue
-        print(name, file=sys.stderr, flush=True)
-        training = {} if name == "deep" else {"optimizer": "adam"}
-        what = {"model": model, "options": {**sizes, **training}}
-        results[name] = in_fresh_process("benchmarks.claims.explain:explained", what, ENVIRONMENT)
-        if name != "deep":
-            measured = in_fresh_process("benchmarks.claims.explain:measured", what, ENVIRONMENT)
-            results[name]["measured"] = measured
-        write(options.json, results)
-    figures = judge(results)
-    write(options.json, results, figures)
-    print_results(results, figures, Console(width=190))
-    return int(not all(figure.passed for figure in figures))
+def run(job: Job) -> dict[str, Any]:
+    """Explain a network, and measure it unless it is the deep one."""
+    model, sizes = CASES[job.row]
+    training = {} if job.row == "deep" else {"optimizer": "adam"}
+    what = {"model": model, "options": {**sizes, **training}}
+    found: dict[str, Any] = fresh("claims.explain:explained", **what)
+    if job.row != "deep":
+        found["measured"] = fresh("claims.explain:measured", **what)
+    return found
 
 
 def explained(model: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -139,8 +125,8 @@ def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, i
     return found
 
 
-def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """The bars."""
+def bars(results: Results) -> list[Figure]:
+    """Return the bars."""
     off = [
         (abs(error), f"{name} {part}")
         for name, row in results.items()
@@ -185,15 +171,8 @@ def _errors(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def print_results(
-    results: Mapping[str, Mapping[str, Any]], figures: Sequence[Figure], console: Console
-) -> None:
-    """Print a row for each network, and the bars below."""
-    table = Table(title="parts at the peak, MB: predicted, and off by", header_style="bold")
-    table.add_column("network", no_wrap=True)
-    gaps = [f"at {share:g}: extra, bound" for share in SHARES]
-    for heading in (*PARTS, "", "least", "seconds", "tracing", *gaps):
-        table.add_column(heading, justify="right", no_wrap=True)
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each network."""
     for name, row in results.items():
         errors = _errors(row)
         cells = [
@@ -202,7 +181,7 @@ def print_results(
         ]
         good = mark(all(abs(error) <= OFF for error in errors.values())) if errors else ""
         _, share, extra, _ = row["curve"][-1]
-        table.add_row(
+        yield (
             name,
             *cells,
             good,
@@ -211,14 +190,19 @@ def print_results(
             f"{row['tracing']:.1f}",
             *(f"{extra:.1f} {bound:.1f} %" for extra, bound in row["gaps"].values()),
         )
-    console.print(table)
-    print_figures(figures, console)
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = options_for("explain", __doc__, RESULTS, "networks, with * and ?")
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+GAPS = (f"at {share:g}: extra, bound" for share in SHARES)
+COLUMNS = Columns(
+    "parts at the peak, MB: predicted, and off by",
+    " | ".join(("network", *PARTS, "", "least", "seconds", "tracing", *GAPS)),
+    lines,
+)
+EXPERIMENT = Experiment(
+    "explain",
+    rows=lambda settings: CASES,
+    run=run,
+    columns=(COLUMNS,),
+    bars=bars,
+)
+EXPERIMENTS = (EXPERIMENT,)

@@ -1,38 +1,39 @@
-"""``python -m benchmarks.claims.first_step``: what the first training step takes, and importing the package, beside plain TensorFlow.
+"""What the first training step takes, and importing the package, beside plain TensorFlow.
 
-The first step of a ``tf.function`` traces the model, differentiates it, updates the variables, has grappler optimize the graph, and runs it; ours captures,
-plans and rewires besides, and grappler gets more ops. Each is measured in a fresh process, from before tracing until the loss is there,
-plain and ours in turn; the ratio is that of the medians, of wall time and of processor time (which other processes on the machine change
-less). Tensors are small: a step takes a tenth of a second or so, and nearly all of the first one is work on graphs. Ways: ``gradients`` is
-`memsaving_gradients.gradients` as it comes, ``patched`` a tape under `memsaving_gradients.patched`, ``budget`` has half of plain training's
-memory, for which plans are searched for; that has no bar.
+The first step of a ``tf.function`` traces the model, differentiates it, updates the variables, has
+grappler optimize the graph, and runs it; ours also captures, plans and rewires, and grappler gets
+more ops. Each is measured in a fresh process, from before tracing until the loss is there, plain
+and ours in turn; the ratio is that of the medians, of wall time and of processor time (which other
+processes on the machine change less). Tensors are small: a step takes a tenth of a second or so,
+and nearly all of the first one is work on graphs. Ways: ``gradients`` is
+`memsaving_gradients.gradients` as it comes, ``patched`` a tape under
+`memsaving_gradients.patched`, ``budget`` has half of plain training's memory, for which plans are
+searched for; that has no bar.
 
-``--import``: the seconds that importing the package takes after TensorFlow, in fresh processes.
+The row ``import`` has the seconds that importing the package takes after TensorFlow.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.arguments import at_least_one, some_of
-from benchmarks.bars import Figure, chosen, options_for, print_figures, write
-from benchmarks.claims.runner import ENVIRONMENT
-from graph_tools.memory.measure import in_fresh_process
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting, Settings
+from benchmarks.measuring import fresh
+from benchmarks.networks import Model, build
+from benchmarks.settings import count, some_of
 
-RESULTS = Path(__file__).parents[1] / "results" / "first_step.json"
+__all__ = ["CASES", "EXPERIMENTS", "bars", "first_step"]
+
 #: First step of ours over that of plain training; seconds to import the package beside TensorFlow.
 TIMES, IMPORT = 1.5, 0.3
 WAYS = ("gradients", "patched", "budget")
@@ -56,42 +57,28 @@ print(json.dumps({"wall": time.perf_counter() - wall, "processor": time.process_
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure what was asked for; 1 if a bar is missed."""
-    options = _parse(arguments)
-    console = Console(stderr=True)
-    results: dict[str, Any] = {}
-    if options.json.exists():
-        results = json.loads(options.json.read_text(encoding="utf-8"))["cases"]
-    if options.imports:
-        results["import"] = measure_import(options.pairs or 9)
-        write(options.json, {"import": results["import"]}, judge(results))
-    else:
-        cases = chosen(CASES, options.only)
-        if not cases:
-            return 2
-        for case in cases:
-            begun = time.perf_counter()
-            result = {**results.get(case, {}), **measure(case, options.pairs or 5, options.ways)}
-            results[case] = result
-            console.print(f"{case}: {time.perf_counter() - begun:.0f} s", highlight=False)
-            write(options.json, {case: result}, judge(results))
-    figures = judge(results)
-    print_results(results, Console(width=160))
-    print_figures(figures, Console(width=160))
-    return int(not all(figure.passed for figure in figures))
+def run(job: Job) -> dict[str, Any]:
+    """Measure first steps of a network, or imports; ways that are not asked for keep theirs."""
+    if job.row == "import":
+        return measure_import(job.settings["pairs"] or 9)
+    found = measure(job.row, job.settings["pairs"] or 5, job.settings["ways"])
+    return {**job.known, **found}
+
+
+def due(result: Mapping[str, Any], settings: Settings, again: bool) -> bool:
+    """Return whether a row lacks one of the ways that are asked for."""
+    ways = () if "plain" not in result else settings["ways"]
+    return again or any(way not in result for way in ways)
 
 
 def measure(case: str, pairs: int, ways: Iterable[str]) -> dict[str, Any]:
-    """First steps of a network: plain ones, and ours of each way, in turn."""
+    """Measure first steps of a network: plain ones, and ours of each way, in turn."""
     model, options = CASES[case]
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ("plain", *ways)}
     for _ in range(pairs):
         for way, found in runs.items():
             what = {"model": model, "options": options, "way": way}
-            found.append(
-                in_fresh_process("benchmarks.claims.first_step:first_step", what, ENVIRONMENT)
-            )
+            found.append(fresh("claims.first_step:first_step", **what))
     return {way: _medians(found) for way, found in runs.items()}
 
 
@@ -104,39 +91,28 @@ def _medians(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def first_step(model: str, options: dict[str, Any], way: str) -> dict[str, Any]:
-    """One first step in this process.
+    """Take one first step in this process.
 
-    ``"wall"`` and ``"processor"``: its seconds; ``"traced"``: those of processor time until the function was traced; ``"second"``:
-    those of another step. ``"forward"``: how many ops the loss needs; ``"ops"``: how many the graph has in the end.
+    ``"wall"`` and ``"processor"``: its seconds; ``"traced"``: those of processor time until the
+    function was traced; ``"second"``: those of another step. ``"forward"``: how many ops the loss
+    needs; ``"ops"``: how many the graph has in the end.
     """
-    from benchmarks.networks import build
-
     network = build(model, **options)
-    variables = list(network.variables)
     batch = [tf.constant(array) for array in network.batch]
     losses: list[tf.Tensor] = []
     around: Any = contextlib.nullcontext()
     if way != "plain":
+        # Imported only here: a plain step has no part of ours.
         import memsaving_gradients as ms
 
         around = ms.patched() if way == "patched" else around
-
-    def gradients(loss: tf.Tensor) -> Any:
-        if way == "plain":
-            return tf.gradients(loss, variables)
-        return ms.gradients(loss, variables, budget=0.5 if way == "budget" else None)
+    differentiate = _differentiation(network, way)
 
     @tf.function
     def step(*batch: tf.Tensor) -> tf.Tensor:
-        if way == "patched":
-            with tf.GradientTape() as tape:
-                loss = network.loss(*batch)
-            grads = tape.gradient(loss, variables)
-        else:
-            loss = network.loss(*batch)
-            grads = gradients(loss)
+        loss, grads = differentiate(*batch)
         losses.append(loss)
-        for variable, grad in zip(variables, grads, strict=True):
+        for variable, grad in zip(network.variables, grads, strict=True):
             variable.assign_sub(1e-6 * tf.convert_to_tensor(grad))
         return loss
 
@@ -163,6 +139,28 @@ def first_step(model: str, options: dict[str, Any], way: str) -> dict[str, Any]:
     return result
 
 
+def _differentiation(network: Model, way: str) -> Callable[..., tuple[tf.Tensor, Any]]:
+    """The function of a batch that returns the loss and its gradients in one of the ways."""
+    variables = list(network.variables)
+
+    def taped(*batch: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        with tf.GradientTape() as tape:
+            loss = network.loss(*batch)
+        return loss, tape.gradient(loss, variables)
+
+    def plain(*batch: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        loss = network.loss(*batch)
+        return loss, tf.gradients(loss, variables)
+
+    def ours(*batch: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        import memsaving_gradients as ms
+
+        loss = network.loss(*batch)
+        return loss, ms.gradients(loss, variables, budget=0.5 if way == "budget" else None)
+
+    return {"patched": taped, "plain": plain}.get(way, ours)
+
+
 def measure_import(runs: int) -> dict[str, Any]:
     """Seconds to import the package after TensorFlow: medians of fresh processes, after one that compiles."""
     found = []
@@ -177,44 +175,27 @@ def measure_import(runs: int) -> dict[str, Any]:
     }
 
 
-def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """The bars; a plan for a budget has none."""
+def bars(results: Results) -> list[Figure]:
+    """Return the bars; a plan for a budget has none."""
     figures = []
     for case, result in results.items():
         if case == "import":
+            runs = len(result["runs"])
             figures += [
-                Figure(f"import: {clock} seconds", result[clock], IMPORT, count=len(result["runs"]))
+                Figure(f"import: {clock} seconds", result[clock], IMPORT, count=runs)
                 for clock in CLOCKS
             ]
             continue
         for way in ("gradients", "patched"):
-            if way in result:
-                figures += [
-                    Figure(
-                        f"{case}: {way}, {clock} time / plain",
-                        result[way][clock] / result["plain"][clock],
-                        TIMES,
-                        count=len(result[way]["runs"]),
-                    )
-                    for clock in CLOCKS
-                ]
+            for clock in CLOCKS if way in result else ():
+                ratio = result[way][clock] / result["plain"][clock]
+                what, runs = f"{case}: {way}, {clock} time / plain", len(result[way]["runs"])
+                figures.append(Figure(what, ratio, TIMES, count=runs))
     return figures
 
 
-def print_results(results: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """One row for each network and way."""
-    table = Table(title="first step, seconds (processor / wall)", header_style="bold")
-    for heading in (
-        "network",
-        "forward ops",
-        "way",
-        "ops",
-        "traced",
-        "first step",
-        "× plain",
-        "peak / plain",
-    ):
-        table.add_column(heading, justify="left" if heading in ("network", "way") else "right")
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each network and way."""
     for case in (case for case in CASES if case in results):
         result = results[case]
         for way in ("plain", *WAYS):
@@ -223,7 +204,7 @@ def print_results(results: Mapping[str, Mapping[str, Any]], console: Console) ->
             run = result[way]
             ratios = [run[clock] / result["plain"][clock] for clock in reversed(CLOCKS)]
             peaks = run.get("peaks")
-            table.add_row(
+            yield (
                 case if way == "plain" else "",
                 f"{run['forward']:,}" if way == "plain" else "",
                 way,
@@ -233,18 +214,25 @@ def print_results(results: Mapping[str, Mapping[str, Any]], console: Console) ->
                 "" if way == "plain" else " / ".join(f"{ratio:.2f}" for ratio in ratios),
                 f"{peaks[1] / peaks[0]:.2f}" if peaks else "",
             )
-    console.print(table)
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = options_for("first_step", __doc__, RESULTS, "names of networks")
-    parser.add_argument("--ways", type=some_of(WAYS), default=list(WAYS), help="which of ours")
-    parser.add_argument("--pairs", type=at_least_one, help="processes of each kind (5; imports: 9)")
-    parser.add_argument(
-        "--import", dest="imports", action="store_true", help="measure imports instead"
-    )
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNS = Columns(
+    "first step, seconds (processor / wall)",
+    "network | forward ops | way | ops | traced | first step | × plain | peak / plain",
+    lines,
+    text=("way",),
+)
+EXPERIMENTS = (
+    Experiment(
+        "first_step",
+        rows=lambda settings: [*CASES, "import"],
+        run=run,
+        columns=(COLUMNS,),
+        bars=bars,
+        due=due,
+        settings={
+            "ways": Setting(list(WAYS[:2]), some_of(WAYS), f"of {', '.join(WAYS)}"),
+            "pairs": Setting(0, partial(count, 1), "processes of each kind (5; imports: 9)"),
+        },
+    ),
+)

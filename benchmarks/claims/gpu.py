@@ -1,35 +1,27 @@
-"""``python -m benchmarks.claims.gpu``: memory and time of plain training, of the default mode and within a budget of 0.45, on a GPU.
+"""Memory and time of plain training, the default mode and a budget of 0.45, on a GPU.
 
-Two kinds of steps: loss and gradients in a ``tf.function``, each gradient consumed at once; and Keras' ``fit`` with momentum, compiled with
-``jit_compile="auto"``, which on a GPU means XLA wherever all layers of the model can be compiled. Memory is what the device's own allocator counts
-(``tf.config.experimental.get_memory_info``, reset before each step): the worst of five steps after two, in a fresh process each. Time is the ratio
-of medians of interleaved pairs in one process, beside plain training of the same kind.
+Two kinds of steps: loss and gradients in a ``tf.function``, each gradient consumed at once; and
+Keras' ``fit`` with momentum, compiled with ``jit_compile="auto"``, which on a GPU means XLA wherever
+all layers of the model can be compiled. Memory is what the device's own allocator counts
+(``tf.config.experimental.get_memory_info``, reset before each step): the worst of five steps after
+two, in a fresh process each. Time is the ratio of medians of interleaved pairs in one process,
+beside plain training of the same kind.
 
-Where there is no GPU that TensorFlow can use, a line says so, and the exit code is 3. ``--device cpu`` goes the same way on a CPU, where Keras leaves
-XLA off.
+``--set device=cpu`` measures on a CPU, where Keras leaves XLA off.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.arguments import count
-from benchmarks.bars import Figure, chosen, options_for, print_figures, write
-from benchmarks.claims.runner import ENVIRONMENT
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting, Settings
+from benchmarks.measuring import ENVIRONMENT, fresh
+from benchmarks.settings import one_of, pairs, planner
 from graph_tools.errors import GraphToolsError
-from graph_tools.memory.measure import in_fresh_process
-from memsaving_gradients.planners import PLANNERS
 
-RESULTS = Path(__file__).parents[1] / "results" / "gpu.json"
-NO_GPU = 3
+__all__ = ["EXPERIMENT", "EXPERIMENTS", "bars"]
 
 #: Builders and options for `benchmarks.networks.build`.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,37 +43,40 @@ BUDGET = 0.45
 GROW = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure on the device; 1 if a bar is missed or a row fails, 3 if there is no such device."""
-    options = _parse(arguments)
-    names = chosen(MODELS, options.only, apart="tiny")
-    if not names:
-        return 2
-    environment = ENVIRONMENT if options.device == "cpu" else GROW
-    device = in_fresh_process("benchmarks.claims.gpu:device", {"kind": options.device}, environment)
-    if device is None:
-        print("benchmarks.claims.gpu: TensorFlow sees no GPU here, so nothing was measured")
-        return NO_GPU
-    console = Console(stderr=True)
-    results: dict[str, Any] = {}
-    for name in names:
-        for kind in KINDS:
-            for way in WAYS:
-                row = f"{name}-{kind}-{way}"
-                settings = WAYS[way]
-                if settings and options.planner != "auto":
-                    settings = {**settings, "planner": options.planner}
-                what = {"name": name, "kind": kind, "settings": settings}
-                measured = _row(what, options, environment)
-                results[row] = {**what, "way": way, "device": device, **measured}
-                console.print(f"{row}: {results[row]}", highlight=False, markup=False)
-                write(options.json, {row: results[row]})
-    figures = judge(results)
-    write(options.json, {}, figures)
-    _print(results, device)
-    print_figures(figures, Console())
-    failed = any("failed" in result for result in results.values())
-    return int(failed or not all(figure.passed for figure in figures))
+def rows(settings: Settings) -> list[str]:
+    """Return each network in each kind of step, trained in each way."""
+    return [f"{name}-{kind}-{way}" for name in MODELS for kind in KINDS for way in WAYS]
+
+
+def missing(settings: Settings, glob: str) -> str | None:
+    """Return that there is no such device."""
+    if _fresh(settings, "device", kind=settings["device"]) is None:
+        return "TensorFlow sees no GPU here, so nothing was measured"
+    return None
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Measure one network, in one kind of step and one way to train."""
+    name, kind, way = job.row.split("-")
+    on, settings = job.settings["device"], WAYS[way]
+    if settings and job.settings["planner"] != "auto":
+        settings = {**settings, "planner": job.settings["planner"]}
+    what = {"name": name, "kind": kind, "settings": settings}
+    found = _fresh(job.settings, "peak", **what, on=f"{on.upper()}:0")
+    time = None
+    if job.settings["pairs"] and settings is not None:
+        time = _fresh(job.settings, "ratio", **what, pairs=job.settings["pairs"])
+    device = _fresh(job.settings, "device", kind=on)
+    measured = {"peak": found["peak"], "xla": found["xla"], "time": time}
+    return {**what, "way": way, "device": device, **measured}
+
+
+def _fresh(settings: Settings, function: str, /, **arguments: Any) -> Any:
+    environment = ENVIRONMENT if settings["device"] == "cpu" else GROW
+    try:
+        return fresh(f"claims.gpu:{function}", environment, **arguments)
+    except GraphToolsError as error:
+        raise GraphToolsError(str(error).strip().splitlines()[-1]) from None
 
 
 def device(kind: str) -> str | None:
@@ -144,29 +139,12 @@ def _runner(
     return run, bool(layers.jit_compile)
 
 
-def _row(
-    what: dict[str, Any], options: argparse.Namespace, environment: dict[str, str]
-) -> dict[str, Any]:
-    try:
-        found = in_fresh_process(
-            "benchmarks.claims.gpu:peak", {**what, "on": f"{options.device.upper()}:0"}, environment
-        )
-        result = {"peak": found["peak"], "xla": found["xla"], "time": None}
-        if options.pairs and what["settings"] is not None:
-            result["time"] = in_fresh_process(
-                "benchmarks.claims.gpu:ratio", {**what, "pairs": options.pairs}, environment
-            )
-    except GraphToolsError as error:
-        return {"failed": str(error).strip().splitlines()[-1]}
-    return result
-
-
-def judge(results: dict[str, Any]) -> list[Figure]:
-    """The bar of budgets, where gradients alone are measured; and that the default saves something."""
+def bars(results: Results) -> list[Figure]:
+    """Return the bar of budgets, where gradients alone are measured; and whether the default saves."""
     figures = []
     for row, result in results.items():
         plain = results.get(f"{result['name']}-{result['kind']}-plain", {})
-        if result["way"] == "plain" or "peak" not in result or "peak" not in plain:
+        if result["way"] == "plain" or "peak" not in plain:
             continue
         share = result["peak"] / plain["peak"]
         within = result["way"] == "0.45" and result["kind"] == "step"
@@ -174,36 +152,40 @@ def judge(results: dict[str, Any]) -> list[Figure]:
     return figures
 
 
-def _print(results: dict[str, Any], device: str) -> None:
-    table = Table(title=f"on {device}", header_style="bold")
-    for heading in ("row", "XLA", "MB", "of plain", "time", "control"):
-        table.add_column(heading, justify="left" if heading == "row" else "right")
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each row."""
     for row, result in results.items():
-        if "failed" in result:
-            table.add_row(row, "", "[red]failed[/red]")
-            continue
-        plain = results[f"{result['name']}-{result['kind']}-plain"].get("peak")
+        plain = results.get(f"{result['name']}-{result['kind']}-plain", {}).get("peak")
         timed = result["time"]
-        table.add_row(
+        yield (
             row,
+            result["device"],
             "yes" if result["xla"] else "no",
             f"{result['peak'] / 1e6:,.1f}",
             f"{result['peak'] / plain:.2f}" if plain else "",
             f"{timed['ratio']:.3f}" if timed else "",
             f"{timed['control']:.3f}" if timed else "",
         )
-    Console(width=120).print(table)
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = options_for("gpu", __doc__, RESULTS, "names of networks")
-    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="where to measure")
-    parser.add_argument("--pairs", type=count, default=15, help="of steps for times; 0: no times")
-    parser.add_argument(
-        "--planner", choices=list(PLANNERS), default="auto", help="who plans within the budget"
-    )
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNS = Columns(
+    "training on a device",
+    "row | device | XLA | MB | of plain | time | control",
+    lines,
+    text=("device",),
+)
+EXPERIMENT = Experiment(
+    "gpu",
+    rows=rows,
+    run=run,
+    columns=(COLUMNS,),
+    bars=bars,
+    apart=tuple(f"tiny-{kind}-{way}" for kind in KINDS for way in WAYS),
+    missing=missing,
+    settings={
+        "device": Setting("gpu", one_of("gpu", "cpu"), "where to measure"),
+        "pairs": pairs(15),
+        "planner": planner(),
+    },
+)
+EXPERIMENTS = (EXPERIMENT,)

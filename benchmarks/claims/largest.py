@@ -1,28 +1,27 @@
-"""``python -m benchmarks.claims.largest``: the largest batch of ResNet-50 in a memory that the allocator holds every process to.
+"""The largest batch of ResNet-50 in a memory that the allocator holds every process to.
 
-`memsaving_gradients.largest_batch` names a batch for the memory, and proves it. Then processes are started in which TensorFlow's
-allocator has that much and no more (``TF_CPU_BFC_MEM_LIMIT_IN_MB``; variables and inputs lie in it as well), and each trains for some steps
-or ends in TensorFlow's own error. The named batch has to run; one and a half times as many examples must not, planned for as much more
-memory; and what plain training reaches is found by trying, from what was named for it. What must not run does so without oneDNN, whose
-convolutions end the process where they get no memory (TensorFlow 2.21).
+`memsaving_gradients.largest_batch` names a batch for the memory, and proves it. Then processes are
+started in which TensorFlow's allocator has that much and no more (``TF_CPU_BFC_MEM_LIMIT_IN_MB``;
+variables and inputs count as well), and each trains for some steps or ends in TensorFlow's own
+error. The named batch has to run; one and a half times as many examples must not, planned for as
+much more memory; and what plain training reaches is found by trying, from what was named for it.
+What must not run does so without oneDNN, whose convolutions end the process where they get no
+memory (TensorFlow 2.21).
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from rich.console import Console
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting
+from benchmarks.measuring import ENVIRONMENT, fresh
+from benchmarks.settings import count
+from graph_tools.memory.measure import EndedBySignalError
 
-from benchmarks.bars import Figure, print_figures, write
-from benchmarks.claims.runner import ENVIRONMENT
-from graph_tools.memory.measure import EndedBySignalError, in_fresh_process
-
-RESULTS = Path(__file__).parents[1] / "results" / "largest.json"
+__all__ = ["EXPERIMENTS", "bars"]
 
 MIB = 2**20
 NETWORK = "ResNet50"
@@ -32,31 +31,25 @@ MEMORY, START, STEPS = 700, 12, 3
 TIMES, TOO_MANY = 2.0, 1.5
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Find the batch, run what should run and what should not, print the figures; 1 if a bar is missed."""
-    options = _parse(arguments)
-    console = Console(stderr=True)
-    memory = options.memory
-    results = in_fresh_process("benchmarks.claims.largest:found", {"memory": memory}, ENVIRONMENT)
-    console.print(results["text"], highlight=False)
-    batch = results["batch"]
+def run(job: Job) -> dict[str, Any]:
+    """Find the batch, run what should run and what should not."""
+    memory = job.settings["memory"]
+    results: dict[str, Any] = fresh("claims.largest:found", memory=memory)
+    job.say(results["text"])
+    batch, outcomes = results["batch"], results.setdefault("outcomes", [])
 
     def runs(batch: int, budget: int | None, **settings: str) -> bool:
         outcome = _outcome(memory, batch, budget, settings)
-        console.print(f"{batch} {'plain' if budget is None else 'ours'}: {outcome}")
-        results.setdefault("outcomes", []).append([batch, budget, outcome])
-        write(options.json, {NETWORK: results})
+        job.say(f"{batch} {'plain' if budget is None else 'ours'}: {outcome}")
+        outcomes.append([batch, budget, outcome])
         return outcome == "ran"
 
     results["plain_ran"] = _most(lambda many: runs(many, None), max(results["plain"], 1))
     results["ran"] = runs(batch, results["budget"])
-    many = int(TOO_MANY * batch)
     # More than the device has: the plan is made, and the allocator refuses.
+    many = int(TOO_MANY * batch)
     runs(many, int(TOO_MANY * results["budget"]), TF_ENABLE_ONEDNN_OPTS="0")
-    figures = judge(results)
-    write(options.json, {NETWORK: results}, figures)
-    print_figures(figures, Console())
-    return int(not all(figure.passed for figure in figures))
+    return results
 
 
 def found(memory: int) -> dict[str, Any]:
@@ -99,9 +92,8 @@ def train(batch: int, budget: int | None) -> str:
 
 def _outcome(memory: int, batch: int, budget: int | None, settings: dict[str, str]) -> str:
     environment = {**ENVIRONMENT, **settings, "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(memory)}
-    request = {"batch": batch, "budget": budget}
     try:
-        outcome: str = in_fresh_process("benchmarks.claims.largest:train", request, environment)
+        outcome: str = fresh("claims.largest:train", environment, batch=batch, budget=budget)
     except EndedBySignalError:
         return "ended by a signal"
     return outcome
@@ -119,26 +111,45 @@ def _most(runs: Callable[[int], bool], named: int) -> int:
     return batch - 1
 
 
-def judge(results: dict[str, Any]) -> list[Figure]:
-    """The bars."""
-    times = results["batch"] / max(results["plain_ran"], 1)
-    return [
-        Figure("the named batch fails", float(not results["ran"]), 0),
-        Figure("plain training, as a share of the named batch", 1 / times, 1 / TIMES),
-        Figure(
-            f"{TOO_MANY:g} times as many do not end in TensorFlow's error",
-            float("ResourceExhausted" not in results["outcomes"][-1][-1]),
-            0,
-        ),
-    ]
+def bars(results: Results) -> list[Figure]:
+    """Return the bars."""
+    figures = []
+    for result in results.values():
+        times = result["batch"] / max(result["plain_ran"], 1)
+        refused = "ResourceExhausted" in result["outcomes"][-1][-1]
+        figures += [
+            Figure("the named batch fails", float(not result["ran"]), 0),
+            Figure("plain training, as a share of the named batch", 1 / times, 1 / TIMES),
+            Figure(
+                f"{TOO_MANY:g} times as many do not end in TensorFlow's error",
+                float(not refused),
+                0,
+            ),
+        ]
+    return figures
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks.claims.largest", description=__doc__)
-    parser.add_argument("--memory", type=int, default=MEMORY, metavar="MIB", help="of a process")
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
-    return parser.parse_args(arguments)
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each process that was started."""
+    for name, result in results.items():
+        for batch, budget, outcome in result["outcomes"]:
+            limit = "plain" if budget is None else f"{budget / MIB:,.0f} MiB"
+            yield name, str(batch), limit, outcome
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNS = Columns(
+    "batches in a process that has the memory and no more",
+    "network | batch | budget | outcome",
+    lines,
+    text=("outcome",),
+)
+EXPERIMENTS = (
+    Experiment(
+        "largest",
+        rows=lambda settings: (NETWORK,),
+        run=run,
+        columns=(COLUMNS,),
+        bars=bars,
+        settings={"memory": Setting(MEMORY, partial(count, 1), "MiB of a process")},
+    ),
+)

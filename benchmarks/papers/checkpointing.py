@@ -10,10 +10,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks.bars import results_of
 from benchmarks.claims import deep
+from benchmarks.experiment import Results
+from benchmarks.measuring import peak
 from benchmarks.networks.preactivation import SIZES
-from benchmarks.papers.rows import Line, Results, Work, fresh
+from benchmarks.papers.rows import Line, Work, in_process
+from benchmarks.running import rows_of
 
 #: Layers: MB with checkpoints and without.
 PUBLISHED = {
@@ -33,9 +35,9 @@ DEEP, SHALLOW = f"{deep.NAME}-10", 10
 
 def ten_times(again: bool) -> dict[str, Any]:
     """The step of 1001 layers within a tenth, and the plain peak of 92."""
-    found = results_of(deep.RESULTS, [DEEP], lambda _: deep.measured(0.1), again=again)[DEEP]
+    found = rows_of(deep.EXPERIMENT, [DEEP], again=again)[DEEP]
     options = {"blocks": SHALLOW, "batch": 8}
-    shallow = fresh("probes:peak", model="cifar_resnet", options=options, ours=False)(again)
+    shallow = peak("cifar_resnet", options, None)
     return {
         "shallow": shallow["peak"],
         "plain": found["plain"]["peak"],
@@ -83,10 +85,8 @@ def _mb(plain: int, ours: int) -> str:
 
 def measured(size: int, again: bool) -> dict[str, Any]:
     """Peaks of one depth, each in a process of its own."""
-    what = {"model": "imagenet_resnet", "options": {"size": size}}
-    plain = fresh("probes:peak", **what, ours=False)(again)
-    ours = fresh("probes:peak", **what, ours=True, checkpoints="memory")(again)
-    return {"plain": plain, "ours": ours}
+    ways = {"plain": None, "ours": {"checkpoints": "memory"}}
+    return {way: peak("imagenet_resnet", {"size": size}, asked) for way, asked in ways.items()}
 
 
 ABOUT = (
@@ -102,7 +102,7 @@ WORK = Work(
     about=ABOUT,
     jobs={
         **{
-            f"checkpointing-{size}": fresh(
+            f"checkpointing-{size}": in_process(
                 "papers.rows:planned_step", model="imagenet_resnet", options={"size": size}
             )
             for size in SIZES

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bars import results_of
-from benchmarks.papers.rows import Line, Results, Work, fresh
+from benchmarks.experiment import Results
+from benchmarks.measuring import peak
+from benchmarks.papers.rows import Line, Work, in_process
 from benchmarks.planning import paper
+from benchmarks.running import rows_of
 from benchmarks.techniques import loops
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
@@ -33,7 +35,7 @@ UNROLLED = {"length": 64, "unroll": True, **loops.STACKED}
 LOOPS = {"plain": "stacked-64-plain", "ours": "stacked-64-treeverse"}
 
 
-def resnet(planner: str = "chen_budget") -> dict[str, Any]:
+def resnet(planner: str = "chen") -> dict[str, Any]:
     """The strategies, and our plan within what the card has left (in a process of its own)."""
     return paper.planned(DEPTH, BATCH, planner, lambda parameters: AFTER * GB - COPIES * parameters)
 
@@ -76,8 +78,7 @@ def chains(again: bool) -> dict[str, Any]:
 
     def of(length: int, **settings: Any) -> dict[str, Any]:
         options = {"length": length, "size": FLOATS}
-        what = {"model": "tanh_chain", "options": options, "ours": True, "settings": settings}
-        found = fresh("probes:peak", **what)(again)
+        found = peak("tanh_chain", options, settings)
         return {
             "layers": found["peak"] / (4 * FLOATS),
             "clones": found["plan"]["clones"],
@@ -90,10 +91,7 @@ def chains(again: bool) -> dict[str, Any]:
 
 def recurrence(again: bool) -> dict[str, Any]:
     """Peaks of the loop, plain and replayed."""
-    rows = {row.name: row for row in loops.ROWS}
-    found = results_of(
-        loops.RESULTS, LOOPS.values(), lambda name: loops.measure(rows[name]), again=again
-    )
+    found = rows_of(loops.EXPERIMENT, LOOPS.values(), again=again)
     return {side: found[row]["peak"] for side, row in LOOPS.items()}
 
 
@@ -174,9 +172,9 @@ WORK = Work(
         "left out, and so are their 64 addends, which TensorFlow would hold together. The loop is compared with plain TensorFlow, everything counted."
     ),
     jobs={
-        "chen-resnet": fresh("papers.chen:resnet"),
+        "chen-resnet": in_process("papers.chen:resnet"),
         "chen-chains": chains,
-        "chen-lstm": fresh("papers.chen:unrolled"),
+        "chen-lstm": in_process("papers.chen:unrolled"),
         "chen-loop": recurrence,
     },
     lines=lines,

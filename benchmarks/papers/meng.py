@@ -12,9 +12,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks.bars import results_of
-from benchmarks.papers.rows import Line, Results, Work, fresh
+from benchmarks.experiment import Results
+from benchmarks.measuring import peak
+from benchmarks.papers.rows import Line, Work, in_process
 from benchmarks.planning import paper
+from benchmarks.running import rows_of
 from benchmarks.techniques import attention
 
 #: The loss of speed that they report at the most.
@@ -63,7 +65,7 @@ def at_share(kind: str, name: str) -> dict[str, Any]:
     return {"share": base / optimized, **hybrid(model, options, base / optimized)}
 
 
-def in_bytes(name: str, planner: str = "chen_budget") -> dict[str, Any]:
+def in_bytes(name: str, planner: str = "chen") -> dict[str, Any]:
     """Peak and extra time of a plan that recomputes, within the published bytes less the parameters (in a process of its own)."""
     _, megabytes, depth = PEAKS[name]
     found = paper.planned(depth, 32, planner, lambda parameters: megabytes * 10**6 - parameters)
@@ -83,23 +85,20 @@ def layers_of_lstm(layers: int, again: bool) -> dict[str, Any]:
             LIMIT // (3 * CELL * LENGTH * layers) if side == "plain" else found["plain"]["batch"]
         )
 
-        def peak(batch: int, ours: bool = side == "ours") -> int:
-            options = {"length": LENGTH, "hidden": WIDTH, "batch": batch, "cells": layers}
-            what = {"model": "recurrence", "options": options, "ours": ours}
-            settings = {"checkpoints": "memory", "loops": "treeverse"} if ours else {}
-            measured = fresh("probes:peak", **what, settings=settings)(again)
-            return int(measured["peak"])
+        settings = {"checkpoints": "memory", "loops": "treeverse"} if side == "ours" else None
 
-        found[side] = attention.largest_within(LIMIT, max(1, first), peak, TRIES)
+        def bytes_of(batch: int, settings: dict[str, Any] | None = settings) -> int:
+            options = {"length": LENGTH, "hidden": WIDTH, "batch": batch, "cells": layers}
+            return int(peak("recurrence", options, settings)["peak"])
+
+        found[side] = attention.largest_within(LIMIT, max(1, first), bytes_of, TRIES)
     return found
 
 
 def sentences(length: int, again: bool) -> dict[str, Any]:
     """The largest batches of the encoder-decoder within its limit."""
     row = f"additive-{length}"
-    measured = results_of(
-        attention.RESULTS, [row], lambda _: attention.of_sentences(length), again=again
-    )[row]
+    measured = rows_of(attention.EXPERIMENT, [row], again=again)[row]
     return {side: measured[side]["batch"] for side in ("plain", "ours")}
 
 
@@ -158,14 +157,14 @@ WORK = Work(
     ),
     jobs={
         **{
-            f"meng-1a-{name}": fresh("papers.meng:at_share", kind="1a", name=name)
+            f"meng-1a-{name}": in_process("papers.meng:at_share", kind="1a", name=name)
             for name, (*_, network) in BATCHES.items()
             if network
         },
         **{
-            f"meng-1b-{name}": fresh("papers.meng:at_share", kind="1b", name=name)
+            f"meng-1b-{name}": in_process("papers.meng:at_share", kind="1b", name=name)
             if plain
-            else fresh("papers.meng:in_bytes", name=name)
+            else in_process("papers.meng:in_bytes", name=name)
             for name, (plain, *_) in PEAKS.items()
         },
         **{f"meng-2a-{layers}": partial(layers_of_lstm, layers) for layers in LAYERS},

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks.experiment import Columns, Results
+from benchmarks.papers.rows import Line, Work
+from benchmarks.tables import mark
 
-from benchmarks.bars import mark
-from benchmarks.papers.rows import Line, Results, Work
-
-__all__ = ["page", "print_work", "shown"]
+__all__ = ["columns", "page", "shown"]
 
 HEAD = """# Founding figures
 
-What the works that this library stands on published, beside what it does. Made by `make bench-papers` (`python -m benchmarks.papers`), which writes this page and
-`benchmarks/results/papers.json`; `--only 'chen*'` makes some of it again, `--again` all that was asked for.
+What the works that this library stands on published, beside what it does. Made by `make bench-papers` (`python -m benchmarks --only papers`), which writes this page and
+`benchmarks/results/papers.json`; `--only 'papers/chen*'` makes some of it, `--again` also what has results.
 
 *Measured*: a step ran on a CPU, the memory is TensorFlow's allocator's, in a process of its own; times are ratios of medians of steps that took turns. *Planned*: the step is out of
 reach of a CPU; it was built from shapes, differentiated and planned, its memory simulated, and its extra time estimated. Old figures come from GPUs of 2016 to 2019: compare ratios.
@@ -47,17 +45,22 @@ def shown(value: float | None, unit: str) -> str:
             return f"{value:.1f}"
 
 
-def print_work(work: Work, lines: Iterable[Line], console: Console) -> None:
-    """A table of a work's lines."""
-    table = Table(title=work.title, caption=work.source, header_style="bold")
-    for heading in ("figure", "published", "ours", "", "", "note"):
-        table.add_column(heading, justify="right" if heading in ("published", "ours") else "left")
-    for line in lines:
-        figures = (shown(line.published, line.unit), shown(line.ours, line.unit))
+def columns(work: Work) -> Columns:
+    """Return the table of a work's lines."""
+    headings = "figure | published | ours |  |  | note"
+    return Columns(f"{work.title} ({work.source})", headings, partial(_cells, work), text=("note",))
+
+
+def _cells(work: Work, results: Results) -> Iterator[tuple[str, ...]]:
+    for line in work.lines(results):
         verdict = mark(line.passed) if _judged(line) else ""
-        how = line.how if line.ours is not None else ""
-        table.add_row(line.what, *figures, how, verdict, line.note)
-    console.print(table)
+        yield line.what, *_figures(line), verdict, line.note
+
+
+def _figures(line: Line) -> tuple[str, str, str]:
+    """The published figure, ours, and how it was made."""
+    how = line.how if line.ours is not None else ""
+    return shown(line.published, line.unit), shown(line.ours, line.unit), how
 
 
 def page(works: Iterable[tuple[Work, Sequence[Line]]], results: Results) -> str:
@@ -82,9 +85,7 @@ def _section(work: Work, lines: Sequence[Line]) -> str:
     for line in lines:
         cells = (
             line.what,
-            shown(line.published, line.unit),
-            shown(line.ours, line.unit),
-            line.how if line.ours is not None else "",
+            *_figures(line),
             ("yes" if line.passed else "**no**") if _judged(line) else "",
             line.note,
         )
@@ -101,7 +102,7 @@ def _not_made(missing: Sequence[str]) -> str:
     return f"Not made yet, and no part of these tables: {names}.\n\n" if missing else ""
 
 
-def _stamp(results: Mapping[str, Any]) -> str:
+def _stamp(results: Results) -> str:
     made = {(row["tensorflow"], row["machine"]) for row in results.values() if "machine" in row}
     where = "; ".join(f"TensorFlow {version}, {machine}" for version, machine in sorted(made))
     return f"Made with {where}.\n" if where else ""

@@ -15,7 +15,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks.papers.rows import Line, Results, Work, fresh
+from benchmarks.experiment import Results
+from benchmarks.papers.rows import Line, Work, in_process
 from benchmarks.planning import periodic
 from benchmarks.planning.periodic import (
     Network,
@@ -154,8 +155,11 @@ WORK = Work(
         "ours is planned from shapes with estimated costs, at batch 8, and measured on a CPU for one number of segments of each network."
     ),
     jobs={
-        **{f"rotor-{name}": fresh("papers.rotor:planned", name=name) for name in NETWORKS},
-        **{f"rotor-{name}-measured": fresh("papers.rotor:timed", name=name) for name in NETWORKS},
+        **{f"rotor-{name}": in_process("papers.rotor:planned", name=name) for name in NETWORKS},
+        **{
+            f"rotor-{name}-measured": in_process("papers.rotor:timed", name=name)
+            for name in NETWORKS
+        },
     },
     lines=lines,
 )

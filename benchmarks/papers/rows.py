@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.claims.runner import ENVIRONMENT
-from graph_tools.memory.measure import in_fresh_process
+from benchmarks.experiment import Results
+from benchmarks.measuring import fresh
 
-__all__ = ["Line", "Results", "Work", "fresh", "planned_step"]
-
-Results = Mapping[str, Mapping[str, Any]]
+__all__ = ["Line", "Work", "in_process", "planned_step"]
 
 #: How far a figure that should be *the same* may be off.
 SAME = 0.20
@@ -91,11 +89,11 @@ class Work:
     lines: Callable[[Results], list[Line]]
 
 
-def fresh(target: str, **kwargs: Any) -> Callable[[bool], dict[str, Any]]:
-    """A job that is a function of this package, in a process of its own."""
+def in_process(target: str, **arguments: Any) -> Callable[[bool], dict[str, Any]]:
+    """Return a job that is a function of this package, in a process of its own."""
 
     def job(again: bool) -> dict[str, Any]:
-        found: dict[str, Any] = in_fresh_process(f"benchmarks.{target}", kwargs, ENVIRONMENT)
+        found: dict[str, Any] = fresh(target, **arguments)
         return found
 
     return job

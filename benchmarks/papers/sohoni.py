@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
-from benchmarks.bars import results_of
-from benchmarks.papers.rows import Line, Results, Work
+from benchmarks.experiment import Results
+from benchmarks.papers.rows import Line, Work
+from benchmarks.records import RESULTS
+from benchmarks.running import rows_of
 from benchmarks.techniques import low_memory
 
 #: By network: times less memory.
@@ -20,13 +21,13 @@ NAMES = {
 #: Points of accuracy that it cost on CIFAR-10.
 LOST = 0.004
 #: Of ``examples/low_memory.py``, five seeds.
-TRAINED = Path(__file__).parents[1] / "results" / "trained.json"
+TRAINED = RESULTS / "trained.json"
 
 
 def network(name: str, again: bool) -> dict[str, Any]:
     """Bytes of two trainings, in the paper's accounting and measured."""
     names = {run: f"{name}, {run}" for run in ("float32", "all")}
-    rows = results_of(low_memory.RESULTS, names.values(), low_memory.measure, again=again)
+    rows = rows_of(low_memory.EXPERIMENT, names.values(), again=again)
     return {
         run: {
             "counted": low_memory.counted_as_published(rows[row]),
@@ -75,7 +76,7 @@ WORK = Work(
     source="arXiv 1904.10631, abstract",
     about=(
         "Sparse weights, 16 bits, microbatches and checkpoints. The paper adds up model, optimizer and activations; the allocator also holds gradients of "
-        "activations, scratch space, and what it rounds up. `python -m benchmarks.techniques.low_memory` has every technique alone, too. The translation task was not "
+        "activations, scratch space, and what it rounds up. `python -m benchmarks --only low_memory` has every technique alone, too. The translation task was not "
         "trained to a BLEU score here."
     ),
     jobs={

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.bars import Figure
+from benchmarks.experiment import Figure, Results
 
 __all__ = [
     "IDLE",
@@ -134,7 +134,7 @@ def verdict(found: Mapping[str, Any]) -> str:
     return f"as plain steps ({off:.0e})" if exact(found) else f"off by {off:.0e}"
 
 
-def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+def judge(results: Results) -> list[Figure]:
     """For each network: our memory, time, lines and exactness in the worst cell, and the bar."""
     return [figure for name, case in results.items() for figure in _of(name, case)]
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from benchmarks.bars import Figure
+from rich.markup import escape
+
+from benchmarks.experiment import Columns, Figure, Results
 from benchmarks.peers.cells import MEMORY, TIME, Beside, at_its_time, exact, verdict
 
-__all__ = ["text"]
+__all__ = ["COLUMNS", "gaps", "text"]
 
 INTRODUCTION = """\
 # Side by side
 
 The same networks, trained on the same machine in the same run by plain TensorFlow, by what TensorFlow and Keras themselves offer against
-memory, and by `memsaving_gradients`. This page is written by `make bench-peers` (`python -m benchmarks.peers`), numbers and verdicts
+memory, and by `memsaving_gradients`. This page is written by `make bench-peers` (`python -m benchmarks --only peers`), numbers and verdicts
 included; the raw figures are in `benchmarks/results/peers.json`.
 
 TensorFlow {tensorflow}, Keras {keras}, Python {python}, {machine}, no GPU. {when}.
@@ -59,17 +61,28 @@ As a competent user would, with their known traps avoided where that can be done
 
 ## GPUs
 
-`make bench-gpu` (`python -m benchmarks.claims.gpu`) runs plain training, the default mode, `budget=0.45` and Keras' own choice of XLA on a GPU, where there is one, and says so
+`make bench-gpu` (`python -m benchmarks --only gpu`) runs plain training, the default mode, `budget=0.45` and Keras' own choice of XLA on a GPU, where there is one, and says so
 where there is none. It has been run on no GPU so far; its code runs on a CPU in the tests.
 """
 
 
-def text(
-    results: Mapping[str, Mapping[str, Any]],
-    figures: Sequence[Figure],
-    absent: Sequence[str] = (),
-) -> str:
-    """The page; ``absent``: networks that have no results."""
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each network and peer."""
+    for name, case in results.items():
+        for peer, title in case["titles"].items():
+            yield name, *map(escape, _row(case, peer, title, case["peers"].get(peer, {})))
+
+
+COLUMNS = Columns(
+    "side by side",
+    "network | peer | memory | time | ± | lines | numbers | time at its memory | memory at its time",
+    lines,
+    text=("peer", "numbers"),
+)
+
+
+def text(results: Results, figures: Sequence[Figure], networks: Iterable[str] = ()) -> str:
+    """Return the page; those of ``networks`` that have no results are named."""
     cases = {name: case for name, case in results.items() if name != "tiny" or len(results) == 1}
     stamps = [case for case in cases.values() if "when" in case]
     newest: Mapping[str, Any] = max(stamps, key=lambda case: case["when"], default={})
@@ -90,8 +103,9 @@ def text(
         memory=MEMORY - 1,
         time=TIME - 1,
     )
-    gaps = [*_gaps(cases), *(f"{name}: everything" for name in absent)]
-    parts = [head, *(_section(case) for case in cases.values()), _misses(figures, gaps)]
+    absent = [name for name in networks if name not in results and name != "tiny"]
+    gap_lines = [*gaps(cases), *(f"{name}: everything" for name in absent)]
+    parts = [head, *(_section(case) for case in cases.values()), _misses(figures, gap_lines)]
     return "\n".join(parts)
 
 
@@ -174,8 +188,8 @@ def _clean(text: str) -> str:
     return text.replace("|", "/").replace("\n", " ")[:160]
 
 
-def _gaps(cases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What is not measured yet, by network."""
+def gaps(cases: Results) -> Iterator[str]:
+    """Yield what is not measured yet, by network."""
     for name, case in cases.items():
         made = [found for found in case["peers"].values() if "peak" in found]
         parts = {

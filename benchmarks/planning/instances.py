@@ -1,39 +1,35 @@
-"""``python -m benchmarks.planning.instances``: planners on layer-level training steps, as they are compared in the literature.
+"""Planners on layer-level training steps, as they are compared in the literature.
 
-Nothing runs: forward and backward layers are the nodes of a graph, forward ones may be run again (all of them, where the graph does
-not say which are which), and a budget is a share of the peak of running them in the given order. Without ``--data`` the graphs are made from the shapes of well-known networks
-(:mod:`benchmarks.planning.layered`). ``--data FOLDER`` reads public ones: node-link JSON as in the repository
-``haoming-codes/moccasin``, nodes in the order in which they run. Nodes have ``cost_ram`` (bytes) and ``cost_cpu``, or ``out_cost`` and
-``duration``; and ``backward``, if they say that much. The order may stand in ``graph["order"]`` instead.
+Nothing runs: forward and backward layers are the nodes of a graph, forward ones may be run again
+(all of them, where the graph does not say which are which), and a budget is a share of the peak of
+running them in the given order. The graphs are made from the shapes of well-known networks
+(:mod:`benchmarks.planning.layered`), or read from files (``--set data=FOLDER``,
+:mod:`benchmarks.planning.instance_files`).
 
-Beside our figures stand the best known ones, for the instances that have some. They come from proofs of optimality by constraint
-programming (Moccasin's retention intervals, arXiv 2304.14463, with up to three of them for a value) or of Checkmate's integer program
-(arXiv 1910.02653), the random graphs' from the former. They belong to a graph, not to a name: numbers of nodes and edges, the
-peak and the cost of all nodes must agree.
+The table has the best known extra time for the instances that have one. These figures come from
+proofs of optimality by constraint programming (Moccasin's retention intervals, arXiv 2304.14463,
+with up to three of them for a value) or of Checkmate's integer program (arXiv 1910.02653), the
+random graphs' from the former. They belong to a graph, not to a name: numbers of nodes and edges,
+the peak and the cost of all nodes must agree.
 """
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
-import importlib
-import json
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.arguments import shares
-from benchmarks.bars import Figure, mark, options_for, print_figures, write
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting, Settings
+from benchmarks.planning.instance_files import read_folder
 from benchmarks.planning.layered import NETWORKS, Instance, random_layered
-from memsaving_gradients.planners import Limits
+from benchmarks.settings import list_of, planner, shares
+from benchmarks.tables import mark
+from memsaving_gradients.planners import Limits, find_planner
 from memsaving_gradients.schedules.validation import problem_of
 
-RESULTS = Path(__file__).parents[1] / "results" / "instances.json"
+__all__ = ["EXPERIMENTS", "bars"]
 
 BUDGETS = (0.9, 0.8, 0.6, 0.5)
 #: The most seconds to plan, for proofs and large graphs more, and points (hundredths) above the best known extra time.
@@ -56,43 +52,38 @@ KNOWN: dict[tuple[int, int, int, int], dict[float, float]] = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Plan what was asked for, print the table, keep it; 1 if a bar is missed."""
-    options = _parse(arguments)
-    instances = _instances(options)
-    instances = [i for i in instances if fnmatch.fnmatch(i.name, options.only)]
-    if not instances:
-        print(f"--only {options.only!r} matches no instance", file=sys.stderr)
-        return 2
-    console = Console(stderr=True)
-    results: dict[str, Any] = {}
-    for instance in instances:
-        for share in options.budgets:
-            name = f"{instance.name} {share:g}"
-            results[name] = planned(instance, share, options.planner)
-            console.print(f"{name}: {results[name]['seconds']:.1f} s", highlight=False)
-        write(options.json, results)
-    figures = judge(results)
-    write(options.json, results, figures)
-    print_results(results, figures, Console(width=130))
-    return int(not all(figure.passed for figure in figures))
+def instances(settings: Settings) -> list[Instance]:
+    """Return the instances that settings ask for."""
+    if settings["layered"]:
+        return [random_layered(nodes) for nodes in settings["layered"]]
+    if settings["data"]:
+        return read_folder(Path(settings["data"]))
+    return [make() for make in NETWORKS]
 
 
-def _instances(options: argparse.Namespace) -> list[Instance]:
-    if options.layered:
-        return [random_layered(nodes) for nodes in options.layered]
-    return read_folder(options.data) if options.data else [make() for make in NETWORKS]
+def cases(settings: Settings) -> dict[str, tuple[Instance, float]]:
+    """Return each instance with each budget, by row."""
+    return {
+        f"{instance.name} {share:g}": (instance, share)
+        for instance in instances(settings)
+        for share in settings["budgets"]
+    }
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Plan an instance within a share of its peak."""
+    instance, share = cases(job.settings)[job.row]
+    return planned(instance, share, job.settings["planner"])
 
 
 def planned(instance: Instance, share: float, planner: str) -> dict[str, Any]:
-    """What a planner makes of an instance within a share of its peak."""
+    """Return what a planner makes of an instance within a share of its peak."""
     graph = instance.graph()
     budget = int(share * instance.peak)
-    module = importlib.import_module(f"memsaving_gradients.planners.{planner}")
     large = instance.name.startswith("random") and len(instance.reads) >= LARGE
     limits = Limits(budget=budget, seconds=SEARCHED if large else None)
     clock = time.perf_counter()
-    proposal = module.plan(graph, limits)
+    proposal = find_planner(planner)(graph, limits)
     seconds = time.perf_counter() - clock
     problem = problem_of(graph, proposal.schedule) if instance.first_backward else None
     graph_key = len(instance.reads), instance.edges, instance.peak, int(sum(instance.seconds))
@@ -119,8 +110,8 @@ def planned(instance: Instance, share: float, planner: str) -> dict[str, Any]:
     }
 
 
-def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """The bars."""
+def bars(results: Results) -> list[Figure]:
+    """Return the bars."""
     rows = list(results.values())
     missed = [row for row in rows if row["known"] is not None and not row["fits"]]
     above = [
@@ -140,7 +131,7 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
             MOST_EXTRA[row["share"]],
         )
         for row in rows
-        if row["large"] and row["share"] in MOST_EXTRA
+        if row.get("large") and row["share"] in MOST_EXTRA
     )
     if above or missed:
         figures.append(Figure("budgets met in the literature, not here", len(missed), 0))
@@ -155,21 +146,13 @@ def _seconds(rows: Sequence[Mapping[str, Any]]) -> dict[float, list[float]]:
     """By how long planning may take, how long it took."""
     found: dict[float, list[float]] = {}
     for row in rows:
-        long = row["planner"] == "exact" or row["large"]
+        long = row.get("planner") == "exact" or row.get("large")
         found.setdefault(SECONDS_LONG if long else SECONDS, []).append(row["seconds"])
     return found
 
 
-def print_results(
-    results: Mapping[str, Mapping[str, Any]], figures: Sequence[Figure], console: Console
-) -> None:
-    """Print a row for each instance and budget, and the bars below."""
-    table = Table(
-        title="layer-level training steps: extra time in % of the step", header_style="bold"
-    )
-    table.add_column("instance", no_wrap=True)
-    for heading in ("nodes", "budget", "met", "extra %", "bound %", "best known", "", "plan s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each instance and budget."""
     for row in results.values():
         known = row["known"]
         if row["fits"]:
@@ -181,7 +164,7 @@ def print_results(
             verdict = mark(row["fits"] and row["extra"] - known <= POINTS)
         elif not row["possible"]:
             verdict = f"from {row['least']:.3f}"
-        table.add_row(
+        yield (
             row["instance"],
             str(row["nodes"]),
             f"{row['share']:g}",
@@ -192,84 +175,49 @@ def print_results(
             verdict,
             f"{row['seconds']:.1f}",
         )
-    console.print(table)
-    console.print(
-        "=: proven to be the least in this order. least: no plan was found that fits, this share is the lowest found. "
-        "from: below this share of the peak (the largest inputs + output) nothing can fit.",
-        highlight=False,
+
+
+def notes(results: Results) -> Iterator[str]:
+    """Yield what signs in the table mean."""
+    yield (
+        "=: proven to be the least in this order. least: no plan was found that fits, this share is "
+        "the lowest found. from: below this share of the peak (the largest inputs + output) nothing "
+        "can fit."
     )
-    print_figures(figures, console)
 
 
-def read_folder(folder: Path) -> list[Instance]:
-    """The instances in the JSON files of a folder, by name."""
-    return [read(path) for path in sorted(folder.glob("*.json"))]
+COLUMNS = Columns(
+    "layer-level training steps: extra time in % of the step",
+    "instance | nodes | budget | met | extra % | bound % | best known |  | plan s",
+    lines,
+)
+_INSTANCES = Experiment(
+    "instances",
+    rows=cases,
+    run=run,
+    columns=(COLUMNS,),
+    bars=bars,
+    notes=notes,
+    settings={
+        "data": Setting("", str, "a folder of instances to read"),
+        "layered": Setting([], list_of, "random layered graphs of so many nodes: 500,1000"),
+        "budgets": Setting(list(BUDGETS), shares, "shares of the peak: 0.9,0.45"),
+        "planner": planner(),
+    },
+)
 
 
-def read(path: Path) -> Instance:
-    """The instance in one file.
-
-    Raises
-    ------
-    ValueError
-        The file is no graph, or its nodes have no costs, or they do not stand in an order in which they can run.
-    """
-    document: Any = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(document, dict) or "nodes" not in document:
-        raise ValueError(f"{path} is no graph in node-link JSON")
-    nodes = {_name(node): node for node in document["nodes"]}
-    order = [name for name in document.get("graph", {}).get("order", nodes) if name in nodes]
-    position = {name: k for k, name in enumerate(order)}
-    reads: list[dict[int, None]] = [{} for _ in order]
-    for link in document["links" if "links" in document else "edges"]:
-        tail, head = (
-            (link["source"], link["target"]) if "source" in link else (link["0"], link["1"])
-        )
-        reads[position[head]][position[tail]] = None
-    if any(maker >= reader for reader, read in enumerate(reads) for maker in read):
-        raise ValueError(f"{path}: nodes are not listed in an order in which they can run")
-    if not all(nodes[name].keys() & keys for name in order for keys in (_BYTES, _COSTS)):
-        raise ValueError(f"{path}: nodes need cost_ram and cost_cpu, or out_cost and duration")
-    size, seconds = (
-        tuple(nodes[name][next(iter(nodes[name].keys() & keys))] for name in order)
-        for keys in (_BYTES, _COSTS)
-    )
-    late = [bool(nodes[name].get("backward")) for name in order]
-    first = late.index(True) if True in late else 0
-    if not all(late[first:]):
-        first = 0
-    return Instance(path.stem, tuple(tuple(sorted(read)) for read in reads), size, seconds, first)
+def _variant(name: str, **defaults: Any) -> Experiment:
+    """The same experiment with other defaults, and with a file of results of its own."""
+    settings = {
+        key: replace(setting, default=defaults.get(key, setting.default))
+        for key, setting in _INSTANCES.settings.items()
+    }
+    return replace(_INSTANCES, name=name, settings=settings)
 
 
-_BYTES, _COSTS = {"cost_ram", "out_cost"}, {"cost_cpu", "duration"}
-
-
-def _name(node: Mapping[str, Any]) -> Any:
-    return node["id"] if "id" in node else node["name"]
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = options_for("instances", __doc__, RESULTS, "names of instances")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="of instances to read")
-    parser.add_argument(
-        "--layered",
-        default=[],
-        type=lambda text: [int(part) for part in text.split(",")],
-        metavar="NODES",
-        help="random layered graphs of so many nodes, such as 500,1000",
-    )
-    parser.add_argument(
-        "--budgets",
-        default=list(BUDGETS),
-        type=shares,
-        metavar="SHARES",
-        help="of the peak, such as 0.9,0.45",
-    )
-    parser.add_argument(
-        "--planner", default="auto", help="a module of memsaving_gradients.planners"
-    )
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+EXPERIMENTS = (
+    _INSTANCES,
+    _variant("instances-exact", planner="exact"),
+    _variant("instances-layered", layered=[500, 1000], budgets=[0.9, 0.8]),
+)

@@ -1,41 +1,50 @@
-"""``python -m benchmarks.planning.periodic``: our extra time beside that of periodic checkpoints, at the same memory. Nothing runs.
+"""Our extra time beside that of periodic checkpoints, at the same memory. Nothing runs.
 
-A network of n blocks is cut into k segments of equally many, for every k from 2 to 2√n, as PyTorch's ``checkpoint_sequential``
-does: the inputs of segments are kept, all segments but the last one are made again. The peak of that is the budget of ours. Both
-are simulated on the same training graph, and the periodic plan is given what our planners have: it makes each value again
-just before it is read, and only those that are. (``checkpoint_sequential`` runs whole segments again: the column *literal*.)
+A network of n blocks is cut into k segments of equally many, for every k from 2 to 2√n, as PyTorch's
+``checkpoint_sequential`` does: the inputs of segments are kept, all segments but the last one are
+recomputed. The peak of that is the budget of ours. Both are simulated on the same training graph,
+and the periodic plan is given what our planners have: it recomputes each value just before it is
+read, and only those that are. (``checkpoint_sequential`` runs whole segments again: the column
+*literal*.)
 
-Costs are measured on this device (``profile=True``), estimated with ``--static``.
+Costs are measured on this device (``profile=True``), estimated with ``--set static=yes``.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import math
 import re
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import tensorflow as tf
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.bars import Figure, chosen, mark, options_for, print_figures, write
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting
 from benchmarks.networks import build
+from benchmarks.settings import flag, planner
+from benchmarks.tables import mark
 from graph_tools.tf_private import graphs
 from memsaving_gradients.capture.training_step import CapturedStep, capture_step
-from memsaving_gradients.planners import Limits, named
+from memsaving_gradients.planners import Limits, find_planner, named
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-RESULTS = Path(__file__).parents[1] / "results" / "periodic.json"
+__all__ = [
+    "EXPERIMENTS",
+    "NETWORKS",
+    "Network",
+    "bars",
+    "beside",
+    "captured_step",
+    "cuts",
+    "named_ends",
+    "periodic_plans",
+]
+
 #: Our extra time over the periodic plan's: the median over segments and models, and the most.
 MEDIAN, MOST = 0.6, 1.0
 
@@ -70,36 +79,17 @@ NETWORKS = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Plan what was asked for, print the table, keep it; 1 if a bar is missed."""
-    options = _parse(arguments)
-    names = chosen(NETWORKS, options.only)
-    if not names:
-        return 2
-    console = Console(stderr=True)
-    results: dict[str, Any] = {}
-    for name in names:
-        clock = time.perf_counter()
-        network = NETWORKS[name]
-        step, ends = captured(network, profile=not options.static)
-        console.print(
-            f"{name}: {step.graph.length:,} ops, {len(ends) + 1} blocks, {time.perf_counter() - clock:.0f} s"
-        )
-        for segments, result in compare(step.graph, ends, options.planner):
-            case = f"{name}-{segments}"
-            results[case] = {"network": name, "segments": segments, **result}
-            console.print(f"{case}: {result['seconds']:.1f} s", highlight=False)
-            write(options.json, results)
-    figures = judge(results)
-    write(options.json, results, figures)
-    print_results(results, figures, Console(width=120))
-    return int(not all(figure.passed for figure in figures))
-
-
-def captured(network: Network, *, profile: bool) -> tuple[CapturedStep, list[int]]:
-    """The training step of a network, and the storages of the outputs of all blocks but the last one, in order."""
-    step = captured_step(network.model, network.options, profile=profile)
-    return step, block_ends(step, network.blocks)
+def run(job: Job) -> dict[str, Any]:
+    """Plan a network for every number of segments."""
+    network = NETWORKS[job.row]
+    step = captured_step(network.model, network.options, profile=not job.settings["static"])
+    ends = list(named_ends(step, network.blocks).values())
+    job.say(f"{job.row}: {step.graph.length:,} ops, {len(ends) + 1} blocks")
+    rows = {
+        str(segments): beside(step.graph, row, job.settings["planner"])
+        for segments, row in periodic_plans(step.graph, ends)
+    }
+    return {"segments": rows}
 
 
 def captured_step(model_name: str, options: dict[str, Any], *, profile: bool) -> CapturedStep:
@@ -128,15 +118,10 @@ def captured_step(model_name: str, options: dict[str, Any], *, profile: bool) ->
     return found[0]
 
 
-def block_ends(step: CapturedStep, pattern: str) -> list[int]:
-    """The storages behind which blocks end, of `named_ends`."""
-    return list(named_ends(step, pattern).values())
-
-
 def named_ends(step: CapturedStep, pattern: str) -> dict[str, int]:
-    """The storages behind which blocks end, in order: what the last op of each layer makes whose name matches ``pattern``; by names of layers.
+    """Return the storages behind which blocks end, in order, by names of layers.
 
-    Keras numbers scopes that are entered again: ``_1`` behind a name counts for nothing.
+    A block ends with what the last op makes of a layer whose name matches ``pattern``. Keras numbers scopes that are entered again: ``_1`` behind a name counts for nothing.
 
     Raises
     ------
@@ -168,14 +153,6 @@ def cuts(ends: Sequence[End], segments: int) -> list[End]:
     return [ends[each * number - 1] for number in range(1, segments)]
 
 
-def compare(
-    graph: TrainingGraph, ends: Sequence[int], planner: str
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """For each number of segments the periodic plan and ours within its peak."""
-    for segments, row in periodic_plans(graph, ends):
-        yield segments, beside(graph, row, planner)
-
-
 def periodic_plans(
     graph: TrainingGraph, ends: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -197,9 +174,8 @@ def periodic_plans(
 
 def beside(graph: TrainingGraph, row: Mapping[str, Any], planner: str) -> dict[str, Any]:
     """A row of a periodic plan, with ours within its peak."""
-    module = importlib.import_module(f"memsaving_gradients.planners.{planner}")
     clock = time.perf_counter()
-    ours = module.plan(graph, Limits(budget=row["peak"]))
+    ours = find_planner(planner)(graph, Limits(budget=row["peak"]))
     seconds, extra = time.perf_counter() - clock, ours.extra_seconds / graph.total_seconds
     return {
         **row,
@@ -211,53 +187,56 @@ def beside(graph: TrainingGraph, row: Mapping[str, Any], planner: str) -> dict[s
     }
 
 
-def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """The bars."""
-    ratios = [row["ratio"] for row in results.values()]
-    over = [row["ours"] / row["peak"] for row in results.values()]
-    many = len(ratios)
+def _every(results: Results) -> list[Mapping[str, Any]]:
+    return [row for result in results.values() for row in result["segments"].values()]
+
+
+def bars(results: Results) -> list[Figure]:
+    """Return the bars."""
+    rows = _every(results)
+    if not rows:
+        return []
+    ratios, many = [row["ratio"] for row in rows], len(rows)
+    over = max(row["ours"] / row["peak"] for row in rows)
     return [
         Figure("our extra time / periodic, median", statistics.median(ratios), MEDIAN, count=many),
         Figure("our extra time / periodic, most", max(ratios), MOST, count=many),
-        Figure("our peak / periodic, most", max(over), 1.0, count=many),
+        Figure("our peak / periodic, most", over, 1.0, count=many),
     ]
 
 
-def print_results(
-    results: Mapping[str, Mapping[str, Any]], figures: Sequence[Figure], console: Console
-) -> None:
-    """Print a row for each network and number of segments, and the bars below."""
-    table = Table(title="extra time at the memory of periodic checkpoints", header_style="bold")
-    table.add_column("network", no_wrap=True)
-    headings = ("segments", "peak MB", "of plain", "literal", "periodic", "ours", "bound", "ratio")
-    for heading in (*headings, "", "plan s"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in results.values():
-        table.add_row(
-            row["network"],
-            str(row["segments"]),
-            f"{row['peak'] / 1e6:,.1f}",
-            f"{row['peak'] / row['plain']:.2f}",
-            *(
-                f"{row[key]:.1%}"
-                for key in ("literal_extra", "periodic_extra", "ours_extra", "bound")
-            ),
-            f"{row['ratio']:.3f}",
-            mark(row["ratio"] <= MOST and row["ours"] <= row["peak"]),
-            f"{row['seconds']:.1f}",
-        )
-    console.print(table)
-    print_figures(figures, console)
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each network and number of segments."""
+    for network, result in results.items():
+        for segments, row in result["segments"].items():
+            extra = ("literal_extra", "periodic_extra", "ours_extra", "bound")
+            yield (
+                network,
+                segments,
+                f"{row['peak'] / 1e6:,.1f}",
+                f"{row['peak'] / row['plain']:.2f}",
+                *(f"{row[key]:.1%}" for key in extra),
+                f"{row['ratio']:.3f}",
+                mark(row["ratio"] <= MOST and row["ours"] <= row["peak"]),
+                f"{row['seconds']:.1f}",
+            )
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = options_for("periodic", __doc__, RESULTS, "names of networks")
-    parser.add_argument("--static", action="store_true", help="estimated costs, not measured ones")
-    parser.add_argument(
-        "--planner", default="auto", help="a module of memsaving_gradients.planners"
-    )
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNS = Columns(
+    "extra time at the memory of periodic checkpoints",
+    "network | segments | peak MB | of plain | literal | periodic | ours | bound | ratio |  | plan s",
+    lines,
+)
+EXPERIMENTS = (
+    Experiment(
+        "periodic",
+        rows=lambda settings: NETWORKS,
+        run=run,
+        columns=(COLUMNS,),
+        bars=bars,
+        settings={
+            "static": Setting(False, flag, "estimated costs, not measured ones: yes"),
+            "planner": planner(),
+        },
+    ),
+)

@@ -1,27 +1,24 @@
-"""``python -m benchmarks.planning.simulation``: simulated against measured peaks, in bytes asked for and in the allocator's chunks.
+"""Simulated against measured peaks, in bytes asked for and in the allocator's chunks.
 
-Each row is a network and a way to train it. The measured peak is the worst of five steps after two warm-ups, in a process of its
-own: once more of the allocator's statistics, once from the profiler's list of allocations (`graph_tools.memory.allocation_trace`).
-An error is what the simulation gives, relative to that; below zero it has promised too little.
+Each row is a network and a way to train it. The measured peak is the worst of five steps after two
+warm-ups, in a process of its own: once more of the allocator's statistics, once from the profiler's
+list of allocations (`graph_tools.memory.allocation_trace`). An error is what the simulation gives,
+relative to that; below zero it has promised too little.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import json
 import statistics
-import sys
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.bars import options_for
-from benchmarks.claims.runner import ENVIRONMENT
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
+from benchmarks.measuring import fresh
 from benchmarks.steps import make_step
 from graph_tools.memory.allocation_trace import allocation_events, requested_peak
-from graph_tools.memory.measure import in_fresh_process, measure_peak
+from graph_tools.memory.measure import measure_peak
+
+__all__ = ["EXPERIMENTS", "NETWORKS", "bars", "probe"]
 
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50": ("application", {"name": "ResNet50", "batch": 8}),
@@ -32,7 +29,20 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("lstm", {}),
 }
 MODES = ("plain", "speed", "memory")
-RESULTS = Path(__file__).parents[1] / "results" / "simulation.json"
+KINDS = ("requested", "allocated")
+#: How far below the measured peak a simulated one may be.
+TOO_LOW = 0.03
+ROWS = {f"{name} {mode}": (name, mode) for name in NETWORKS for mode in MODES}
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Measure and simulate a network in a mode."""
+    name, mode = ROWS[job.row]
+    model, sizes = NETWORKS[name]
+    found: dict[str, Any] = fresh(
+        "planning.simulation:probe", model=model, options=sizes, mode=mode
+    )
+    return found
 
 
 def probe(model: str, options: dict[str, Any], mode: str, steps: int = 5) -> dict[str, Any]:
@@ -57,48 +67,51 @@ def probe(model: str, options: dict[str, Any], mode: str, steps: int = 5) -> dic
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure the networks asked for and print the table; 1 if a simulated peak is more than 3 % too low."""
-    parser = options_for("simulation", __doc__, RESULTS, "networks, with * and ?")
-    options = parser.parse_args(arguments)
-    results: dict[str, Any] = {}
-    for name, (model, sizes) in NETWORKS.items():
-        for mode in MODES if fnmatch.fnmatch(name, options.only) else ():
-            print(name, mode, file=sys.stderr, flush=True)
-            what = {"model": model, "options": sizes, "mode": mode}
-            results[f"{name} {mode}"] = in_fresh_process(
-                "benchmarks.planning.simulation:probe", what, ENVIRONMENT
-            )
-    old = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
-    text = json.dumps({**old, **results}, indent=1, sort_keys=True)
-    options.json.write_text(text + "\n", encoding="utf-8")
-    return print_errors(results)
+def errors(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the errors by kind of bytes."""
+    return {kind: result[f"simulated_{kind}"] / max(result[kind]) - 1 for kind in KINDS}
 
 
-def print_errors(results: dict[str, Any]) -> int:
-    """Print the table; the number of simulated peaks that are more than 3 % too low."""
-    table = Table(title="simulated against measured transient peak, MB", header_style="bold")
-    table.add_column("case", no_wrap=True)
-    for heading in ("requested", "simulated", "error", "allocated", "simulated", "error"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    errors: dict[str, list[float]] = {"requested": [], "allocated": []}
+def bars(results: Results) -> list[Figure]:
+    """Return how far simulated peaks are too low."""
+    return [
+        Figure(f"{name}: simulated too low, {kind}", max(0.0, -error), TOO_LOW, percent=True)
+        for name, result in results.items()
+        for kind, error in errors(result).items()
+    ]
+
+
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each row."""
     for name, result in results.items():
-        row = [name]
-        for kind, found in errors.items():
+        cells = [name]
+        for kind, error in errors(result).items():
             worst, simulated = max(result[kind]), result[f"simulated_{kind}"]
-            found.append(simulated / worst - 1)
-            row += [f"{worst / 1e6:,.2f}", f"{simulated / 1e6:,.2f}", f"{found[-1]:+.1%}"]
-        table.add_row(*row)
-    console = Console(width=110)
-    console.print(table)
-    for kind, found in errors.items():
-        console.print(
-            f"{kind}: median error {statistics.median(map(abs, found)):.1%}, "
-            f"from {min(found):+.1%} to {max(found):+.1%}",
-            highlight=False,
-        )
-    return sum(error < -0.03 for found in errors.values() for error in found)
+            cells += [f"{worst / 1e6:,.2f}", f"{simulated / 1e6:,.2f}", f"{error:+.1%}"]
+        yield tuple(cells)
 
 
-if __name__ == "__main__":
-    sys.exit(min(main(), 1))
+def notes(results: Results) -> Iterator[str]:
+    """Yield the median and the range of errors."""
+    for kind in KINDS if results else ():
+        found = [errors(result)[kind] for result in results.values()]
+        median = statistics.median(map(abs, found))
+        yield f"{kind}: median error {median:.1%}, from {min(found):+.1%} to {max(found):+.1%}"
+
+
+COLUMNS = Columns(
+    "simulated against measured transient peak, MB",
+    "case | requested | simulated | error | allocated | simulated | error",
+    lines,
+)
+EXPERIMENTS = (
+    Experiment(
+        "simulation",
+        rows=lambda settings: ROWS,
+        run=run,
+        columns=(COLUMNS,),
+        bars=bars,
+        bars_in_columns=True,
+        notes=notes,
+    ),
+)

@@ -1,35 +1,31 @@
-"""``python -m benchmarks.techniques.attention``: attention in blocks, against that of Keras.
+"""Attention in blocks, against that of Keras.
 
-Two tables. *Multi-head attention* (8 heads of 64, model width 512, one example, self-attention) over 2048 and 8192 positions, by our layer, and by that
-of Keras with ``attention="blocks"``: the transient peak of a step, forward and gradients for weights and input, each in a fresh process, worst of five after two; the ratio of
-times; how far outputs are apart.
+*Multi-head attention* (8 heads of 64, model width 512, one example, self-attention) over 2048 and
+8192 positions, by our layer, and by that of Keras with ``attention="blocks"``: the transient peak of
+a step, forward and gradients for weights and input, each in a fresh process, worst of five after
+two; the ratio of times; how far outputs are apart.
 
-*Additive attention* in an encoder-decoder as in Meng et al. 2017 ("Training deeper models by GPU memory optimization on TensorFlow"): the largest
-batch within a limit on the transient peak. Embeddings, an LSTM that encodes, an LSTM that decodes, a dense layer on the states of each,
-attention of all decoder states over all encoder states, and a loss over `VOCABULARY` words; all widths are `WIDTH`. Ours is `AdditiveAttention` in
-blocks and ``memsaving_gradients.gradients``. The vocabulary is small: its logits are the same for both, and with 30,000 words they would be most of what
-is left. A peak is affine in the batch, but for what the order of execution does to it: it is measured at two batches, and then at those that follow
-from what was measured, up to the largest that is found to fit.
+*Additive attention* in an encoder-decoder as in Meng et al. 2017 ("Training deeper models by GPU
+memory optimization on TensorFlow"): the largest batch within a limit on the transient peak.
+Embeddings, an LSTM that encodes, an LSTM that decodes, a dense layer on the states of each, attention
+of all decoder states over all encoder states, and a loss over `VOCABULARY` words; all widths are
+`WIDTH`. Ours is `AdditiveAttention` in blocks and ``memsaving_gradients.gradients``. The vocabulary
+is small: its logits are the same for both, and with 30,000 words they would be most of what is left.
+A peak is affine in the batch, but for what the order of execution does to it: it is measured at two
+batches, and then at those that follow from what was measured, up to the largest that is found to fit.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
+from benchmarks.measuring import fresh
+from graph_tools.memory.measure import measure_peak, time_ratio
 
-from benchmarks.bars import Figure, print_figures, write
-from benchmarks.claims.runner import ENVIRONMENT
-from graph_tools.memory.measure import in_fresh_process, measure_peak, time_ratio
-
-RESULTS = Path(__file__).parents[1] / "results" / "attention.json"
+__all__ = ["EXPERIMENT", "EXPERIMENTS", "bars", "largest_within"]
 
 #: Positions, with the part of the plain peak and of the plain time that is allowed.
 LENGTHS = {2048: (1 / 8, 1.3), 8192: (1 / 30, 1.3)}
@@ -50,52 +46,25 @@ LIMIT = 1_000_000_000
 TRIES = 6
 #: Roughly what a word takes beside attention, bytes: from this the batches follow at which peaks are measured first.
 WORD = 23_000
+ROWS = [f"heads-{length}" for length in LENGTHS] + [f"additive-{length}" for length in SENTENCES]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure what was asked for, print it beside the bars, with what was measured before; 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.techniques.attention", description=__doc__
-    )
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="results file")
-    parser.add_argument("--only", choices=("heads", "additive"), help="one of the tables")
-    options = parser.parse_args(arguments)
-    results: dict[str, Any] = {}
-    if options.json.exists():
-        results = json.loads(options.json.read_text(encoding="utf-8"))["cases"]
-    if options.only != "additive":
-        for length in LENGTHS:
-            results[f"heads-{length}"] = of_heads(length)
-            write(options.json, {f"heads-{length}": results[f"heads-{length}"]})
-    if options.only != "heads":
-        for length in SENTENCES:
-            results[f"additive-{length}"] = of_sentences(length)
-            write(options.json, {f"additive-{length}": results[f"additive-{length}"]})
-    figures = judge(results)
-    write(options.json, {}, figures)
-    _print(results)
-    print_figures(figures, Console())
-    return int(not all(figure.passed for figure in figures))
+def run(job: Job) -> dict[str, Any]:
+    """Measure a length of one of the two kinds."""
+    kind, _, length = job.row.partition("-")
+    if kind == "heads":
+        return of_heads(int(length))
+    return of_sentences(int(length), job.say)
 
 
 # --- multi-head attention
 
 
 def of_heads(length: int) -> dict[str, Any]:
-    """Peaks, times and difference of one length."""
-    probe = "benchmarks.techniques.attention:heads_peak"
-    peaks = {
-        kind: in_fresh_process(probe, {"length": length, "kind": kind}, ENVIRONMENT)
-        for kind in KINDS
-    }
-    times = {
-        kind: in_fresh_process(
-            "benchmarks.techniques.attention:heads_time",
-            {"length": length, "kind": kind},
-            ENVIRONMENT,
-        )
-        for kind in KINDS[1:]
-    }
+    """Measure peaks, times and difference of one length."""
+    of = "techniques.attention:heads_"
+    peaks = {kind: fresh(f"{of}peak", length=length, kind=kind) for kind in KINDS}
+    times = {kind: fresh(f"{of}time", length=length, kind=kind) for kind in KINDS[1:]}
     return {**peaks, "time": times}
 
 
@@ -151,9 +120,9 @@ def _heads(length: int, kind: str) -> tuple[Callable[[], Any], Callable[[], Any]
 # --- additive attention
 
 
-def of_sentences(length: int) -> dict[str, Any]:
-    """The largest batches of one length, plain and ours."""
-    plain, ours = largest_batch(length, False), largest_batch(length, True)
+def of_sentences(length: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Find the largest batches of one length, plain and ours."""
+    plain, ours = (largest_batch(length, side, say) for side in (False, True))
     return {
         "plain": plain,
         "ours": ours,
@@ -162,18 +131,29 @@ def of_sentences(length: int) -> dict[str, Any]:
     }
 
 
-def largest_batch(length: int, ours: bool) -> dict[str, Any]:
+def largest_batch(length: int, ours: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """The largest batch of which steps were measured within the limit, to a twentieth."""
     # At a third and two thirds of the limit: below, what loops hold while they run hides the batch.
     example = WORD * length + (0 if ours else 16 * WIDTH * length**2)
     first = max(1, LIMIT // (3 * example))
-    return largest_within(LIMIT, first, lambda batch: _sentences(length, batch, ours))
+    name = "ours" if ours else "plain"
+
+    def measure(batch: int) -> int:
+        what = {"length": length, "batch": batch, "ours": ours}
+        peak: int = fresh("techniques.attention:sentences_peak", **what)
+        say(f"{length} words, {batch} sentences, {name}: {peak / 1e6:,.0f} MB")
+        return peak
+
+    return largest_within(LIMIT, first, measure)
 
 
 def largest_within(
     limit: int, first: int, measure: Callable[[int], int], tries: int = TRIES
 ) -> dict[str, Any]:
-    """The largest batch of which ``measure`` says a peak within the limit, to a twentieth; begun at two batches, of which the first should take a third of it."""
+    """Return the largest batch of which ``measure`` says a peak within the limit, to a twentieth.
+
+    The search begins at two batches, of which the first should take a third of the limit.
+    """
     peaks = {n: measure(n) for n in (first, 2 * first)}
     for _ in range(tries):
         fits = max((n for n, peak in peaks.items() if peak <= limit), default=0)
@@ -193,16 +173,6 @@ def largest_within(
         peaks[batch] = measure(batch)
     fits = max((n for n, peak in peaks.items() if peak <= limit), default=0)
     return {"batch": fits, "peaks": {str(n): peak for n, peak in sorted(peaks.items())}}
-
-
-def _sentences(length: int, batch: int, ours: bool) -> int:
-    request = {"length": length, "batch": batch, "ours": ours}
-    peak: int = in_fresh_process(
-        "benchmarks.techniques.attention:sentences_peak", request, ENVIRONMENT
-    )
-    name = "ours" if ours else "plain"
-    Console(stderr=True).print(f"{length} words, {batch} sentences, {name}: {peak / 1e6:,.0f} MB")
-    return peak
 
 
 def sentences_peak(length: int, batch: int, ours: bool) -> int:
@@ -268,8 +238,8 @@ def _fetched(sums: list[Any]) -> list[float]:
     return [float(s) for s in sums]
 
 
-def judge(results: dict[str, Any]) -> list[Figure]:
-    """The bars of what was measured."""
+def bars(results: Results) -> list[Figure]:
+    """Return the bars of the rows that there are."""
     figures = []
     for length, (memory, time) in LENGTHS.items():
         result = results.get(f"heads-{length}")
@@ -292,39 +262,40 @@ def judge(results: dict[str, Any]) -> list[Figure]:
     return figures
 
 
-def _print(results: dict[str, Any]) -> None:
-    heads = Table(title=f"multi-head attention, {HEADS} heads of {KEY}", header_style="bold")
-    for heading in ("positions", "", "plain MB", "MB", "times less", "time", "control", "pairs"):
-        heads.add_column(heading, justify="right")
-    batches = Table(
-        title=f"encoder-decoder, largest batch in {LIMIT / 1e9:g} GB", header_style="bold"
-    )
-    for heading in ("words", "plain", "ours", "ratio", "bar"):
-        batches.add_column(heading, justify="right")
+def lines_of_heads(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each length and kind."""
     for length in LENGTHS:
-        result = results.get(f"heads-{length}")
-        if not result:
+        if not (result := results.get(f"heads-{length}")):
             continue
+        plain = result["plain"]["peak"]
         for kind in KINDS[1:]:
-            plain, ours, time = result["plain"], result[kind], result["time"][kind]
-            heads.add_row(
-                str(length),
-                kind,
-                f"{plain['peak'] / 1e6:,.1f}",
-                f"{ours['peak'] / 1e6:,.1f}",
-                f"{plain['peak'] / ours['peak']:.1f}",
-                f"{time['ratio']:.3f}",
-                f"{time['control']:.3f}",
-                str(time["pairs"]),
-            )
+            ours, time = result[kind]["peak"], result["time"][kind]
+            sizes = (f"{plain / 1e6:,.1f}", f"{ours / 1e6:,.1f}", f"{plain / ours:.1f}")
+            ratios = (f"{time['ratio']:.3f}", f"{time['control']:.3f}", str(time["pairs"]))
+            yield (str(length), kind, *sizes, *ratios)
+
+
+def lines_of_sentences(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each length."""
     for length, times in SENTENCES.items():
         if result := results.get(f"additive-{length}"):
-            row = (length, result["plain"]["batch"], result["ours"]["batch"])
-            batches.add_row(*map(str, row), f"{result['ratio']:.1f}", f"{times:g}")
-    for table in (heads, batches):
-        if table.row_count:
-            Console().print(table)
+            batches = (str(result[side]["batch"]) for side in ("plain", "ours"))
+            yield str(length), *batches, f"{result['ratio']:.1f}", f"{times:g}"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNS = (
+    Columns(
+        f"multi-head attention, {HEADS} heads of {KEY}",
+        "positions |  | plain MB | MB | times less | time | control | pairs",
+        lines_of_heads,
+    ),
+    Columns(
+        f"encoder-decoder, largest batch in {LIMIT / 1e9:g} GB",
+        "words | plain | ours | ratio | bar",
+        lines_of_sentences,
+    ),
+)
+EXPERIMENT = Experiment(
+    "attention", rows=lambda settings: ROWS, run=run, columns=COLUMNS, bars=bars
+)
+EXPERIMENTS = (EXPERIMENT,)

@@ -1,31 +1,23 @@
-"""``python -m benchmarks.techniques.encodings``: what it saves to keep residuals in fewer bytes, and what it costs.
+"""What it saves to keep residuals in fewer bytes, and what it costs.
 
-*Lossless.* Four networks: the plans of least memory that may take a twentieth more time (``max_slowdown``), and 15 % more, with lossless encodings and
-without any; transient peaks, each in a fresh process, the worst of five steps after two. (That gradients are the same is for the tests.)
+*Lossless.* Four networks: the plans of least memory that may take a twentieth more time
+(``max_slowdown``), and 15 % more, with lossless encodings and without any; transient peaks, each in
+a fresh process, the worst of five steps after two. (Tests check that gradients are the same.)
 
-*Lossy.* ResNet-50 and a Transformer with nothing recomputed and ``encode="bfloat16"``, beside plain training: peaks, the ratio of times, and how far
-gradients are apart, as a share of the largest one of each variable.
-As many residuals are encoded as it takes to come to `LOSSY_BUDGET`.
-
-Rows that are in the results file are not measured again, but with ``--again``.
+*Lossy.* ResNet-50 and a Transformer with nothing recomputed and ``encode="bfloat16"``, beside plain
+training: peaks, the ratio of times, and how far gradients are apart, as a share of the largest one
+of each variable. As many residuals are encoded as it takes to meet `LOSSY_BUDGET`.
 """
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
+from benchmarks.measuring import fresh, peak, ratio
 
-from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
-from benchmarks.claims.runner import ENVIRONMENT
-from graph_tools.memory.measure import in_fresh_process
-
-RESULTS = Path(__file__).parents[1] / "results" / "encodings.json"
+__all__ = ["EXPERIMENTS", "bars"]
 
 TRANSFORMER = {"layers": 12, "batch": 8, "length": 128, "width": 256, "heads": 4}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,34 +38,26 @@ LOSSY_BUDGET = 0.62
 LOSSY_PEAK, LOSSY_TIME = 0.65, 1.10
 PAIRS = 15
 KEEP = {"planner": "keep"}
+#: By row: the network, and the slowdown of lossless rows.
+ROWS: dict[str, tuple[str, float | None]] = {
+    f"lossless-{name}-{slowdown}": (name, slowdown) for name in LOSSLESS for slowdown in SLOWDOWNS
+} | {f"bfloat16-{name}": (name, None) for name in LOSSY}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure what was asked for, print it beside the bars; 1 if one is missed."""
-    parser = options_for("encodings", __doc__, RESULTS, "names of rows")
-    parser.add_argument("--again", action="store_true", help="measure what has results, too")
-    options = parser.parse_args(arguments)
-    rows: dict[str, Callable[[], dict[str, Any]]] = {}
-    for name in LOSSLESS:
-        for slowdown in SLOWDOWNS:
-            row = f"lossless-{name}-{slowdown}"
-            rows[row] = functools.partial(lossless, *MODELS[name], slowdown)
-    for name in LOSSY:
-        rows[f"bfloat16-{name}"] = functools.partial(lossy, *MODELS[name])
-    results = measure_missing(rows, options, lambda row: rows[row]())
-    figures = judge(results)
-    write(options.json, {}, figures)
-    _print(results)
-    print_figures(figures, Console())
-    return int(not all(figure.passed for figure in figures))
+def run(job: Job) -> dict[str, Any]:
+    """Measure a row."""
+    name, slowdown = ROWS[job.row]
+    if slowdown is None:
+        return lossy(*MODELS[name])
+    return lossless(*MODELS[name], slowdown)
 
 
 def lossless(model: str, options: dict[str, Any], slowdown: float) -> dict[str, Any]:
-    """Peaks of the best plans within a slowdown, with lossless encodings and without, and of plain training."""
-    ours = _peak(model, options, {"max_slowdown": slowdown})
-    without = _peak(model, options, {"max_slowdown": slowdown, "encode": None})
+    """Measure the best plans within a slowdown, with and without lossless encodings, and plain."""
+    ours = peak(model, options, {"max_slowdown": slowdown})
+    without = peak(model, options, {"max_slowdown": slowdown, "encode": None})
     return {
-        "plain": _peak(model, options, None)["peak"],
+        "plain": peak(model, options, None)["peak"],
         "without": without["peak"],
         "ours": ours["peak"],
         "extra": [(found["plan"] or {}).get("extra_time", 0.0) for found in (without, ours)],
@@ -81,25 +65,19 @@ def lossless(model: str, options: dict[str, Any], slowdown: float) -> dict[str, 
 
 
 def lossy(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Peaks, times and gradients with bfloat16 residuals, beside plain training."""
+    """Measure peaks, times and gradients with bfloat16 residuals, beside plain training."""
     settings = {**KEEP, "encode": "bfloat16", "budget": LOSSY_BUDGET}
     what = {"model": model, "options": options, "settings": settings}
     return {
-        "plain": _peak(model, options, None)["peak"],
-        "ours": _peak(model, options, settings)["peak"],
-        "time": in_fresh_process("benchmarks.probes:ratio", {**what, "pairs": PAIRS}, ENVIRONMENT),
-        "error": in_fresh_process("benchmarks.techniques.encodings:errors", what, ENVIRONMENT),
+        "plain": peak(model, options, None)["peak"],
+        "ours": peak(model, options, settings)["peak"],
+        "time": ratio(model, options, settings, PAIRS),
+        "error": fresh("techniques.encodings:errors", **what),
     }
 
 
-def _peak(model: str, options: dict[str, Any], settings: dict[str, Any] | None) -> dict[str, Any]:
-    what = {"model": model, "options": options, "ours": settings is not None, "settings": settings}
-    found: dict[str, Any] = in_fresh_process("benchmarks.probes:peak", what, ENVIRONMENT)
-    return found
-
-
 def errors(model: str, options: dict[str, Any], settings: dict[str, Any]) -> dict[str, float]:
-    """How far gradients are from plain ones, as shares of the largest number of each: the worst and the median variable.
+    """Return how far gradients are from plain ones, as shares of the largest number of each.
 
     Without dropout: stateful masks differ from step to step.
     """
@@ -111,8 +89,8 @@ def errors(model: str, options: dict[str, Any], settings: dict[str, Any]) -> dic
     return {"worst": found.worst, "median": found.median, "control": found.control}
 
 
-def judge(results: dict[str, Any]) -> list[Figure]:
-    """The bars of all that was measured."""
+def bars(results: Results) -> list[Figure]:
+    """Return the bars of the rows that there are."""
     figures = []
     for name, most in LOSSLESS.items():
         for slowdown in SLOWDOWNS:
@@ -130,21 +108,21 @@ def judge(results: dict[str, Any]) -> list[Figure]:
     return figures
 
 
-def _print(results: dict[str, Any]) -> None:
-    table = Table(title="encodings", header_style="bold")
-    for heading in ("row", "plain", "without", "ours", "what else"):
-        table.add_column(heading, justify="left" if heading in ("row", "what else") else "right")
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each row."""
     for name, row in results.items():
         if "without" in row:
             more = "estimated extra time {:.1%} without, {:.1%} with".format(*row["extra"])
-            cells = (row["plain"], row["without"], row["ours"])
         else:
             far = row["error"]
-            more = f"gradients off by {far['median']:.1e} (median), {far['worst']:.1e} (worst variable)"
-            cells = (row["plain"], None, row["ours"])
-        table.add_row(name, *("" if c is None else f"{c / 1e6:.1f} MB" for c in cells), more)
-    Console().print(table)
+            more = f"gradients off by {far['median']:.1e} (median), {far['worst']:.1e} (worst)"
+        sizes = (row.get(side) for side in ("plain", "without", "ours"))
+        yield (name, *("" if size is None else f"{size / 1e6:.1f} MB" for size in sizes), more)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNS = Columns(
+    "encodings", "row | plain | without | ours | what else", lines, text=("what else",)
+)
+EXPERIMENTS = (
+    Experiment("encodings", rows=lambda settings: ROWS, run=run, columns=(COLUMNS,), bars=bars),
+)

@@ -1,30 +1,25 @@
-"""``python -m benchmarks.techniques.loops``: long recurrences, kept and replayed.
+"""Long recurrences, kept and replayed.
 
-An LSTM of 1024 units reads a sequence of T vectors of 64 numbers, and its last output is classified; as the loop that Keras makes of it, and up
-to T = 256 unrolled. Then the setting in which Chen, Xu, Zhang and Guestrin ("Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174)
-measure recurrent networks: four LSTM cells of 1024 units in one recurrence, a batch of 64, inputs of 50 numbers, 5000 classes at the last step.
+An LSTM of 1024 units reads a sequence of T vectors of 64 numbers, and its last output is
+classified; as the loop that Keras makes of it, and up to T = 256 unrolled. Then the setting in which
+Chen, Xu, Zhang and Guestrin ("Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174)
+measure recurrent networks: four LSTM cells of 1024 units in one recurrence, a batch of 64, inputs of
+50 numbers, 5000 classes at the last step.
 
-Peaks are measured in a process each, times as ratios of medians in one process. Steps of the longest sequences take a minute; all of it takes some
-hours, so that every figure is written to the results as soon as it is there, and what is there is not measured again (``--again``).
+Peaks are measured in a process each, times as ratios of medians in one process. Steps of the longest
+sequences take a minute; all rows take some hours.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
+from benchmarks.measuring import peak, ratio
 
-from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
-from benchmarks.claims.runner import ENVIRONMENT
-from graph_tools.memory.measure import in_fresh_process
-
-RESULTS = Path(__file__).parents[1] / "results" / "loops.json"
+__all__ = ["EXPERIMENT", "EXPERIMENTS", "STACKED", "bars"]
 
 #: Of the founding paper's recurrence.
 STACKED = {"cells": 4, "batch": 64, "features": 50, "classes": 5000}
@@ -83,35 +78,19 @@ def _rows() -> list[Row]:
     return rows
 
 
-ROWS = _rows()
+ROWS = {row.name: row for row in _rows()}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure what was asked for, print it beside the bars; 1 if a bar is missed."""
-    options = _parse(arguments)
-    rows = {row.name: row for row in ROWS}
-    results = measure_missing(rows, options, lambda name: measure(rows[name]), _shown)
-    figures = judge(results)
-    write(options.json, {}, figures)
-    _print(results, Console())
-    print_figures(figures, Console())
-    return int(not all(figure.passed for figure in figures))
-
-
-def measure(row: Row) -> dict[str, Any]:
-    """A row's peak, or its ratio of times."""
-    what: dict[str, Any] = {"model": "recurrence", "options": row.options}
+def run(job: Job) -> dict[str, Any]:
+    """Measure a row's peak, or its ratio of times."""
+    row = ROWS[job.row]
     if row.pairs:
-        what |= {"settings": row.settings, "pairs": row.pairs}
-        found: dict[str, Any] = in_fresh_process("benchmarks.probes:ratio", what, ENVIRONMENT)
-        return found
-    what |= {"settings": row.settings or {}, "ours": row.settings is not None}
-    found = in_fresh_process("benchmarks.probes:peak", what, ENVIRONMENT)
-    return found
+        return ratio("recurrence", row.options, row.settings or {}, row.pairs)
+    return peak("recurrence", row.options, row.settings)
 
 
-def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """The bars, as far as there are figures."""
+def bars(results: Results) -> list[Figure]:
+    """Return the bars of the rows that there are."""
     figures = []
 
     def compare(what: str, one: str, other: str, most: float) -> None:
@@ -146,16 +125,11 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
     return figures
 
 
-def _print(results: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    table = Table(title="recurrences", header_style="bold")
-    for heading in ("what", "measured", "planned"):
-        table.add_column(heading, justify="left" if heading == "what" else "right")
-    for row in ROWS:
-        if row.name in results:
-            plan = results[row.name].get("plan")
-            planned = f"{plan['allocated'] / 2**20:.1f} MiB" if plan else ""
-            table.add_row(row.name, _shown(results[row.name]), planned)
-    console.print(table)
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each row."""
+    for name in (name for name in ROWS if name in results):
+        plan = results[name].get("plan")
+        yield name, _shown(results[name]), f"{plan['allocated'] / 2**20:.1f} MiB" if plan else ""
 
 
 def _shown(result: Mapping[str, Any]) -> str:
@@ -166,11 +140,6 @@ def _shown(result: Mapping[str, Any]) -> str:
     return f"{result['peak'] / 2**20:.1f} MiB"
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    options = options_for("loops", __doc__, RESULTS, "names of rows, with * and ?")
-    options.add_argument("--again", action="store_true", help="measure also what has a figure")
-    return options.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNS = Columns("recurrences", "what | measured | planned", lines)
+EXPERIMENT = Experiment("loops", rows=lambda settings: ROWS, run=run, columns=(COLUMNS,), bars=bars)
+EXPERIMENTS = (EXPERIMENT,)

@@ -1,33 +1,33 @@
-"""``python -m benchmarks.techniques.microbatches``: a batch in pieces, against the whole batch.
+"""A batch in pieces, against the whole batch.
 
-WideResNet-28-2 with group normalization (which treats each image by itself) learns the digits that ship with scikit-learn, at 32 x 32 pixels and 100
-in a batch, by gradient descent with momentum: with TensorFlow's gradients, with the same of each batch in another order (what the order of additions
-does), and in microbatches of 10, with and without checkpoints in them. After `STEPS` steps, weights are compared with those of the plain run, as
-shares of how far each variable moved; the peak is that of the last five steps. Each run is a process of its own.
+WideResNet-28-2 with group normalization (which treats each image by itself) learns the digits that
+ship with scikit-learn, at 32 x 32 pixels and 100 in a batch, by gradient descent with momentum: with
+TensorFlow's gradients, with the same of each batch in another order (what the order of additions
+does), and in microbatches of 10, with and without checkpoints in them. After `STEPS` steps, weights
+are compared with those of the plain run, as shares of how far each variable moved; the peak is that
+of the last five steps. Each run is a process of its own.
 
-In training, what rounding does to a weight grows from step to step, so that 32 bits cannot tell a mistake from the order of additions. A smaller network
-of the same kind is trained in 64 bits, too, where rounding is 2⁻²⁹ of that, and weights have to be equal to `EXACT`.
-
-Rows that are in the results file are not measured again, but with ``--again``.
+In training, what rounding does to a weight grows from step to step, so that 32 bits cannot tell a
+mistake from the order of additions. A smaller network of the same kind is trained in 64 bits, too,
+where rounding is 2⁻²⁹ of that, and weights have to be equal to `EXACT`.
 """
 
 from __future__ import annotations
 
-import functools
-import sys
 import tempfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
-from benchmarks.claims.runner import ENVIRONMENT
-from graph_tools.memory.measure import in_fresh_process, measure_peak
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting
+from benchmarks.measuring import fresh
+from benchmarks.settings import count
+from graph_tools.memory.measure import measure_peak
 
-RESULTS = Path(__file__).parents[1] / "results" / "microbatches.json"
+__all__ = ["EXPERIMENTS", "bars"]
 
 STEPS, BATCH, SIZE = 50, 100, 10
 NETWORK = {"batch": BATCH, "norm": "group"}
@@ -50,32 +50,16 @@ RUNS: dict[str, dict[str, Any]] = {
 WIDE = {"depth": 10, "widen": 1}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure what was asked for, print it beside the bars; 1 if one is missed."""
-    parser = options_for("microbatches", __doc__, RESULTS, "names of rows")
-    parser.add_argument("--again", action="store_true", help="measure what has results, too")
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run")
-    options = parser.parse_args(arguments)
-    rows = {"wide-resnet": functools.partial(measured, options.steps)}
-    results = measure_missing(rows, options, lambda row: rows[row]())
-    figures = judge(results)
-    write(options.json, {}, figures)
-    _print(results)
-    print_figures(figures, Console())
-    return int(not all(figure.passed for figure in figures))
-
-
-def measured(steps: int) -> dict[str, Any]:
-    """By run: its peak, and how far its weights are from those of the plain one."""
+def run(job: Job) -> dict[str, Any]:
+    """Return by run its peak, and how far its weights are from those of the plain one."""
+    steps = job.settings["steps"]
     found: dict[str, Any] = {}
     weights: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:
         for name, what in RUNS.items():
             path = str(Path(folder) / f"{len(found)}.npz")
             arguments = {"steps": steps, "path": path, **what}
-            found[name] = in_fresh_process(
-                "benchmarks.techniques.microbatches:trained", arguments, ENVIRONMENT
-            )
+            found[name] = fresh("techniques.microbatches:trained", **arguments)
             with np.load(path) as saved:
                 weights[name] = [saved[key] for key in saved.files]
     for name, row in found.items():
@@ -152,8 +136,8 @@ def _batches(steps: int, reorder: bool) -> list[tuple[Any, Any]]:
     return found
 
 
-def judge(results: dict[str, Any]) -> list[Figure]:
-    """The bars."""
+def bars(results: Results) -> list[Figure]:
+    """Return the bars."""
     figures = []
     for row in results.values():
         plain, order = row["plain"], row["reordered"]["apart"]
@@ -169,22 +153,25 @@ def judge(results: dict[str, Any]) -> list[Figure]:
     return figures
 
 
-def _print(results: dict[str, Any]) -> None:
-    for name, row in results.items():
-        table = Table(title=f"{name}, {SIZE} of {BATCH}", header_style="bold")
-        for heading in ("run", "peak", "first loss", "last loss", "weights apart"):
-            table.add_column(heading, justify="left" if heading == "run" else "right")
-        for run, found in row.items():
-            first, last = found["losses"]
-            table.add_row(
-                run,
-                f"{found['peak'] / 1e6:.1f} MB",
-                f"{first:.4f}",
-                f"{last:.4f}",
-                f"{found['apart']:.1e}",
-            )
-        Console().print(table)
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each run."""
+    for row in results.values():
+        for run in (run for run in RUNS if run in row):
+            found = row[run]
+            losses = (f"{loss:.4f}" for loss in found["losses"])
+            yield run, f"{found['peak'] / 1e6:.1f} MB", *losses, f"{found['apart']:.1e}"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNS = Columns(
+    f"WideResNet, {SIZE} of {BATCH}", "run | peak | first loss | last loss | weights apart", lines
+)
+EXPERIMENTS = (
+    Experiment(
+        "microbatches",
+        rows=lambda settings: ("wide-resnet",),
+        run=run,
+        columns=(COLUMNS,),
+        bars=bars,
+        settings={"steps": Setting(STEPS, partial(count, 5), "steps of each run")},
+    ),
+)

@@ -1,32 +1,31 @@
-"""``python -m benchmarks.techniques.offload``: residuals on the host.
+"""Residuals on the host.
 
-*Peaks.* ResNet-50 and a 12-layer Transformer, nothing recomputed, everything offloaded that lowers the peak: this process plays the accelerator,
-another one the host (`benchmarks.techniques.cluster`). The transient peak of the accelerator, worst of five steps after two, beside plain training; whether
-all gradients are the same to the last bit; the peak as it was simulated.
+*Peaks.* ResNet-50 and a 12-layer Transformer, nothing recomputed, everything offloaded that lowers
+the peak: this process plays the accelerator, another one the host
+(`benchmarks.techniques.cluster`). The transient peak of the accelerator, worst of five steps after
+two, beside plain training; whether all gradients are the same to the last bit; the peak as it was
+simulated.
 
-*Timeline.* ResNet-50 and the 200-layer ResNet of Chen et al. 2016, planned for a card of 6 TFLOP/s and 288 GB/s behind 12 GB/s (the M40 and the PCIe 3 of
-Meng et al. 2017, who report a loss of less than 10 %): the least memory at which nine tenths of the transfers are hidden behind
-computations and a step takes at most a tenth longer. Nothing runs.
+*Timeline.* ResNet-50 and the 200-layer ResNet of Chen et al. 2016, planned for a card of 6 TFLOP/s
+and 288 GB/s behind 12 GB/s (the M40 and the PCIe 3 of Meng et al. 2017, who report a loss of less
+than 10 %): the least memory at which nine tenths of the transfers are hidden behind computations and
+a step takes at most a tenth longer. Nothing runs.
 
-*Hybrid.* Six networks at 35 % of their simulated peak, on the same card: the estimated extra time of recomputing alone, of offloading alone, and of both together.
+*Hybrid.* Six networks at 35 % of their simulated peak, on the same card: the estimated extra time of
+recomputing alone, of offloading alone, and of both together.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.bars import Figure, measure_missing, options_for, print_figures, write
 from benchmarks.claims.budgets import MODELS as BUDGETED
-from benchmarks.claims.runner import ENVIRONMENT
-from graph_tools.memory.measure import in_fresh_process
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
+from benchmarks.measuring import fresh
 
-RESULTS = Path(__file__).parents[1] / "results" / "offload.json"
+__all__ = ["EXPERIMENTS", "bars", "hybrid"]
 
 PEAKS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50": ("application", {"name": "ResNet50", "batch": 8}),
@@ -46,33 +45,19 @@ HIDDEN, SLOWER = 0.90, 1.10
 #: Shares of the plain peak that are tried, from all to the least.
 SHARES = tuple(k / 20 for k in range(19, 1, -1))
 HYBRID = 0.35
+#: By row: the function of this module that runs in a process of its own, and its network.
+ROWS = (
+    {f"peak-{name}": ("peaks", what) for name, what in PEAKS.items()}
+    | {f"timeline-{name}": ("timeline", what) for name, what in TIMELINES.items()}
+    | {f"hybrid-{name}": ("hybrid", what) for name, what in BUDGETED.items()}
+)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and plan what was asked for, print it beside the bars; 1 if one is missed."""
-    parser = options_for("offload", __doc__, RESULTS, "names of rows")
-    parser.add_argument("--again", action="store_true", help="rows that have results, too")
-    options = parser.parse_args(arguments)
-    rows = {
-        **{f"peak-{name}": ("peaks", what) for name, what in PEAKS.items()},
-        **{f"timeline-{name}": ("timeline", what) for name, what in TIMELINES.items()},
-        **{f"hybrid-{name}": ("hybrid", what) for name, what in BUDGETED.items()},
-    }
-
-    def measure(row: str) -> dict[str, Any]:
-        kind, (model, sizes) = rows[row]
-        what = {"model": model, "options": sizes}
-        found: dict[str, Any] = in_fresh_process(
-            f"benchmarks.techniques.offload:{kind}", what, ENVIRONMENT
-        )
-        return found
-
-    results = measure_missing(rows, options, measure)
-    figures = judge(results)
-    write(options.json, {}, figures)
-    _print(results)
-    print_figures(figures, Console())
-    return int(not all(figure.passed for figure in figures))
+def run(job: Job) -> dict[str, Any]:
+    """Measure or plan a row."""
+    kind, (model, options) = ROWS[job.row]
+    found: dict[str, Any] = fresh(f"techniques.offload:{kind}", model=model, options=options)
+    return found
 
 
 def peaks(model: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -208,8 +193,8 @@ def hybrid(model: str, options: dict[str, Any], share: float = HYBRID) -> dict[s
     }
 
 
-def judge(results: dict[str, Any]) -> list[Figure]:
-    """The bars of all that was measured or planned."""
+def bars(results: Results) -> list[Figure]:
+    """Return the bars of the rows that there are."""
     figures = []
     for row, result in results.items():
         kind, _, name = row.partition("-")
@@ -231,37 +216,39 @@ def judge(results: dict[str, Any]) -> list[Figure]:
     return figures
 
 
-def _least(result: dict[str, Any]) -> dict[str, Any]:
+def _least(result: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of the memories that were tried, the least with which the bars are met; without any, the most."""
     fits = [t for t in result["tried"] if t["hidden"] >= HIDDEN and t["slower"] <= SLOWER]
     return min(fits, key=lambda t: t["share"]) if fits else result["tried"][0]
 
 
-def _print(results: dict[str, Any]) -> None:
-    table = Table(title="offloading", header_style="bold")
-    table.add_column("row")
-    table.add_column("what")
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each row."""
     for row, result in results.items():
-        if "ours" in result:
-            said = (
-                f"{result['plain'] / 1e6:.1f} MB -> {result['ours'] / 1e6:.1f} MB (simulated {result['simulated'] / 1e6:.1f}), "
-                f"{result['moved']} moved, gradients {'the same' if result['same'] else 'differ'}"
-            )
-        elif "tried" in result:
+        if "tried" in result:
             best = _least(result)
             said = (
-                f"at {best['share']:.0%} of {result['plain'] / 1e6:,.0f} MB: {best['hidden']:.1%} of {best['moving'] * 1e3:.0f} ms hidden, "
-                f"step {best['slower']:.3f} x {result['plain seconds'] * 1e3:.0f} ms"
+                f"at {best['share']:.0%} of {result['plain'] / 1e6:,.0f} MB: "
+                f"{best['hidden']:.1%} of {best['moving'] * 1e3:.0f} ms hidden, step "
+                f"{best['slower']:.3f} x {result['plain seconds'] * 1e3:.0f} ms"
+            )
+        elif "ours" in result:
+            plain, ours, simulated = (result[k] / 1e6 for k in ("plain", "ours", "simulated"))
+            same = "the same" if result["same"] else "differ"
+            said = (
+                f"{plain:.1f} MB -> {ours:.1f} MB (simulated {simulated:.1f}), "
+                f"{result['moved']} moved, gradients {same}"
             )
         else:
+            extra = {way: result[way] for way in ("recompute", "offload", "both")}
             said = ", ".join(
-                f"{way} {'does not fit' if extra is None else f'{extra:.2%}'}"
-                for way, extra in result.items()
-                if way in ("recompute", "offload", "both")
+                f"{way} {'does not fit' if share is None else f'{share:.2%}'}"
+                for way, share in extra.items()
             )
-        table.add_row(row, said)
-    Console().print(table)
+        yield row, said
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+COLUMNS = Columns("offloading", "row | what", lines, text=("what",))
+EXPERIMENTS = (
+    Experiment("offload", rows=lambda settings: ROWS, run=run, columns=(COLUMNS,), bars=bars),
+)

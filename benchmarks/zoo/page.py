@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
-from benchmarks.bars import mark
+from benchmarks.experiment import Columns, Results
+from benchmarks.tables import mark
 
-__all__ = ["failures", "page", "print_results"]
+__all__ = ["COLUMNS", "failures", "notes", "page"]
 
 Result = Mapping[str, Any]
 
-COLUMNS = {
+HEADINGS = {
     "network": "as its library names it",
     "parameters": "trainable numbers, in millions",
     "inputs": "shapes of one batch, labels not shown",
@@ -26,7 +26,7 @@ COLUMNS = {
     "default": "measured peak with the default plan, as a share of *plain*",
     "45 %": "measured peak with `budget=0.45`, as a share of that budget in bytes. Where no plan fits, the least budget that the error names is planned for "
     "instead, and stands in front of the arrow as a share of what plain training takes. Planning may take a minute (`planning_seconds=60`)",
-    "+ time": "extra time of that plan, estimated (and measured, where it was: `--pairs`)",
+    "+ time": "extra time of that plan, estimated (and measured, where it was: `--set pairs=15`)",
     "40 %": "the same with `budget=0.4`; not asked for where 45 % is refused",
     "passed": "gradients are equal (or within), and no measured peak exceeds its budget or that share of *plain*",
 }
@@ -66,35 +66,32 @@ def _gradients(result: Result) -> str:
     return "within" if near and all(found["equal"] for found in near) else "differ"
 
 
-def print_results(results: Mapping[str, Result], console: Console) -> None:
-    """A row for each network, and what was missed below."""
-    table = Table(title="networks of other libraries", header_style="bold")
-    table.add_column("network", no_wrap=True)
-    for heading in list(COLUMNS)[1:-1]:
-        table.add_column(heading, justify="right", no_wrap=heading != "inputs")
-    table.add_column("")
-    missed = {row: failures(result) for row, result in results.items()}
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each network."""
     for row in _ordered(results):
-        table.add_row(row, *_cells(results[row]), mark(not missed[row]))
-    console.print(table)
-    for row in _ordered(results):
-        for text in missed[row]:
-            console.print(f"{row}: {text}", markup=False, highlight=False, soft_wrap=True)
-    passed = sum(not texts for texts in missed.values())
-    console.print(f"{passed} of {len(results)} rows pass", highlight=False)
+        yield row, *_cells(results[row]), mark(not failures(results[row]))
 
 
-def page(results: Mapping[str, Result], lacking: Sequence[str] = ()) -> str:
-    """The page of all rows, in Markdown; ``lacking``: those that were not measured, which are named."""
+def notes(results: Results) -> Iterator[str]:
+    """Yield what rows miss, and how many pass."""
+    missed = {row: failures(results[row]) for row in _ordered(results)}
+    for row, texts in missed.items():
+        yield from (escape(f"{row}: {text}") for text in texts)
+    yield f"{sum(not texts for texts in missed.values())} of {len(results)} rows pass"
+
+
+def page(results: Results, rows: Sequence[str] = ()) -> str:
+    """Return the page in Markdown; those of ``rows`` that have no results are named."""
+    lacking = [row for row in rows if row not in results]
     lines = [
         "# Networks of other libraries",
         "",
-        "<!-- Made by `python -m benchmarks.zoo.compatibility` (or `make bench-models`); do not edit. -->",
+        "<!-- Made by `python -m benchmarks --only compatibility` (or `make bench-models`); do not edit. -->",
         "",
-        "Made by `python -m benchmarks.zoo.compatibility`. Networks that were not written for this library, with random weights, at small sizes: is each",
+        "Made by `python -m benchmarks --only compatibility`. Networks that were not written for this library, with random weights, at small sizes: is each",
         "gradient TensorFlow's own, and is each budget kept? The step computes loss and gradients, and consumes each gradient at once.",
         "",
-        *(f"- **{name}**: {text}." for name, text in COLUMNS.items()),
+        *(f"- **{name}**: {text}." for name, text in HEADINGS.items()),
         "",
         _versions(results),
         "",
@@ -106,8 +103,8 @@ def page(results: Mapping[str, Result], lacking: Sequence[str] = ()) -> str:
         rows = [row for row in _ordered(results) if row.startswith(family + "/")]
         passed = sum(not failures(results[row]) for row in rows)
         lines += [f"## {_TITLES.get(family, family)}", "", f"{passed} of {len(rows)} pass.", ""]
-        lines.append("| " + " | ".join(COLUMNS) + " |")
-        lines.append("|---|" + "---:|" * (len(COLUMNS) - 2) + "---|")
+        lines.append("| " + " | ".join(HEADINGS) + " |")
+        lines.append("|---|" + "---:|" * (len(HEADINGS) - 2) + "---|")
         for row in rows:
             missed = failures(results[row])
             last = "yes" if not missed else "**no**: " + _escaped("; ".join(missed))
@@ -125,7 +122,7 @@ _TITLES = {
 }
 
 
-def _ordered(results: Mapping[str, Result]) -> list[str]:
+def _ordered(results: Results) -> list[str]:
     families = list(_TITLES)
 
     def place(row: str) -> tuple[int, str]:
@@ -135,7 +132,7 @@ def _ordered(results: Mapping[str, Result]) -> list[str]:
     return sorted(results, key=place)
 
 
-def _versions(results: Mapping[str, Result]) -> str:
+def _versions(results: Results) -> str:
     """All versions that results were made with."""
     found: dict[str, set[str]] = {}
     for result in results.values():
@@ -191,3 +188,11 @@ def _time(budget: Mapping[str, Any] | None) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+COLUMNS = Columns(
+    "networks of other libraries",
+    " | ".join([*list(HEADINGS)[:-1], ""]),
+    lines,
+    text=("inputs",),
+)

@@ -1,21 +1,26 @@
-"""The benchmarks' own arithmetic: bars, figures, XLA's files, the table.  Nothing is measured."""
+"""The command line and its arithmetic: bars, XLA's files, the table of claims.  Little is measured."""
 
 from __future__ import annotations
 
-import importlib
 import io
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from benchmarks.__main__ import main
-from benchmarks.claims import xla
-from benchmarks.claims.cases import CASES, Bar, Case
-from benchmarks.claims.runner import figures, simulation_errors
-from benchmarks.claims.table import missed, print_results
+from benchmarks import __main__ as command
+from benchmarks import records, running
+from benchmarks.__main__ import EXPERIMENTS, experiment, main
+from benchmarks.claims import memory, xla
+from benchmarks.claims.cases import CASES, Case
+from benchmarks.claims.memory import figures, judged, simulation_errors
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Page, Results, Setting
 from benchmarks.networks import SMALL, ZOO, build, small
+from benchmarks.tables import print_results
+from graph_tools.errors import GraphToolsError
 
 ASSIGNMENT = """\
 BufferAssignment:
@@ -72,7 +77,7 @@ def test_names_of_cases_differ_and_their_networks_exist() -> None:
 
 
 def test_figures_of_a_chain() -> None:
-    case = Case("c", "tanh_chain", {"length": 6}, bars=(Bar("units", 4),))
+    case = Case("c", "tanh_chain", {"length": 6}, bars={"units": 4})
     found = figures(case, result(8 * 2**20, 2 * 2**20))
     assert found == {"MB": 2.097152, "peak": 0.25, "planning": 0.5, "units": 2.0}
 
@@ -93,9 +98,11 @@ def test_errors_count_chunks_elsewhere() -> None:
 
 
 def test_clones_have_a_lower_bar() -> None:
-    assert Bar("clones", 1).passed(5)
-    assert not Bar("clones", 1).passed(0)
-    assert Bar("peak", 0.5).passed(0.5)
+    case = Case("x", "mlp", bars={"clones": 1, "peak": 0.5})
+    clones, peak = judged(case, {"figures": {"clones": 5.0, "peak": 0.5}})
+    assert clones.passed and peak.passed
+    few, much = judged(case, {"figures": {"clones": 0.0, "peak": 0.6}})
+    assert not few.passed and not much.passed
 
 
 def test_no_plan_no_error_of_it() -> None:
@@ -104,19 +111,24 @@ def test_no_plan_no_error_of_it() -> None:
     assert simulation_errors(measured) == {}
 
 
-def test_table_has_a_row_for_each_bar_and_tells_misses() -> None:
-    case = Case("net", "unet", bars=(Bar("peak", 0.45), Bar("planning", 0.6)))
-    other = Case("other", "lstm", bars=(Bar("peak", 0.45),))
+def test_table_has_a_row_for_each_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("net", "unet", bars={"peak": 0.45, "planning": 0.6})
+    monkeypatch.setattr(memory, "CASES", [case])
+    monkeypatch.setattr(memory, "_CASES", {"net": case})
     measured = result(8 * 2**20, 6 * 2**20)
     measured["figures"] = figures(case, measured)
     measured["errors"] = simulation_errors(measured)
-    results = {"net": measured, "other": {"failed": "no memory"}}
+    results = {"net": measured}
+    (claims,) = memory.EXPERIMENTS
+    bars = claims.bars(results)
     text = io.StringIO()
-    print_results([case, other], results, Console(file=text, width=140))
-    assert missed([case, other], results) == ["net", "other"]
+    print_results(claims, results, bars, Console(file=text, width=140))
+    assert [(figure.what, figure.passed) for figure in bars] == [  # type: ignore[attr-defined]
+        ("net: peak", False),
+        ("net: planning", True),
+    ]
     assert text.getvalue().count("miss") == 1
     assert text.getvalue().count("pass") == 1
-    assert "other failed: no memory" in text.getvalue()
     assert "net: nothing was saved" in text.getvalue()
     assert "worst 50.0% in net (ours)" in text.getvalue()
 
@@ -135,41 +147,166 @@ def test_xla_that_wrote_nothing_says_how_to_make_it(tmp_path: Path) -> None:
         xla.largest_allocation(tmp_path)
 
 
-def test_unknown_networks_and_cases(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_networks() -> None:
     with pytest.raises(ValueError, match=r"'lenet'.*'vgg'"):
         build("lenet")
     with pytest.raises(ValueError, match=r"'lenet'.*'vgg'"):
         small("lenet")
-    assert main(["--only", "lenet*"]) == 2
-    assert "matches no case" in capsys.readouterr().err
-    assert main(["--only", "tanh*", "--list"]) == 0
-    assert capsys.readouterr().out.split() == ["tanh_chain-100", "tanh_chain-6"]
+
+
+def test_experiments_are_declared_under_their_names() -> None:
+    for name in EXPERIMENTS:
+        assert experiment(name).name == name
+    files = [running.results_of(experiment(name)) for name in EXPERIMENTS]
+    assert len(set(files)) == len(files)
+
+
+def test_rows_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "claims/tanh*", "--list"]) == 0
+    assert capsys.readouterr().out.split() == ["claims/tanh_chain-100", "claims/tanh_chain-6"]
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("arguments", "said"),
     [
-        ("peers", ["--planner", "nope"], "nope"),
-        ("peers", ["--pairs", "-1"], "-1 is less than 0"),
-        ("peers", ["--parts", "memory,x"], "'x' is none of memory, exact, time"),
-        ("claims.gpu", ["--device", "cpu", "--pairs", "-2"], "-2 is less than 0"),
-        ("claims.first_step", ["--only", "nosuch*"], "'nosuch*' matches none of"),
-        ("claims.first_step", ["--pairs", "0"], "0 is less than 1"),
-        ("claims.first_step", ["--ways", "nope"], "'nope' is none of gradients, patched, budget"),
-        ("claims.first_step", ["--json", "nowhere/x.json"], "nowhere is no folder"),
-        ("zoo.compatibility", ["--jobs", "0"], "0 is less than 1"),
-        ("papers", ["--page", "nowhere/x.md"], "nowhere is no folder"),
+        (["--only", "lenet*"], "'lenet*' matches none of claims, first_step"),
+        (["--only", "first_step/nosuch*"], "'first_step/nosuch*' matches no row of cifar_resnet"),
+        (["--only", "peers", "--set", "planner=nope"], "'nope' is none of auto"),
+        (["--only", "peers", "--set", "pairs=-1"], "-1 is less than 0"),
+        (["--only", "peers", "--set", "parts=memory,x"], "'x' is none of memory, exact, time"),
+        (["--only", "gpu", "--set", "pairs=-2"], "-2 is less than 0"),
+        (["--only", "first_step", "--set", "pairs=0"], "0 is less than 1"),
+        (["--only", "first_step", "--set", "ways=nope"], "'nope' is none of gradients, patched"),
+        (["--only", "loops", "--set", "pairs=1"], "no such setting"),
+        (["--only", "paper", "--set", "pairs=1"], "planner (who plans"),
+        (["--json", "nowhere/x.json"], "nowhere is no folder"),
+        (["--only", "l*", "--json", "x.json"], "one file for 3 experiments"),
+        (["--only", "compatibility", "--jobs", "0"], "0 is less than 1"),
     ],
 )
 def test_what_is_wrong_with_an_argument_is_said_before_anything_is_measured(
-    name: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main = importlib.import_module(
-        f"benchmarks.{name}" + (".__main__" if name in ("peers", "papers") else "")
-    ).main
     try:
         code = main(arguments)
     except SystemExit as end:
         code = end.code
     assert code == 2
     assert said in capsys.readouterr().err
+
+
+class Counted:
+    """An experiment of three rows, of which one fails, and the rows that were run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ran: list[str] = []
+        self.experiment = Experiment(
+            "counted",
+            rows=lambda settings: ("a", "b", "bad", "apart"),
+            run=self.run,
+            columns=(Columns("of rows", "row | value", self.lines),),
+            bars=lambda results: [Figure(row, one["value"], 3) for row, one in results.items()],
+            settings={"value": Setting(2, int, "of each row")},
+            apart=("apart",),
+            page=Page("counted.md", lambda results: ", ".join(results)),
+        )
+        monkeypatch.setattr(command, "EXPERIMENTS", {"counted": ""})
+        monkeypatch.setattr(command, "experiment", lambda name: self.experiment)
+
+    def run(self, job: Job) -> dict[str, Any]:
+        self.ran.append(job.row)
+        if job.row == "bad":
+            raise GraphToolsError("no memory")
+        return {"value": job.settings["value"]}
+
+    @staticmethod
+    def lines(results: Results) -> list[tuple[str, str]]:
+        return [(row, str(result["value"])) for row, result in results.items()]
+
+
+def test_a_run_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted = Counted(monkeypatch)
+    where = ["--json", str(tmp_path / "r.json")]
+    assert main(["--only", "counted/a", *where]) == 0
+    assert main(["--only", "counted/[ab]", *where]) == 0
+    assert counted.ran == ["a", "b"]
+    # A row that failed is measured again.
+    for _ in range(2):
+        assert main(where) == 1
+        assert "counted/bad failed: no memory" in capsys.readouterr().out
+    assert counted.ran == ["a", "b", "bad", "bad"]
+    assert (tmp_path / "r.md").read_text() == "a, b"
+    # With --again everything that is asked for, which misses its bar now.
+    assert main(["--only", "counted/a*", "--again", "--set", "value=4", *where]) == 1
+    assert counted.ran[4:] == ["a", "apart"]
+    assert main(["--only", "counted/b", *where]) == 0
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert {row: result.get("value") for row, result in found["cases"].items()} == {
+        "a": 4,
+        "apart": 4,
+        "b": 2,
+    }
+    assert found["figures"][0] == {
+        "what": "a",
+        "value": 4,
+        "limit": 3,
+        "percent": False,
+        "count": 1,
+        "passed": False,
+    }
+
+
+def test_a_row_that_fails_keeps_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.json"
+    records.write(path, {"bad": {"value": 1}})
+    Counted(monkeypatch)
+    assert main(["--only", "counted/bad", "--again", "--json", str(path)]) == 1
+    # What is shown is what was measured.
+    assert "│ bad" not in capsys.readouterr().out
+    assert records.read(path)["bad"]["value"] == 1
+
+
+def test_several_experiments_write_into_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(monkeypatch)
+    monkeypatch.setattr(command, "EXPERIMENTS", {"one": "", "two": ""})
+    monkeypatch.setattr(command, "experiment", lambda name: replace(counted.experiment, name=name))
+    assert main(["--only", "*/a", "--json", str(tmp_path / "results")]) == 0
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
+        "one.json",
+        "one.md",
+        "two.json",
+        "two.md",
+    ]
+
+
+def test_what_a_machine_lacks_is_an_exit_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted = Counted(monkeypatch)
+    lacking = replace(counted.experiment, missing=lambda settings, glob: "no device")
+    monkeypatch.setattr(command, "experiment", lambda name: lacking)
+    assert main(["--json", str(tmp_path / "r.json")]) == 3
+    assert capsys.readouterr().out == "counted: no device\n" and not counted.ran
+
+
+def test_results_of_old_files_are_read_and_not_rewritten(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every committed file of results has rows, bars and a table."""
+    for name in EXPERIMENTS:
+        one = experiment(name)
+        path = running.results_of(one)
+        if not path.exists():
+            continue
+        before = path.read_bytes()
+        results = records.read(path)
+        assert one.bars(results), name
+        print_results(one, results, one.bars(results), Console(file=io.StringIO(), width=190))
+        assert running.measure(one, [], path) == {}
+        assert path.read_bytes() == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import bars
+from benchmarks import running
+from benchmarks.__main__ import DOCS
+from benchmarks.experiment import Experiment, Job
 from benchmarks.networks.preactivation import SIZES
-from benchmarks.papers import __main__ as command
 from benchmarks.papers import checkpointing, chen, meng, rotor, sohoni
-from benchmarks.papers.page import page, print_work
+from benchmarks.papers.experiment import EXPERIMENT, WORKS, experiment_of
+from benchmarks.papers.page import page
 from benchmarks.papers.rows import Line, Work, planned_step
+from benchmarks.records import read
+from benchmarks.running import results_of
+from benchmarks.tables import print_results
 from benchmarks.techniques import attention
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
@@ -41,9 +45,9 @@ def test_lines_are_judged(better: Any, ours: float | None, passed: bool) -> None
 
 
 def test_jobs_have_names_of_their_works() -> None:
-    names = [name for work in command.WORKS for name in work.jobs]
+    names = [name for work in WORKS for name in work.jobs]
     assert len(names) == len(set(names))
-    for work in command.WORKS:
+    for work in WORKS:
         assert all(name.startswith(f"{work.key}-") for name in work.jobs)
         # Without results there is nothing to say, but for networks that are not known.
         assert all(line.ours is None for line in work.lines({}))
@@ -176,20 +180,22 @@ def test_accuracy_is_that_of_the_trained_networks() -> None:
     assert 0.9 < found["all"] < 1 and line.ours is not None and line.passed
 
 
-def test_rows_of_another_benchmark_are_measured_once(tmp_path: Path) -> None:
-    file, asked = tmp_path / "other.json", []
+def test_rows_of_another_benchmark_are_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
 
-    def measure(row: str) -> dict[str, Any]:
-        asked.append(row)
+    def measure(job: Job) -> dict[str, Any]:
+        asked.append(job.row)
         return {"value": len(asked)}
 
-    bars.write(file, {}, [bars.Figure("bar", 1, 2)])
+    other = Experiment("other", lambda settings: ["a"], measure, (), lambda results: [])
+    monkeypatch.setattr(running, "RESULTS", tmp_path)
     for again, value in ((False, 1), (False, 1), (True, 2)):
-        found = bars.results_of(file, ["a"], measure, again=again)
+        found = running.rows_of(other, ["a"], again=again)
         assert found["a"]["value"] == value
     assert asked == ["a", "a"]
-    # Bars of the other benchmark are left as they are.
-    assert json.loads(file.read_text())["figures"][0]["what"] == "bar"
+    assert (tmp_path / "other.json").exists()
 
 
 def work(lines: list[Line]) -> Work:
@@ -203,7 +209,7 @@ def test_tables_and_pages_have_both_figures() -> None:
         Line("unknown", 2.0, None),
     ]
     text = io.StringIO()
-    print_work(work(lines), lines, Console(file=text, width=120))
+    print_results(experiment_of((work(lines),)), {}, lines, Console(file=text, width=140))
     for part in ("48.00 GB", "47.50 GB", "planned", "35.0 %", "miss", "pass", "a note"):
         assert part in text.getvalue()
     stamp = {"tensorflow": "2.21.0", "machine": "x86_64, 2 cores"}
@@ -216,40 +222,11 @@ def test_tables_and_pages_have_both_figures() -> None:
     assert "no part of these tables: `a-1`." in page([(work(lines), lines)], {})
 
 
-def test_the_command_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made: list[str] = []
-
-    def job(name: str) -> Any:
-        def run(again: bool) -> dict[str, Any]:
-            made.append(name)
-            return {"value": 3.0}
-
-        return run
-
-    def lines(results: Any) -> list[Line]:
-        return [Line(name, 4.0, result["value"]) for name, result in results.items()]
-
-    jobs = {f"a-{k}": job(f"a-{k}") for k in (1, 2)}
-    monkeypatch.setattr(command, "WORKS", (Work("a", "A", "b", "c", jobs, lines),))
-    where = ["--json", str(tmp_path / "r.json"), "--page", str(tmp_path / "p.md")]
-    assert command.main(["--only", "b*", *where]) == 2
-    assert "a-1, a-2" in capsys.readouterr().err
-    assert command.main(["--list", *where]) == 0 and not made
-    assert command.main(["--only", "a-1", *where]) == 1
-    assert command.main(where) == 1
-    assert made == ["a-1", "a-2"]
-    assert command.main(["--only", "a-2", "--again", *where]) == 1
-    assert made == ["a-1", "a-2", "a-2"]
-    assert "| a-2 | 4.00 × | 3.00 × |" in (tmp_path / "p.md").read_text(encoding="utf-8")
-    written = json.loads((tmp_path / "r.json").read_text())
-    assert [line["passed"] for line in written["figures"]] == [False, False]
-
-
 def test_the_page_is_that_of_the_results() -> None:
-    results = json.loads(command.RESULTS.read_text(encoding="utf-8"))["cases"]
-    made = [(work, work.lines(results)) for work in command.WORKS]
-    assert command.PAGE.read_text(encoding="utf-8") == page(made, results)
-    figures = [line.ours for _, lines in made for line in lines if line.ours is not None]
+    results = read(results_of(EXPERIMENT))
+    assert EXPERIMENT.page is not None
+    page = (DOCS / EXPERIMENT.page.file).read_text(encoding="utf-8")
+    assert page == EXPERIMENT.page.text(results)
+    lines = EXPERIMENT.bars(results)
+    figures = [line.ours for line in lines if line.ours is not None]  # type: ignore[attr-defined]
     assert len(figures) > 20 and all(math.isfinite(figure) for figure in figures)

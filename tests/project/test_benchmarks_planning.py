@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from benchmarks import probes
-from benchmarks.bars import Figure
+from benchmarks.__main__ import main
 from benchmarks.claims import budgets, deep, explain, first_step, largest
+from benchmarks.experiment import Experiment, Figure, Job
 from benchmarks.networks import SMALL
-from benchmarks.planning import instances, periodic
+from benchmarks.planning import instance_files, instances, periodic
 from benchmarks.planning.layered import Instance, fcn8, mobilenet, resnet50, unet_vgg, vgg
+from benchmarks.tables import print_figures
+from graph_tools.errors import GraphToolsError
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from tests.helpers.sampling import examples
@@ -92,7 +95,7 @@ def test_instances_are_read_in_both_forms(tmp_path: Path) -> None:
         "links": [{"0": 2, "1": 1}, {"0": 1, "1": 3}],
     }
     (tmp_path / "b.json").write_text(json.dumps(other))
-    first, second = instances.read_folder(tmp_path)
+    first, second = instance_files.read_folder(tmp_path)
     assert first == Instance("a", ((), (0,), (0, 1)), (8, 4, 8), (1, 2, 3), 2)
     assert second == Instance("b", ((), (0,), (1,)), (2, 1, 3), (5, 5, 5))
     assert second.graph().first_backward == 3
@@ -110,15 +113,16 @@ def test_files_that_are_no_instances(tmp_path: Path, document: Any, problem: str
     file = tmp_path / "bad.json"
     file.write_text(json.dumps(document))
     with pytest.raises(ValueError, match=problem):
-        instances.read(file)
+        instance_files.read(file)
 
 
 def test_instances_are_planned_and_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "results.json"
-    assert instances.main(["--only", "no*"]) == 2
-    assert instances.main(["--only", "VGG16", "--budgets", "0.9,0.5", "--json", str(results)]) == 0
+    assert main(["--only", "instances/no*"]) == 2
+    said = ["--only", "instances/VGG16*", "--set", "budgets=0.9,0.5", "--json", str(results)]
+    assert main(said) == 0
     written = json.loads(results.read_text())
     fits, impossible = written["cases"]["VGG16 0.9"], written["cases"]["VGG16 0.5"]
     assert fits["fits"] and fits["problem"] is None and fits["known"] is None
@@ -141,14 +145,14 @@ def test_best_known_figures_are_bars() -> None:
         "extra": 2.05,
         "fits": True,
     }
-    figures = {f.what: f.passed for f in instances.judge({"a": row, "b": {**row, "extra": 2.2}})}
+    figures = {f.what: f.passed for f in instances.bars({"a": row, "b": {**row, "extra": 2.2}})}
     assert figures == {
         "seconds to plan": True,
         "schedules that are not valid": True,
         "budgets met in the literature, not here": True,
         "points above the best known extra time": False,
     }
-    unmet = instances.judge({"a": {**row, "fits": False, "seconds": 11}})
+    unmet = instances.bars({"a": {**row, "fits": False, "seconds": 11}})
     assert [figure.passed for figure in unmet] == [False, True, False]
 
 
@@ -161,18 +165,19 @@ def test_periodic_cuts_are_those_of_checkpoint_sequential() -> None:
 
 def test_periodic_plans_of_a_small_transformer() -> None:
     sizes = {**SMALL["transformer"][1], "layers": 4, "named": True}
-    step, ends = periodic.captured(
-        periodic.Network("transformer", sizes, r"block\d+"), profile=False
-    )
+    step = periodic.captured_step("transformer", sizes, profile=False)
+    ends = list(periodic.named_ends(step, r"block\d+").values())
     assert len(ends) == 5
     with pytest.raises(ValueError, match="layer is called 'bloc'"):
-        periodic.block_ends(step, "bloc")
-    rows = dict(periodic.compare(step.graph, ends, "least_memory"))
-    assert sorted(rows) == [2, 3, 4]
+        periodic.named_ends(step, "bloc")
+    plans = dict(periodic.periodic_plans(step.graph, ends))
+    rows = {str(k): periodic.beside(step.graph, row, "memory") for k, row in plans.items()}
+    assert sorted(rows) == ["2", "3", "4"]
     for row in rows.values():
         assert 0 < row["periodic_extra"] <= row["literal_extra"] < 1
         assert row["peak"] <= row["plain"]
-    worst = periodic.judge({"a": {**rows[2], "ratio": 1.5}, "b": {**rows[3], "ratio": 0.1}})
+    rows = {"2": {**rows["2"], "ratio": 1.5}, "3": {**rows["3"], "ratio": 0.1}}
+    worst = periodic.bars({"a": {"segments": rows}})
     assert [(f.value, f.passed) for f in worst[:2]] == [(0.8, False), (1.5, False)]
 
 
@@ -199,9 +204,8 @@ def test_bars_of_budgets() -> None:
     results = {
         "net-60": measured(0.6, 50),
         "net-35": {**measured(0.35, 50), **refused},
-        "other-60": {"failed": "no memory"},
     }
-    values = {figure.what: figure for figure in budgets.judge(results)}
+    values = {figure.what: figure for figure in budgets.bars(results)}
     assert values["worst step / share of plain peak"].value == pytest.approx(50 / 60)
     assert values["worst step / budget planned for"].count == 2
     extra = values["extra step time at 60%, median over models where it is feasible"]
@@ -210,17 +214,27 @@ def test_bars_of_budgets() -> None:
     assert under.value == pytest.approx(0.04) and under.count == 2
     wrong = values["predicted against measured extra time, profiled, median error"]
     assert wrong.value == pytest.approx(0.25)
+    assert [line[0] for line in budgets.COLUMNS.lines(results)] == ["net-60", "net-35"]
+    (note,) = budgets.notes(results)
+    assert "52.0% of plain, was planned for" in note
     text = io.StringIO()
-    budgets.print_results(results, [Figure("x", 0.5, 0.1, True)], Console(file=text, width=180))
-    assert "other-60 failed: no memory" in text.getvalue()
-    assert "52.0% of plain, was planned for" in text.getvalue()
+    print_figures([Figure("x", 0.5, 0.1, True)], Console(file=text, width=180))
     assert "50.00%" in text.getvalue() and "≤ 10.00%" in text.getvalue()
+
+
+def run_all(experiment: Experiment, rows: list[str], **settings: Any) -> dict[str, dict[str, Any]]:
+    """All rows one after the other."""
+    made: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        job = Job(row, settings={**experiment.defaults, **settings}, made=made)
+        made[row] = experiment.run(job)
+    return made
 
 
 def test_refused_budgets_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def fresh(target: str, kwargs: dict[str, Any], env: Any) -> dict[str, Any]:
+    def fresh(target: str, **kwargs: Any) -> dict[str, Any]:
         if target.endswith(":peak"):
             return {"peak": 100}
         if target.endswith("ratio"):
@@ -232,9 +246,11 @@ def test_refused_budgets_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> N
         plan = {**PLAN, "extra_time": 0.2, "budget": 50}
         return {"peak": 49, "plan": plan, "seconds": {"gradients": 3, "tensorflow": 1}}
 
-    monkeypatch.setattr(budgets, "in_fresh_process", fresh)
-    options = budgets.parser("budgets", "", Path("x"), [0.6, 0.45, 0.35]).parse_args([])
-    found = dict(budgets.measure("net", "unet", {}, options, Console(file=io.StringIO())))
+    monkeypatch.setattr(budgets, "fresh", fresh)
+    monkeypatch.setitem(budgets.MODELS, "net", ("unet", {}))
+    shares = [0.6, 0.45, 0.35]
+    rows = [f"net-{100 * share:g}" for share in shares]
+    found = run_all(budgets.EXPERIMENTS[0], rows, budgets=shares)
     assert asked == [0.6, 0.45, 50, 0.35]
     assert list(found) == ["net-60", "net-45", "net-35"]
     assert found["net-60"]["refused"] is None and found["net-60"]["planning"] == 2
@@ -245,12 +261,9 @@ def test_refused_budgets_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_least_budget_named_must_work(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = {"refused": {"least": 50, "fraction": 0.5, "budget": 1, "seconds": 1}}
     answers = {"peak": {"peak": 100}, "budget_peak": refusal}
-    monkeypatch.setattr(
-        budgets, "in_fresh_process", lambda target, kwargs, env: answers[target.split(":")[1]]
-    )
-    options = budgets.parser("budgets", "", Path("x"), [0.35]).parse_args(["--pairs", "0"])
-    ((_, found),) = budgets.measure("net", "unet", {}, options, Console(file=io.StringIO()))
-    assert "is refused" in found["failed"]
+    monkeypatch.setattr(budgets, "fresh", lambda target, **kwargs: answers[target.split(":")[1]])
+    with pytest.raises(GraphToolsError, match="is refused"):
+        run_all(budgets.EXPERIMENTS[0], ["unet-35"], pairs=0)
 
 
 def test_a_budget_is_measured_and_its_plan_saved(tmp_path: Path) -> None:
@@ -264,8 +277,9 @@ def test_a_budget_is_measured_and_its_plan_saved(tmp_path: Path) -> None:
     assert refused["refused"]["least"] > refused["refused"]["budget"]
 
 
-def test_bars_of_the_deep_network_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    found = deep.judge({"d": measured(1 / 10, 9), "e": {"failed": "no"}, "f": measured(0.3, 31)})
+def test_bars_of_the_deep_network() -> None:
+    rows = {"d": measured(1 / 10, 9, model=deep.NAME), "f": measured(0.3, 31, model=deep.NAME)}
+    found = deep.bars({**rows, "other": measured(1 / 10, 90)})
     assert [(f.what, f.passed) for f in found] == [
         ("d: seconds to plan", True),
         ("d: worst step / budget", True),
@@ -273,8 +287,6 @@ def test_bars_of_the_deep_network_and_commands(capsys: pytest.CaptureFixture[str
         ("f: seconds to plan", True),
         ("f: worst step / budget", False),
     ]
-    assert budgets.main(["--only", "lenet"]) == periodic.main(["--only", "lenet"]) == 2
-    assert "matches" in capsys.readouterr().err
     assert math.isclose(min(deep.TIMES), 1 / 40)
 
 
@@ -294,11 +306,11 @@ def explained_row(**changes) -> dict:
 
 def test_parts_and_gaps_are_judged():
     row = explained_row()
-    assert all(figure.passed for figure in explain.judge({"resnet50": row, "unet": row}))
+    assert all(figure.passed for figure in explain.bars({"resnet50": row, "unet": row}))
     off = explained_row(measured={**row["measured"], "slots": 1100})
     wide = explained_row(gaps={"0.6": [4.0, 0.5], "0.45": [9.0, 6.5]})
     missed = [
-        [figure.what for figure in explain.judge({"resnet50": bad}) if not figure.passed]
+        [figure.what for figure in explain.bars({"resnet50": bad}) if not figure.passed]
         for bad in (off, wide, explained_row(seconds=16))
     ]
     assert missed == [
@@ -306,9 +318,8 @@ def test_parts_and_gaps_are_judged():
         ["points above the bound (resnet50 at 0.6)"],
         ["seconds to explain ResNet-50"],
     ]
-    console = Console(width=200, record=True, file=io.StringIO())
-    explain.print_results({"unet": row}, explain.judge({"unet": row}), console)
-    assert "9.0 6.5 %" in console.export_text()
+    (line,) = explain.COLUMNS.lines({"unet": row})
+    assert "9.0 6.5 %" in line
 
 
 @pytest.mark.parametrize(("named", "reached"), [(8, 8), (8, 7), (8, 10), (1, 1), (2, 1), (1, 0)])
@@ -330,9 +341,9 @@ def test_largest_batches_are_judged():
         "ran": True,
         "outcomes": [[30, 1, "ResourceExhausted"]],
     }
-    assert all(figure.passed for figure in largest.judge(results))
+    assert all(figure.passed for figure in largest.bars({"net": results}))
     for bad in ({"ran": False}, {"plain_ran": 11}, {"outcomes": [[30, 1, "ran"]]}):
-        assert sum(not figure.passed for figure in largest.judge({**results, **bad})) == 1
+        assert sum(not figure.passed for figure in largest.bars({"net": {**results, **bad}})) == 1
 
 
 def test_first_steps_have_bars_but_for_budgets() -> None:
@@ -342,7 +353,7 @@ def test_first_steps_have_bars_but_for_budgets() -> None:
         "mixed-500": {"plain": run, "gradients": slow, "budget": slow},
         "import": {"wall": 0.2, "processor": 0.4, "runs": [{}]},
     }
-    figures = {figure.what: (figure.value, figure.passed) for figure in first_step.judge(results)}
+    figures = {figure.what: (figure.value, figure.passed) for figure in first_step.bars(results)}
     assert figures == {
         "mixed-500: gradients, wall time / plain": (1.6, False),
         "mixed-500: gradients, processor time / plain": (1.0, True),

@@ -12,13 +12,14 @@ from typing import Any
 import keras
 import pytest
 
-from benchmarks.claims import budgets
+from benchmarks import measuring
+from benchmarks.__main__ import main
 from benchmarks.networks import build
 from benchmarks.zoo import compatibility, sizes
 from benchmarks.zoo import families as foreign
-from benchmarks.zoo.compatibility import main, measure, pending
+from benchmarks.zoo.compatibility import due, measure
 from benchmarks.zoo.page import failures, page
-from graph_tools.memory import measure as measuring
+from graph_tools.memory import measure as graph_measure
 from graph_tools.memory.measure import in_fresh_process
 from tests.helpers.fresh import fresh
 
@@ -71,9 +72,10 @@ def test_all_architectures_of_keras_applications_are_listed() -> None:
 def test_list_prints_names_and_a_glob_that_matches_nothing_is_an_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["--list", "--only", "applications/VGG*"]) == 0
-    assert capsys.readouterr().out.split() == ["applications/VGG16", "applications/VGG19"]
-    assert main(["--only", "applications/LeNet*"]) == 2
+    assert main(["--list", "--only", "compatibility/applications/VGG*"]) == 0
+    rows = [f"compatibility/applications/VGG{layers}" for layers in (16, 19)]
+    assert capsys.readouterr().out.split() == rows
+    assert main(["--only", "compatibility/applications/LeNet*"]) == 2
     assert "matches no row" in capsys.readouterr().err
 
 
@@ -85,18 +87,20 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     assert foreign.rows("applications/VGG16") == ["applications/VGG16"]
 
 
-def test_what_is_there_is_not_measured_again_unless_the_code_is_another() -> None:
-    results = {"a/old": made(code="old"), "a/new": made()}
-    rows = ["a/old", "a/new", "a/none"]
-    assert pending(rows, results, "new", [0.45], again=False) == ["a/none"]
-    assert pending(rows, results, "new", [0.45], again=True) == ["a/old", "a/none"]
+def test_what_is_there_is_not_measured_again_unless_the_code_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compatibility, "code_version", lambda: "new")
+    one = {"budgets": [0.45]}
+    assert not due(made(code="old"), one, False) and due(made(code="old"), one, True)
+    assert not due(made(), one, False) and not due(made(), one, True)
 
 
 def test_missing_budgets_are_measured_but_none_below_a_refused_one() -> None:
     refused = {"budget": 44, "least": 60, "fraction": 0.6}
-    results = {"a/more": made(), "a/least": made(refused=refused)}
-    assert pending(list(results), results, "new", [0.45, 0.4], again=False) == ["a/more"]
-    assert pending(list(results), results, "new", [0.6, 0.45], again=False) == list(results)
+    more, least = made(), made(refused=refused)
+    for budgets, wanted in (([0.45, 0.4], [True, False]), ([0.6, 0.45], [True, True])):
+        assert [due(row, {"budgets": budgets}, False) for row in (more, least)] == wanted
 
 
 def test_a_row_fails_that_takes_more_than_its_budget_or_has_other_gradients() -> None:
@@ -120,7 +124,7 @@ def test_the_batch_grows_until_activations_count(layers: int, batch: int) -> Non
 def instead(target: str, kwargs: dict[str, Any], env: Any) -> Any:
     """In a process that is forked, of a smaller network, as JSON would carry it."""
     found = fresh(target, json.loads(json.dumps({**kwargs, **INSTEAD})))
-    return json.loads(json.dumps(found, default=measuring._plain))
+    return json.loads(json.dumps(found, default=graph_measure._plain))
 
 
 def test_a_row_is_the_network_of_its_name() -> None:
@@ -150,14 +154,13 @@ def test_one_small_row_from_end_to_end(
 
     monkeypatch.setattr(compatibility, "measure", small)
     monkeypatch.setattr(compatibility, "PLANNING_SECONDS", seconds)
-    for module in (compatibility, budgets):
-        monkeypatch.setattr(module, "in_fresh_process", processes)
-    said = ["--only", ROW, "--budgets", "0.45"]
-    files = ["--json", str(tmp_path / "results.json"), "--page", str(tmp_path / "page.md")]
-    assert main([*said, *files]) == 0
-    assert main([*said, *files]) == 0
+    monkeypatch.setattr(measuring, "in_fresh_process", processes)
+    said = ["--only", f"compatibility/{ROW}", "--set", "budgets=0.45"]
+    said += ["--json", str(tmp_path / "page.json")]
+    assert main(said) == 0
+    assert main(said) == 0
     assert calls == [ROW]
-    result = json.loads((tmp_path / "results.json").read_text())["cases"][ROW]
+    result = json.loads((tmp_path / "page.json").read_text())["cases"][ROW]
     assert [found["equal"] for found in result["gradients"]] == [True, True]
     assert result["gradients"][0]["state"]
     assert result["gradients"][0]["count"] > count

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from benchmarks import measuring
+from benchmarks.__main__ import main
 from benchmarks.claims import gpu
+from benchmarks.experiment import Job
 from benchmarks.networks import build, small
-from benchmarks.peers import __main__ as side_by_side
 from benchmarks.peers import cells, page, variants
+from benchmarks.peers import experiment as side_by_side
 from benchmarks.peers.lines import added_lines, code_lines
 from benchmarks.peers.networks import NETWORKS, PEERS, peers_of
 from graph_tools.memory import measure
@@ -45,9 +48,8 @@ def here(target: str, kwargs: Mapping[str, Any], env: Mapping[str, str | None]) 
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(side_by_side, "in_fresh_process", here)
+    monkeypatch.setattr(measuring, "in_fresh_process", here)
     monkeypatch.setattr(side_by_side, "PLANS", tmp_path / "plans")
-    monkeypatch.setattr(gpu, "in_fresh_process", here)
     return tmp_path
 
 
@@ -71,9 +73,10 @@ def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 @told_and_no_more
 @pytest.mark.usefixtures("exact")
 def test_a_tiny_network_goes_through_all_variants(in_this_process: Path, pairs: str) -> None:
-    file, text = in_this_process / "peers.json", in_this_process / "page.md"
-    options = ["--only", "tiny", "--json", str(file), "--page", str(text), "--planner", "chain"]
-    assert side_by_side.main([*options, "--pairs", pairs]) in (0, 1)
+    file, text = in_this_process / "peers.json", in_this_process / "peers.md"
+    options = ["--only", "peers/tiny", "--json", str(file)]
+    options += ["--set", "planner=chain", "--set", f"pairs={pairs}"]
+    assert main(options) in (0, 1)
     case = json.loads(file.read_text())["cases"]["tiny"]
     peers = peers_of(NETWORKS["tiny"])
     assert set(case["peers"]) == set(peers)
@@ -93,13 +96,12 @@ def test_a_tiny_network_goes_through_all_variants(in_this_process: Path, pairs: 
         assert f"| {peer.title} |" in text.read_text()
     # What is known is not measured again.
     before = file.read_text()
-    assert side_by_side.main([*options, "--pairs", pairs]) in (0, 1)
+    assert main(options) in (0, 1)
     assert json.loads(before)["cases"]["tiny"]["ours"] == case["ours"]
 
 
 def test_unknown_networks() -> None:
-    assert side_by_side.main(["--only", "lenet"]) == 2
-    assert gpu.main(["--only", "lenet"]) == 2
+    assert main(["--only", "peers/lenet"]) == 2
 
 
 def test_peers_are_there_for_every_network() -> None:
@@ -245,19 +247,19 @@ def test_failures_of_peers_stand_in_their_cells() -> None:
     assert "| the peer |  |  |  | 7 | fails: ValueError: a / b |  |  |" in text
 
 
-def test_what_saves_nothing_is_compared_once(tmp_path: Path) -> None:
+def test_what_saves_nothing_is_compared_once() -> None:
     found = case()
     found["peers"] = {"a": {"peak": 99}, "b": {"peak": 50}, "c": {"peak": 101}, "d": {"failed": ""}}
-    options = side_by_side._parse(["--json", str(tmp_path / "a.json")])
-    bench = side_by_side.Bench("tiny", found, options, side_by_side.Console())
+    bench = side_by_side.Bench(Job("tiny", known=found))
     assert bench._groups() == [["b"], ["a", "c"]]
 
 
 @told_and_no_more
 def test_the_table_of_a_gpu_runs_on_a_cpu(in_this_process: Path, pairs: str) -> None:
     file = in_this_process / "gpu.json"
-    options = ["--device", "cpu", "--only", "tiny", "--planner", "chain", "--pairs", pairs]
-    assert gpu.main([*options, "--json", str(file)]) in (0, 1)
+    settings = ("device=cpu", "planner=chain", f"pairs={pairs}")
+    given = [word for setting in settings for word in ("--set", setting)]
+    assert main(["--only", "gpu/tiny*", "--json", str(file), *given]) in (0, 1)
     rows = json.loads(file.read_text())["cases"]
     assert set(rows) == {f"tiny-{kind}-{way}" for kind in gpu.KINDS for way in gpu.WAYS}
     assert all(row["peak"] > 0 and not row["xla"] for row in rows.values())
@@ -268,6 +270,6 @@ def test_no_gpu_is_told_in_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nothing: Callable[..., None] = lambda *args: None  # noqa: E731
-    monkeypatch.setattr(gpu, "in_fresh_process", nothing)
-    assert gpu.main([]) == gpu.NO_GPU
+    monkeypatch.setattr(measuring, "in_fresh_process", nothing)
+    assert main(["--only", "gpu"]) == 3
     assert capsys.readouterr().out.count("\n") == 1

@@ -1,38 +1,31 @@
-"""``python -m benchmarks.peers``: ours beside what TensorFlow and Keras offer, at each peer's memory and at each peer's time.
+"""Ours beside what TensorFlow and Keras offer, at each peer's memory and at each peer's time.
 
-For each network: the transient peak of plain training and of every peer; ours within that peak as a budget in bytes; numbers of one step beside
-those of plain training; times of all of them in one process; and ours with the peer's time as ``max_slowdown``, measured and timed
-beside it. Peaks have a process each (worst of five steps after two). What is in the results file is not measured again, but with ``--again``.
-Writes ``docs/side-by-side.md``.
+For each network: the transient peak of plain training and of every peer; ours within that peak as a
+budget in bytes; numbers of one step beside those of plain training; times of all of them in one
+process; and ours with the peer's time as ``max_slowdown``, measured and timed beside it. Peaks have
+a process each (worst of five steps after two). Each figure is written when it is there.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import platformdirs
-from rich.console import Console
 
-from benchmarks.arguments import count, new_file, some_of
-from benchmarks.bars import chosen, options_for, print_figures, write
-from benchmarks.claims.runner import ENVIRONMENT
+from benchmarks.experiment import Experiment, Job, Page, Setting, Settings
+from benchmarks.measuring import fresh
 from benchmarks.peers import page, variants
 from benchmarks.peers.cells import idle, judge
 from benchmarks.peers.lines import added_lines
 from benchmarks.peers.networks import NETWORKS, peers_of
+from benchmarks.settings import pairs, planner, some_of
 from graph_tools.errors import GraphToolsError
-from graph_tools.memory.measure import in_fresh_process
-from memsaving_gradients.planners import PLANNERS
 
-RESULTS = Path(__file__).parents[1] / "results" / "peers.json"
-PAGE = Path(__file__).parents[2] / "docs" / "side-by-side.md"
+__all__ = ["EXPERIMENT", "EXPERIMENTS", "Bench"]
+
 PARTS = ("memory", "exact", "time")
 #: Where plans lie between a measurement of memory and one of time.
 PLANS = Path(platformdirs.user_cache_dir("memsaving_gradients"), "side-by-side")
@@ -40,60 +33,47 @@ PLANS = Path(platformdirs.user_cache_dir("memsaving_gradients"), "side-by-side")
 LEAST_SLOWDOWN = 1.0
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure what is missing, print the bars, write the page; 1 if a bar is missed."""
-    options = _parse(arguments)
-    names = chosen(NETWORKS, options.only, apart="tiny")
-    if not names:
-        return 2
-    known: dict[str, Any] = {}
-    if options.json.exists():
-        known = json.loads(options.json.read_text(encoding="utf-8"))["cases"]
-    console = Console(stderr=True)
-    for name in names:
-        case = {} if options.again else known.get(name, {})
-        known[name] = case
-        bench = Bench(name, case, options, console)
-        if "memory" in options.parts:
-            bench.memory()
-        if "exact" in options.parts:
+def run(job: Job) -> dict[str, Any]:
+    """Measure what is missing of a network."""
+    bench, parts = Bench(job), job.settings["parts"]
+    if "memory" in parts:
+        bench.memory()
+    if "exact" in parts:
+        bench.exact()
+    if "time" in parts and job.settings["pairs"]:
+        bench.time()
+        if "exact" in parts:
             bench.exact()
-        if "time" in options.parts and options.pairs:
-            bench.time()
-            if "exact" in options.parts:
-                bench.exact()
-    figures = judge(known)
-    write(options.json, {name: known[name] for name in names}, figures)
-    if options.page:
-        absent = [name for name in NETWORKS if name not in known and name != "tiny"]
-        options.page.write_text(page.text(known, figures, absent), encoding="utf-8")
-    print_figures(figures, Console(width=140))
-    return int(not all(figure.passed for figure in figures))
+    return bench.case
 
 
-@dataclass
+def due(result: Mapping[str, Any], settings: Settings, again: bool) -> bool:
+    """Return whether figures of a network are missing."""
+    return again or bool(list(page.gaps({"": result})))
+
+
 class Bench:
     """The measurements of one network; ``case`` is what is known, and grows."""
 
-    name: str
-    case: dict[str, Any]
-    options: argparse.Namespace
-    console: Console
-
-    def __post_init__(self) -> None:
+    def __init__(self, job: Job) -> None:
+        self.job, self.name = job, job.row
+        self.case = {} if job.again else dict(job.known)
         self.case.setdefault("peers", {})
         self.case.setdefault("ours", {})
         network = NETWORKS[self.name]
+        peers = peers_of(network)
         self.case["title"] = network.title
-        self.case["titles"] = {name: peer.title for name, peer in peers_of(network).items()}
+        self.case["titles"] = {name: peer.title for name, peer in peers.items()}
         self.case["lines"] = {"ours": added_lines(variants.ours, to=variants.plain)} | {
             name: added_lines(peer.function, *peer.others, to=variants.plain)
-            for name, peer in peers_of(network).items()
+            for name, peer in peers.items()
         }
 
     def memory(self) -> None:
         """Peaks: plain, each peer, and ours within each of these."""
-        self._once(self.case, "plain", lambda: self._peak({"peer": "plain"}))
+        if "plain" not in self.case:
+            self.case["plain"] = self._told("plain", self._peak({"peer": "plain"}))
+            self._write()
         for peer in self.case["titles"]:
             found = self.case["peers"].setdefault(peer, {})
             if "failed" not in found and "peak" not in found:
@@ -159,18 +139,18 @@ class Bench:
             if "peak" in self.case["ours"][key]:
                 ways.append((key, self._planned(key)))
             named.append(ways)
-        times = self._fresh("times", groups=named, pairs=self.options.pairs)
+        times = self._fresh("times", groups=named, pairs=self.job.settings["pairs"])
         for name, found in times.items():
             holder = self.case["peers"].get(name) or self.case["ours"][name]
-            holder.setdefault("times", {})[run] = {**found, "pairs": self.options.pairs}
+            holder.setdefault("times", {})[run] = {**found, "pairs": self.job.settings["pairs"]}
             self._told(f"{name}: time", found)
         self._write()
 
     def _ours(self, settings: dict[str, Any]) -> str:
         """Measure ours with ``settings``, and measured costs; its key."""
         settings = {**settings, "profile": True}
-        if self.options.planner != "auto":
-            settings["planner"] = self.options.planner
+        if (name := self.job.settings["planner"]) != "auto":
+            settings["planner"] = name
         key = ", ".join(f"{name}={value}" for name, value in settings.items())
         found = self.case["ours"].setdefault(key, {"settings": settings})
         if not {"peak", "failed", "refused"} & set(found):
@@ -203,51 +183,42 @@ class Bench:
     def _fresh(self, function: str, **kwargs: Any) -> dict[str, Any]:
         """Call a probe in a process of its own; one that ends badly has failed."""
         try:
-            found: dict[str, Any] = in_fresh_process(
-                f"benchmarks.peers.probes:{function}",
-                {"network": self.name, **kwargs},
-                ENVIRONMENT,
-            )
+            found: dict[str, Any] = fresh(f"peers.probes:{function}", network=self.name, **kwargs)
         except GraphToolsError as error:
             if function != "peak":
                 raise
             return {"failed": str(error).splitlines()[0]}
         return found
 
-    def _once(self, where: dict[str, Any], what: str, measure: Callable[[], Any]) -> None:
-        if what not in where:
-            where[what] = self._told(what, measure())
-            self._write()
-
     def _told(self, what: str, found: dict[str, Any]) -> dict[str, Any]:
         """Say on standard error what came out, and when."""
         shown = {k: v for k, v in found.items() if k in ("peak", "ratio", "control", "refused")}
         shown |= {k: v for k, v in found.items() if k in ("failed", "gradient", "state", "equal")}
         clock = time.strftime("%H:%M:%S")
-        self.console.print(f"{clock} {self.name}, {what}: {shown}", highlight=False, markup=False)
+        self.job.say(f"{clock} {self.name}, {what}: {shown}")
         return found
 
     def _write(self) -> None:
-        write(self.options.json, {self.name: self.case})
+        self.job.save(self.case)
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = options_for("peers", __doc__, RESULTS, "names of networks")
-    parser.add_argument("--again", action="store_true", help="measure what has results, too")
-    parser.add_argument(
-        "--pairs", type=count, default=15, help="rounds of steps for times; 0: none"
-    )
-    parser.add_argument(
-        "--parts",
-        type=some_of(PARTS),
-        default=list(PARTS),
-        metavar="PARTS",
-        help="of memory, exact, time; the later ones need the earlier ones' results",
-    )
-    parser.add_argument("--planner", choices=list(PLANNERS), default="auto", help="who plans ours")
-    parser.add_argument("--page", type=new_file, default=PAGE, metavar="PATH", help="of the tables")
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+EXPERIMENT = Experiment(
+    "peers",
+    rows=lambda settings: NETWORKS,
+    run=run,
+    columns=(page.COLUMNS,),
+    bars=judge,
+    due=due,
+    apart=("tiny",),
+    page=Page("side-by-side.md", lambda results: page.text(results, judge(results), NETWORKS)),
+    settings={
+        "pairs": pairs(15),
+        "parts": Setting(
+            list(PARTS),
+            some_of(PARTS),
+            f"of {', '.join(PARTS)}; the later ones need the earlier ones' results",
+        ),
+        "planner": planner(),
+    },
+)
+EXPERIMENTS = (EXPERIMENT,)

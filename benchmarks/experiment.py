@@ -1,0 +1,195 @@
+"""What a benchmark is: rows to measure, tables of their results, and bars that figures must clear.
+
+Every benchmark is one `Experiment`. A row is measured by `Experiment.run`, which returns JSON;
+tables, bars and pages are computed from the results of all rows, so that they can be printed from
+the file of results without measuring anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+__all__ = [
+    "Columns",
+    "Experiment",
+    "Figure",
+    "Job",
+    "Judged",
+    "Page",
+    "Results",
+    "Setting",
+    "Settings",
+]
+
+#: What a row's run returned, by name of the row.
+Results = Mapping[str, Mapping[str, Any]]
+#: Values of an experiment's settings, by name.
+Settings = Mapping[str, Any]
+
+
+class Judged(Protocol):
+    """A dataclass that knows whether it clears its bar."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def passed(self) -> bool:
+        """Whether it does."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure and its bar.
+
+    Attributes
+    ----------
+    what
+        Its name.
+    value, limit, least
+        The figure, the most and the least that it may be; ``None``: no such bar.
+    percent
+        Whether to print percentages.
+    count
+        The number of measurements behind it.
+    """
+
+    what: str
+    value: float
+    limit: float | None
+    percent: bool = False
+    count: int = 1
+    least: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is within its bars."""
+        low = self.least is None or self.value >= self.least
+        return low and (self.limit is None or self.value <= self.limit)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table of results.
+
+    Attributes
+    ----------
+    title
+        Above the table.
+    headings
+        Of the columns, with ``" | "`` between them; the first column and those named in `text` are
+        aligned left.
+    lines
+        Cells of all lines, computed from the results.
+    text
+        Headings of columns that hold text.
+    """
+
+    title: str
+    headings: str
+    lines: Callable[[Results], Iterable[Sequence[str]]]
+    text: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value that ``--set`` changes; `parse` raises ``ValueError`` or ``ArgumentTypeError``."""
+
+    default: Any
+    parse: Callable[[str], Any]
+    help: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of ``docs/`` that is written from the results."""
+
+    file: str
+    text: Callable[[Results], str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row to measure.
+
+    Attributes
+    ----------
+    row
+        Its name.
+    settings
+        Of the experiment.
+    known
+        What the file of results has of this row.
+    made
+        Rows that this run has measured so far.
+    again
+        Whether what has results is measured again.
+    say
+        Prints a line on standard error.
+    save
+        Writes a part of the result, so that a run that is stopped keeps it.
+    """
+
+    row: str
+    settings: Settings = field(default_factory=dict)
+    known: dict[str, Any] = field(default_factory=dict)
+    made: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    again: bool = False
+    say: Callable[[str], None] = lambda text: None
+    save: Callable[[dict[str, Any]], None] = lambda result: None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A benchmark.
+
+    Attributes
+    ----------
+    name
+        What ``--only`` matches.
+    rows
+        Names of the rows, which may depend on settings.
+    run
+        Measures one row and returns JSON.
+    columns
+        Tables of the results.
+    bars
+        Figures beside their bars, of the results that are there.
+    bars_in_columns
+        Whether the tables already print the bars.
+    settings
+        What ``--set`` can change.
+    file
+        Stem of the file in ``benchmarks/results``; without one, the name.
+    due
+        Whether a row with a result is measured nevertheless; takes the result, settings and
+        whether ``--again`` was said.
+    apart
+        Rows that run only if ``--only`` names them.
+    missing
+        What this machine lacks for the rows that a glob names, or nothing.
+    notes
+        Lines to print below the tables.
+    page
+        Written after each run.
+    """
+
+    name: str
+    rows: Callable[[Settings], Iterable[str]]
+    run: Callable[[Job], dict[str, Any]]
+    columns: tuple[Columns, ...]
+    bars: Callable[[Results], Sequence[Judged]]
+    bars_in_columns: bool = False
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    file: str = ""
+    due: Callable[[Mapping[str, Any], Settings, bool], bool] = lambda result, settings, again: again
+    apart: tuple[str, ...] = ()
+    missing: Callable[[Settings, str], str | None] = lambda settings, glob: None
+    notes: Callable[[Results], Iterable[str]] = lambda results: ()
+    page: Page | None = None
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The settings as they are without ``--set``."""
+        return {name: setting.default for name, setting in self.settings.items()}

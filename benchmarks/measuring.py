@@ -1,0 +1,43 @@
+"""Measurements in processes of their own, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graph_tools.memory.measure import in_fresh_process
+
+__all__ = ["ENVIRONMENT", "fresh", "peak", "ratio"]
+
+# A GPU in the machine would take over the kernels, and Keras would turn XLA on.
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def fresh(target: str, environment: Mapping[str, str] = ENVIRONMENT, /, **arguments: Any) -> Any:
+    """Return what ``"module:function"`` of this package returns in a process of its own, as JSON."""
+    return in_fresh_process(f"benchmarks.{target}", arguments, environment)
+
+
+def peak(
+    model: str, options: dict[str, Any], settings: dict[str, Any] | None, **more: Any
+) -> dict[str, Any]:
+    """Return the peak of a step (`benchmarks.probes.peak`): plain without settings, else ours."""
+    found: dict[str, Any] = fresh(
+        "probes:peak",
+        model=model,
+        options=options,
+        ours=settings is not None,
+        settings=settings or {},
+        **more,
+    )
+    return found
+
+
+def ratio(
+    model: str, options: dict[str, Any], settings: dict[str, Any], pairs: int
+) -> dict[str, Any]:
+    """Return the time of our step over that of the plain step."""
+    found: dict[str, Any] = fresh(
+        "probes:ratio", model=model, options=options, settings=settings, pairs=pairs
+    )
+    return found
