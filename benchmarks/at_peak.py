@@ -17,12 +17,11 @@ from graph_tools.memory.allocation_trace import AllocationEvent, alive_at_peak
 from graph_tools.ops import op_types
 from graph_tools.tf_private import autodiff, graphs
 
-__all__ = ["PARTS", "kinds_of", "parts_at_peak"]
-
 PARTS = ("gradients", "activations", "temporaries")
 #: What the runtime puts in front of names in a called function.
 CALL = "StatefulPartitionedCall/"
-#: What grappler puts between a scope and a name where it makes two ops one, such as a product that transposes what it reads.
+#: What grappler puts between a scope and a name where it makes two ops one, such as a product that
+#: transposes what it reads.
 REWRITTEN = re.compile(r"ArithmeticOptimizer/[A-Za-z0-9]+_")
 
 
@@ -32,10 +31,10 @@ def kinds_of(
     events: Sequence[AllocationEvent],
     batch: int = 1,
 ) -> dict[str, str]:
-    """By name of an op, what its results are, of `PARTS`; of those that are not in it: ``"temporaries"``.
+    """Return by name of an op which of `PARTS` its results are; others are ``"temporaries"``.
 
-    Activations are what ops before ``first_backward`` make, or clones of them, and others read. ``events`` are those of a step: an op
-    that asks for no buffer writes into one of its inputs.
+    Activations are what ops before ``first_backward`` make, or clones of them, and others read.
+    ``events`` are those of a step: an op that asks for no buffer writes into one of its inputs.
     """
     first = graphs.creation_index(first_backward)
     ops = capture(autodiff.ends_of(first_backward.graph))
@@ -70,7 +69,7 @@ def parts_at_peak(
     *,
     chunks: bool = False,
 ) -> dict[str, Any]:
-    """Bytes asked for of each part, when most bytes are; or when most chunks are, with what they have more, as ``"rounding"``."""
+    """Return the bytes of each part when most bytes or, with ``"rounding"``, chunks are alive."""
     found = dict.fromkeys(PARTS, 0)
     alive = alive_at_peak(events, chunks=chunks, near=near)
     for event in alive:

@@ -11,18 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-__all__ = [
-    "Columns",
-    "Experiment",
-    "Figure",
-    "Job",
-    "Judged",
-    "Page",
-    "Results",
-    "Setting",
-    "Settings",
-]
-
 #: What a row's run returned, by name of the row.
 Results = Mapping[str, Mapping[str, Any]]
 #: Values of an experiment's settings, by name.

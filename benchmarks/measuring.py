@@ -7,14 +7,12 @@ from typing import Any
 
 from graph_tools.memory.measure import in_fresh_process
 
-__all__ = ["ENVIRONMENT", "fresh", "peak", "ratio"]
-
 # A GPU in the machine would take over the kernels, and Keras would turn XLA on.
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def fresh(target: str, environment: Mapping[str, str] = ENVIRONMENT, /, **arguments: Any) -> Any:
-    """Return what ``"module:function"`` of this package returns in a process of its own, as JSON."""
+    """Return what ``"module:function"`` of this package returns in a fresh process, as JSON."""
     return in_fresh_process(f"benchmarks.{target}", arguments, environment)
 
 

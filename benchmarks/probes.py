@@ -13,8 +13,6 @@ from benchmarks.steps import Step, make_step
 from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 from graph_tools.memory.measure import measure_peak, time_ratio
 
-__all__ = ["budget_peak", "budget_ratio", "peak", "plan_of", "ratio"]
-
 # By name: a plain step does not import the package that it is compared with.
 _WARNING = "NothingSavedWarning"
 
@@ -35,8 +33,8 @@ def peak(
 ) -> dict[str, Any]:
     """The transient peak of one step, with what the plan promised and what building it cost.
 
-    `dump` is the folder that XLA was told to write to, if any; `settings` are for `make_step`; the plan is saved as
-    `save`; `requested`: whether the peak in bytes asked for is looked up, too.
+    `dump` is the folder that XLA was told to write to, if any; `settings` are for `make_step`; the
+    plan is saved as `save`; `requested`: whether the peak in bytes asked for is looked up, too.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -78,7 +76,7 @@ def ratio(
     pairs: int = 15,
     settings: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Time of our step over time of the plain one, in one process; `settings` are for `make_step`."""
+    """Return the time of our step over that of the plain one, in one process."""
     plain = make_step(model, options, ours=False, how=how)
     ours = make_step(model, options, checkpoints, ours=True, how=how, settings=settings)
     return dataclasses.asdict(time_ratio(ours.run, plain.run, pairs=pairs))
@@ -92,7 +90,7 @@ def budget_peak(
     settings: dict[str, Any],
     requested: bool = True,
 ) -> dict[str, Any]:
-    """As `peak`, within a budget; where no plan fits, ``"refused"`` has the least budget that does."""
+    """As `peak`, within a budget; ``"refused"`` has the least budget where no plan fits."""
     from memsaving_gradients.errors import BudgetError
 
     start = time.perf_counter()
@@ -112,7 +110,7 @@ def budget_peak(
 def budget_ratio(
     model: str, options: dict[str, Any], *, plan: str, pairs: int, profile: bool
 ) -> dict[str, Any]:
-    """Time of a step with a saved plan over time of the plain one, and what the plan takes by the other estimate.
+    """Time a step with a saved plan against plain, and estimate it by the other costs.
 
     `profile`: whether costs are measured for that estimate.
     """
@@ -156,7 +154,8 @@ def plan_of(step: Step) -> dict[str, Any] | None:
             "optimal",
         )
     }
-    # What is measured beside it is the worst of several steps, not the least that plain training may take.
+    # What is measured beside it is the worst of several steps, not the least that plain training
+    # may take.
     if newest.simulation_plain is not None:
         found["allocated_plain"] = chunk_bytes(newest.simulation_plain, newest.gating)
     return found

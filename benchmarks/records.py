@@ -1,4 +1,4 @@
-"""Files of results: JSON, one entry a row, each with the versions, processor and time of its run."""
+"""Files of results: a JSON entry for each row, with versions, processor and time of its run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.experiment import Judged
-
-__all__ = ["RESULTS", "read", "stamp", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -45,7 +43,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 def write(
     path: Path, results: Mapping[str, Mapping[str, Any]], figures: Iterable[Judged] | None = None
 ) -> None:
-    """Put results into a file; other rows keep theirs, and so do figures unless new ones are given."""
+    """Put results into a file; other rows, and figures unless new ones are given, stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     kept = old.get("figures", []) if figures is None else [_judged(figure) for figure in figures]

@@ -1,4 +1,4 @@
-"""Runs experiments: measures the rows that have no results, and keeps each as soon as it is there."""
+"""Runs experiments: measures rows that have no results, and writes each when it is there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from typing import Any
 from benchmarks.experiment import Experiment, Job, Results, Settings
 from benchmarks.records import RESULTS, read, write
 from graph_tools.errors import GraphToolsError
-
-__all__ = ["chosen", "measure", "results_of", "rows_of"]
 
 
 def results_of(experiment: Experiment) -> Path:

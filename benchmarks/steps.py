@@ -1,8 +1,9 @@
 """One training step as a callable: loss, gradients, and every gradient consumed at once.
 
-Nothing is updated, unless an optimizer is asked for.  Each gradient is summed up in squares as soon as it exists, as an
-optimizer that takes one variable after another would use it, and the sums are returned: a gradient that
-nothing reads would be pruned, and one that is returned would live to the end of the step.
+Nothing is updated, unless an optimizer is asked for.  Each gradient is summed up in squares as soon
+as it exists, as an optimizer that takes one variable after another would use it, and the sums are
+returned: a gradient that nothing reads would be pruned, and one that is returned would live to the
+end of the step.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import tensorflow as tf
 
 from benchmarks.networks import build
 from benchmarks.networks.base import Model
-
-__all__ = ["Step", "make_optimizer", "make_step"]
+from graph_tools.tf_private import autodiff
 
 
 @dataclass
@@ -58,7 +58,8 @@ def make_step(
     Parameters
     ----------
     model, options
-        For `benchmarks.networks.build`; and ``optimizer``: ``"sgd"`` (with momentum), ``"adam"`` or ``"adamw"`` updates the variables.
+        For `benchmarks.networks.build`; and ``optimizer``: ``"sgd"`` (with momentum), ``"adam"`` or
+        ``"adamw"`` updates the variables.
     checkpoints
         For ``memsaving_gradients.gradients``.
     ours
@@ -66,7 +67,8 @@ def make_step(
     how
         ``"function"``, ``"xla"`` (a ``tf.function`` with ``jit_compile=True``) or ``"session"``.
     settings
-        Arguments of ``memsaving_gradients.gradients`` in place of `checkpoints`: ``{"budget": 0.5}``.
+        Arguments of ``memsaving_gradients.gradients`` in place of `checkpoints`: ``{"budget":
+        0.5}``.
     """
     asked = {"checkpoints": checkpoints} if settings is None else dict(settings)
     options = dict(options)
@@ -87,16 +89,7 @@ def make_step(
         return tf.stack([tf.reduce_sum(tf.square(g)) for g in made])
 
     if how == "session":
-        graph = tf.Graph()
-        with graph.as_default():
-            network = build(model, **options)
-            fed = [tf.compat.v1.placeholder(b.dtype, b.shape) for b in network.batch]
-            fetch = sums(network, *fed)
-            session = tf.compat.v1.Session(graph=graph)
-            session.run(tf.compat.v1.global_variables_initializer())
-        feed = dict(zip(fed, network.batch, strict=True))
-        return Step(lambda: session.run(fetch, feed), graph, seconds)
-
+        return _session_step(lambda: build(model, **options), sums, seconds)
     network = build(model, **options)
     if optimizer_name is not None:
         optimizer = make_optimizer(optimizer_name, network)
@@ -108,6 +101,20 @@ def make_step(
     step = tf.function(compute, jit_compile=how == "xla")
     graph = step.get_concrete_function(*batch).graph
     return Step(lambda: step(*batch).numpy(), graph, seconds, step, tuple(batch))
+
+
+def _session_step(
+    make: Callable[[], Model], sums: Callable[..., tf.Tensor], seconds: dict[str, float]
+) -> Step:
+    graph = tf.Graph()
+    with graph.as_default():
+        network = make()
+        fed = [tf.compat.v1.placeholder(b.dtype, b.shape) for b in network.batch]
+        fetch = sums(network, *fed)
+        session = tf.compat.v1.Session(graph=graph)
+        session.run(tf.compat.v1.global_variables_initializer())
+    feed = dict(zip(fed, network.batch, strict=True))
+    return Step(lambda: session.run(fetch, feed), graph, seconds)
 
 
 def make_optimizer(name: str, network: Model) -> Any:
@@ -128,9 +135,7 @@ def _gradients(
     loss: tf.Tensor, xs: list[Any], asked: dict[str, Any], ours: bool, seconds: dict[str, float]
 ) -> list[Any]:
     """The gradients, with the time TensorFlow's own function took apart from the rest."""
-    from tensorflow.python.ops import gradients_util
-
-    inner = gradients_util._GradientsHelper
+    inner = autodiff.differentiate()
     spent = 0.0
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -141,7 +146,7 @@ def _gradients(
         finally:
             spent += time.perf_counter() - start
 
-    gradients_util._GradientsHelper = timed
+    autodiff.replace_differentiate(timed)
     try:
         start = time.perf_counter()
         if ours:
@@ -152,6 +157,6 @@ def _gradients(
             grads = tf.gradients(loss, xs)
         seconds["gradients"] = time.perf_counter() - start
     finally:
-        gradients_util._GradientsHelper = inner
+        autodiff.replace_differentiate(inner)
     seconds["tensorflow"] = spent
     return list(grads)

@@ -10,8 +10,6 @@ from rich.table import Table
 
 from benchmarks.experiment import Columns, Experiment, Figure, Judged, Results
 
-__all__ = ["mark", "print_figures", "print_results"]
-
 
 def mark(passed: bool) -> str:
     """Return a word in color."""

@@ -24,8 +24,6 @@ from benchmarks.settings import flag, one_of, pairs, planner, shares
 from benchmarks.tables import mark
 from graph_tools.errors import GraphToolsError
 
-__all__ = ["COLUMNS", "EXPERIMENTS", "MODELS", "SETTINGS", "case_of", "notes", "planned"]
-
 #: What is trained: builder and options for `benchmarks.networks.build`.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50": ("application", {"name": "ResNet50", "batch": 8}),
@@ -39,11 +37,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("lstm", {}),
 }
 
-#: Shares of the plain transient peak, and the extra step time that they may cost in the median over models.
+#: Shares of the plain transient peak, and the extra step time that they may cost in the median over
+#: models.
 EXTRA = {0.80: 0.03, 0.60: 0.06, 0.45: 0.09, 0.35: 0.14}
 #: Simulated against measured peak: the median error, and the most that may be promised too low.
 MEDIAN_ERROR, MOST_UNDER = 0.02, 0.03
-#: Predicted against measured extra time, where that is at least so much: the median error, in shares of the extra time.
+#: Predicted against measured extra time, where that is at least so much: the median error, in
+#: shares of the extra time.
 PREDICTED_FROM, PREDICTED_ERROR = 0.10, 0.20
 #: A control farther from 1 than this says that the machine was busy.
 NOISE = 0.05
@@ -165,7 +165,7 @@ def _predicted(
 
 
 def errors(result: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """How far the simulated peaks are from the measured ones, as shares of these; negative: too low."""
+    """Return how far simulated peaks are from measured ones, as shares; negative: too low."""
     plan = result["ours"]["plan"]
     found = []
     for side, suffix in (("plain", "_plain"), ("ours", "")):
@@ -214,7 +214,7 @@ def bars(results: Results) -> list[Figure]:
 
 
 def _errors_in(unit: str, made: Sequence[Mapping[str, Any]]) -> Iterator[float]:
-    """Every measured peak once: the plain one of a model, and that of a least budget, stand in several cases."""
+    """Every measured peak once: plain peaks and those of least budgets are in several cases."""
     seen = set()
     for result in made:
         for what, error in errors(result):
@@ -282,19 +282,12 @@ SETTINGS = {
     "profile": Setting(False, flag, "plan with measured costs: yes"),
     "optimizer": Setting("", one_of("sgd", "adam", "adamw"), "what updates the variables"),
 }
-_BUDGETS = Experiment(
-    "budgets",
-    rows=rows,
-    run=run,
-    columns=(COLUMNS,),
-    bars=bars,
-    notes=notes,
-    settings=SETTINGS,
+EXPERIMENT = Experiment(
+    "budgets", rows=rows, run=run, columns=(COLUMNS,), bars=bars, notes=notes, settings=SETTINGS
 )
-_SGD = replace(
-    _BUDGETS,
+SGD = replace(
+    EXPERIMENT,
     name="budgets-sgd",
     bars=bars_of_training,
     settings={**SETTINGS, "optimizer": replace(SETTINGS["optimizer"], default="sgd")},
 )
-EXPERIMENTS = (_BUDGETS, _SGD)

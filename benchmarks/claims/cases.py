@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CASES", "CLONES", "Case"]
-
 #: The figure whose bar is the least that it may be; of all others it is the most.
 CLONES = "clones"
 
@@ -106,13 +104,7 @@ CASES: tuple[Case, ...] = (
         bars={"peak": 0.46, "time": 1.10},
         pairs=15,
     ),
-    Case(
-        "xla-mlp",
-        "mlp",
-        how="xla",
-        bars={"peak": 0.30, "clones": 1},
-        instruction="tanh",
-    ),
+    Case("xla-mlp", "mlp", how="xla", bars={"peak": 0.30, "clones": 1}, instruction="tanh"),
     Case(
         "xla-resnet83",
         "cifar_resnet",

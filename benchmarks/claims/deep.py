@@ -16,8 +16,6 @@ from benchmarks.claims import budgets
 from benchmarks.experiment import Experiment, Figure, Job, Results, Setting, Settings
 from benchmarks.settings import count, shares
 
-__all__ = ["BLOCKS", "EXPERIMENT", "EXPERIMENTS", "NAME", "bars"]
-
 #: For each share of the plain transient peak, what a step may take of the plain one's time.
 TIMES = {1 / 10: 1.17, 1 / 20: 1.25, 1 / 40: 1.60}
 #: The most seconds from captured to rewritten.
@@ -76,4 +74,3 @@ EXPERIMENT = Experiment(
         "batch": Setting(8, partial(count, 1), "examples"),
     },
 )
-EXPERIMENTS = (EXPERIMENT,)

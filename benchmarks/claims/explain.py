@@ -16,13 +16,21 @@ from collections.abc import Iterator, Mapping
 from statistics import median_low
 from typing import Any
 
+import memsaving_gradients as ms
 from benchmarks import at_peak
+from benchmarks.at_peak import kinds_of, parts_at_peak
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import fresh
+from benchmarks.networks import build
 from benchmarks.planning.simulation import NETWORKS
+from benchmarks.steps import make_optimizer, make_step
 from benchmarks.tables import mark
-
-__all__ = ["EXPERIMENT", "EXPERIMENTS", "PARTS", "bars"]
+from graph_tools.memory.allocation_trace import allocation_events, requested_peak
+from memsaving_gradients.analysis.explain import NEAR
+from memsaving_gradients.analysis.study import Study, asked
+from memsaving_gradients.planners import Limits, auto
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
 
 #: Two more networks, after Sohoni et al. 2019.
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -34,8 +42,8 @@ DEEP = ("cifar_resnet", {"blocks": 111, "batch": 8})
 PARTS = ("parameters", "slots", *at_peak.PARTS)
 #: The most by which a part may be off; seconds for the curve, and for that of the deep network.
 OFF, SECONDS, SECONDS_DEEP = 0.03, 15.0, 60.0
-#: Budgets to plan for, as shares of the peak, and the most hundredths of the step's time that a plan
-#: may take above its bound.
+#: Budgets to plan for, as shares of the peak, and the most hundredths of the step's time that a
+#: plan may take above its bound.
 SHARES, GAP = (0.6, 0.45), 3.0
 #: Parts below this share of all are not judged: they are single buffers.
 SMALL = 0.005
@@ -54,11 +62,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def explained(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What ``explain`` says of a step, the seconds that it takes, and those of tracing the step alone."""
-    import memsaving_gradients as ms
-    from benchmarks.steps import make_step
-    from memsaving_gradients.analysis.study import Study, asked
-
+    """Return what ``explain`` says of a step, its seconds, and those of tracing alone."""
     step = make_step(model, options, ours=False)
     start = time.perf_counter()
     found = ms.explain(step.function, *step.batch)
@@ -80,10 +84,6 @@ def explained(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def _gap(study: Any, share: float) -> list[float]:
     """Extra time of a plan, and its lower bound, in hundredths of the step's."""
-    from memsaving_gradients.planners import Limits, auto
-    from memsaving_gradients.schedules.schedule import plain
-    from memsaving_gradients.schedules.simulate import simulate
-
     graph = study.graph
     limits = Limits(budget=int(share * simulate(graph, plain(graph)).peak))
     proposal = auto.plan(graph, limits)
@@ -93,13 +93,7 @@ def _gap(study: Any, share: float) -> list[float]:
 
 
 def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, int]:
-    """The parts of the steps that took most of several, in bytes: medians, where they tie (in a process made for it)."""
-    from benchmarks.at_peak import kinds_of, parts_at_peak
-    from benchmarks.networks import build
-    from benchmarks.steps import make_optimizer, make_step
-    from graph_tools.memory.allocation_trace import allocation_events, requested_peak
-    from memsaving_gradients.analysis.explain import NEAR
-    from memsaving_gradients.analysis.study import Study, asked
+    """Measure the parts of the steps that took most of several; medians where they tie."""
 
     def held(variables: Any) -> int:
         return sum(variable.numpy().nbytes for variable in variables)
@@ -199,10 +193,5 @@ COLUMNS = Columns(
     lines,
 )
 EXPERIMENT = Experiment(
-    "explain",
-    rows=lambda settings: CASES,
-    run=run,
-    columns=(COLUMNS,),
-    bars=bars,
+    "explain", rows=lambda settings: CASES, run=run, columns=(COLUMNS,), bars=bars
 )
-EXPERIMENTS = (EXPERIMENT,)

@@ -32,8 +32,6 @@ from benchmarks.measuring import fresh
 from benchmarks.networks import Model, build
 from benchmarks.settings import count, some_of
 
-__all__ = ["CASES", "EXPERIMENTS", "bars", "first_step"]
-
 #: First step of ours over that of plain training; seconds to import the package beside TensorFlow.
 TIMES, IMPORT = 1.5, 0.3
 WAYS = ("gradients", "patched", "budget")
@@ -162,7 +160,7 @@ def _differentiation(network: Model, way: str) -> Callable[..., tuple[tf.Tensor,
 
 
 def measure_import(runs: int) -> dict[str, Any]:
-    """Seconds to import the package after TensorFlow: medians of fresh processes, after one that compiles."""
+    """Measure imports of the package after TensorFlow: medians, after one that compiles."""
     found = []
     for _ in range(runs + 1):
         done = subprocess.run(
@@ -222,17 +220,15 @@ COLUMNS = Columns(
     lines,
     text=("way",),
 )
-EXPERIMENTS = (
-    Experiment(
-        "first_step",
-        rows=lambda settings: [*CASES, "import"],
-        run=run,
-        columns=(COLUMNS,),
-        bars=bars,
-        due=due,
-        settings={
-            "ways": Setting(list(WAYS[:2]), some_of(WAYS), f"of {', '.join(WAYS)}"),
-            "pairs": Setting(0, partial(count, 1), "processes of each kind (5; imports: 9)"),
-        },
-    ),
+EXPERIMENT = Experiment(
+    "first_step",
+    rows=lambda settings: [*CASES, "import"],
+    run=run,
+    columns=(COLUMNS,),
+    bars=bars,
+    due=due,
+    settings={
+        "ways": Setting(list(WAYS[:2]), some_of(WAYS), f"of {', '.join(WAYS)}"),
+        "pairs": Setting(0, partial(count, 1), "processes of each kind (5; imports: 9)"),
+    },
 )

@@ -1,8 +1,8 @@
 """Memory and time of plain training, the default mode and a budget of 0.45, on a GPU.
 
 Two kinds of steps: loss and gradients in a ``tf.function``, each gradient consumed at once; and
-Keras' ``fit`` with momentum, compiled with ``jit_compile="auto"``, which on a GPU means XLA wherever
-all layers of the model can be compiled. Memory is what the device's own allocator counts
+Keras' ``fit`` with momentum, compiled with ``jit_compile="auto"``, which on a GPU means XLA
+wherever all layers of the model can be compiled. Memory is what the device's own allocator counts
 (``tf.config.experimental.get_memory_info``, reset before each step): the worst of five steps after
 two, in a fresh process each. Time is the ratio of medians of interleaved pairs in one process,
 beside plain training of the same kind.
@@ -21,8 +21,6 @@ from benchmarks.measuring import ENVIRONMENT, fresh
 from benchmarks.settings import one_of, pairs, planner
 from graph_tools.errors import GraphToolsError
 
-__all__ = ["EXPERIMENT", "EXPERIMENTS", "bars"]
-
 #: Builders and options for `benchmarks.networks.build`.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50": ("application", {"name": "ResNet50", "batch": 64}),
@@ -37,7 +35,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 #: Ways to train, and what they say to ours; plain says nothing.
 WAYS: dict[str, dict[str, Any] | None] = {"plain": None, "default": {}, "0.45": {"budget": 0.45}}
 KINDS = ("step", "fit")
-#: The share of the plain peak that a budget of 0.45 may take; XLA's scratch buffer is rounded up, so that `fit` has no bar.
+#: The share of the plain peak that a budget of 0.45 may take; XLA's scratch buffer is rounded up,
+#: so that `fit` has no bar.
 BUDGET = 0.45
 #: What a GPU is asked for as it is needed, and not all of it at once.
 GROW = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -91,7 +90,7 @@ def device(kind: str) -> str | None:
 
 
 def peak(name: str, kind: str, settings: dict[str, Any] | None, on: str) -> dict[str, Any]:
-    """The transient peak on a device, and whether XLA compiled the step; ``settings`` as in `WAYS`."""
+    """Return the transient peak on a device, and whether XLA compiled the step."""
     from graph_tools.memory.measure import measure_peak
 
     run, compiled = _runner(name, kind, settings)
@@ -140,7 +139,7 @@ def _runner(
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return the bar of budgets, where gradients alone are measured; and whether the default saves."""
+    """Return the bar of budgets, where gradients alone are measured, and that the default saves."""
     figures = []
     for row, result in results.items():
         plain = results.get(f"{result['name']}-{result['kind']}-plain", {})
@@ -188,4 +187,3 @@ EXPERIMENT = Experiment(
         "planner": planner(),
     },
 )
-EXPERIMENTS = (EXPERIMENT,)

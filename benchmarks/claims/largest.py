@@ -21,13 +21,12 @@ from benchmarks.measuring import ENVIRONMENT, fresh
 from benchmarks.settings import count
 from graph_tools.memory.measure import EndedBySignalError
 
-__all__ = ["EXPERIMENTS", "bars"]
-
 MIB = 2**20
 NETWORK = "ResNet50"
 #: The memory of a process, MiB; examples to begin with; steps in each process.
 MEMORY, START, STEPS = 700, 12, 3
-#: Examples more than plain training, at the least; more of them than the largest batch, that must not run.
+#: Examples more than plain training, at the least; more of them than the largest batch, that must
+#: not run.
 TIMES, TOO_MANY = 2.0, 1.5
 
 
@@ -143,13 +142,11 @@ COLUMNS = Columns(
     lines,
     text=("outcome",),
 )
-EXPERIMENTS = (
-    Experiment(
-        "largest",
-        rows=lambda settings: (NETWORK,),
-        run=run,
-        columns=(COLUMNS,),
-        bars=bars,
-        settings={"memory": Setting(MEMORY, partial(count, 1), "MiB of a process")},
-    ),
+EXPERIMENT = Experiment(
+    "largest",
+    rows=lambda settings: (NETWORK,),
+    run=run,
+    columns=(COLUMNS,),
+    bars=bars,
+    settings={"memory": Setting(MEMORY, partial(count, 1), "MiB of a process")},
 )

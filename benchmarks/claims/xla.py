@@ -14,8 +14,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-__all__ = ["flags", "instruction_counts", "largest_allocation"]
-
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
 # "  %name.1 = f32[2,3]{1,0} tanh(...)", also with a tuple as shape.
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (?:\(.*?\)|\S+) ([\w\-]+)\(", re.MULTILINE)

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["Model", "keras_classifier"]
+import tensorflow as tf
 
 Array = npt.NDArray[Any]
 
@@ -50,16 +49,12 @@ def keras_classifier(
 
     Losses that layers add (regularizers) count, as they do in ``fit``.
     """
-    import tensorflow as tf
-
     draw = np.random.default_rng(seed)
     images = draw.standard_normal((batch, *shape)).astype(np.float32)
     labels = draw.integers(0, classes, batch).astype(np.int32)
 
     def loss(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        logits = layers(x, training=True)
-        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
-        return tf.add_n([tf.reduce_mean(entropy), *layers.losses])
+        return tf.add_n([entropy(layers(x, training=True), y), *layers.losses])
 
     return Model(name, loss, tensors(layers), (images, labels), layers)
 
@@ -67,3 +62,15 @@ def keras_classifier(
 def tensors(layers: Any) -> tuple[Any, ...]:
     """The ``tf.Variable`` behind each trainable weight of a Keras model."""
     return tuple(weight.value for weight in layers.trainable_variables)
+
+
+def entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Return the mean softmax cross-entropy of labels that are numbers of classes."""
+    each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    return tf.reduce_mean(each)
+
+
+def normalized(x: tf.Tensor, gain: tf.Variable, bias: tf.Variable) -> tf.Tensor:
+    """Return the layer normalization of the last axis."""
+    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+    return (x - mean) * tf.math.rsqrt(variance + 1e-5) * gain + bias

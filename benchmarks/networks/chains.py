@@ -12,8 +12,6 @@ import tensorflow as tf
 
 from benchmarks.networks.base import Model
 
-__all__ = ["mlp", "residual_chain", "tanh_chain"]
-
 
 def tanh_chain(length: int = 100, size: int = 2**18) -> Model:
     """``tanh`` applied `length` times to a variable of `size` floats; differentiated as it is."""
@@ -46,8 +44,7 @@ def mlp(depth: int = 64, batch: int = 2048, width: int = 512) -> Model:
     draw = np.random.default_rng(0)
     weights = tuple(
         tf.Variable(
-            (draw.standard_normal((width, width)) / np.sqrt(width)).astype(np.float32),
-            name=f"w{i}",
+            (draw.standard_normal((width, width)) / np.sqrt(width)).astype(np.float32), name=f"w{i}"
         )
         for i in range(depth)
     )

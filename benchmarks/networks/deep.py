@@ -1,18 +1,20 @@
 """The deep ResNets of Chen et al. 2016 (arXiv 1604.06174): made to be planned, not to be run.
 
-Bottleneck units of three convolutions, each followed by batch normalization and ReLU, and the sum with the shortcut, as in the
-example published with the paper (dmlc/mxnet-memonger, ``example_resnet.py``). Its 66 units in stages of 3, 24, 36 and 3 are
-200 layers ("we count a conv-bn-relu as one layer"); the paper deepens every stage, here by the same factor. Convolutions
+Bottleneck units of three convolutions, each followed by batch normalization and ReLU, and the sum
+with the shortcut, as in the example published with the paper (dmlc/mxnet-memonger,
+``example_resnet.py``). Its 66 units in stages of 3, 24, 36 and 3 are 200 layers ("we count a
+conv-bn-relu as one layer"); the paper deepens every stage, here by the same factor. Convolutions
 have no bias: one behind which values are normalized changes nothing.
 
-Weights are placeholders, so that nothing is allocated: a thousand layers of ImageNet size take seconds to build.
+Weights are placeholders, so that nothing is allocated: a thousand layers of ImageNet size take
+seconds to build.
 """
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-__all__ = ["deep_resnet", "units_of"]
+from benchmarks.networks.base import entropy
 
 #: Units of each stage at 200 layers.
 STAGES = (3, 24, 36, 3)
@@ -62,5 +64,4 @@ def deep_resnet(
             x = (x if unit else layer(x, 4 * channels, 1, stride)) + y
     x = tf.reduce_mean(x, axis=[1, 2])
     logits = tf.matmul(x, weight(x.shape[-1], classes)) + weight(classes)
-    entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    return tf.reduce_mean(entropy), weights
+    return entropy(logits, labels), weights

@@ -1,8 +1,10 @@
-"""The Transformer with dynamic convolutions instead of self-attention (Wu et al. 2019, arXiv 1901.10430), at the sizes of IWSLT'14.
+"""A Transformer with dynamic convolutions (Wu et al. 2019, arXiv 1901.10430), as for IWSLT'14.
 
-A dynamic convolution averages a few neighbors of each word, by weights that the word itself predicts: one set for each group of channels,
-made positive by a softmax. Seven encoder and six decoder layers of width 512 with windows from 3 to 31 words, four groups, inner layers of 1,024,
-normalization behind each residual; decoder layers attend to the encoder. One table of embeddings serves source, target and output.
+A dynamic convolution averages a few neighbors of each word, by weights that the word itself
+predicts: one set for each group of channels, made positive by a softmax. Seven encoder and six
+decoder layers of width 512 with windows from 3 to 31 words, four groups, inner layers of 1,024,
+normalization behind each residual; decoder layers attend to the encoder. One table of embeddings
+serves source, target and output.
 """
 
 from __future__ import annotations
@@ -16,8 +18,6 @@ import tensorflow as tf
 
 from benchmarks.networks.base import Model, tensors
 from benchmarks.networks.wide import policy_of_normalizations
-
-__all__ = ["dynamic_conv", "loss_of_words", "translator"]
 
 ENCODER, DECODER = (3, 7, 15, 31, 31, 31, 31), (3, 7, 15, 31, 31, 31)
 
@@ -34,7 +34,7 @@ def dynamic_conv(
     words: int = 10_000,
     seed: int = 0,
 ) -> Model:
-    """A translator from sentences of `length` words into as many, under cross-entropy with smoothed labels."""
+    """Make a translator of `length` words, under cross-entropy with smoothed labels."""
     keras.utils.set_random_seed(seed)
     layers = translator(length, encoder, decoder, width, inner, heads, words)
     draw = np.random.default_rng(0)
@@ -68,7 +68,7 @@ def translator(
     dropout: float = 0.3,
     weight_dropout: float = 0.1,
 ) -> Any:
-    """The network: from a sentence, and the translation's words so far, to logits of its next words."""
+    """Make the network: from a sentence and the words so far to logits of the next words."""
     build = _Builder(width, inner, heads, dropout, weight_dropout)
     table = keras.layers.ReversibleEmbedding(
         words,
@@ -153,7 +153,7 @@ class Positions(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="benchmarks")
 class Gated(keras.layers.Layer):
-    """Half of the channels, each times the sigmoid of one of the other half (Dauphin et al. 2017, arXiv 1612.08083)."""
+    """Half of the channels times the sigmoid of the others (Dauphin et al. 2017)."""
 
     def call(self, both: Any) -> Any:
         """Of shape (batch, length, 2 x width)."""
@@ -163,7 +163,7 @@ class Gated(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="benchmarks")
 class DynamicConvolution(keras.layers.Layer):
-    """Averages of the words in a window around each word, or before it if `causal`, by weights of its own."""
+    """Averages of the words around each word, or before it if `causal`, by weights of its own."""
 
     def __init__(self, causal: bool, **options: Any) -> None:
         super().__init__(**options)
@@ -174,11 +174,14 @@ class DynamicConvolution(keras.layers.Layer):
         return {**super().get_config(), "causal": self.causal}
 
     def call(self, inputs: Any) -> Any:
-        """Of words, shape (batch, length, width), and weights, shape (batch, length, heads, window)."""
+        """Of words, shape (batch, length, width), and weights, shape (batch, length, heads,
+        window).
+        """
         x, weights = inputs
         _, length, heads, window = weights.shape
         before = window - 1 if self.causal else window // 2
-        # Row t of a band matrix has the weights of word t from column t on: they are shifted by writing rows that are one longer.
+        # Row t of a band matrix has the weights of word t from column t on: they are shifted by
+        # writing rows that are one longer.
         rows = tf.transpose(weights, [0, 2, 1, 3])
         rows = tf.pad(rows, [[0, 0], [0, 0], [0, 0], [0, length]])
         flat = tf.reshape(rows, [-1, heads, length * (window + length)])[:, :, :-length]

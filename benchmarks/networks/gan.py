@@ -12,8 +12,6 @@ import tensorflow as tf
 
 from benchmarks.networks.base import Array, tensors
 
-__all__ = ["Gan", "gan"]
-
 
 @dataclass(frozen=True)
 class Gan:

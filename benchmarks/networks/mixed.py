@@ -1,17 +1,18 @@
-"""Convolutions and attention in turn, in plain TensorFlow ops: a network that is traced fast, so that all else that is done to it shows.
+"""Convolutions and attention in turn, in plain TensorFlow ops, which are traced fast.
 
-Each block is a bottleneck of two convolutions with batch normalization and a shortcut, then attention over all positions of the
-image and a hidden layer, both behind layer normalization. No layer library: an op takes TensorFlow some 100 µs to trace.
+Each block is a bottleneck of two convolutions with batch normalization and a shortcut, then
+attention over all positions of the image and a hidden layer, both behind layer normalization. No
+layer library: an op takes TensorFlow some 100 µs to trace.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.networks.base import Model
-
-__all__ = ["mixed"]
+from benchmarks.networks.base import Model, entropy, normalized
 
 
 def mixed(
@@ -22,7 +23,7 @@ def mixed(
     heads: int = 2,
     classes: int = 10,
 ) -> Model:
-    """A classifier of images of `blocks` blocks, under softmax cross-entropy with labels drawn at random."""
+    """Make a classifier of images of `blocks` blocks, under softmax cross-entropy."""
     draw = np.random.default_rng(0)
     variables: list[tf.Variable] = []
     positions = image * image
@@ -54,18 +55,13 @@ def mixed(
         return tf.transpose(tf.reshape(x, [batch, positions, heads, width // heads]), [0, 2, 1, 3])
 
     def block(x: tf.Tensor, weights: dict[str, list[tf.Variable]]) -> tf.Tensor:
-        y = x
-        for filters, gain, bias in weights["convolutions"]:
-            y = tf.nn.conv2d(y, filters, strides=1, padding="SAME")
-            y, _, _ = tf.compat.v1.nn.fused_batch_norm(y, gain, bias, is_training=True)
-            y = tf.nn.relu(y)
-        x = tf.reshape(x + y, [batch * positions, width])
+        x = tf.reshape(x + _convolved(x, weights["convolutions"]), [batch * positions, width])
         query, key, value, out = weights["projections"]
-        y = _normalized(x, *weights["norms"][0])
+        y = normalized(x, *weights["norms"][0])
         scores = tf.matmul(split(y @ query), split(y @ key), transpose_b=True)
         read = tf.matmul(tf.nn.softmax(scores * (width // heads) ** -0.5), split(y @ value))
         x += tf.reshape(tf.transpose(read, [0, 2, 1, 3]), [batch * positions, width]) @ out
-        y = _normalized(x, *weights["norms"][1])
+        y = normalized(x, *weights["norms"][1])
         x += tf.nn.gelu(y @ weights["up"]) @ weights["down"]
         return tf.reshape(x, [batch, image, image, width])
 
@@ -74,14 +70,16 @@ def mixed(
         for weights in stack:
             x = block(x, weights)
         logits = tf.reduce_mean(x, [1, 2]) @ output
-        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        return tf.reduce_mean(entropy)
+        return entropy(logits, labels)
 
     images = draw.standard_normal((batch, image, image, 3)).astype(np.float32)
     labels = draw.integers(0, classes, batch).astype(np.int32)
     return Model("mixed", loss, tuple(variables), (images, labels))
 
 
-def _normalized(x: tf.Tensor, gain: tf.Variable, bias: tf.Variable) -> tf.Tensor:
-    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
-    return (x - mean) * tf.math.rsqrt(variance + 1e-5) * gain + bias
+def _convolved(x: tf.Tensor, layers: list[Any]) -> tf.Tensor:
+    for filters, gain, bias in layers:
+        x = tf.nn.conv2d(x, filters, strides=1, padding="SAME")
+        x, _, _ = tf.compat.v1.nn.fused_batch_norm(x, gain, bias, is_training=True)
+        x = tf.nn.relu(x)
+    return x

@@ -1,17 +1,19 @@
-"""Pre-activation ResNets for ImageNet (He et al. 2016, arXiv 1603.05027), with fused batch normalization.
+"""Pre-activation ResNets for ImageNet (He et al. 2016, arXiv 1603.05027).
 
-Six depths, from 18 to 200 layers, as in the second version of TensorFlow's official ResNet, which the gradient-checkpointing project measured:
-two convolutions a block up to 34 layers, bottlenecks of three from 50 on. The penalty on weights is written by hand, as it was there.
+Six depths, from 18 to 200 layers, as in the second version of TensorFlow's official ResNet, which
+the gradient-checkpointing project measured: two convolutions a block up to 34 layers, bottlenecks
+of three from 50 on. The penalty on weights is written by hand, as it was there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.networks.base import Model
-
-__all__ = ["SIZES", "imagenet_resnet"]
+from benchmarks.networks.base import Model, entropy
 
 #: Blocks of each stage, by number of layers.
 SIZES: dict[int, tuple[int, int, int, int]] = {
@@ -47,25 +49,8 @@ def imagenet_resnet(
         weights.extend((tf.Variable(tf.ones([channels])), tf.Variable(tf.zeros([channels]))))
         return weights[-2], weights[-1]
 
-    bottleneck = size >= 50
-    kernels = (1, 3, 1) if bottleneck else (3, 3)
     stem = convolution(7, 3, width)
-    blocks, channels = [], width
-    for stage, many in enumerate(SIZES[size]):
-        inner = width * 2**stage
-        outer = 4 * inner if bottleneck else inner
-        for number in range(many):
-            widths = (inner, inner, outer) if bottleneck else (inner, inner)
-            layers, inputs = [], channels
-            for kernel, outputs in zip(kernels, widths, strict=True):
-                layers.append((normalization(inputs), convolution(kernel, inputs, outputs)))
-                inputs = outputs
-            shortcut = None if number else convolution(1, channels, outer)
-            # The first convolution of three pixels.
-            strides = [1] * len(layers)
-            strides[kernels.index(3)] = 2 if stage and not number else 1
-            blocks.append((layers, strides, shortcut))
-            channels = outer
+    blocks, channels = _blocks(size, width, convolution, normalization)
     last = normalization(channels)
     dense = tf.Variable(draw.standard_normal((channels, classes)).astype(np.float32) * 0.01)
     bias = tf.Variable(tf.zeros([classes]))
@@ -89,9 +74,34 @@ def imagenet_resnet(
             x = skipped + y
         x = tf.reduce_mean(active(x, last), axis=[1, 2])
         logits = tf.matmul(x, dense) + bias
-        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        return tf.reduce_mean(entropy) + decay * tf.add_n([tf.nn.l2_loss(w) for w in weights])
+        return entropy(logits, labels) + decay * tf.add_n([tf.nn.l2_loss(w) for w in weights])
 
     images = draw.standard_normal((batch, image, image, 3)).astype(np.float32)
     labels = draw.integers(0, classes, batch).astype(np.int32)
     return Model("imagenet_resnet", loss, tuple(weights), (images, labels))
+
+
+def _blocks(
+    size: int, width: int, convolution: Callable[..., Any], normalization: Callable[..., Any]
+) -> tuple[list[tuple[Any, list[int], Any]], int]:
+    """Return the layers' weights, strides and shortcut of each block, and the last channels."""
+    bottleneck = size >= 50
+    kernels = (1, 3, 1) if bottleneck else (3, 3)
+    blocks: list[tuple[Any, list[int], Any]] = []
+    channels = width
+    for stage, many in enumerate(SIZES[size]):
+        inner = width * 2**stage
+        outer = 4 * inner if bottleneck else inner
+        for number in range(many):
+            widths = (inner, inner, outer) if bottleneck else (inner, inner)
+            layers, inputs = [], channels
+            for kernel, outputs in zip(kernels, widths, strict=True):
+                layers.append((normalization(inputs), convolution(kernel, inputs, outputs)))
+                inputs = outputs
+            shortcut = None if number else convolution(1, channels, outer)
+            # The first convolution of three pixels.
+            strides = [1] * len(layers)
+            strides[kernels.index(3)] = 2 if stage and not number else 1
+            blocks.append((layers, strides, shortcut))
+            channels = outer
+    return blocks, channels

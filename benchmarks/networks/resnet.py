@@ -13,8 +13,6 @@ import keras
 
 from benchmarks.networks.base import Model, keras_classifier
 
-__all__ = ["cifar_resnet"]
-
 
 def cifar_resnet(
     blocks: int = 111,

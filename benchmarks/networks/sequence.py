@@ -1,12 +1,10 @@
-"""Recurrent networks: written out step by step, where two state tensors cross every cut, and as loops."""
+"""Recurrent networks, unrolled, where two state tensors cross every cut, and as loops."""
 
 from __future__ import annotations
 
 import keras
 
 from benchmarks.networks.base import Model, keras_classifier
-
-__all__ = ["lstm", "recurrence"]
 
 
 def lstm(
@@ -29,7 +27,7 @@ def recurrence(
     cells: int = 1,
     unroll: bool = False,
 ) -> Model:
-    """`cells` LSTM cells on top of one another in one recurrence, with a classifier on the last output."""
+    """Make `cells` LSTM cells in one recurrence, with a classifier on the last output."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((length, features), batch_size=batch)
     stack = [keras.layers.LSTMCell(hidden) for _ in range(cells)]

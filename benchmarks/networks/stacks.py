@@ -1,6 +1,7 @@
-"""Stacks of equal blocks made of Keras layers: a Transformer encoder with a mask and dropout, and a long chain of dense layers.
+"""Stacks of equal blocks of Keras layers: a Transformer encoder, and a chain of dense layers.
 
-Layers have names of their own, so that who takes such a model apart finds the same ones every time it is built.
+Layers have names of their own, so that who takes such a model apart finds the same ones every time
+it is built.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.networks.base import Model, keras_classifier, tensors
-
-__all__ = ["dense_chain", "encoder"]
+from benchmarks.networks.base import Model, entropy, keras_classifier, tensors
 
 
 def encoder(
@@ -26,9 +25,10 @@ def encoder(
     classes: int = 10,
     dropout: float = 0.1,
 ) -> Model:
-    """A pre-norm Transformer encoder (Vaswani et al. 2017, arXiv 1706.03762) that classifies by its first token.
+    """Make a pre-norm encoder (Vaswani et al. 2017, arXiv 1706.03762) with a classifier.
 
-    One fed mask hides the padding from all layers. Dropout is Keras': each layer counts its draws in a variable.
+    One fed mask hides the padding from all layers. Dropout is Keras': each layer counts its draws
+    in a variable.
     """
     keras.utils.set_random_seed(0)
     tokens = keras.Input((length,), batch_size=batch, dtype="int32", name="tokens")
@@ -47,10 +47,7 @@ def encoder(
     labels = draw.integers(0, classes, batch).astype(np.int32)
 
     def loss(ids: tf.Tensor, allowed: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        logits = model((ids, allowed), training=True)
-        return tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        )
+        return entropy(model((ids, allowed), training=True), labels)
 
     return Model("encoder", loss, tensors(model), (ids, allowed, labels), model)
 

@@ -9,36 +9,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.networks.base import Model
-
-__all__ = ["transformer"]
+from benchmarks.networks.base import Model, entropy, normalized
 
 
-def transformer(
-    layers: int = 12,
-    batch: int = 4,
-    length: int = 64,
-    width: int = 64,
-    heads: int = 4,
-    vocabulary: int = 64,
-    *,
-    mask: bool = False,
-    tied: bool = False,
-    dropout: float = 0.0,
-    rectified: bool = False,
-    stateless: bool = False,
-    decay: float = 0.0,
-    loss_scope: str | None = "xentropy",
-    resource: bool = True,
-    named: bool = False,
-) -> Model:
-    """A Transformer that predicts token ids.
+def transformer(layers: int = 12, **options: Any) -> Model:
+    """Make a Transformer that predicts token ids; options are the attributes of `Transformer`."""
+    return Transformer(layers, **options).model()
 
-    Parameters
+
+@dataclass(frozen=True)
+class Transformer:
+    """The sizes of a Transformer and its variants.
+
+    Attributes
     ----------
     layers, batch, length, width, heads, vocabulary
         Sizes. The hidden layer is four times as wide as `width`.
@@ -49,7 +38,8 @@ def transformer(
     dropout
         Rate, after attention weights, attention output and hidden layer's output.
     rectified
-        ReLU instead of SiLU in the hidden layer, with dropout behind it, too (``relu_dropout`` of tensor2tensor).
+        ReLU instead of SiLU in the hidden layer, with dropout behind it, too (``relu_dropout`` of
+        tensor2tensor).
     stateless
         Draw the dropout masks with stateless ops and fixed seeds.
     decay
@@ -61,76 +51,106 @@ def transformer(
     named
         Give names to the input of the first layer and the output of each: ``block0``, ``block1``, …
     """
-    weights = _Weights(resource)
-    embedding = weights.matrix("embedding", vocabulary, width)
-    positions = weights.matrix("positions", length, width)
-    stack = [_layer_weights(weights, f"layer{i}", width) for i in range(layers)]
-    final = weights.norm("final", width)
-    output = embedding if tied else weights.matrix("output", vocabulary, width)
 
-    draw = np.random.default_rng(1)
-    tokens = draw.integers(0, vocabulary, (batch, length)).astype(np.int32)
-    targets = draw.integers(0, vocabulary, (batch, length)).astype(np.int32)
-    fed: tuple[np.ndarray, ...] = (tokens, targets)
-    if mask:
-        fed += (np.tril(np.ones((length, length), bool))[None, None].repeat(batch, 0),)
+    layers: int = 12
+    batch: int = 4
+    length: int = 64
+    width: int = 64
+    heads: int = 4
+    vocabulary: int = 64
+    mask: bool = False
+    tied: bool = False
+    dropout: float = 0.0
+    rectified: bool = False
+    stateless: bool = False
+    decay: float = 0.0
+    loss_scope: str | None = "xentropy"
+    resource: bool = True
+    named: bool = False
 
-    def drop(x: tf.Tensor, seed: int) -> tf.Tensor:
-        if not dropout:
+    def model(self) -> Model:
+        """Make the variables and one batch."""
+        weights = _Weights(self.resource)
+        embedding = weights.matrix("embedding", self.vocabulary, self.width)
+        positions = weights.matrix("positions", self.length, self.width)
+        stack = [_layer_weights(weights, f"layer{i}", self.width) for i in range(self.layers)]
+        final = weights.norm("final", self.width)
+        tied = self.tied
+        output = embedding if tied else weights.matrix("output", self.vocabulary, self.width)
+
+        def loss(ids: tf.Tensor, labels: tf.Tensor, allowed: tf.Tensor | None = None) -> tf.Tensor:
+            bias = None if allowed is None else (1.0 - tf.cast(allowed, tf.float32)) * -1e9
+            x = self.named_block(tf.gather(embedding, ids) + positions, 0)
+            for i, w in enumerate(stack):
+                y = normalized(x, w["norm1"], w["norm1_bias"])
+                x = x + self.attention(y, w, bias, 3 * i)
+                y = normalized(x, w["norm2"], w["norm2_bias"])
+                x = x + self.feed_forward(y, w, 3 * i + 2)
+                x = self.named_block(x, i + 1)
+            x = tf.reshape(normalized(x, *final), [self.batch * self.length, self.width])
+            logits = tf.matmul(x, output, transpose_b=True)
+            scope = self.loss_scope
+            with contextlib.nullcontext() if scope is None else tf.name_scope(scope):
+                total = entropy(logits, tf.reshape(labels, [-1]))
+                if self.decay:
+                    matrices = [w for w in weights.all if len(w.shape) == 2]
+                    total += self.decay * tf.add_n([tf.reduce_sum(tf.square(w)) for w in matrices])
+            return total
+
+        return Model("transformer", loss, tuple(weights.all), self.fed())
+
+    def fed(self) -> tuple[np.ndarray, ...]:
+        """Return one batch: tokens, targets, and the mask if there is one."""
+        draw = np.random.default_rng(1)
+        shape = (self.batch, self.length)
+        tokens = draw.integers(0, self.vocabulary, shape).astype(np.int32)
+        targets = draw.integers(0, self.vocabulary, shape).astype(np.int32)
+        if not self.mask:
+            return tokens, targets
+        below = np.tril(np.ones((self.length, self.length), bool))[None, None]
+        return tokens, targets, below.repeat(self.batch, 0)
+
+    def named_block(self, x: tf.Tensor, number: int) -> tf.Tensor:
+        """Return the end of a block, under a name if blocks have names."""
+        return tf.identity(x, name=f"block{number}") if self.named else x
+
+    def drop(self, x: tf.Tensor, seed: int) -> tf.Tensor:
+        """Return what dropout leaves."""
+        if not self.dropout:
             return x
-        if stateless:
-            return tf.nn.experimental.stateless_dropout(x, dropout, seed=[seed, 7])
-        return tf.nn.dropout(x, dropout)
+        if self.stateless:
+            return tf.nn.experimental.stateless_dropout(x, self.dropout, seed=[seed, 7])
+        return tf.nn.dropout(x, self.dropout)
 
     def attention(
-        x: tf.Tensor, w: dict[str, tf.Variable], bias: tf.Tensor | None, seed: int
+        self, x: tf.Tensor, w: dict[str, tf.Variable], bias: tf.Tensor | None, seed: int
     ) -> tf.Tensor:
+        """Return the attention of all heads."""
+        batch, length, width = self.batch, self.length, self.width
+        each = width // self.heads
+
         def split(t: tf.Tensor) -> tf.Tensor:
-            return tf.transpose(tf.reshape(t, [batch, length, heads, width // heads]), [0, 2, 1, 3])
+            return tf.transpose(tf.reshape(t, [batch, length, self.heads, each]), [0, 2, 1, 3])
 
         flat = tf.reshape(x, [batch * length, width])
         query, key, value = (split(tf.matmul(flat, w[name])) for name in ("q", "k", "v"))
-        scores = tf.matmul(query, key, transpose_b=True) * (width // heads) ** -0.5
+        scores = tf.matmul(query, key, transpose_b=True) * each**-0.5
         if bias is not None:
             scores = scores + bias
-        mixed = tf.matmul(drop(tf.nn.softmax(scores), seed), value)
+        mixed = tf.matmul(self.drop(tf.nn.softmax(scores), seed), value)
         mixed = tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [batch * length, width])
-        return drop(tf.reshape(tf.matmul(mixed, w["o"]), [batch, length, width]), seed + 1)
+        return self.drop(tf.reshape(tf.matmul(mixed, w["o"]), [batch, length, width]), seed + 1)
 
-    def feed_forward(x: tf.Tensor, w: dict[str, tf.Variable], seed: int) -> tf.Tensor:
+    def feed_forward(self, x: tf.Tensor, w: dict[str, tf.Variable], seed: int) -> tf.Tensor:
+        """Return the hidden layer's output."""
+        batch, length, width = self.batch, self.length, self.width
         hidden = tf.matmul(tf.reshape(x, [batch * length, width]), w["up"]) + w["up_bias"]
-        active = drop(tf.nn.relu(hidden), 3 * layers + seed) if rectified else tf.nn.silu(hidden)
+        if self.rectified:
+            active = self.drop(tf.nn.relu(hidden), 3 * self.layers + seed)
+        else:
+            active = tf.nn.silu(hidden)
         out = tf.matmul(active, w["down"]) + w["down_bias"]
-        return drop(tf.reshape(out, [batch, length, width]), seed)
-
-    def loss(ids: tf.Tensor, labels: tf.Tensor, allowed: tf.Tensor | None = None) -> tf.Tensor:
-        bias = None if allowed is None else (1.0 - tf.cast(allowed, tf.float32)) * -1e9
-        x = tf.gather(embedding, ids) + positions
-        if named:
-            x = tf.identity(x, name="block0")
-        for i, w in enumerate(stack):
-            x = x + attention(_normalize(x, w["norm1"], w["norm1_bias"]), w, bias, 3 * i)
-            x = x + feed_forward(_normalize(x, w["norm2"], w["norm2_bias"]), w, 3 * i + 2)
-            if named:
-                x = tf.identity(x, name=f"block{i + 1}")
-        x = tf.reshape(_normalize(x, *final), [batch * length, width])
-        logits = tf.matmul(x, output, transpose_b=True)
-        with contextlib.nullcontext() if loss_scope is None else tf.name_scope(loss_scope):
-            entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
-                labels=tf.reshape(labels, [-1]), logits=logits
-            )
-            total = tf.reduce_mean(entropy)
-            if decay:
-                matrices = [w for w in weights.all if len(w.shape) == 2]
-                total += decay * tf.add_n([tf.reduce_sum(tf.square(w)) for w in matrices])
-        return total
-
-    return Model("transformer", loss, tuple(weights.all), fed)
-
-
-def _normalize(x: tf.Tensor, gain: tf.Variable, bias: tf.Variable) -> tf.Tensor:
-    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
-    return (x - mean) * tf.math.rsqrt(variance + 1e-5) * gain + bias
+        return self.drop(tf.reshape(out, [batch, length, width]), seed)
 
 
 def _layer_weights(weights: _Weights, name: str, width: int) -> dict[str, tf.Variable]:
@@ -162,10 +182,7 @@ class _Weights:
         return self._add(name, np.full([size], value, np.float32))
 
     def norm(self, name: str, width: int) -> Sequence[tf.Variable]:
-        return (
-            self.vector(f"{name}/gain", width, 1.0),
-            self.vector(f"{name}/bias", width, 0.0),
-        )
+        return (self.vector(f"{name}/gain", width, 1.0), self.vector(f"{name}/bias", width, 0.0))
 
     def _add(self, name: str, values: np.ndarray) -> tf.Variable:
         if self._resource:

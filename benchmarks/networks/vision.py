@@ -12,9 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.networks.base import Model, keras_classifier, tensors
-
-__all__ = ["application", "densenet", "inception", "unet", "vgg"]
+from benchmarks.networks.base import Model, entropy, keras_classifier, tensors
 
 
 def application(name: str, batch: int, image: int = 224, classes: int = 1000) -> Model:
@@ -57,10 +55,7 @@ def unet(
     labels = draw.integers(0, classes, (batch, image, image)).astype(np.int32)
 
     def loss(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        logits = layers(x, training=True)
-        return tf.reduce_mean(
-            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
-        )
+        return entropy(layers(x, training=True), y)
 
     return Model("unet", loss, tensors(layers), (images, labels), layers)
 
@@ -123,11 +118,7 @@ def vgg(
     for stage, depth in enumerate(depths):
         for _ in range(depth):
             x = keras.layers.Conv2D(
-                filters * 2**stage,
-                3,
-                padding="same",
-                activation="relu",
-                kernel_regularizer=penalty,
+                filters * 2**stage, 3, padding="same", activation="relu", kernel_regularizer=penalty
             )(x)
         x = keras.layers.MaxPooling2D()(x)
     x = keras.layers.Flatten()(x)

@@ -1,7 +1,8 @@
 """Wide residual networks for 32 x 32 images (Zagoruyko & Komodakis 2016, arXiv 1605.07146).
 
-Three stages of (depth - 4) / 6 blocks of two 3 x 3 convolutions each, `widen` times as wide as a ResNet's: 28 layers, twice as wide, is the
-network of Sohoni et al. 2019 (arXiv 1904.10631), with 1.5 million weights.
+Three stages of (depth - 4) / 6 blocks of two 3 x 3 convolutions each, `widen` times as wide as a
+ResNet's: 28 layers, twice as wide, is the network of Sohoni et al. 2019 (arXiv 1904.10631), with
+1.5 million weights.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from typing import Any
 import keras
 
 from benchmarks.networks.base import Model, keras_classifier
-
-__all__ = ["policy_of_normalizations", "wide_resnet"]
 
 NORMS = {
     "batch": lambda name: keras.layers.BatchNormalization(
@@ -25,7 +24,7 @@ NORMS = {
 
 
 def policy_of_normalizations() -> str:
-    """Of normalizations: their few weights and averages have 32 bits, whatever the policy in force is."""
+    """Return the policy of normalizations, whose weights and averages always have 32 bits."""
     name: str = keras.config.dtype_policy().name
     return f"mixed_{name}" if name in ("bfloat16", "float16") else name
 
@@ -40,7 +39,7 @@ def wide_resnet(
     classes: int = 10,
     seed: int = 0,
 ) -> Model:
-    """A wide residual network of `depth` layers, normalized over the ``"batch"`` or in each image, over a ``"group"`` of channels."""
+    """Make a wide residual network, normalized over the ``"batch"`` or a ``"group"``."""
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((image, image, 3))
     x = keras.layers.Conv2D(16, 3, padding="same", use_bias=False, name="stem")(inputs)

@@ -1,8 +1,9 @@
-"""The gradient-checkpointing project (Bulatov and Salimans 2018): ResNets for ImageNet by depth, and ten times as many layers.
+"""The gradient-checkpointing project (Bulatov and Salimans 2018): ResNets by depth.
 
-Six depths, batch 32, 224 x 224, are planned; two of them are measured as well, on the CPU. Peaks here are transient ones, of gradients that are
-consumed at once, in bytes asked for, or, where they are measured, in the allocator's chunks; theirs were taken from the list of allocations of
-a GPU's step, with the scratch space of its convolutions.
+Six depths, batch 32, 224 x 224, are planned; two of them are measured as well, on the CPU. Peaks
+here are transient ones, of gradients that are consumed at once, in bytes asked for, or, where they
+are measured, in the allocator's chunks; theirs were taken from the list of allocations of a GPU's
+step, with the scratch space of its convolutions.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def ten_times(again: bool) -> dict[str, Any]:
 
 
 def as_large_plainly(result: dict[str, Any] | Any) -> float:
-    """Layers of the network that plain training has room for in the memory of ours: between two networks, bytes grow as layers do."""
+    """Return how many layers plain training has room for in our memory, by linear interpolation."""
     few, many = 9 * SHALLOW + 2, 9 * deep.BLOCKS + 2
     each = (result["plain"] - result["shallow"]) / (many - few)
     return float(few + (result["ours"] - result["shallow"]) / each)

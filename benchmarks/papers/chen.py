@@ -1,15 +1,18 @@
-"""Chen, Xu, Zhang and Guestrin 2016 (arXiv 1604.06174): a thousand layers, square root and logarithm, an unrolled LSTM.
+"""Chen, Xu, Zhang and Guestrin 2016 (arXiv 1604.06174): a thousand layers, √n, log n, an LSTM.
 
-- *ResNet.* The setting of `benchmarks.planning.paper`, planned. Before: what the paper calls *sharing*, in GB of 2^30 bytes. After: on the card, that is with three times
-  the parameters; ours is the fastest plan that leaves room for these within 7 GB.
-- *Chains* of n layers, measured: how the peak grows from 256 to 1024 layers; and with ``planner="recursive"``, how many layers' memory 1024 of them take, and how often
-  a layer runs.
-- *LSTM*: four layers of 1024 units, 64 steps, batch 64: unrolled, planned, against *sharing*, without the gradients of weights; and as a loop, measured, of `benchmarks.techniques.loops`.
+- *ResNet.* The setting of `benchmarks.planning.paper`, planned. Before: what the paper calls
+  *sharing*, in GB of 2^30 bytes. After: on the card, that is with three times the parameters; ours
+  is the fastest plan that leaves room for these within 7 GB.
+- *Chains* of n layers, measured: how the peak grows from 256 to 1024 layers; and with
+  ``planner="recursive"``, how many layers' memory 1024 of them take, and how often a layer runs.
+- *LSTM*: four layers of 1024 units, 64 steps, batch 64: unrolled, planned, against *sharing*,
+  without the gradients of weights; and as a loop, measured, of `benchmarks.techniques.loops`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +20,15 @@ import numpy as np
 
 from benchmarks.experiment import Results
 from benchmarks.measuring import peak
+from benchmarks.networks import build
 from benchmarks.papers.rows import Line, Work, in_process
 from benchmarks.planning import paper
+from benchmarks.planning.periodic import captured_step
 from benchmarks.running import rows_of
 from benchmarks.techniques import loops
+from memsaving_gradients.planners import Limits, auto, chen
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 GB = 2**30
@@ -41,22 +49,14 @@ def resnet(planner: str = "chen") -> dict[str, Any]:
 
 
 def unrolled() -> dict[str, Any]:
-    """The strategies on the unrolled LSTM, its weights' gradients not counted, and our plan within a quarter of *sharing* (in a process of its own)."""
-    from benchmarks.networks import build
-    from benchmarks.planning.periodic import captured_step
-    from memsaving_gradients.planners import Limits, auto, chen
-    from memsaving_gradients.schedules.schedule import plain
-    from memsaving_gradients.schedules.simulate import simulate
-
+    """Plan the unrolled LSTM, weights' gradients not counted, within a quarter of *sharing*."""
     whole = captured_step("recurrence", UNROLLED, profile=False).graph
     weights = build("recurrence", **{**UNROLLED, "length": 1}).variables
     graph = without(whole, {4 * w.shape.num_elements() for w in weights})
-    # TensorFlow holds the gradient of every step until AddN adds them; as they come, they are no part of this.
+    # TensorFlow holds the gradient of every step until AddN adds them; as they come, they are no
+    # part of this.
     shared = simulate(graph, plain(graph, graph.sums)).peak
-    found: dict[str, Any] = {
-        "tensorflow": simulate(whole, plain(whole)).peak,
-        "sharing": shared,
-    }
+    found: dict[str, Any] = {"tensorflow": simulate(whole, plain(whole)).peak, "sharing": shared}
     plans = {
         "theirs": chen.plan(graph),
         "ours": auto.plan(graph, Limits(budget=int(shared / LSTM))),
@@ -68,7 +68,7 @@ def unrolled() -> dict[str, Any]:
 
 
 def without(graph: TrainingGraph, sizes: set[int]) -> TrainingGraph:
-    """The graph with values of the backward pass of such sizes, in bytes, as if they took nothing."""
+    """Return the graph in which backward values of such sizes, in bytes, take nothing."""
     free = np.isin(graph.size, list(sizes)) & (graph.producer >= graph.first_backward)
     return replace(graph, size=np.where(free, 0, graph.size))
 
@@ -96,68 +96,55 @@ def recurrence(again: bool) -> dict[str, Any]:
 
 
 def lines(results: Results) -> list[Line]:
-    """Memory of the ResNet, growth with depth, memory of the LSTM."""
-    found = []
-    if result := results.get("chen-resnet"):
-        rows = {row["name"]: row for row in result["rows"]}
-        before, theirs, ours = rows["sharing"], rows["sublinear plan"], result["rows"][-1]
-        card = {row["name"]: row["peak"] + COPIES * result["parameters"] for row in (theirs, ours)}
-        what = "ResNet of 1001 layers, batch 32"
-        found += [
-            Line(f"{what}: sharing", BEFORE, before["peak"] / GB, "GB", "planned", "same"),
-            Line(f"{what}: on the card", AFTER, card[ours["name"]] / GB, "GB", "planned", "less"),
-            Line("… extra time", EXTRA, ours["extra"], "%", "planned", "less"),
-            Line(
-                f"{what}: on the card, by the paper's algorithm",
-                AFTER,
-                card[theirs["name"]] / GB,
-                "GB",
-                "planned",
-                "less",
-            ),
-            Line("… extra time", EXTRA, theirs["extra"], "%", "planned", "less"),
-        ]
-    if result := results.get("chen-chains"):
-        few, many = (result[str(length)] for length in LENGTHS)
-        recursive = result["recursive"]
-        log = math.log2(LENGTHS[-1])
-        found += [
-            Line(
-                "chain, peak with 1024 layers / with 256: √n",
-                2,
-                many["layers"] / few["layers"],
-                better="less",
-                note=f"{few['layers']:.1f} and {many['layers']:.1f} layers' bytes",
-            ),
-            Line(
-                "chain of 1024, recursive: layers' memory, of log₂ n",
-                None,
-                recursive["layers"],
-                "",
-                note=f"log₂ n is {log:.0f}; the order O(log n) has no constant",
-            ),
-            Line(
-                "… runs of a layer, of log₂ n",
-                log,
-                1 + recursive["clones"] / LENGTHS[-1],
-                "",
-                better="less",
-            ),
-        ]
-    if result := results.get("chen-lstm"):
-        shared, theirs, ours = result["sharing"], result["theirs"], result["ours"]
-        what = "LSTM, 4 x 1024, 64 steps unrolled, batch 64: sharing"
-        for name, plan in (("ours", ours), ("the paper's algorithm", theirs)):
-            note = f"{shared / 1e6:,.0f} → {plan['peak'] / 1e6:,.0f} MB, extra time {plan['extra']:.1%}; gradients of weights not counted"
-            ratio = shared / plan["peak"]
-            found.append(Line(f"{what} / {name}", LSTM, ratio, how="planned", note=note))
-    if result := results.get("chen-loop"):
-        note = f"{result['plain'] / 1e6:,.0f} → {result['ours'] / 1e6:,.0f} MB"
-        ratio = result["plain"] / result["ours"]
-        found.append(
-            Line("LSTM, the same as a loop: plain TensorFlow / ours", LSTM, ratio, note=note)
+    """Return the memory of the ResNet, growth with depth, memory of the LSTM."""
+    of = {
+        "chen-resnet": _of_resnet,
+        "chen-chains": _of_chains,
+        "chen-lstm": _of_lstm,
+        "chen-loop": _of_loop,
+    }
+    return [line for job, made in of.items() if job in results for line in made(results[job])]
+
+
+def _of_resnet(result: Mapping[str, Any]) -> Iterator[Line]:
+    rows = {row["name"]: row for row in result["rows"]}
+    theirs, ours = rows["sublinear plan"], result["rows"][-1]
+    what = "ResNet of 1001 layers, batch 32"
+    yield Line(f"{what}: sharing", BEFORE, rows["sharing"]["peak"] / GB, "GB", "planned", "same")
+    for row, by in ((ours, ""), (theirs, ", by the paper's algorithm")):
+        card = (row["peak"] + COPIES * result["parameters"]) / GB
+        yield Line(f"{what}: on the card{by}", AFTER, card, "GB", "planned", "less")
+        yield Line("… extra time", EXTRA, row["extra"], "%", "planned", "less")
+
+
+def _of_chains(result: Mapping[str, Any]) -> Iterator[Line]:
+    few, many = (result[str(length)]["layers"] for length in LENGTHS)
+    recursive, log = result["recursive"], math.log2(LENGTHS[-1])
+    note = f"{few:.1f} and {many:.1f} layers' bytes"
+    what = "chain, peak with 1024 layers / with 256: √n"
+    yield Line(what, 2, many / few, better="less", note=note)
+    note = f"log₂ n is {log:.0f}; the order O(log n) has no constant"
+    what = "chain of 1024, recursive: layers' memory, of log₂ n"
+    yield Line(what, None, recursive["layers"], "", note=note)
+    runs = 1 + recursive["clones"] / LENGTHS[-1]
+    yield Line("… runs of a layer, of log₂ n", log, runs, "", better="less")
+
+
+def _of_lstm(result: Mapping[str, Any]) -> Iterator[Line]:
+    what, shared = "LSTM, 4 x 1024, 64 steps unrolled, batch 64: sharing", result["sharing"]
+    for key, name in (("ours", "ours"), ("theirs", "the paper's algorithm")):
+        peak, extra = result[key]["peak"], result[key]["extra"]
+        note = (
+            f"{shared / 1e6:,.0f} → {peak / 1e6:,.0f} MB, extra time {extra:.1%}; "
+            "gradients of weights not counted"
         )
-    return found
+        yield Line(f"{what} / {name}", LSTM, shared / peak, how="planned", note=note)
+
+
+def _of_loop(result: Mapping[str, Any]) -> Iterator[Line]:
+    note = f"{result['plain'] / 1e6:,.0f} → {result['ours'] / 1e6:,.0f} MB"
+    what = "LSTM, the same as a loop: plain TensorFlow / ours"
+    yield Line(what, LSTM, result["plain"] / result["ours"], note=note)
 
 
 WORK = Work(

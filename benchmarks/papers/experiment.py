@@ -12,8 +12,6 @@ from benchmarks.papers import checkpointing, chen, meng, rotor, sohoni
 from benchmarks.papers.page import columns, page
 from benchmarks.papers.rows import Line, Work
 
-__all__ = ["EXPERIMENT", "EXPERIMENTS", "WORKS", "experiment_of"]
-
 WORKS = (chen.WORK, rotor.WORK, meng.WORK, sohoni.WORK, checkpointing.WORK)
 
 
@@ -42,4 +40,3 @@ def experiment_of(works: tuple[Work, ...]) -> Experiment:
 
 
 EXPERIMENT = experiment_of(WORKS)
-EXPERIMENTS = (EXPERIMENT,)

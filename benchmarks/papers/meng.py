@@ -1,10 +1,14 @@
-"""Meng et al. 2017 ("Training deeper models by GPU memory optimization on TensorFlow"): tables 1 and 2, as ratios.
+"""Tables 1 and 2 of Meng et al. 2017, Training deeper models by GPU memory optimization.
 
-*Table 1*: larger batches, or less memory, by swapping to the host at a loss of less than 10 %. A batch r times as large needs each example to take 1/r: planned is a step at that
-share of its plain peak, on the card and the link of `benchmarks.techniques.offload` (an M40 behind PCIe 3), and the extra time of offloading alone, of recomputing alone, and of both
-together. Where plain training was out of memory on their card, there is no share: a plan that recomputes has to fit into the bytes that they report, less the parameters.
+*Table 1*: larger batches, or less memory, by swapping to the host at a loss of less than 10 %. A
+batch r times as large needs each example to take 1/r: planned is a step at that share of its plain
+peak, on the card and the link of `benchmarks.techniques.offload` (an M40 behind PCIe 3), and the
+extra time of offloading alone, of recomputing alone, and of both together. Where plain training was
+out of memory on their card, there is no share: a plan that recomputes has to fit into the bytes
+that they report, less the parameters.
 
-*Table 2*: stacked LSTMs, and an encoder-decoder with additive attention in blocks (of `benchmarks.techniques.attention`): the largest batch in the same memory, measured.
+*Table 2*: stacked LSTMs, and an encoder-decoder with additive attention in blocks (of
+`benchmarks.techniques.attention`): the largest batch in the same memory, measured.
 """
 
 from __future__ import annotations
@@ -18,17 +22,15 @@ from benchmarks.papers.rows import Line, Work, in_process
 from benchmarks.planning import paper
 from benchmarks.running import rows_of
 from benchmarks.techniques import attention
+from benchmarks.techniques.offload import hybrid
 
 #: The loss of speed that they report at the most.
 LOSS = 0.10
-#: Table 1a: the largest batches, with the network and a batch at which it is planned; ``None``: its sizes are not known.
+#: Table 1a: the largest batches, with the network and a batch at which it is planned; ``None``: its
+#: sizes are not known.
 BATCHES: dict[str, tuple[int, int, tuple[str, dict[str, Any]] | None]] = {
     "ResNet-50": (144, 664, ("application", {"name": "ResNet50", "batch": 32})),
-    "Inception-V3": (
-        208,
-        548,
-        ("application", {"name": "InceptionV3", "batch": 32, "image": 299}),
-    ),
+    "Inception-V3": (208, 548, ("application", {"name": "InceptionV3", "batch": 32, "image": 299})),
     "GAN": (24, 48, None),
     "NMT": (496, 824, None),
 }
@@ -51,8 +53,6 @@ CELL = 14_000
 
 def at_share(kind: str, name: str) -> dict[str, Any]:
     """Extra time at the published share of the plain peak (in a process of its own)."""
-    from benchmarks.techniques.offload import hybrid
-
     if kind == "1a":
         base, optimized, network = BATCHES[name]
         assert network is not None
@@ -66,7 +66,7 @@ def at_share(kind: str, name: str) -> dict[str, Any]:
 
 
 def in_bytes(name: str, planner: str = "chen") -> dict[str, Any]:
-    """Peak and extra time of a plan that recomputes, within the published bytes less the parameters (in a process of its own)."""
+    """Plan recomputation within the published bytes less the parameters (in a fresh process)."""
     _, megabytes, depth = PEAKS[name]
     found = paper.planned(depth, 32, planner, lambda parameters: megabytes * 10**6 - parameters)
     rows = {row["name"]: row for row in found["rows"]}

@@ -9,8 +9,6 @@ from benchmarks.experiment import Columns, Results
 from benchmarks.papers.rows import Line, Work
 from benchmarks.tables import mark
 
-__all__ = ["columns", "page", "shown"]
-
 HEAD = """# Founding figures
 
 What the works that this library stands on published, beside what it does. Made by `make bench-papers` (`python -m benchmarks --only papers`), which writes this page and

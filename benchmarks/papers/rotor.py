@@ -1,10 +1,14 @@
 """Beaumont et al. 2019 (arXiv 1911.13214): throughput at the memory of periodic checkpoints.
 
-Four networks of the families that the paper trains are cut into equal segments, for every number of them up to 2√n, as PyTorch's ``checkpoint_sequential``
-does (`benchmarks.planning.periodic`). Of these, only those count that are the fastest for their memory; at each of these memories, ours is planned. Nothing runs.
+Four networks of the families that the paper trains are cut into equal segments, for every number of
+them up to 2√n, as PyTorch's ``checkpoint_sequential`` does (`benchmarks.planning.periodic`). Of
+these, only those count that are the fastest for their memory; at each of these memories, ours is
+planned. Nothing runs.
 
-For one number of segments of each network both are measured as well, one after the other in one process: lists of layers to be kept beside a budget of as much memory
-as that list takes. There, what is made again is made by our rewriter in both; ``checkpoint_sequential`` runs whole segments, which is slower still.
+For one number of segments of each network both are measured as well, one after the other in one
+process: lists of layers to be kept beside a budget of as much memory as that list takes. There,
+what is made again is made by our rewriter in both; ``checkpoint_sequential`` runs whole segments,
+which is slower still.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import memsaving_gradients as ms
 from benchmarks.experiment import Results
 from benchmarks.papers.rows import Line, Work, in_process
 from benchmarks.planning import periodic
@@ -26,6 +31,8 @@ from benchmarks.planning.periodic import (
     named_ends,
     periodic_plans,
 )
+from benchmarks.steps import make_step
+from graph_tools.memory.measure import time_ratio
 
 #: On average, over networks, images and memories.
 FASTER = 0.172
@@ -45,7 +52,7 @@ PAIRS = 15
 
 
 def planned(name: str, planner: str = "auto") -> dict[str, Any]:
-    """Ours at the memory of those periodic plans that are the fastest for it (in a process of its own)."""
+    """Plan ours at the memory of those periodic plans that are the fastest for it."""
     network = NETWORKS[name]
     step = captured_step(network.model, network.options, profile=False)
     ends = list(named_ends(step, network.blocks).values())
@@ -74,10 +81,6 @@ def fastest(rows: Mapping[int, Mapping[str, Any]]) -> list[int]:
 
 def timed(name: str, pairs: int = PAIRS) -> dict[str, Any]:
     """Steps with √n segments and with ours in as much memory (in a process of its own)."""
-    import memsaving_gradients as ms
-    from benchmarks.steps import make_step
-    from graph_tools.memory.measure import time_ratio
-
     network = NETWORKS[name]
     options = {**network.options, **SMALLER}
     layers = list(named_ends(captured_step(network.model, options, profile=False), network.blocks))
@@ -103,7 +106,7 @@ def timed(name: str, pairs: int = PAIRS) -> dict[str, Any]:
 
 
 def throughputs(rows: Iterable[Mapping[str, Any]], of: str) -> list[float]:
-    """How much more of ours gets done in the same time, at each memory, than of the periodic plan, as it is run (``literal``) or with what it has no use for left out (``periodic``)."""
+    """Return our gain over periodic plans that run whole segments (``literal``) or lean ones."""
     return [(1 + row[f"{of}_extra"]) / (1 + row["ours_extra"]) - 1 for row in rows]
 
 

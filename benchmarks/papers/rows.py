@@ -1,10 +1,12 @@
-"""What the works have in common: jobs that make results, and lines that put a published figure beside ours.
+"""What the works share: jobs that make results, and lines with a published figure and ours.
 
-A job is a function that runs, or plans, something and returns JSON; what it returns is kept by its name. Lines are worked out of all results of a
-work that are there, so that they can be printed without anything being run again. A job may as well fetch rows of another benchmark, which are
+A job is a function that runs, or plans, something and returns JSON; what it returns is kept by its
+name. Lines are worked out of all results of a work that are there, so that they can be printed
+without anything being run again. A job may as well fetch rows of another benchmark, which are
 measured only if they are in no file of results.
 
-*Planned* means that nothing ran: the step was built from shapes, differentiated, planned, rewritten, and its memory simulated; its extra time is estimated.
+*Planned* means that nothing ran: the step was built from shapes, differentiated, planned,
+rewritten, and its memory simulated; its extra time is estimated.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from typing import Any, Literal
 
 from benchmarks.experiment import Results
 from benchmarks.measuring import fresh
-
-__all__ = ["Line", "Work", "in_process", "planned_step"]
+from benchmarks.probes import plan_of
+from benchmarks.steps import make_step
 
 #: How far a figure that should be *the same* may be off.
 SAME = 0.20
@@ -37,7 +39,8 @@ class Line:
     how
         ``"measured"`` or ``"planned"``.
     better
-        Which figures are better than the published one; ``"same"``: it is what one begins with, and should be met.
+        Which figures are better than the published one; ``"same"``: it is what one begins with, and
+        should be met.
     note
         What is different here.
     failed
@@ -55,7 +58,7 @@ class Line:
 
     @property
     def passed(self) -> bool:
-        """Whether ours is the published figure or better; lines that lack one of them pass, unless it was tried."""
+        """Whether ours is the published figure or better; without one, whether it did not fail."""
         if self.published is None or self.ours is None:
             return not self.failed
         if self.better == "same":
@@ -102,10 +105,7 @@ def in_process(target: str, **arguments: Any) -> Callable[[bool], dict[str, Any]
 def planned_step(
     model: str, options: dict[str, Any], settings: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What is planned for a step of a network of the zoo, which is built and rewritten, but not run (in a process of its own)."""
-    from benchmarks.probes import plan_of
-    from benchmarks.steps import make_step
-
+    """Plan a step of a network, which is built and rewritten, but not run (in a fresh process)."""
     step = make_step(model, options, ours=True, settings=settings or {"checkpoints": "memory"})
     found = plan_of(step)
     assert found is not None, "nothing was saved"

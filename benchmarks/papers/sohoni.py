@@ -1,4 +1,4 @@
-"""Sohoni et al. 2019 (arXiv 1904.10631): all four techniques together, of `benchmarks.techniques.low_memory`; and the accuracy that they cost."""
+"""Sohoni et al. 2019 (arXiv 1904.10631): four techniques together, and the accuracy they cost."""
 
 from __future__ import annotations
 

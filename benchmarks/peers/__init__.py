@@ -1,1 +1,1 @@
-"""The same models trained by plain TensorFlow, by what TensorFlow and Keras offer against memory, and by ours, side by side."""
+"""The same models trained by plain TensorFlow, by its own means against memory, and by ours."""

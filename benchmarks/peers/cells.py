@@ -1,4 +1,4 @@
-"""What is judged: ours beside each peer at the peer's memory and at its time, and how exact both are."""
+"""Judges ours beside each peer, at the peer's memory and at its time, and how exact both are."""
 
 from __future__ import annotations
 
@@ -9,23 +9,12 @@ import numpy as np
 
 from benchmarks.experiment import Figure, Results
 
-__all__ = [
-    "IDLE",
-    "Beside",
-    "at_its_time",
-    "differences",
-    "exact",
-    "idle",
-    "judge",
-    "nearest",
-    "verdict",
-]
-
 #: More memory, and more time, than this is worse; less is none.
 MEMORY, TIME = 1.02, 1.03
 #: A peer that takes as much of the plain peak saves nothing.
 IDLE = 0.98
-#: Gradients that are farther from plain ones, as a share of the largest, are wrong; and so are moving averages.
+#: Gradients that are farther from plain ones, as a share of the largest, are wrong; and so are
+#: moving averages.
 WRONG = 1e-3
 
 
@@ -35,12 +24,12 @@ def idle(peak: float, plain: float) -> bool:
 
 
 def noise(time: Mapping[str, float]) -> float:
-    """How much longer a time may be and mean nothing: 3 %, or twice what plain is off from plain."""
+    """Return by how much times may differ and mean nothing: 3 %, or twice the control."""
     return max(TIME, 1 + 2 * abs(time["control"] - 1))
 
 
 class Beside(NamedTuple):
-    """A peer's results and ours, timed beside each other in the process that is called ``run``, or not at all."""
+    """A peer's results and ours, timed in one process, which is called ``run``, or not at all."""
 
     peer: Mapping[str, Any]
     ours: Mapping[str, Any]
@@ -62,7 +51,7 @@ class Beside(NamedTuple):
 
 
 def at_its_time(case: Mapping[str, Any], peer: Mapping[str, Any]) -> Beside | None:
-    """What takes least memory of ours that was measured to be as fast as the peer, whether its time was asked for or its memory; else the fastest."""
+    """Return ours with least memory among those that are as fast as the peer; else the fastest."""
     if "at_time" not in peer:  # not measured yet
         return None
     asked = (
@@ -77,7 +66,7 @@ def at_its_time(case: Mapping[str, Any], peer: Mapping[str, Any]) -> Beside | No
 
 
 def differences(plain: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """How far arrays are from those of plain training: gradients and state, each as a share of the largest number of its kind."""
+    """Return how far gradients and state are from plain ones, as shares of the largest number."""
     equal = all(np.array_equal(plain[name], other[name], equal_nan=True) for name in plain)
     found: dict[str, Any] = {"equal": equal, "count": len(plain)}
     for kind in ("gradient", "state"):
@@ -95,7 +84,7 @@ def nearest(plain: Sequence[Mapping[str, Any]], other: Mapping[str, Any]) -> dic
 
 
 def exact(found: Mapping[str, Any]) -> bool:
-    """Whether numbers have the bits of a plain step, or are no farther off than twice what plain steps are from each other."""
+    """Return whether numbers are plain ones, or within twice the spread of plain steps."""
     if "equal" not in found:
         return False
     spread = found.get("spread", {"gradient": 0.0, "state": 0.0})

@@ -24,8 +24,6 @@ from benchmarks.peers.networks import NETWORKS, peers_of
 from benchmarks.settings import pairs, planner, some_of
 from graph_tools.errors import GraphToolsError
 
-__all__ = ["EXPERIMENT", "EXPERIMENTS", "Bench"]
-
 PARTS = ("memory", "exact", "time")
 #: Where plans lie between a measurement of memory and one of time.
 PLANS = Path(platformdirs.user_cache_dir("memsaving_gradients"), "side-by-side")
@@ -121,7 +119,7 @@ class Bench:
         self._timed("time", "at_time", [[peer] for peer in fastest])
 
     def _groups(self) -> list[list[str]]:
-        """Peers that save memory, each alone, and those that save nothing together: ours is measured for each group."""
+        """Peers that save memory, each alone, and those that save nothing, together."""
         plain = self.case["plain"]["peak"]
         made = {peer: found for peer, found in self.case["peers"].items() if "peak" in found}
         saving = [[peer] for peer, found in made.items() if not idle(found["peak"], plain)]
@@ -161,7 +159,7 @@ class Bench:
         return key
 
     def _planned(self, key: str) -> dict[str, Any]:
-        """Ours by the plan that was measured; made again if its file is gone. Plain gradients have none."""
+        """Ours by the plan that was measured; planned anew if its file is gone."""
         file = self._plan_file(key)
         if self.case["ours"][key]["plan"] is not None and file.exists():
             return {"ours": {"plan": str(file)}}
@@ -221,4 +219,3 @@ EXPERIMENT = Experiment(
         "planner": planner(),
     },
 )
-EXPERIMENTS = (EXPERIMENT,)

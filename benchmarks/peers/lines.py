@@ -1,7 +1,8 @@
-"""How many lines a user adds to plain training for a way to save memory: counted in the source, not by hand.
+"""Counts the lines that a user adds to plain training for a way to save memory.
 
-Functions are parsed and written out again, so that a line is a statement however it was wrapped; docstrings and comments are gone. What is
-compared with the plain function's lines is counted if it was added or changed.
+Functions are parsed and written out again, so that a line is a statement however it was wrapped;
+docstrings and comments are gone. What is compared with the plain function's lines is counted if it
+was added or changed.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from typing import Any
-
-__all__ = ["added_lines", "code_lines"]
 
 
 def code_lines(function: Callable[..., Any]) -> list[str]:

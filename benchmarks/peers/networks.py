@@ -1,6 +1,7 @@
 """What is trained side by side, and how each peer is asked to save memory in it.
 
-A network has one way of ``tf.recompute_grad`` or two: around each block, and around several of them. Names of layers are what a user would cut at.
+A network has one way of ``tf.recompute_grad`` or two: around each block, and around several of
+them. Names of layers are what a user would cut at.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from typing import Any
 
 from benchmarks.networks import SMALL, Model, build
 from benchmarks.peers import variants
-
-__all__ = ["NETWORKS", "PEERS", "Network", "Peer", "peers_of", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,8 @@ class Network:
     ways
         Its arguments, by what a block is.
     training
-        What layers have to be called with: ``None`` where none of them does anything else in training.
+        What layers have to be called with: ``None`` where none of them does anything else in
+        training.
     """
 
     title: str

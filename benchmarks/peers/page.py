@@ -11,8 +11,6 @@ from rich.markup import escape
 from benchmarks.experiment import Columns, Figure, Results
 from benchmarks.peers.cells import MEMORY, TIME, Beside, at_its_time, exact, verdict
 
-__all__ = ["COLUMNS", "gaps", "text"]
-
 INTRODUCTION = """\
 # Side by side
 

@@ -1,4 +1,4 @@
-"""What runs in the fresh processes: a peak, the numbers of one step, or times of several ways beside each other. JSON in, JSON out."""
+"""Probes for fresh processes: a peak, the numbers of one step, times of several ways."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
+import memsaving_gradients as ms
 from benchmarks.networks import Model
 from benchmarks.peers import variants
 from benchmarks.peers.cells import differences, nearest
 from benchmarks.peers.networks import NETWORKS, settings_of
 from graph_tools.memory.measure import measure_peak
-
-__all__ = ["numbers", "peak", "times"]
+from graph_tools.tf_private.config import function_config
 
 #: Plain steps whose numbers are compared with each other.
 PLAIN_STEPS = 8
@@ -27,9 +27,10 @@ Way = dict[str, Any]
 
 
 def peak(network: str, way: Way, *, save: str | None = None) -> dict[str, Any]:
-    """The transient peak of a way: the worst of five steps after two. Of ours, the plan, which is saved as ``save``.
+    """Measure the transient peak of a way, and save the plan of ours as ``save``.
 
-    What cannot be traced or run is told: ``"failed"``; a budget that no plan meets as well: ``"refused"``.
+    What cannot be traced or run is told: ``"failed"``; a budget that no plan meets as well:
+    ``"refused"``.
     """
     start = time.perf_counter()
     try:
@@ -48,10 +49,10 @@ def peak(network: str, way: Way, *, save: str | None = None) -> dict[str, Any]:
 
 
 def numbers(network: str, ways: dict[str, Way]) -> dict[str, dict[str, Any]]:
-    """What one step of each way computes beside plain training's, under op determinism and without arithmetic rewriting.
+    """Compare one step of each way with plain training's, under op determinism.
 
-    Plain training does not repeat its bits everywhere even so: what is nearest of several plain steps counts, and ``"spread"`` says
-    how far they are from each other.
+    Plain training does not repeat its bits everywhere even so: what is nearest of several plain
+    steps counts, and ``"spread"`` says how far they are from each other.
     """
     tf.config.experimental.enable_op_determinism()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
@@ -93,8 +94,9 @@ def times(
 ) -> dict[str, dict[str, float]]:
     """The time of each way over that of plain training, with that of plain against plain beside it.
 
-    In each round plain, a group, plain, the next group, plain. Ways of a group take turns in coming first, and are compared with the plain
-    steps on both sides of the group, as those are with each other. One round comes before.
+    In each round plain, a group, plain, the next group, plain. Ways of a group take turns in coming
+    first, and are compared with the plain steps on both sides of the group, as those are with each
+    other. One round comes before.
     """
     steps = {
         name: _step(_made(network, way, together=True))[0]
@@ -141,14 +143,12 @@ class _Made:
 
 
 def _made(network: str, way: Way, *, together: bool = False) -> _Made:
-    """``together``: beside others in this process, for all of which a peer may not change the configuration."""
+    """``together``: other ways run in this process, whose configuration stays as it is."""
     make = NETWORKS[network].make
     if "ours" in way:
         return _Made(*variants.ours(make, **way["ours"]))
     function, settings = settings_of(network, way["peer"])
     if together and function is variants.grappler:
-        from graph_tools.tf_private.config import function_config
-
         config = variants.grappler_config(**settings)
         return _Made(*variants.plain(make), lambda: function_config(config))
     return _Made(*function(make, **settings))
@@ -180,8 +180,6 @@ def _step(made: _Made) -> tuple[Callable[[], Any], tf.Graph]:
 
 def _plan(graph: tf.Graph, save: str | None) -> dict[str, Any] | None:
     """What the plan promises; nothing where gradients are plain."""
-    import memsaving_gradients as ms
-
     plans = ms.plans(graph)
     if not plans:
         return None
@@ -193,7 +191,7 @@ def _plan(graph: tf.Graph, save: str | None) -> dict[str, Any] | None:
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-    """What stands in the place of a measurement: the least budget that is named, or the last line of the error."""
+    """Return the least budget that an error names, or its last line, in place of a measurement."""
     if type(error).__name__ == "BudgetError":
         return {"refused": {"least": error.least, "budget": error.budget}}  # type: ignore[attr-defined]
     return {"failed": f"{type(error).__name__}: {_told(str(error))}"}

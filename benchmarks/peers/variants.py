@@ -1,16 +1,19 @@
-"""What a user writes for each way to train in less memory. The lines of these functions are counted (`benchmarks.peers.lines`).
+"""What a user writes for each way to train in less memory; the lines are counted.
 
-Each takes a function that builds the network, and returns the network and a function of a batch that returns loss and gradients, to be
-traced by ``tf.function``. Beside `plain`, each says no more than its way needs, in the form that its documentation recommends, and knows the
-traps of it:
+Each takes a function that builds the network, and returns the network and a function of a batch
+that returns loss and gradients, to be traced by ``tf.function``. Beside `plain`, each says no more
+than its way needs, in the form that its documentation recommends, and knows the traps of it:
 
-- ``tf.recompute_grad`` takes no keyword arguments in a graph (hence ``functools.partial``) and no bool tensors (hence a mask that is captured).
-  What it wraps is all that is saved, so each call is a block; the last block is not wrapped, since its gradient comes at once.
-- ``keras.RematScope`` counts for layers that are *made* in it, so it is around the building of the network. A model is a layer as well, which takes
-  ``training`` and is refused: it is made again outside. In a graph every layer is refused that is called with ``training``, so that is left out where
-  nothing depends on it.
-- Grappler's memory optimizer has no key in ``tf.config.optimizer``: a ``ConfigProto`` is needed, which TensorFlow 2 takes only when eager execution
-  is switched on again, before anything else was done. It recomputes only for gradients in a scope that is called ``gradients/``, as those of
+- ``tf.recompute_grad`` takes no keyword arguments in a graph (hence ``functools.partial``) and no
+  bool tensors (hence a mask that is captured). What it wraps is all that is saved, so each call is
+  a block; the last block is not wrapped, since its gradient comes at once.
+- ``keras.RematScope`` counts for layers that are *made* in it, so it is around the building of the
+  network. A model is a layer as well, which takes ``training`` and is refused: it is made again
+  outside. In a graph every layer is refused that is called with ``training``, so that is left out
+  where nothing depends on it.
+- Grappler's memory optimizer has no key in ``tf.config.optimizer``: a ``ConfigProto`` is needed,
+  which TensorFlow 2 takes only when eager execution is switched on again, before anything else was
+  done. It recomputes only for gradients in a scope that is called ``gradients/``, as those of
   ``tf.gradients`` are.
 """
 
@@ -22,23 +25,6 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks.networks.base import Model
-
-__all__ = [
-    "Gradients",
-    "Make",
-    "Variant",
-    "grappler",
-    "grappler_config",
-    "loss_of",
-    "ours",
-    "plain",
-    "recompute_chain",
-    "recompute_encoder",
-    "recompute_lstm",
-    "recompute_unet",
-    "remat",
-    "remat_list",
-]
 
 Make = Callable[[], Model]
 #: Of inputs and labels: the loss, and the gradient of each variable.
@@ -78,7 +64,7 @@ def ours(make: Make, **settings: Any) -> tuple[Model, Gradients]:
 
 
 def recompute_chain(make: Make, ends: str) -> tuple[Model, Gradients]:
-    """``tf.recompute_grad`` around each block; blocks end with the layers whose names match ``ends``."""
+    """``tf.recompute_grad`` around blocks that end with layers whose names match ``ends``."""
     import functools
     import itertools
     import re
@@ -103,7 +89,7 @@ def recompute_chain(make: Make, ends: str) -> tuple[Model, Gradients]:
 
 
 def recompute_encoder(make: Make, ends: str) -> tuple[Model, Gradients]:
-    """``tf.recompute_grad`` around each layer of the encoder; the mask is captured, since bool arguments are refused."""
+    """``tf.recompute_grad`` around layers of the encoder; the mask is captured, being bool."""
     import functools
     import itertools
     import re
@@ -135,7 +121,7 @@ def recompute_encoder(make: Make, ends: str) -> tuple[Model, Gradients]:
 
 
 def recompute_unet(make: Make) -> tuple[Model, Gradients]:
-    """``tf.recompute_grad`` around both convolutions of each level and side; what goes across is an argument."""
+    """``tf.recompute_grad`` around both convolutions of each level; skips are arguments."""
     import functools
 
     import keras
@@ -201,7 +187,7 @@ def recompute_lstm(make: Make, steps: int) -> tuple[Model, Gradients]:
 
 
 def remat(make: Make, mode: str, training: bool | None = True) -> tuple[Model, Gradients]:
-    """``keras.RematScope`` in one of its modes, around the building of the layers; the model itself is made outside of it."""
+    """``keras.RematScope`` around the building of layers; the model is made outside of it."""
     import keras
 
     with keras.RematScope(mode=mode):
@@ -216,7 +202,7 @@ def remat(make: Make, mode: str, training: bool | None = True) -> tuple[Model, G
 
 
 def remat_list(make: Make, training: bool | None = True) -> tuple[Model, Gradients]:
-    """``keras.RematScope`` for the layers that it can do in a graph: those without an argument ``training``."""
+    """``keras.RematScope`` for layers that work in a graph: those without ``training``."""
     import inspect
 
     import keras

@@ -1,8 +1,8 @@
 """Reads instances: node-link JSON as in the repository ``haoming-codes/moccasin``.
 
 Nodes are listed in the order in which they run, or ``graph["order"]`` has that. Nodes have
-``cost_ram`` (bytes) and ``cost_cpu``, or ``out_cost`` and ``duration``; and ``backward``, if they say
-that much.
+``cost_ram`` (bytes) and ``cost_cpu``, or ``out_cost`` and ``duration``; and ``backward``, if they
+say that much.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planning.layered import Instance
-
-__all__ = ["read", "read_folder"]
 
 _BYTES, _COSTS = {"cost_ram", "out_cost"}, {"cost_cpu", "duration"}
 
@@ -30,7 +28,8 @@ def read(path: Path) -> Instance:
     Raises
     ------
     ValueError
-        The file is no graph, or its nodes have no costs, or they do not stand in an order in which they can run.
+        The file is no graph, or its nodes have no costs, or they do not stand in an order in which
+        they can run.
     """
     document: Any = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict) or "nodes" not in document:

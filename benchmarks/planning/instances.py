@@ -29,17 +29,18 @@ from benchmarks.tables import mark
 from memsaving_gradients.planners import Limits, find_planner
 from memsaving_gradients.schedules.validation import problem_of
 
-__all__ = ["EXPERIMENTS", "bars"]
-
 BUDGETS = (0.9, 0.8, 0.6, 0.5)
-#: The most seconds to plan, for proofs and large graphs more, and points (hundredths) above the best known extra time.
+#: The most seconds to plan, for proofs and large graphs more, and points (hundredths) above the
+#: best known extra time.
 SECONDS, SECONDS_LONG, POINTS = 10.0, 300.0, 0.1
-#: For random layered graphs of this many nodes and more: the most extra time in hundredths of the step's, by budget.
+#: For random layered graphs of this many nodes and more: the most extra time in hundredths of the
+#: step's, by budget.
 LARGE, MOST_EXTRA = 500, {0.9: 5.0, 0.8: 10.0}
 #: Seconds that a search on those is given.
 SEARCHED = 280.0
 
-#: For nodes, edges, peak and cost: extra time by share of the peak, as published or proven, in hundredths of the step's.
+#: For nodes, edges, peak and cost: extra time by share of the peak, as published or proven, in
+#: hundredths of the step's.
 KNOWN: dict[tuple[int, int, int, int], dict[float, float]] = {
     # VGG16, batch 256, and U-Net on VGG, 416 × 608, batch 32: profiles of a V100
     (45, 87, 15_825_108_992, 15_500): {0.95: 0.77, 0.9: 1.97, 0.85: 1.97},
@@ -191,7 +192,7 @@ COLUMNS = Columns(
     "instance | nodes | budget | met | extra % | bound % | best known |  | plan s",
     lines,
 )
-_INSTANCES = Experiment(
+EXPERIMENT = Experiment(
     "instances",
     rows=cases,
     run=run,
@@ -211,13 +212,10 @@ def _variant(name: str, **defaults: Any) -> Experiment:
     """The same experiment with other defaults, and with a file of results of its own."""
     settings = {
         key: replace(setting, default=defaults.get(key, setting.default))
-        for key, setting in _INSTANCES.settings.items()
+        for key, setting in EXPERIMENT.settings.items()
     }
-    return replace(_INSTANCES, name=name, settings=settings)
+    return replace(EXPERIMENT, name=name, settings=settings)
 
 
-EXPERIMENTS = (
-    _INSTANCES,
-    _variant("instances-exact", planner="exact"),
-    _variant("instances-layered", layered=[500, 1000], budgets=[0.9, 0.8]),
-)
+EXACT = _variant("instances-exact", planner="exact")
+LAYERED = _variant("instances-layered", layered=[500, 1000], budgets=[0.9, 0.8])

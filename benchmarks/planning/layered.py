@@ -1,8 +1,9 @@
-"""Training steps one layer a node, from shapes alone: what planners are compared on, without TensorFlow.
+"""Training steps with a node for each layer, from shapes alone, without TensorFlow.
 
-The steps have the form that Checkmate (Jain et al. 2020, arXiv 1910.02653) and Moccasin (Bartan et al. 2023, arXiv 2304.14463)
-publish theirs in. Behind the layers of the network stands the loss, and then, last layer first, a backward node for each of them: the
-gradient of its output. That reads the output, the outputs of the layers that read it, and their gradients. Costs of layers are
+The steps have the form that Checkmate (Jain et al. 2020, arXiv 1910.02653) and Moccasin (Bartan et
+al. 2023, arXiv 2304.14463) publish theirs in. Behind the layers of the network stands the loss, and
+then, last layer first, a backward node for each of them: the gradient of its output. That reads the
+output, the outputs of the layers that read it, and their gradients. Costs of layers are
 multiplications (one for each element where there are none); backward nodes cost twice as much.
 Bytes are those of outputs, four for each number; parameters are no part of them.
 """
@@ -20,17 +21,6 @@ import numpy as np
 
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = [
-    "NETWORKS",
-    "Instance",
-    "fcn8",
-    "mobilenet",
-    "random_layered",
-    "resnet50",
-    "unet_vgg",
-    "vgg",
-]
-
 
 @dataclass(frozen=True)
 class Instance:
@@ -47,7 +37,8 @@ class Instance:
     seconds
         For each node, its cost, in whatever unit.
     first_backward
-        The loss, with which backward nodes begin; those are run once. 0: there are none, every node may be run again.
+        The loss, with which backward nodes begin; those are run once. 0: there are none, every node
+        may be run again.
     """
 
     name: str
@@ -63,7 +54,7 @@ class Instance:
 
     @cached_property
     def peak(self) -> int:
-        """The most bytes alive in this order: outputs that this node or a later one reads, and this node's own."""
+        """The most bytes alive in this order: outputs that are read later, and the node's own."""
         last = list(range(len(self.reads)))
         for node, read in enumerate(self.reads):
             for maker in read:
@@ -83,8 +74,8 @@ class Instance:
     def graph(self) -> TrainingGraph:
         """The training graph: nodes are ops, outputs are values.
 
-        Without backward nodes every op is a forward op, and marked as one that joins: planners then decide on each of
-        its inputs, whether it has one reader or many.
+        Without backward nodes every op is a forward op, and marked as one that joins: planners then
+        decide on each of its inputs, whether it has one reader or many.
         """
         n = len(self.reads)
         no = np.zeros(n, np.bool_)
@@ -133,7 +124,7 @@ class _Layers:
     def conv(
         self, x: int, channels: int, kernel: int = 3, stride: int = 1, pad: int | None = None
     ) -> int:
-        """A convolution; ``pad``: how many pixels its sides lose to both ends together, none if not given."""
+        """A convolution; ``pad``: pixels that its sides lose to both ends together."""
         h, w, c = self.shape(x)
         if pad is not None:
             h, w = h - pad, w - pad
@@ -202,7 +193,7 @@ def vgg(layers: int = 16, batch: int = 256, image: int = 224) -> Instance:
 
 
 def fcn8(batch: int = 32, height: int = 416, width: int = 608, classes: int = 19) -> Instance:
-    """FCN8 on VGG16 (Long et al. 2015, arXiv 1411.4038), node for node the one that Checkmate publishes, at its sizes."""
+    """FCN8 on VGG16 (Long et al. 2015, arXiv 1411.4038), as Checkmate publishes it."""
     net = _Layers(batch, image=(height, width, 3))
     pooled = _vgg_blocks(net, (2, 2, 3, 3, 3))
     x = net.copy(net.conv(pooled[4], 4096, 7))
@@ -224,7 +215,7 @@ def fcn8(batch: int = 32, height: int = 416, width: int = 608, classes: int = 19
 
 
 def _grown(net: _Layers, x: int, factor: int, more: int) -> int:
-    """A transposed convolution that keeps the channels; its cost as published, one multiplication for each input channel."""
+    """A transposed convolution; its cost as published, one multiplication an input channel."""
     h, w, c = net.shape(x)
     h, w = factor * h + more, factor * w + more
     return net.add([x], (h, w, c), h * w * c * c)
@@ -250,7 +241,7 @@ def _padded(net: _Layers, x: int) -> int:
 
 
 def resnet50(batch: int = 64, image: int = 224) -> Instance:
-    """ResNet-50 (He et al. 2016, arXiv 1512.03385): every convolution, normalization and activation is a layer."""
+    """ResNet-50 (He et al. 2016, arXiv 1512.03385): each op of a block is a layer."""
     net = _Layers(batch, image=(image, image, 3))
 
     def active(x: int) -> int:
@@ -289,11 +280,12 @@ def _classified(net: _Layers, x: int) -> None:
 
 
 def random_layered(nodes: int, seed: int = 0) -> Instance:
-    """A graph that falls into no blocks: layers of random width, edges between neighboring ones and some across.
+    """Return a graph without blocks: layers of random width, edges between and across them.
 
-    Like those of Gagrani et al. 2022 (arXiv 2207.05899, appendix A) that Moccasin is compared on: an edge density of 0.2 between
-    neighboring layers, a seventh as many edges across; durations are uniform, bytes exponential. Every node may be run again. The order
-    is a random one in which they can run.
+    Like those of Gagrani et al. 2022 (arXiv 2207.05899, appendix A) that Moccasin is compared on:
+    an edge density of 0.2 between neighboring layers, a seventh as many edges across; durations are
+    uniform, bytes exponential. Every node may be run again. The order is a random one in which they
+    can run.
     """
     draw = random.Random(f"{nodes} {seed}")
     layers: list[list[int]] = [[0]]

@@ -1,11 +1,11 @@
 """Our extra time beside that of periodic checkpoints, at the same memory. Nothing runs.
 
-A network of n blocks is cut into k segments of equally many, for every k from 2 to 2√n, as PyTorch's
-``checkpoint_sequential`` does: the inputs of segments are kept, all segments but the last one are
-recomputed. The peak of that is the budget of ours. Both are simulated on the same training graph,
-and the periodic plan is given what our planners have: it recomputes each value just before it is
-read, and only those that are. (``checkpoint_sequential`` runs whole segments again: the column
-*literal*.)
+A network of n blocks is cut into k segments of equally many, for every k from 2 to 2√n, as
+PyTorch's ``checkpoint_sequential`` does: the inputs of segments are kept, all segments but the last
+one are recomputed. The peak of that is the budget of ours. Both are simulated on the same training
+graph, and the periodic plan is given what our planners have: it recomputes each value just before
+it is read, and only those that are. (``checkpoint_sequential`` runs whole segments again: the
+column *literal*.)
 
 Costs are measured on this device (``profile=True``), estimated with ``--set static=yes``.
 """
@@ -32,18 +32,6 @@ from memsaving_gradients.planners import Limits, find_planner, named
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
-
-__all__ = [
-    "EXPERIMENTS",
-    "NETWORKS",
-    "Network",
-    "bars",
-    "beside",
-    "captured_step",
-    "cuts",
-    "named_ends",
-    "periodic_plans",
-]
 
 #: Our extra time over the periodic plan's: the median over segments and models, and the most.
 MEDIAN, MOST = 0.6, 1.0
@@ -121,7 +109,8 @@ def captured_step(model_name: str, options: dict[str, Any], *, profile: bool) ->
 def named_ends(step: CapturedStep, pattern: str) -> dict[str, int]:
     """Return the storages behind which blocks end, in order, by names of layers.
 
-    A block ends with what the last op makes of a layer whose name matches ``pattern``. Keras numbers scopes that are entered again: ``_1`` behind a name counts for nothing.
+    A block ends with what the last op makes of a layer whose name matches ``pattern``. Keras
+    numbers scopes that are entered again: ``_1`` behind a name counts for nothing.
 
     Raises
     ------
@@ -227,16 +216,14 @@ COLUMNS = Columns(
     "network | segments | peak MB | of plain | literal | periodic | ours | bound | ratio |  | plan s",
     lines,
 )
-EXPERIMENTS = (
-    Experiment(
-        "periodic",
-        rows=lambda settings: NETWORKS,
-        run=run,
-        columns=(COLUMNS,),
-        bars=bars,
-        settings={
-            "static": Setting(False, flag, "estimated costs, not measured ones: yes"),
-            "planner": planner(),
-        },
-    ),
+EXPERIMENT = Experiment(
+    "periodic",
+    rows=lambda settings: NETWORKS,
+    run=run,
+    columns=(COLUMNS,),
+    bars=bars,
+    settings={
+        "static": Setting(False, flag, "estimated costs, not measured ones: yes"),
+        "planner": planner(),
+    },
 )

@@ -12,13 +12,13 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import memsaving_gradients as ms
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import fresh
 from benchmarks.steps import make_step
 from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 from graph_tools.memory.measure import measure_peak
-
-__all__ = ["EXPERIMENTS", "NETWORKS", "bars", "probe"]
+from memsaving_gradients.planners.budget_search import chunk_bytes
 
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50": ("application", {"name": "ResNet50", "batch": 8}),
@@ -104,14 +104,12 @@ COLUMNS = Columns(
     "case | requested | simulated | error | allocated | simulated | error",
     lines,
 )
-EXPERIMENTS = (
-    Experiment(
-        "simulation",
-        rows=lambda settings: ROWS,
-        run=run,
-        columns=(COLUMNS,),
-        bars=bars,
-        bars_in_columns=True,
-        notes=notes,
-    ),
+EXPERIMENT = Experiment(
+    "simulation",
+    rows=lambda settings: ROWS,
+    run=run,
+    columns=(COLUMNS,),
+    bars=bars,
+    bars_in_columns=True,
+    notes=notes,
 )

@@ -1,18 +1,19 @@
 """Attention in blocks, against that of Keras.
 
 *Multi-head attention* (8 heads of 64, model width 512, one example, self-attention) over 2048 and
-8192 positions, by our layer, and by that of Keras with ``attention="blocks"``: the transient peak of
-a step, forward and gradients for weights and input, each in a fresh process, worst of five after
+8192 positions, by our layer, and by that of Keras with ``attention="blocks"``: the transient peak
+of a step, forward and gradients for weights and input, each in a fresh process, worst of five after
 two; the ratio of times; how far outputs are apart.
 
 *Additive attention* in an encoder-decoder as in Meng et al. 2017 ("Training deeper models by GPU
 memory optimization on TensorFlow"): the largest batch within a limit on the transient peak.
-Embeddings, an LSTM that encodes, an LSTM that decodes, a dense layer on the states of each, attention
-of all decoder states over all encoder states, and a loss over `VOCABULARY` words; all widths are
-`WIDTH`. Ours is `AdditiveAttention` in blocks and ``memsaving_gradients.gradients``. The vocabulary
-is small: its logits are the same for both, and with 30,000 words they would be most of what is left.
-A peak is affine in the batch, but for what the order of execution does to it: it is measured at two
-batches, and then at those that follow from what was measured, up to the largest that is found to fit.
+Embeddings, an LSTM that encodes, an LSTM that decodes, a dense layer on the states of each,
+attention of all decoder states over all encoder states, and a loss over `VOCABULARY` words; all
+widths are `WIDTH`. Ours is `AdditiveAttention` in blocks and ``memsaving_gradients.gradients``. The
+vocabulary is small: its logits are the same for both, and with 30,000 words they would be most of
+what is left. A peak is affine in the batch, but for what the order of execution does to it: it is
+measured at two batches, and then at those that follow from what was measured, up to the largest
+that is found to fit.
 """
 
 from __future__ import annotations
@@ -21,30 +22,36 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+
+import memsaving_gradients as ms
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import fresh
 from graph_tools.memory.measure import measure_peak, time_ratio
 
-__all__ = ["EXPERIMENT", "EXPERIMENTS", "bars", "largest_within"]
-
 #: Positions, with the part of the plain peak and of the plain time that is allowed.
 LENGTHS = {2048: (1 / 8, 1.3), 8192: (1 / 30, 1.3)}
 HEADS, KEY, MODEL, BATCH = 8, 64, 512, 1
-#: How attention is computed, by name: as in Keras, by our layer, by the one of Keras with ``attention="blocks"``.
+#: How attention is computed, by name: as in Keras, by our layer, by the one of Keras with
+#: ``attention="blocks"``.
 KINDS = ("plain", "ours", "found")
 #: How far outputs may be apart.
 DIFFERENCE = 1e-5
 #: A step of more seconds is timed in so many pairs, others in 15.
 LONG, FEW, PAIRS = 5.0, 5, 15
 
-#: Words of a sentence, with the number of times as many examples that have to fit. Published: 3.1, 6.1, 11.5, 30.
+#: Words of a sentence, with the number of times as many examples that have to fit. Published: 3.1,
+#: 6.1, 11.5, 30.
 SENTENCES = {50: 3.2, 100: 6.0, 200: 12.0, 400: 30.0}
 WIDTH, VOCABULARY = 256, 1000
 #: The limit, bytes.
 LIMIT = 1_000_000_000
 #: Batches tried after the first two.
 TRIES = 6
-#: Roughly what a word takes beside attention, bytes: from this the batches follow at which peaks are measured first.
+#: Roughly what a word takes beside attention, bytes: from this the batches follow at which peaks
+#: are measured first.
 WORD = 23_000
 ROWS = [f"heads-{length}" for length in LENGTHS] + [f"additive-{length}" for length in SENTENCES]
 
@@ -76,8 +83,6 @@ def heads_peak(length: int, kind: str) -> dict[str, Any]:
 
 def heads_time(length: int, kind: str) -> dict[str, Any]:
     """In a process of its own: the ratio of times, and how far outputs are apart."""
-    import tensorflow as tf
-
     (plain, expected), (ours, found) = _heads(length, "plain"), _heads(length, kind)
     difference = float(tf.reduce_max(tf.abs(expected() - found())))
     once = time_ratio(ours, plain, pairs=1)
@@ -88,11 +93,6 @@ def heads_time(length: int, kind: str) -> dict[str, Any]:
 
 def _heads(length: int, kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A step, and the output; the same weights each time."""
-    import keras
-    import tensorflow as tf
-
-    import memsaving_gradients as ms
-
     layers = ms.keras if kind == "ours" else keras.layers
     keras.utils.set_random_seed(1)
     layer = layers.MultiHeadAttention(HEADS, KEY)
@@ -177,9 +177,6 @@ def largest_within(
 
 def sentences_peak(length: int, batch: int, ours: bool) -> int:
     """In a process of its own: the worst of five steps after two."""
-    import numpy as np
-    import tensorflow as tf
-
     model = translator(length, ours)
     words = np.random.default_rng(0).integers(0, VOCABULARY, [3, batch, length])
     source, target, labels = (tf.constant(w, tf.int32) for w in words)
@@ -196,19 +193,11 @@ def sentences_peak(length: int, batch: int, ours: bool) -> int:
 
 def gradients_of(loss: Any, xs: Any, ours: bool) -> Any:
     """Gradients of an encoder-decoder; ours replay the LSTMs, too, and recompute."""
-    import tensorflow as tf
-
-    import memsaving_gradients as ms
-
     return ms.gradients(loss, xs) if ours else tf.gradients(loss, xs)
 
 
 def translator(length: int, ours: bool) -> Any:
     """An encoder-decoder with additive attention over sentences of a length."""
-    import keras
-
-    import memsaving_gradients as ms
-
     layers = keras.layers
     attention = (ms.keras if ours else layers).AdditiveAttention()
     keras.utils.set_random_seed(1)
@@ -228,8 +217,6 @@ def translator(length: int, ours: bool) -> Any:
 
 def _consumed(gradients: Any) -> list[Any]:
     """The sum of squares of each gradient."""
-    import tensorflow as tf
-
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     return [tf.reduce_sum(tf.square(g)) for g in values]
 
@@ -298,4 +285,3 @@ COLUMNS = (
 EXPERIMENT = Experiment(
     "attention", rows=lambda settings: ROWS, run=run, columns=COLUMNS, bars=bars
 )
-EXPERIMENTS = (EXPERIMENT,)

@@ -1,7 +1,8 @@
-"""Two processes on one machine: one plays the accelerator, the other one the host, each with an allocator of its own.
+"""Two processes on one machine, accelerator and host, each with an allocator of its own.
 
-`host` starts the second process and makes this one the accelerator. To be called before TensorFlow computes anything, in a process that does
-nothing else: what it is connected to, it stays connected to.
+`host` starts the second process and makes this one the accelerator. To be called before TensorFlow
+computes anything, in a process that does nothing else: what it is connected to, it stays connected
+to.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["HOST", "host"]
-
 #: The device of the other process.
 HOST = "/job:host/replica:0/task:0/device:CPU:0"
 
 
 @contextmanager
 def host(*, threads: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Connect to a host in a process of its own, which ends with the context; ``threads``: of this process, between ops."""
+    """Connect to a host process for this context; ``threads``: of this process, between ops."""
     import tensorflow as tf
 
     jobs = {"accelerator": [f"localhost:{_port()}"], "host": [f"localhost:{_port()}"]}

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import memsaving_gradients as ms
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import fresh, peak, ratio
-
-__all__ = ["EXPERIMENTS", "bars"]
+from benchmarks.networks import build
 
 TRANSFORMER = {"layers": 12, "batch": 8, "length": 128, "width": 256, "heads": 4}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,12 +28,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 #: What plans of lossless rows may take of a plain step's time.
 SLOWDOWNS = (1.05, 1.15)
-#: The most that lossless encodings may leave of the peak, at the last of these; at the others they must do no harm.
+#: The most that lossless encodings may leave of the peak, at the last of these; at the others they
+#: must do no harm.
 LOSSLESS = {"vgg16": 0.85, "transformer": 0.85, "resnet50": 1.0, "mobilenetv2": 1.0}
 #: Peaks of the same step differ by so much from process to process.
 NOISE = 0.02
 LOSSY = ("resnet50", "transformer")
-#: The budget for lossy rows, as a share of the simulated plain peak, that leaves some room below the bar.
+#: The budget for lossy rows, as a share of the simulated plain peak, that leaves some room below
+#: the bar.
 LOSSY_BUDGET = 0.62
 LOSSY_PEAK, LOSSY_TIME = 0.65, 1.10
 PAIRS = 15
@@ -81,9 +83,6 @@ def errors(model: str, options: dict[str, Any], settings: dict[str, Any]) -> dic
 
     Without dropout: stateful masks differ from step to step.
     """
-    import memsaving_gradients as ms
-    from benchmarks.networks import build
-
     network = build(model, **{k: v for k, v in options.items() if k != "dropout"})
     found = ms.gradient_error(network.loss, list(network.variables), *network.batch, **settings)
     return {"worst": found.worst, "median": found.median, "control": found.control}
@@ -123,6 +122,6 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
 COLUMNS = Columns(
     "encodings", "row | plain | without | ours | what else", lines, text=("what else",)
 )
-EXPERIMENTS = (
-    Experiment("encodings", rows=lambda settings: ROWS, run=run, columns=(COLUMNS,), bars=bars),
+EXPERIMENT = Experiment(
+    "encodings", rows=lambda settings: ROWS, run=run, columns=(COLUMNS,), bars=bars
 )

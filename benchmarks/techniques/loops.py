@@ -1,13 +1,13 @@
 """Long recurrences, kept and replayed.
 
 An LSTM of 1024 units reads a sequence of T vectors of 64 numbers, and its last output is
-classified; as the loop that Keras makes of it, and up to T = 256 unrolled. Then the setting in which
-Chen, Xu, Zhang and Guestrin ("Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174)
-measure recurrent networks: four LSTM cells of 1024 units in one recurrence, a batch of 64, inputs of
-50 numbers, 5000 classes at the last step.
+classified; as the loop that Keras makes of it, and up to T = 256 unrolled. Then the setting in
+which Chen, Xu, Zhang and Guestrin ("Training Deep Nets with Sublinear Memory Cost", arXiv
+1604.06174) measure recurrent networks: four LSTM cells of 1024 units in one recurrence, a batch of
+64, inputs of 50 numbers, 5000 classes at the last step.
 
-Peaks are measured in a process each, times as ratios of medians in one process. Steps of the longest
-sequences take a minute; all rows take some hours.
+Peaks are measured in a process each, times as ratios of medians in one process. Steps of the
+longest sequences take a minute; all rows take some hours.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any
 
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import peak, ratio
-
-__all__ = ["EXPERIMENT", "EXPERIMENTS", "STACKED", "bars"]
 
 #: Of the founding paper's recurrence.
 STACKED = {"cells": 4, "batch": 64, "features": 50, "classes": 5000}
@@ -142,4 +140,3 @@ def _shown(result: Mapping[str, Any]) -> str:
 
 COLUMNS = Columns("recurrences", "what | measured | planned", lines)
 EXPERIMENT = Experiment("loops", rows=lambda settings: ROWS, run=run, columns=(COLUMNS,), bars=bars)
-EXPERIMENTS = (EXPERIMENT,)

@@ -12,23 +12,36 @@ slots; and activations, which is what the backward pass reads of the forward pas
 checkpoints all of it, as `memsaving_gradients.explain` finds it, with them the most of it at one
 time, recomputed or not, as the plan says. A second table says what the difference is: the transient
 peak as the profiler sees it, taken apart into gradients, activations, temporaries (gradients of
-activations, what is passed from op to op, scratch space, kernels made of sparse weights, weights and
-gradients in 32 bits while they are updated, sums of gradients that were copied in a loop), and what
-the allocator rounds up.
+activations, what is passed from op to op, scratch space, kernels made of sparse weights, weights
+and gradients in 32 bits while they are updated, sums of gradients that were copied in a loop), and
+what the allocator rounds up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.at_peak import PARTS
+import keras
+import tensorflow as tf
+
+import memsaving_gradients as ms
+from benchmarks.at_peak import PARTS, kinds_of, parts_at_peak
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import fresh
-
-__all__ = ["EXPERIMENT", "EXPERIMENTS", "bars", "counted_as_published", "held_bytes"]
+from benchmarks.networks import build
+from benchmarks.networks.base import entropy
+from benchmarks.networks.dynamic import loss_of_words
+from graph_tools.costs.estimates import op_flops
+from graph_tools.graph.capture import capture
+from graph_tools.memory.allocation_trace import allocation_events
+from graph_tools.memory.measure import measure_peak
+from graph_tools.tf_private import autodiff
+from memsaving_gradients.engine.rewire import components
+from memsaving_gradients.training.keras_models import bytes_of
 
 PRECISION = "bfloat16"
 CHECKPOINTS: dict[str, Any] = {"max_slowdown": 1.3}
@@ -72,7 +85,8 @@ ROWS = {
     for network in NETWORKS
     for name, techniques in RUNS.items()
 }
-#: Bars for WideResNet: of activations with checkpoints alone, as a share; of sparse weights and slots.
+#: Bars for WideResNet: of activations with checkpoints alone, as a share; of sparse weights and
+#: slots.
 ACTIVATIONS, SPARSE = 1 / 5.8, 0.40
 
 
@@ -87,14 +101,6 @@ def run(job: Job) -> dict[str, Any]:
 
 def measured(name: str, techniques: list[str]) -> dict[str, Any]:
     """Return the bytes of a training with some techniques (in a process made for it)."""
-    import warnings
-
-    import tensorflow as tf
-
-    import memsaving_gradients as ms
-    from graph_tools.memory.measure import measure_peak
-    from memsaving_gradients.training.keras_models import bytes_of
-
     warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
     what = NETWORKS[name]
     network, model, optimizer = _made(what, techniques)
@@ -126,11 +132,6 @@ def measured(name: str, techniques: list[str]) -> dict[str, Any]:
 
 def _made(what: Network, techniques: list[str]) -> tuple[Any, Any, Any]:
     """The network of the zoo, the Keras model that is trained, and its optimizer."""
-    import keras
-
-    import memsaving_gradients as ms
-    from benchmarks.networks import build
-
     if "precision" in techniques:
         keras.config.set_dtype_policy(PRECISION)
     network = build(what.model, batch=what.batch)
@@ -149,8 +150,6 @@ class _Training:
     """A training step, and what its graph tells about itself."""
 
     def __init__(self, what: Network, techniques: list[str], model: Any, optimizer: Any) -> None:
-        import tensorflow as tf
-
         self.what, self.techniques, self.model, self.optimizer = what, techniques, model, optimizer
         self.weights = model.trainable_variables
         #: Graphs of the forward pass, with how many ops they had when it was over.
@@ -160,27 +159,18 @@ class _Training:
 
     def loss(self, *batch: Any) -> Any:
         """Return the loss of a batch."""
-        import tensorflow as tf
-
-        from benchmarks.networks.dynamic import loss_of_words
-
         *inputs, labels = batch
         logits = self.model(inputs if self.what.of_words else inputs[0], training=True)
         if self.what.of_words:
             return loss_of_words(labels, logits)
-        logits = tf.cast(logits, tf.float32)
-        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        return tf.reduce_mean(entropy)
+        return entropy(tf.cast(logits, tf.float32), labels)
 
     def computed(self, *batch: Any) -> Any:
         """Return the gradients of a batch by TensorFlow."""
-        import tensorflow as tf
-
         return tf.gradients(self.loss(*batch), [w.value for w in self.weights])
 
     def _pieces(self) -> Callable[..., Any]:
         """The loss of a batch, in microbatches if they are asked for."""
-        import memsaving_gradients as ms
 
         def noted(*batch: Any) -> Any:
             value = self.loss(*batch)
@@ -197,10 +187,6 @@ class _Training:
         return found
 
     def _step_of(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        import tensorflow as tf
-
-        from memsaving_gradients.engine.rewire import components
-
         def step(*batch: Any) -> Any:
             with tf.GradientTape() as tape:
                 value = loss(*batch)
@@ -213,9 +199,6 @@ class _Training:
 
     def parts_at_peak(self, batch: list[Any]) -> dict[str, Any]:
         """Return the bytes of each part when the worst of five steps takes most."""
-        from benchmarks.at_peak import kinds_of, parts_at_peak
-        from graph_tools.memory.allocation_trace import allocation_events
-
         graph, count = self.forward[0]
         # In microbatches they are what the traced function gives.
         grads = self.given if "microbatches" not in self.techniques else graph.outputs[1:]
@@ -229,14 +212,7 @@ def _most(events: Any) -> int:
 
 
 def _flops(step: Any, batch: list[Any], checkpoints: bool) -> float:
-    """Multiplications and additions of products and convolutions in both passes, clones included."""
-    import tensorflow as tf
-
-    import memsaving_gradients as ms
-    from graph_tools.costs.estimates import op_flops
-    from graph_tools.graph.capture import capture
-    from graph_tools.tf_private import autodiff
-
+    """Return the operations of products and convolutions in both passes, clones included."""
     with ms.patched(**CHECKPOINTS) if checkpoints else contextlib.nullcontext():
         graph = tf.function(step).get_concrete_function(*batch).graph
     ops = capture(autodiff.ends_of(graph)).ops
@@ -297,4 +273,3 @@ COLUMNS = (
 EXPERIMENT = Experiment(
     "low_memory", rows=lambda settings: ROWS, run=run, columns=COLUMNS, bars=bars
 )
-EXPERIMENTS = (EXPERIMENT,)

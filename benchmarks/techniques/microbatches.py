@@ -1,11 +1,11 @@
 """A batch in pieces, against the whole batch.
 
 WideResNet-28-2 with group normalization (which treats each image by itself) learns the digits that
-ship with scikit-learn, at 32 x 32 pixels and 100 in a batch, by gradient descent with momentum: with
-TensorFlow's gradients, with the same of each batch in another order (what the order of additions
-does), and in microbatches of 10, with and without checkpoints in them. After `STEPS` steps, weights
-are compared with those of the plain run, as shares of how far each variable moved; the peak is that
-of the last five steps. Each run is a process of its own.
+ship with scikit-learn, at 32 x 32 pixels and 100 in a batch, by gradient descent with momentum:
+with TensorFlow's gradients, with the same of each batch in another order (what the order of
+additions does), and in microbatches of 10, with and without checkpoints in them. After `STEPS`
+steps, weights are compared with those of the plain run, as shares of how far each variable moved;
+the peak is that of the last five steps. Each run is a process of its own.
 
 In training, what rounding does to a weight grows from step to step, so that 32 bits cannot tell a
 mistake from the order of additions. A smaller network of the same kind is trained in 64 bits, too,
@@ -20,14 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
 
+import memsaving_gradients as ms
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting
 from benchmarks.measuring import fresh
+from benchmarks.networks import build
 from benchmarks.settings import count
 from graph_tools.memory.measure import measure_peak
-
-__all__ = ["EXPERIMENTS", "bars"]
 
 STEPS, BATCH, SIZE = 50, 100, 10
 NETWORK = {"batch": BATCH, "norm": "group"}
@@ -37,7 +40,8 @@ PEAK = 0.15
 APART = 2.0
 #: The same in 64 bits.
 EXACT = 1e-6
-#: What differs from run to run: the order of the examples of a batch, arguments of `memsaving_gradients.microbatch`.
+#: What differs from run to run: the order of the examples of a batch, arguments of
+#: `memsaving_gradients.microbatch`.
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
     "reordered": {"reorder": True},
@@ -79,13 +83,7 @@ def trained(
     settings: dict[str, Any] | None = None,
     wide: bool = False,
 ) -> dict[str, Any]:
-    """Train, save the weights before and after, and give the worst peak of the last five steps and the losses."""
-    import keras
-    import tensorflow as tf
-
-    import memsaving_gradients as ms
-    from benchmarks.networks import build
-
+    """Train, save weights before and after, and return the worst late peak and the losses."""
     if wide:
         keras.config.set_dtype_policy("float64")
     network = build("wide_resnet", **NETWORK, **(WIDE if wide else {}))
@@ -117,9 +115,6 @@ def trained(
 
 def _batches(steps: int, reorder: bool) -> list[tuple[Any, Any]]:
     """Digits at 32 x 32 pixels with three channels, and their labels."""
-    import tensorflow as tf
-    from sklearn.datasets import load_digits
-
     data = load_digits()
     draw = np.random.default_rng(0)
     images = (
@@ -165,13 +160,11 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
 COLUMNS = Columns(
     f"WideResNet, {SIZE} of {BATCH}", "run | peak | first loss | last loss | weights apart", lines
 )
-EXPERIMENTS = (
-    Experiment(
-        "microbatches",
-        rows=lambda settings: ("wide-resnet",),
-        run=run,
-        columns=(COLUMNS,),
-        bars=bars,
-        settings={"steps": Setting(STEPS, partial(count, 5), "steps of each run")},
-    ),
+EXPERIMENT = Experiment(
+    "microbatches",
+    rows=lambda settings: ("wide-resnet",),
+    run=run,
+    columns=(COLUMNS,),
+    bars=bars,
+    settings={"steps": Setting(STEPS, partial(count, 5), "steps of each run")},
 )

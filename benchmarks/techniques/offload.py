@@ -8,11 +8,11 @@ simulated.
 
 *Timeline.* ResNet-50 and the 200-layer ResNet of Chen et al. 2016, planned for a card of 6 TFLOP/s
 and 288 GB/s behind 12 GB/s (the M40 and the PCIe 3 of Meng et al. 2017, who report a loss of less
-than 10 %): the least memory at which nine tenths of the transfers are hidden behind computations and
-a step takes at most a tenth longer. Nothing runs.
+than 10 %): the least memory at which nine tenths of the transfers are hidden behind computations
+and a step takes at most a tenth longer. Nothing runs.
 
-*Hybrid.* Six networks at 35 % of their simulated peak, on the same card: the estimated extra time of
-recomputing alone, of offloading alone, and of both together.
+*Hybrid.* Six networks at 35 % of their simulated peak, on the same card: the estimated extra time
+of recomputing alone, of offloading alone, and of both together.
 """
 
 from __future__ import annotations
@@ -21,11 +21,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import tensorflow as tf
+
+import memsaving_gradients as ms
 from benchmarks.claims.budgets import MODELS as BUDGETED
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import fresh
-
-__all__ = ["EXPERIMENTS", "bars", "hybrid"]
+from benchmarks.networks import build
+from benchmarks.networks.deep import deep_resnet
+from benchmarks.steps import make_step
+from benchmarks.techniques.cluster import HOST, host
+from graph_tools.costs.estimates import Speeds, op_seconds
+from graph_tools.memory.measure import measure_peak
+from memsaving_gradients.capture.offload import Offload
+from memsaving_gradients.capture.storable import with_storable
+from memsaving_gradients.capture.training_step import capture_step
+from memsaving_gradients.planners import Limits, auto, keep
+from memsaving_gradients.planners.with_storage import planner_that_stores
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.transfers import transfers
 
 PEAKS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50": ("application", {"name": "ResNet50", "batch": 8}),
@@ -34,7 +49,8 @@ PEAKS: dict[str, tuple[str, dict[str, Any]]] = {
 MOST_OF_PLAIN = 0.40
 #: How often plain training is repeated, to see whether it is the same to the last bit.
 AGAIN = 2
-#: Of the card: floating point operations and bytes in a second, seconds to begin an op; and the bytes in a second to the host and back.
+#: Of the card: floating point operations and bytes in a second, seconds to begin an op; and the
+#: bytes in a second to the host and back.
 CARD = (6e12, 288e9, 5e-6)
 LINK = 12e9
 TIMELINES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,14 +78,6 @@ def run(job: Job) -> dict[str, Any]:
 
 def peaks(model: str, options: dict[str, Any]) -> dict[str, Any]:
     """Peaks of the accelerator, and whether gradients are the same."""
-    import tensorflow as tf
-
-    import memsaving_gradients as ms
-    from benchmarks.networks import build
-    from benchmarks.steps import make_step
-    from benchmarks.techniques.cluster import HOST, host
-    from graph_tools.memory.measure import measure_peak
-
     settings = {"planner": "keep", "offload": HOST}
     with host():
         found: dict[str, Any] = {}
@@ -78,8 +86,9 @@ def peaks(model: str, options: dict[str, Any]) -> dict[str, Any]:
             found[name] = measure_peak(step.run, warmup=2, steps=5).peak
         plan = ms.plans(step.graph)[-1]
         found |= {"simulated": plan.allocated, "moved": len(plan.stored)}
-        # To the last bit where plain training is so from step to step: without grappler's arithmetic rewriting, which depends on who else reads
-        # a tensor, and with sums of two at a time, as its memory optimizer adds longer ones in the order in which their addends come.
+        # To the last bit where plain training is so from step to step: without grappler's
+        # arithmetic rewriting, which depends on who else reads a tensor, and with sums of two at a
+        # time, as its memory optimizer adds longer ones in the order in which their addends come.
         pairwise = tf.AggregationMethod.EXPERIMENTAL_TREE
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         tf.config.experimental.enable_op_determinism()
@@ -105,15 +114,6 @@ def peaks(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def captured(model: str, options: dict[str, Any]) -> Any:
     """The training graph of a step on the card, with offloading."""
-    import tensorflow as tf
-
-    from benchmarks.networks import build
-    from benchmarks.networks.deep import deep_resnet
-    from graph_tools.costs.estimates import Speeds, op_seconds
-    from memsaving_gradients.capture.offload import Offload
-    from memsaving_gradients.capture.storable import with_storable
-    from memsaving_gradients.capture.training_step import capture_step
-
     made = []
 
     def differentiate(loss: tf.Tensor, variables: Any) -> None:
@@ -145,13 +145,7 @@ def captured(model: str, options: dict[str, Any]) -> Any:
 
 
 def timeline(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The least share of the plain peak at which transfers are hidden and a step is hardly slower."""
-    from memsaving_gradients.planners import Limits, keep
-    from memsaving_gradients.planners.with_storage import planner_that_stores
-    from memsaving_gradients.schedules.schedule import plain
-    from memsaving_gradients.schedules.simulate import simulate
-    from memsaving_gradients.schedules.transfers import transfers
-
+    """Find the least share of the plain peak that hides transfers and hardly slows the step."""
     graph = captured(model, options)
     most = simulate(graph, plain(graph)).peak
     found: dict[str, Any] = {"plain": most, "plain seconds": graph.total_seconds, "tried": []}
@@ -173,12 +167,7 @@ def timeline(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def hybrid(model: str, options: dict[str, Any], share: float = HYBRID) -> dict[str, Any]:
-    """Estimated extra time at a share of the plain peak, by recomputing, by offloading, and by both; ``None``: does not fit."""
-    from memsaving_gradients.planners import Limits, auto, keep
-    from memsaving_gradients.planners.with_storage import planner_that_stores
-    from memsaving_gradients.schedules.schedule import plain
-    from memsaving_gradients.schedules.simulate import simulate
-
+    """Estimate extra time by recomputing, offloading, and both; ``None``: it does not fit."""
     graph = captured(model, options)
     budget = int(simulate(graph, plain(graph)).peak * share)
     limits = Limits(budget=budget)
@@ -217,7 +206,7 @@ def bars(results: Results) -> list[Figure]:
 
 
 def _least(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of the memories that were tried, the least with which the bars are met; without any, the most."""
+    """The least of the memories that meet the bars; if none does, the most."""
     fits = [t for t in result["tried"] if t["hidden"] >= HIDDEN and t["slower"] <= SLOWER]
     return min(fits, key=lambda t: t["share"]) if fits else result["tried"][0]
 
@@ -249,6 +238,6 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 COLUMNS = Columns("offloading", "row | what", lines, text=("what",))
-EXPERIMENTS = (
-    Experiment("offload", rows=lambda settings: ROWS, run=run, columns=(COLUMNS,), bars=bars),
+EXPERIMENT = Experiment(
+    "offload", rows=lambda settings: ROWS, run=run, columns=(COLUMNS,), bars=bars
 )

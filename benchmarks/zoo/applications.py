@@ -1,4 +1,4 @@
-"""``keras.applications``: every architecture, untrained, on the smallest images that it takes, ten classes."""
+"""``keras.applications``: every architecture, on the smallest images that it takes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from benchmarks.networks.base import Model, tensors
 from benchmarks.zoo.sizes import batch_for, cross_entropy, draw_images
-
-__all__ = ["build", "build_small", "names"]
 
 CLASSES = 10
 #: Sides of images, the first that a network takes counts.
@@ -43,11 +41,7 @@ def build_small(name: str, side: int = 32, batch: int = 4, **options: Any) -> Mo
     return _classifier(name, layers, side, batch)
 
 
-_UNTRAINED: dict[str, Any] = {
-    "weights": None,
-    "classes": CLASSES,
-    "classifier_activation": None,
-}
+_UNTRAINED: dict[str, Any] = {"weights": None, "classes": CLASSES, "classifier_activation": None}
 
 
 def _smallest(make: Any) -> tuple[Any, int]:

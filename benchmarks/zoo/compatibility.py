@@ -7,8 +7,9 @@ the last bit, with the state after the step; the measured peak of plain training
 plan, and within 45 and 40 % of what plain training takes, or within the least budget that is named
 where no plan fits.
 
-Each figure has a process of its own, and a plan for a budget a minute to be searched for. A row takes
-one to five minutes. ``--again`` measures rows whose code was another. Needs the extra ``models``.
+Each figure has a process of its own, and a plan for a budget a minute to be searched for. A row
+takes one to five minutes. ``--again`` measures rows whose code was another. Needs the extra
+``models``.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ from benchmarks.settings import pairs, shares
 from benchmarks.zoo import families
 from benchmarks.zoo.page import COLUMNS, failures, notes, page
 from graph_tools.errors import GraphToolsError
-
-__all__ = ["EXPERIMENT", "EXPERIMENTS", "LIBRARIES", "SHARES", "code_version", "due", "measure"]
 
 ROOT = Path(__file__).parents[2]
 #: Of what plain training takes; the first one's plan is the one whose gradients are compared.
@@ -181,7 +180,7 @@ def measure(
 
 
 def _within(what: Mapping[str, Any], share: float, plain: int, plan: Path) -> dict[str, Any]:
-    """A step within a share of what plain training takes, or within the least budget; its plan is saved."""
+    """A step within a share of what plain training takes, or the least budget; saves its plan."""
     settings = {"planning_seconds": PLANNING_SECONDS}
     ours, refused = planned(what, share, settings, str(plan), requested=False)
     if refused is not None and "refused" in ours:
@@ -214,4 +213,3 @@ EXPERIMENT = Experiment(
         "pairs": pairs(0),
     },
 )
-EXPERIMENTS = (EXPERIMENT,)

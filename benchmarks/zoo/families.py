@@ -1,8 +1,9 @@
 """Networks that other people wrote: what `benchmarks.zoo.compatibility` trains, a row for each.
 
-A row is named ``family/network``. What there is in a family is read off the library that ships it, so that a new version of the
-library brings its new networks; sizes follow from rules about names of parameters and shapes of outputs, not from a list of
-cases. All weights are random: nothing is downloaded.
+A row is named ``family/network``. What there is in a family is read off the library that ships it,
+so that a new version of the library brings its new networks; sizes follow from rules about names of
+parameters and shapes of outputs, not from a list of cases. All weights are random: nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.networks.base import Model
-
-__all__ = ["FAMILIES", "Family", "MissingLibraryError", "build", "rows"]
 
 
 @dataclass(frozen=True)

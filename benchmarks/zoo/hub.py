@@ -1,7 +1,8 @@
-"""Backbones of KerasHub that can be made from a configuration: small ones, by a rule about the names of their parameters.
+"""Backbones of KerasHub, small, by a rule about names of their parameters.
 
-A backbone counts if `SIZES` knows all parameters that it cannot do without, or if `STAGES` has what its stages are (convolutional ones describe
-themselves by lists, whose lengths must go together). Those that are made of other models, which they are handed, do not.
+A backbone counts if `SIZES` knows all parameters that it cannot do without, or if `STAGES` has what
+its stages are (convolutional ones describe themselves by lists, whose lengths must go together).
+Those that are made of other models, which they are handed, do not.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ import tensorflow as tf
 
 from benchmarks.networks.base import Array, Model, tensors
 from benchmarks.zoo.sizes import draw_images, draw_tokens, square_error
-
-__all__ = ["build", "names"]
 
 BATCH, LENGTH, WORDS, WIDTH, SIDE = 16, 64, 512, 64, 64
 
@@ -78,10 +77,7 @@ STAGES: dict[str, dict[str, Any]] = {
         "num_heads": [2, 4],
         "window_size": 4,
     },
-    "VGGBackbone": {
-        "stackwise_num_repeats": [2, 2, 2],
-        "stackwise_num_filters": [32, 64, 128],
-    },
+    "VGGBackbone": {"stackwise_num_repeats": [2, 2, 2], "stackwise_num_filters": [32, 64, 128]},
     "XceptionBackbone": {
         "stackwise_conv_filters": [[16, 32], [64, 64], [64, 64]],
         "stackwise_pooling": [False, True, False],
@@ -138,7 +134,7 @@ def _arguments(kind: type) -> dict[str, Any] | None:
 
 
 def _draw(spec: Any, seed: int) -> Array:
-    """One input: images and sounds are normal, masks let everything through, segments are 0, other whole numbers are words."""
+    """One input: images and sounds are normal, masks 1, segments 0, other integers words."""
     shape = (BATCH, *(LENGTH if n is None else n for n in spec.shape[1:]))
     name = spec.name.split("/")[-1]
     if "mask" in name:

@@ -1,4 +1,4 @@
-"""TensorFlow models of Hugging Face ``transformers``, made from configurations; they are Keras 2 models that compute their own loss."""
+"""TensorFlow models of ``transformers``, from configurations: Keras 2, with losses of their own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import transformers
 
 from benchmarks.networks.base import Array, Model
 from benchmarks.zoo.sizes import draw_images, draw_tokens
-
-__all__ = ["build", "names"]
 
 BATCH, LENGTH, WORDS, WIDTH, LAYERS, HEADS, SIDE, CLASSES = 16, 64, 512, 64, 4, 4, 64, 10
 
@@ -80,11 +78,7 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "opt": (
         "TFOPTForCausalLM",
         "OPTConfig",
-        {
-            **_BERT,
-            "word_embed_proj_dim": WIDTH,
-            "ffn_dim": 4 * WIDTH,
-        },
+        {**_BERT, "word_embed_proj_dim": WIDTH, "ffn_dim": 4 * WIDTH},
         "language",
     ),
     "vit": (

@@ -1,4 +1,4 @@
-"""Keras 2, as the package ``tf_keras`` has it: networks of ``tf_keras.applications``, an LSTM, a functional model with two inputs."""
+"""Keras 2 (``tf_keras``): applications, an LSTM, a functional model with two inputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import tf_keras
 
 from benchmarks.networks.base import Model
 from benchmarks.zoo.sizes import batch_for, cross_entropy, draw_images, draw_tokens
-
-__all__ = ["build", "names"]
 
 APPLICATIONS = ("ResNet50", "MobileNetV2", "EfficientNetB0", "DenseNet121")
 SIDE, CLASSES = 64, 10
@@ -28,10 +26,7 @@ def build(name: str) -> Model:
     tf_keras.utils.set_random_seed(0)
     if name in APPLICATIONS:
         layers = getattr(tf_keras.applications, name)(
-            weights=None,
-            input_shape=(SIDE, SIDE, 3),
-            classes=CLASSES,
-            classifier_activation=None,
+            weights=None, input_shape=(SIDE, SIDE, 3), classes=CLASSES, classifier_activation=None
         )
         return _classifier(name, layers, [draw_images((batch_for(layers), SIDE, SIDE, 3))])
     return {"functional": _functional, "lstm": _lstm}[name]()
@@ -52,7 +47,7 @@ def _lstm() -> Model:
 
 
 def _functional() -> Model:
-    """Images and words beside each other: a layer that is used twice, dropout, normalization, a residual."""
+    """Images and words: a layer used twice, dropout, normalization, a residual."""
     keras = tf_keras
     image = keras.Input([SIDE, SIDE, 3])
     words = keras.Input([LENGTH], dtype="int32")

@@ -6,11 +6,9 @@ from typing import Any
 
 from benchmarks.networks.base import Model
 
-__all__ = ["foreign"]
-
 
 def foreign(row: str, **options: Any) -> Model:
-    """The network of a row; with `options`, one of ``keras.applications`` at the size that they say."""
+    """Make the network of a row; with `options`, an application at the size that they say."""
     if options:
         from benchmarks.zoo.applications import build_small
 

@@ -1,4 +1,4 @@
-"""What a row of `benchmarks.zoo.compatibility` has to show, and the page and the table that are made of all rows."""
+"""What a row of `benchmarks.zoo.compatibility` must show; the page and the table of all rows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from rich.markup import escape
 
 from benchmarks.experiment import Columns, Results
 from benchmarks.tables import mark
-
-__all__ = ["COLUMNS", "failures", "notes", "page"]
 
 Result = Mapping[str, Any]
 
@@ -191,8 +189,5 @@ def _escaped(text: str) -> str:
 
 
 COLUMNS = Columns(
-    "networks of other libraries",
-    " | ".join([*list(HEADINGS)[:-1], ""]),
-    lines,
-    text=("inputs",),
+    "networks of other libraries", " | ".join([*list(HEADINGS)[:-1], ""]), lines, text=("inputs",)
 )

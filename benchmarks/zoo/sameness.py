@@ -1,9 +1,11 @@
-"""Whether a step with our gradients computes what TensorFlow's own does, state included; runs in a fresh process.
+"""Whether a step with our gradients computes what TensorFlow's own does, state included.
 
-Op determinism is on and grappler's arithmetic rewriting off: every gradient must then have the same bits, and so must the loss and all
-state after the step (moving averages, seeds). TensorFlow's own step runs without grappler's memory optimizer, which lets sums of large graphs be added in whatever
-order their addends come; ours runs with it. Before each step all variables are set back, and each step is a function of its own,
-traced from the same seed, so that whatever draws random numbers draws the same ones. Gradients are returned, not consumed: what is compared is what they are, not
+Op determinism is on and grappler's arithmetic rewriting off: every gradient must then have the same
+bits, and so must the loss and all state after the step (moving averages, seeds). TensorFlow's own
+step runs without grappler's memory optimizer, which lets sums of large graphs be added in whatever
+order their addends come; ours runs with it. Before each step all variables are set back, and each
+step is a function of its own, traced from the same seed, so that whatever draws random numbers
+draws the same ones. Gradients are returned, not consumed: what is compared is what they are, not
 what they take.
 """
 
@@ -22,20 +24,20 @@ from benchmarks.networks import build
 from benchmarks.networks.base import Array, Model
 from graph_tools.tf_private.config import without_memory_optimizer
 
-__all__ = ["compare", "spread"]
-
 SEED = 1
-#: Of the largest gradient: what default settings may change in any case, and plain runs to take their spread from.
+#: Of the largest gradient: what default settings may change in any case, and plain runs to take
+#: their spread from.
 LEAST, PLAIN_RUNS = 1e-6, 5
 
 
-#: A saved plan comes with what it was made for: some losses are other ops under op determinism, and need a plan of their own.
+#: A saved plan comes with what it was made for: some losses are other ops under op determinism, and
+#: need a plan of their own.
 Settings = dict[str, Any] | list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Of one step: the loss, gradients (of slices, values and indices), what variables hold then."""
+    """Results of one step: loss, gradients (of slices, values and indices), and variables."""
 
     loss: Array
     gradients: tuple[tuple[Array, ...] | None, ...]
@@ -43,14 +45,16 @@ class _Outcome:
 
 
 def compare(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> list[dict[str, Any]]:
-    """For each of `ours` (arguments of ``memsaving_gradients.gradients``, or several of which the first counts whose plan fits), how one step compares with TensorFlow's, to the last bit.
+    """Compare one step by each of `ours` with TensorFlow's, to the last bit.
 
     Returns
     -------
     list of dict
-        ``"equal"``: whether all bits of all results are the same. ``"differ"``: names of variables whose gradients differ. ``"error"``: the
-        largest difference, as a share of the largest gradient. ``"state"``, ``"loss"``: whether these have the same bits. ``"largest"``: the largest number in
-        any gradient, ``"count"``: of gradients, ``"parameters"`` and ``"inputs"`` of the network.
+        ``"equal"``: whether all bits of all results are the same. ``"differ"``: names of variables
+        whose gradients differ. ``"error"``: the largest difference, as a share of the largest
+        gradient. ``"state"``, ``"loss"``: whether these have the same bits. ``"largest"``: the
+        largest number in any gradient, ``"count"``: of gradients, ``"parameters"`` and ``"inputs"``
+        of the network.
     """
     tf.config.experimental.enable_op_determinism()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
@@ -61,7 +65,7 @@ def compare(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> li
 
 
 def spread(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> list[dict[str, Any]]:
-    """As `compare`, under default settings: `"error"` may be as large as `"allowed"`, from the spread of plain runs."""
+    """As `compare`, under default settings: `"allowed"` follows from the spread of plain runs."""
     steps = _Steps(build(model, **options))
     plain = [steps.run(tf.gradients) for _ in range(PLAIN_RUNS)]
     apart = max(

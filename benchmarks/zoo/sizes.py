@@ -1,7 +1,8 @@
 """Rules for sizes: activations, not gradients, shall be what a step takes, at the least work.
 
-A gradient of the largest variable is there whatever a plan does, and the step takes its square beside it. A batch is doubled until the outputs of
-all layers take several times as much, within limits.
+A gradient of the largest variable is there whatever a plan does, and the step takes its square
+beside it. A batch is doubled until the outputs of all layers take several times as much, within
+limits.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ import numpy as np
 
 from benchmarks.networks.base import Array
 
-__all__ = ["BATCHES", "batch_for", "cross_entropy", "draw_images", "draw_tokens", "square_error"]
-
 BATCHES = (8, 16, 32)
 #: Outputs of all layers over the largest variable, in bytes.
 ENOUGH = 8
 
 
 def batch_for(model: Any) -> int:
-    """The least batch of `BATCHES` whose activations count, of a functional Keras model (2 or 3) that is built."""
+    """Return the least of `BATCHES` whose activations count, of a built Keras model (2 or 3)."""
     outputs = 0
     for layer in model.layers:
         shapes = getattr(layer, "output", None)
@@ -46,7 +45,7 @@ def draw_tokens(shape: tuple[int, ...], vocabulary: int, seed: int = 0) -> Array
 
 
 def cross_entropy(labels: Any, logits: Any) -> Any:
-    """The mean over examples, of the same ops with and without op determinism, so that a plan of one is a plan of the other."""
+    """Return the mean cross-entropy, by the same ops with and without op determinism."""
     import tensorflow as tf
 
     chosen = tf.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
@@ -54,7 +53,7 @@ def cross_entropy(labels: Any, logits: Any) -> Any:
 
 
 def square_error(outputs: Any) -> Any:
-    """The mean of squares of all floating outputs, added up: a loss for networks that end in features."""
+    """Return the sum over floating outputs of their mean square, a loss for features."""
     import tensorflow as tf
 
     means = [

@@ -119,7 +119,7 @@ def test_table_has_a_row_for_each_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     measured["figures"] = figures(case, measured)
     measured["errors"] = simulation_errors(measured)
     results = {"net": measured}
-    (claims,) = memory.EXPERIMENTS
+    claims = memory.EXPERIMENT
     bars = claims.bars(results)
     text = io.StringIO()
     print_results(claims, results, bars, Console(file=text, width=140))

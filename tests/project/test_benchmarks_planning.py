@@ -250,7 +250,7 @@ def test_refused_budgets_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(budgets.MODELS, "net", ("unet", {}))
     shares = [0.6, 0.45, 0.35]
     rows = [f"net-{100 * share:g}" for share in shares]
-    found = run_all(budgets.EXPERIMENTS[0], rows, budgets=shares)
+    found = run_all(budgets.EXPERIMENT, rows, budgets=shares)
     assert asked == [0.6, 0.45, 50, 0.35]
     assert list(found) == ["net-60", "net-45", "net-35"]
     assert found["net-60"]["refused"] is None and found["net-60"]["planning"] == 2
@@ -263,7 +263,7 @@ def test_the_least_budget_named_must_work(monkeypatch: pytest.MonkeyPatch) -> No
     answers = {"peak": {"peak": 100}, "budget_peak": refusal}
     monkeypatch.setattr(budgets, "fresh", lambda target, **kwargs: answers[target.split(":")[1]])
     with pytest.raises(GraphToolsError, match="is refused"):
-        run_all(budgets.EXPERIMENTS[0], ["unet-35"], pairs=0)
+        run_all(budgets.EXPERIMENT, ["unet-35"], pairs=0)
 
 
 def test_a_budget_is_measured_and_its_plan_saved(tmp_path: Path) -> None:
