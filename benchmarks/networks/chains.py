@@ -7,6 +7,8 @@ The size is a power of two, because TensorFlow's allocator hands out larger chun
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 
@@ -15,28 +17,24 @@ from benchmarks.networks.base import Model
 
 def tanh_chain(length: int = 100, size: int = 2**18) -> Model:
     """``tanh`` applied `length` times to a variable of `size` floats; differentiated as it is."""
-    start = tf.Variable(_start(size), name="a0")
-
-    def loss() -> tf.Tensor:
-        value = tf.convert_to_tensor(start)
-        for _ in range(length):
-            value = tf.tanh(value)
-        return value
-
-    return Model("tanh_chain", loss, (start,))
+    return _chain("tanh_chain", tf.tanh, length, size)
 
 
 def residual_chain(length: int = 100, size: int = 2**18) -> Model:
     """``a + tanh(a)`` applied `length` times to a variable of `size` floats."""
-    start = tf.Variable(_start(size), name="a0")
+    return _chain("residual_chain", lambda value: value + tf.tanh(value), length, size)
+
+
+def _chain(name: str, link: Callable[[tf.Tensor], tf.Tensor], length: int, size: int) -> Model:
+    start = tf.Variable(np.linspace(-1.0, 1.0, size, dtype=np.float32), name="a0")
 
     def loss() -> tf.Tensor:
         value = tf.convert_to_tensor(start)
         for _ in range(length):
-            value = value + tf.tanh(value)
+            value = link(value)
         return value
 
-    return Model("residual_chain", loss, (start,))
+    return Model(name, loss, (start,))
 
 
 def mlp(depth: int = 64, batch: int = 2048, width: int = 512) -> Model:
@@ -56,7 +54,3 @@ def mlp(depth: int = 64, batch: int = 2048, width: int = 512) -> Model:
         return tf.reduce_mean(tf.square(x))
 
     return Model("mlp", loss, weights, (inputs,))
-
-
-def _start(size: int) -> np.ndarray:
-    return np.linspace(-1.0, 1.0, size, dtype=np.float32)

@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-import memsaving_gradients as ms
 from benchmarks.networks import Model
 from benchmarks.peers import variants
 from benchmarks.peers.cells import differences, nearest
@@ -180,6 +179,9 @@ def _step(made: _Made) -> tuple[Callable[[], Any], tf.Graph]:
 
 def _plan(graph: tf.Graph, save: str | None) -> dict[str, Any] | None:
     """What the plan promises; nothing where gradients are plain."""
+    # Imported only here: peers run without the package that they are compared with.
+    import memsaving_gradients as ms
+
     plans = ms.plans(graph)
     if not plans:
         return None

@@ -6,11 +6,9 @@ import inspect
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
-from benchmarks.networks.base import Model, tensors
-from benchmarks.zoo.sizes import batch_for, cross_entropy, draw_images
+from benchmarks.networks.base import Model
+from benchmarks.zoo.sizes import batch_for, classifier, draw_images
 
 CLASSES = 10
 #: Sides of images, the first that a network takes counts.
@@ -30,7 +28,7 @@ def build(name: str) -> Model:
     """The network of a name, under softmax cross-entropy."""
     keras.utils.set_random_seed(0)
     layers, side = _smallest(getattr(keras.applications, name))
-    return _classifier(name, layers, side, batch_for(layers))
+    return classifier(name, layers, [draw_images((batch_for(layers), side, side, 3))], CLASSES)
 
 
 def build_small(name: str, side: int = 32, batch: int = 4, **options: Any) -> Model:
@@ -38,7 +36,7 @@ def build_small(name: str, side: int = 32, batch: int = 4, **options: Any) -> Mo
     keras.utils.set_random_seed(0)
     make = getattr(keras.applications, name)
     layers = make(input_shape=(side, side, 3), **_UNTRAINED, **options)
-    return _classifier(name, layers, side, batch)
+    return classifier(name, layers, [draw_images((batch, side, side, 3))], CLASSES)
 
 
 _UNTRAINED: dict[str, Any] = {"weights": None, "classes": CLASSES, "classifier_activation": None}
@@ -53,12 +51,3 @@ def _smallest(make: Any) -> tuple[Any, int]:
         except ValueError as error:  # too small for it, says the library
             refusals.append(f"{side}: {error}")
     raise ValueError(f"no side of an image works; {'; '.join(refusals)}")
-
-
-def _classifier(name: str, layers: Any, side: int, batch: int) -> Model:
-    labels = np.random.default_rng(1).integers(0, CLASSES, batch).astype(np.int32)
-
-    def loss(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        return tf.add_n([cross_entropy(y, layers(x, training=True)), *layers.losses])
-
-    return Model(name, loss, tensors(layers), (draw_images((batch, side, side, 3)), labels), layers)

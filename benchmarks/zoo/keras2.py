@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import tensorflow as tf
 import tf_keras
 
 from benchmarks.networks.base import Model
-from benchmarks.zoo.sizes import batch_for, cross_entropy, draw_images, draw_tokens
+from benchmarks.zoo.sizes import batch_for, classifier, draw_images, draw_tokens
 
 APPLICATIONS = ("ResNet50", "MobileNetV2", "EfficientNetB0", "DenseNet121")
 SIDE, CLASSES = 64, 10
@@ -28,7 +24,7 @@ def build(name: str) -> Model:
         layers = getattr(tf_keras.applications, name)(
             weights=None, input_shape=(SIDE, SIDE, 3), classes=CLASSES, classifier_activation=None
         )
-        return _classifier(name, layers, [draw_images((batch_for(layers), SIDE, SIDE, 3))])
+        return classifier(name, layers, [draw_images((batch_for(layers), SIDE, SIDE, 3))], CLASSES)
     return {"functional": _functional, "lstm": _lstm}[name]()
 
 
@@ -43,7 +39,7 @@ def _lstm() -> Model:
             keras.layers.Dense(CLASSES),
         ]
     )
-    return _classifier("lstm", layers, [draw_tokens((batch_for(layers), LENGTH), WORDS)])
+    return classifier("lstm", layers, [draw_tokens((batch_for(layers), LENGTH), WORDS)], CLASSES)
 
 
 def _functional() -> Model:
@@ -68,15 +64,4 @@ def _functional() -> Model:
     layers = keras.Model([image, words], outputs)
     batch = batch_for(layers)
     inputs = [draw_images((batch, SIDE, SIDE, 3)), draw_tokens((batch, LENGTH), WORDS)]
-    return _classifier("functional", layers, inputs)
-
-
-def _classifier(name: str, layers: Any, inputs: list[Any]) -> Model:
-    labels = np.random.default_rng(1).integers(0, CLASSES, len(inputs[0])).astype(np.int32)
-
-    def loss(*batch: tf.Tensor) -> tf.Tensor:
-        *x, y = batch
-        logits = layers(x if len(x) > 1 else x[0], training=True)
-        return tf.add_n([cross_entropy(y, logits), *layers.losses])
-
-    return Model(name, loss, tuple(layers.trainable_variables), (*inputs, labels), layers)
+    return classifier("functional", layers, inputs, CLASSES)

@@ -11,8 +11,9 @@ import math
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from benchmarks.networks.base import Array
+from benchmarks.networks.base import Array, Model
 
 BATCHES = (8, 16, 32)
 #: Outputs of all layers over the largest variable, in bytes.
@@ -46,19 +47,30 @@ def draw_tokens(shape: tuple[int, ...], vocabulary: int, seed: int = 0) -> Array
 
 def cross_entropy(labels: Any, logits: Any) -> Any:
     """Return the mean cross-entropy, by the same ops with and without op determinism."""
-    import tensorflow as tf
-
     chosen = tf.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
     return -tf.reduce_mean(tf.reduce_sum(chosen * tf.nn.log_softmax(logits), axis=-1))
 
 
 def square_error(outputs: Any) -> Any:
     """Return the sum over floating outputs of their mean square, a loss for features."""
-    import tensorflow as tf
-
     means = [
         tf.reduce_mean(tf.square(tf.cast(output, tf.float32)))
         for output in tf.nest.flatten(outputs)
         if tf.as_dtype(output.dtype).is_floating
     ]
     return tf.add_n(means)
+
+
+def classifier(name: str, layers: Any, inputs: list[Array], classes: int) -> Model:
+    """Return a Keras model (2 or 3) that returns logits, under softmax cross-entropy."""
+    labels = np.random.default_rng(1).integers(0, classes, len(inputs[0])).astype(np.int32)
+
+    def loss(*batch: tf.Tensor) -> tf.Tensor:
+        *x, y = batch
+        logits = layers(x if len(x) > 1 else x[0], training=True)
+        return tf.add_n([cross_entropy(y, logits), *layers.losses])
+
+    # In Keras 2, a weight is the variable.
+    weights = layers.trainable_variables
+    variables = (w if isinstance(w, tf.Variable) else w.value for w in weights)
+    return Model(name, loss, tuple(variables), (*inputs, labels), layers)
