@@ -18,7 +18,7 @@ from benchmarks.measuring import fresh
 from benchmarks.steps import make_step
 from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 from graph_tools.memory.measure import measure_peak
-from memsaving_gradients.planners.budget_search import chunk_bytes
+from memsaving_gradients.budget import chunk_bytes
 
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50": ("application", {"name": "ResNet50", "batch": 8}),
@@ -47,9 +47,6 @@ def run(job: Job) -> dict[str, Any]:
 
 def probe(model: str, options: dict[str, Any], mode: str, steps: int = 5) -> dict[str, Any]:
     """Measured and simulated peaks of one step (in a process made for it)."""
-    import memsaving_gradients as ms
-    from memsaving_gradients.budget import chunk_bytes
-
     ours = mode != "plain"
     step = make_step(model, options, mode, ours=ours)
     step.run()
