@@ -1,4 +1,5 @@
-"""What MkDocs does besides: pages that are files beside ``docs``, and links from names to the reference."""
+"""What MkDocs does besides: pages that are files beside ``docs``, and links from names to the
+reference."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ NAMES = (
 )
 #: Functions with the name of their module, which is found in their place.
 OWN_MODULES = {
-    "memsaving_gradients.gradient_error": "memsaving_gradients.analysis.gradient_error.gradient_error",
+    "memsaving_gradients.gradient_error": (
+        "memsaving_gradients.analysis.gradient_error.gradient_error"
+    ),
 }
 
 
@@ -38,7 +41,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Make code that is a public name a link to it; what the reference does not have stays as it is."""
+    """Make code that is a public name a link to it; what the reference does not have stays as it
+    is."""
     parts, inside = re.split(r"(<[^>]+>)", html), 0
     for i, part in enumerate(parts):
         tag = re.match(r"<(/?)(\w+)", part)

@@ -51,7 +51,8 @@ import json, time
 import tensorflow
 wall, processor = time.perf_counter(), time.process_time()
 import memsaving_gradients
-print(json.dumps({"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}))
+wall, processor = time.perf_counter() - wall, time.process_time() - processor
+print(json.dumps({"wall": wall, "processor": processor}))
 """
 
 

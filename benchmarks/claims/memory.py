@@ -95,9 +95,11 @@ def simulation_errors(result: Mapping[str, Any]) -> dict[str, float]:
 def judged(case: Case, result: Mapping[str, Any]) -> list[Figure]:
     """Return the figures of a case that have bars."""
     return [
-        Figure(figure, result["figures"][figure], None, least=bar)
-        if figure == CLONES
-        else Figure(figure, result["figures"][figure], bar)
+        (
+            Figure(figure, result["figures"][figure], None, least=bar)
+            if figure == CLONES
+            else Figure(figure, result["figures"][figure], bar)
+        )
         for figure, bar in case.bars.items()
     ]
 
@@ -170,7 +172,8 @@ def notes(results: Results) -> Iterator[str]:
 
 COLUMNS = Columns(
     "memory and time, ours against plain",
-    "case | mode | plain MB | ours MB | figure | value | bar |  | time | control | sim/real | clones",
+    "case | mode | plain MB | ours MB | figure | value | bar |  | time | control | sim/real |"
+    " clones",
     lines,
     text=("mode",),
 )

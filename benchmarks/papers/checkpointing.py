@@ -71,7 +71,10 @@ def lines(results: Results) -> list[Line]:
             found.append(Line(what, plain / saved, peaks[0] / peaks[1], note=note))
     if result := results.get("checkpointing-ten"):
         layers = as_large_plainly(result)
-        note = f"CIFAR ResNet, batch 8: 1001 layers in {result['ours'] / 1e6:.0f} MB; plainly {layers:.0f} layers"
+        note = (
+            f"CIFAR ResNet, batch 8: 1001 layers in {result['ours'] / 1e6:.0f} MB; plainly"
+            f" {layers:.0f} layers"
+        )
         clock = f"plain against plain: {result['control']:.3f}"
         found += [
             Line("layers in the same memory", DEEPER, 1001 / layers, note=note),
@@ -91,15 +94,19 @@ def measured(size: int, again: bool) -> dict[str, Any]:
 
 
 ABOUT = (
-    "Their table of ImageNet ResNets (second version, batch 32, 224 x 224) stands in a comment of the benchmark that made it: the peak of a GPU's step, with the "
-    "scratch space of its convolutions. Ours are transient peaks: planned in bytes asked for, measured in the CPU allocator's chunks. That ten times as large a model "
-    "fits at a fifth more time is said of feed-forward models in general."
+    "Their table of ImageNet ResNets (second version, batch 32, 224 x 224) stands in a comment of"
+    " the benchmark that made it: the peak of a GPU's step, with the scratch space of its"
+    " convolutions. Ours are transient peaks: planned in bytes asked for, measured in the CPU"
+    " allocator's chunks. That ten times as large a model fits at a fifth more time is said of"
+    " feed-forward models in general."
 )
 
 WORK = Work(
     key="checkpointing",
     title="Bulatov and Salimans 2018, the gradient-checkpointing project",
-    source="github.com/cybertronai/gradient-checkpointing: README.md; test/deep_imagenet_benchmark.py",
+    source=(
+        "github.com/cybertronai/gradient-checkpointing: README.md; test/deep_imagenet_benchmark.py"
+    ),
     about=ABOUT,
     jobs={
         **{

@@ -152,11 +152,16 @@ WORK = Work(
     title="Chen, Xu, Zhang and Guestrin 2016, Training deep nets with sublinear memory cost",
     source="arXiv 1604.06174: abstract and section 5; sizes from dmlc/mxnet-memonger",
     about=(
-        "The network of a thousand layers takes 48 GB plainly, which no card of the paper had, either: that figure is an estimate there, and planned here. *On the card* "
-        "are three times the parameters besides (weights, gradients, momentum), as in what the paper's card held. Extra time is estimated from floating-point operations "
-        "and bytes here, and was measured on a Titan X there. O(√n) and O(log n) are orders: four times the layers are to take twice the memory, and the recursive plan "
-        "no more than log₂ n runs of each layer. The unrolled LSTM is compared with the paper's *sharing*, which frees every buffer at its last use; gradients of weights, which the paper does not count, are "
-        "left out, and so are their 64 addends, which TensorFlow would hold together. The loop is compared with plain TensorFlow, everything counted."
+        "The network of a thousand layers takes 48 GB plainly, which no card of the paper had,"
+        " either: that figure is an estimate there, and planned here. *On the card* are three times"
+        " the parameters besides (weights, gradients, momentum), as in what the paper's card held."
+        " Extra time is estimated from floating-point operations and bytes here, and was measured"
+        " on a Titan X there. O(√n) and O(log n) are orders: four times the layers are to take"
+        " twice the memory, and the recursive plan no more than log₂ n runs of each layer. The"
+        " unrolled LSTM is compared with the paper's *sharing*, which frees every buffer at its"
+        " last use; gradients of weights, which the paper does not count, are left out, and so are"
+        " their 64 addends, which TensorFlow would hold together. The loop is compared with plain"
+        " TensorFlow, everything counted."
     ),
     jobs={
         "chen-resnet": in_process("papers.chen:resnet"),

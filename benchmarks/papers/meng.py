@@ -108,7 +108,10 @@ def lines(results: Results) -> list[Line]:
     for name, (base, optimized, network) in BATCHES.items():
         ratio = optimized / base
         if network is None:
-            note = f"not run again: published {base} → {optimized}, for a network whose sizes were not found"
+            note = (
+                f"not run again: published {base} → {optimized}, for a network whose sizes were not"
+                " found"
+            )
             found.append(Line(f"1a, {name}: times the batch", ratio, None, note=note))
         elif result := results.get(f"meng-1a-{name}"):
             what = f"1a, {name}: {ratio:.2f} x the batch ({base} → {optimized}): extra time"
@@ -120,17 +123,27 @@ def lines(results: Results) -> list[Line]:
             found.append(_of_share(what, result))
         elif result:
             whole = (result["peak"] + result["parameters"]) / 1e6
-            note = f"recomputed, nothing swapped; plainly {(result['plain'] + result['parameters']) / 1e6:,.0f}; extra time {result['extra']:.1%}"
+            note = (
+                "recomputed, nothing swapped; plainly"
+                f" {(result['plain'] + result['parameters']) / 1e6:,.0f}; extra time"
+                f" {result['extra']:.1%}"
+            )
             found.append(Line(f"1b, {name}, batch 32", saved, whole, "MB", "planned", "less", note))
     for layers, (base, optimized) in LAYERS.items():
         if result := results.get(f"meng-2a-{layers}"):
             plain, ours = (result[side]["batch"] for side in ("plain", "ours"))
-            note = f"published {base} → {optimized}; {plain} → {ours} in {LIMIT / 1e6:.0f} MB, {WIDTH} units, {LENGTH} steps"
+            note = (
+                f"published {base} → {optimized}; {plain} → {ours} in {LIMIT / 1e6:.0f} MB, {WIDTH}"
+                f" units, {LENGTH} steps"
+            )
             what = f"2a, LSTM of {layers} layer{'s' * (layers > 1)}: times the batch"
             found.append(Line(what, optimized / base, ours / max(plain, 1), note=note))
     for steps, (base, optimized) in STEPS.items():
         if result := results.get(f"meng-2b-{steps}"):
-            note = f"published {base} → {optimized}; {result['plain']} → {result['ours']} in 1 GB, small vocabulary"
+            note = (
+                f"published {base} → {optimized}; {result['plain']} → {result['ours']} in 1 GB,"
+                " small vocabulary"
+            )
             what = f"2b, NMT of {steps} steps: times the batch"
             found.append(
                 Line(what, optimized / base, result["ours"] / max(result["plain"], 1), note=note)
@@ -152,8 +165,10 @@ WORK = Work(
     title="Meng et al. 2017, Training deeper models by GPU memory optimization on TensorFlow",
     source="NIPS 2017 workshop on ML systems, tables 1 and 2; swapping costs less than 10 %",
     about=(
-        "Table 1 is planned for a card as theirs was (an M40 behind PCIe 3), with estimated costs: the extra time at the memory that their figure comes to, beside their 10 %. "
-        "Table 2 is measured on a CPU, as batches in a memory that fits one; their sizes of LSTMs and of the encoder-decoder were not found, so that only ratios can be compared."
+        "Table 1 is planned for a card as theirs was (an M40 behind PCIe 3), with estimated costs:"
+        " the extra time at the memory that their figure comes to, beside their 10 %. Table 2 is"
+        " measured on a CPU, as batches in a memory that fits one; their sizes of LSTMs and of the"
+        " encoder-decoder were not found, so that only ratios can be compared."
     ),
     jobs={
         **{
@@ -162,9 +177,11 @@ WORK = Work(
             if network
         },
         **{
-            f"meng-1b-{name}": in_process("papers.meng:at_share", kind="1b", name=name)
-            if plain
-            else in_process("papers.meng:in_bytes", name=name)
+            f"meng-1b-{name}": (
+                in_process("papers.meng:at_share", kind="1b", name=name)
+                if plain
+                else in_process("papers.meng:in_bytes", name=name)
+            )
             for name, (plain, *_) in PEAKS.items()
         },
         **{f"meng-2a-{layers}": partial(layers_of_lstm, layers) for layers in LAYERS},

@@ -66,7 +66,9 @@ def fastest(rows: Mapping[int, Mapping[str, Any]]) -> list[int]:
 
     Examples
     --------
-    >>> fastest({2: {"peak": 9, "literal_extra": 1}, 3: {"peak": 5, "literal_extra": 2}, 4: {"peak": 5, "literal_extra": 3}})
+    >>> fastest({
+    ...     2: {"peak": 9, "literal_extra": 1}, 3: {"peak": 5, "literal_extra": 2},
+    ...     4: {"peak": 5, "literal_extra": 3}})
     [2, 3]
     """
     found: list[int] = []
@@ -137,13 +139,17 @@ def lines(results: Results) -> list[Line]:
             bytes_of = result["allocated"]
             shares = [bytes_of[side] / bytes_of["plain"] for side in ("periodic", "ours")]
             note = (
-                f"batch 4, 128 x 128, {result['segments']} segments: {shares[0]:.0%} of the plain memory, ours {shares[1]:.0%}; beside a lean periodic plan; "
-                f"the same against itself {result['control']:.3f}"
+                f"batch 4, 128 x 128, {result['segments']} segments: {shares[0]:.0%} of the plain"
+                f" memory, ours {shares[1]:.0%}; beside a lean periodic plan; the same against"
+                f" itself {result['control']:.3f}"
             )
             found.append(Line(f"{name}: throughput", None, result["ratio"] - 1, "%", note=note))
     # Of some of them, it would be a mean of something else.
     if every and all(f"rotor-{name}" in results for name in NETWORKS):
-        note = f"{len(every)} memories of {len(NETWORKS)} networks; published over more networks, images and batches"
+        note = (
+            f"{len(every)} memories of {len(NETWORKS)} networks; published over more networks,"
+            " images and batches"
+        )
         whole = statistics.fmean(every)
         found.insert(0, Line("mean throughput", FASTER, whole, "%", "planned", note=note))
     return found
@@ -152,10 +158,15 @@ def lines(results: Results) -> list[Line]:
 WORK = Work(
     key="rotor",
     title="Beaumont et al. 2019, Optimal checkpointing for heterogeneous chains (rotor)",
-    source="arXiv 1911.13214; the mean as told in summaries of it: figures by network were not found as numbers",
+    source=(
+        "arXiv 1911.13214; the mean as told in summaries of it: figures by network were not found"
+        " as numbers"
+    ),
     about=(
-        "How much faster a step gets at the memory of PyTorch's `checkpoint_sequential` with the best number of segments for that memory. Theirs was measured on a V100; "
-        "ours is planned from shapes with estimated costs, at batch 8, and measured on a CPU for one number of segments of each network."
+        "How much faster a step gets at the memory of PyTorch's `checkpoint_sequential` with the"
+        " best number of segments for that memory. Theirs was measured on a V100; ours is planned"
+        " from shapes with estimated costs, at batch 8, and measured on a CPU for one number of"
+        " segments of each network."
     ),
     jobs={
         **{f"rotor-{name}": in_process("papers.rotor:planned", name=name) for name in NETWORKS},

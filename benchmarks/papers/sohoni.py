@@ -63,7 +63,10 @@ def lines(results: Results) -> list[Line]:
             ]
     if result := results.get("sohoni-accuracy"):
         lost = max(0.0, result["float32"] - result["all"])
-        note = f"digits as 32 x 32 images, mean of five seeds: {result['all']:.2%} after {result['float32']:.2%}; published: CIFAR-10"
+        note = (
+            f"digits as 32 x 32 images, mean of five seeds: {result['all']:.2%} after"
+            f" {result['float32']:.2%}; published: CIFAR-10"
+        )
         found.append(
             Line("WideResNet-28-2: accuracy lost", LOST, lost, "%", better="less", note=note)
         )
@@ -75,9 +78,10 @@ WORK = Work(
     title="Sohoni et al. 2019, Low-memory neural network training",
     source="arXiv 1904.10631, abstract",
     about=(
-        "Sparse weights, 16 bits, microbatches and checkpoints. The paper adds up model, optimizer and activations; the allocator also holds gradients of "
-        "activations, scratch space, and what it rounds up. `python -m benchmarks --only low_memory` has every technique alone, too. The translation task was not "
-        "trained to a BLEU score here."
+        "Sparse weights, 16 bits, microbatches and checkpoints. The paper adds up model, optimizer"
+        " and activations; the allocator also holds gradients of activations, scratch space, and"
+        " what it rounds up. `python -m benchmarks --only low_memory` has every technique alone,"
+        " too. The translation task was not trained to a BLEU score here."
     ),
     jobs={
         "sohoni-wide-resnet": lambda again: network("wide-resnet", again),

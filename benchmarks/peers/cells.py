@@ -98,7 +98,8 @@ def verdict(found: Mapping[str, Any]) -> str:
     --------
     >>> verdict({"equal": False, "gradient": 3e-7, "state": 0.0})
     'off by 3e-07'
-    >>> verdict({"equal": False, "gradient": 3e-7, "state": 0.0, "spread": {"gradient": 2e-7, "state": 0.0}})
+    >>> spread = {"gradient": 2e-7, "state": 0.0}
+    >>> verdict({"equal": False, "gradient": 3e-7, "state": 0.0, "spread": spread})
     'as plain steps (3e-07)'
     >>> verdict({"equal": False, "gradient": 0.4, "state": 0.2})
     'wrong: gradients off by 40 %, moving averages off by 20 %'

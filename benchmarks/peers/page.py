@@ -73,7 +73,8 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
 
 COLUMNS = Columns(
     "side by side",
-    "network | peer | memory | time | ± | lines | numbers | time at its memory | memory at its time",
+    "network | peer | memory | time | ± | lines | numbers | time at its memory | memory at its"
+    " time",
     lines,
     text=("peer", "numbers"),
 )
@@ -114,7 +115,10 @@ def _section(case: Mapping[str, Any]) -> str:
         "",
         f"Plain training: {plain / 1e6:,.1f} MB.",
         "",
-        "| peer | memory | time | ± | lines | numbers | ours: time at its memory | ours: memory at its time |",
+        (
+            "| peer | memory | time | ± | lines | numbers | ours: time at its memory | ours: memory"
+            " at its time |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     for peer, title in case["titles"].items():

@@ -195,7 +195,8 @@ def _plan(graph: tf.Graph, save: str | None) -> dict[str, Any] | None:
 def _failure(error: Exception) -> dict[str, Any]:
     """Return the least budget that an error names, or its last line, in place of a measurement."""
     if type(error).__name__ == "BudgetError":
-        return {"refused": {"least": error.least, "budget": error.budget}}  # type: ignore[attr-defined]
+        refused: Any = error
+        return {"refused": {"least": refused.least, "budget": refused.budget}}
     return {"failed": f"{type(error).__name__}: {_told(str(error))}"}
 
 

@@ -181,9 +181,9 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
 def notes(results: Results) -> Iterator[str]:
     """Yield what signs in the table mean."""
     yield (
-        "=: proven to be the least in this order. least: no plan was found that fits, this share is "
-        "the lowest found. from: below this share of the peak (the largest inputs + output) nothing "
-        "can fit."
+        "=: proven to be the least in this order. least: no plan was found that fits, this share is"
+        " the lowest found. from: below this share of the peak (the largest inputs + output)"
+        " nothing can fit."
     )
 
 

@@ -213,7 +213,8 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
 
 COLUMNS = Columns(
     "extra time at the memory of periodic checkpoints",
-    "network | segments | peak MB | of plain | literal | periodic | ours | bound | ratio |  | plan s",
+    "network | segments | peak MB | of plain | literal | periodic | ours | bound | ratio |  |"
+    " plan s",
     lines,
 )
 EXPERIMENT = Experiment(

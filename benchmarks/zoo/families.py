@@ -60,9 +60,9 @@ def rows(only: str = "*") -> list[str]:
             continue
         if importlib.util.find_spec(family.library) is None:
             raise MissingLibraryError(
-                f"{family.library} is not installed, which has the networks {name}/* that "
-                f"{only!r} may mean some of: pip install memsaving-gradients[models], or name another family, "
-                "as in --only 'compatibility/applications/*'"
+                f"{family.library} is not installed, which has the networks {name}/* that {only!r}"
+                " may mean some of: pip install memsaving-gradients[models], or name another"
+                " family, as in --only 'compatibility/applications/*'"
             )
         found += (f"{name}/{network}" for network in _module(family).names())
     return [row for row in found if fnmatch.fnmatch(row, only)]

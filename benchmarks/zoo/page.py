@@ -16,17 +16,31 @@ HEADINGS = {
     "network": "as its library names it",
     "parameters": "trainable numbers, in millions",
     "inputs": "shapes of one batch, labels not shown",
-    "gradients": "*equal*: with the default plan and with that of the next columns all gradients, the loss and all variables after the step have the bits that "
-    "TensorFlow's own step gives them, under op determinism with grappler's arithmetic rewriting off (and, for TensorFlow's own step alone, its memory optimizer, "
-    "which lets sums of large graphs be added in whatever order addends come); *within*: they differ, but under default settings by no more "
-    "than 1e-6 of the largest gradient or twice the spread of five plain runs",
-    "plain": "measured transient peak of plain training, 10⁶ bytes: the worst of five steps after two, in a fresh process, by TensorFlow's allocator",
+    "gradients": (
+        "*equal*: with the default plan and with that of the next columns all gradients, the loss"
+        " and all variables after the step have the bits that TensorFlow's own step gives them,"
+        " under op determinism with grappler's arithmetic rewriting off (and, for TensorFlow's own"
+        " step alone, its memory optimizer, which lets sums of large graphs be added in whatever"
+        " order addends come); *within*: they differ, but under default settings by no more than"
+        " 1e-6 of the largest gradient or twice the spread of five plain runs"
+    ),
+    "plain": (
+        "measured transient peak of plain training, 10⁶ bytes: the worst of five steps after two,"
+        " in a fresh process, by TensorFlow's allocator"
+    ),
     "default": "measured peak with the default plan, as a share of *plain*",
-    "45 %": "measured peak with `budget=0.45`, as a share of that budget in bytes. Where no plan fits, the least budget that the error names is planned for "
-    "instead, and stands in front of the arrow as a share of what plain training takes. Planning may take a minute (`planning_seconds=60`)",
+    "45 %": (
+        "measured peak with `budget=0.45`, as a share of that budget in bytes. Where no plan fits,"
+        " the least budget that the error names is planned for instead, and stands in front of the"
+        " arrow as a share of what plain training takes. Planning may take a minute"
+        " (`planning_seconds=60`)"
+    ),
     "+ time": "extra time of that plan, estimated (and measured, where it was: `--set pairs=15`)",
     "40 %": "the same with `budget=0.4`; not asked for where 45 % is refused",
-    "passed": "gradients are equal (or within), and no measured peak exceeds its budget or that share of *plain*",
+    "passed": (
+        "gradients are equal (or within), and no measured peak exceeds its budget or that share of"
+        " *plain*"
+    ),
 }
 
 
@@ -40,7 +54,8 @@ def failures(result: Result) -> list[str]:
         worst = max(result["gradients"], key=lambda one: (not one["equal"], one["error"]))
         names = ", ".join(worst["differ"]) or "the loss or the state"
         found.append(
-            f"gradients differ by {worst['error']:.1e} of the largest ({names}, …), count {worst['count']}"
+            f"gradients differ by {worst['error']:.1e} of the largest ({names}, …), count"
+            f" {worst['count']}"
         )
     for name, budget in result["budgets"].items():
         peak, planned = budget["ours"]["peak"], budget["ours"]["plan"]["budget"]
@@ -84,10 +99,19 @@ def page(results: Results, rows: Sequence[str] = ()) -> str:
     lines = [
         "# Networks of other libraries",
         "",
-        "<!-- Made by `python -m benchmarks --only compatibility` (or `make bench-models`); do not edit. -->",
+        (
+            "<!-- Made by `python -m benchmarks --only compatibility` (or `make bench-models`); do"
+            " not edit. -->"
+        ),
         "",
-        "Made by `python -m benchmarks --only compatibility`. Networks that were not written for this library, with random weights, at small sizes: is each",
-        "gradient TensorFlow's own, and is each budget kept? The step computes loss and gradients, and consumes each gradient at once.",
+        (
+            "Made by `python -m benchmarks --only compatibility`. Networks that were not written"
+            " for this library, with random weights, at small sizes: is each"
+        ),
+        (
+            "gradient TensorFlow's own, and is each budget kept? The step computes loss and"
+            " gradients, and consumes each gradient at once."
+        ),
         "",
         *(f"- **{name}**: {text}." for name, text in HEADINGS.items()),
         "",

@@ -1,10 +1,13 @@
-"""Run the tests that Keras ships plain and with gradients that recompute: what ``make test-foreign`` does.
+"""Run the tests that Keras ships plain and with gradients that recompute: what ``make
+test-foreign`` does.
 
-    python -m tests.foreign [--workers 2] [--only layers/rnn] [--modes recompute,budget] [--results FOLDER]
+    python -m tests.foreign [--workers 2] [--only layers/rnn] [--modes recompute,budget] [--results
+    FOLDER]
 
-It goes on where it was stopped: only results of other versions, or of another state of this library, are made anew. The second mode of
-``--modes`` leaves out tests that asked for no gradients in the first. A test that fails in one mode only is tried once more by itself, and
-counts if it fails again. The exit code is 1 if no limit explains such a failure (`tests.foreign.known`).
+It goes on where it was stopped: only results of other versions, or of another state of this
+library, are made anew. The second mode of ``--modes`` leaves out tests that asked for no gradients
+in the first. A test that fails in one mode only is tried once more by itself, and counts if it
+fails again. The exit code is 1 if no limit explains such a failure (`tests.foreign.known`).
 """
 
 from __future__ import annotations
@@ -149,7 +152,8 @@ def _modes(text: str) -> list[str]:
 
 
 def _set_environment(cache: Path) -> None:
-    """What the processes inherit: Keras on TensorFlow, with the settings and data of nobody, and this library from anywhere."""
+    """What the processes inherit: Keras on TensorFlow, with the settings and data of nobody, and
+    this library from anywhere."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ["KERAS_HOME"] = str(cache / "keras")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

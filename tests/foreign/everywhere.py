@@ -1,9 +1,10 @@
 """All that a test traces has gradients that recompute, and each ``fit`` has the callback.
 
-Eager gradients are left alone, as they are under the callback: `memsaving_gradients.patching.scoped` does that, where
-`memsaving_gradients.patched` would raise an error. A budget that is too small is no fault: the gradients get the least budget that the error
-names, and if plain training is what takes least in the allocator's chunks, as in networks of a few bytes, a plan without a budget. Loops are
-replayed however few steps they have.
+Eager gradients are left alone, as they are under the callback:
+`memsaving_gradients.patching.scoped` does that, where `memsaving_gradients.patched` would raise an
+error. A budget that is too small is no fault: the gradients get the least budget that the error
+names, and if plain training is what takes least in the allocator's chunks, as in networks of a few
+bytes, a plan without a budget. Loops are replayed however few steps they have.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ __all__ = ["everywhere"]
 
 @contextmanager
 def everywhere(options: Mapping[str, Any] | None) -> Iterator[Tally]:
-    """``options`` for all gradients that are traced inside, which are counted; ``None``: TensorFlow's own gradients."""
+    """``options`` for all gradients that are traced inside, which are counted; ``None``:
+    TensorFlow's own gradients."""
     tally = Tally()
     with ExitStack() as stack:
         if options is not None:
@@ -79,7 +81,8 @@ def _within_the_least_budget(
 
 
 def _trainer() -> Any:
-    """The class whose ``fit`` all models of Keras have; ``None``: the test did without Keras, or on another backend."""
+    """The class whose ``fit`` all models of Keras have; ``None``: the test did without Keras, or on
+    another backend."""
     if "keras" not in sys.modules:
         return None
     import keras
@@ -126,7 +129,8 @@ def _with_ours(callbacks: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _size(weight: Any) -> float:
-    """The mean of the absolute numbers of a weight; 0 of what is not trained by numbers, such as the state of random generators."""
+    """The mean of the absolute numbers of a weight; 0 of what is not trained by numbers, such as
+    the state of random generators."""
     if "float" not in str(weight.dtype):
         return 0.0
     return float(np.abs(np.asarray(weight).astype(np.float64)).mean())

@@ -1,4 +1,5 @@
-"""Tests that pass plain and cannot pass with gradients that recompute, each for a limit that the documentation has."""
+"""Tests that pass plain and cannot pass with gradients that recompute, each for a limit that the
+documentation has."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     pytest -c /dev/null -p tests.foreign.plugin --foreign recompute FILE ...
 
-Each test is run with `tests.foreign.everywhere` in force and from the same seeds, so that modes see the same numbers. With ``--foreign-results``
-its outcome is written to a file, and tests that have one there are left out.
+Each test is run with `tests.foreign.everywhere` in force and from the same seeds, so that modes see
+the same numbers. With ``--foreign-results`` its outcome is written to a file, and tests that have
+one there are left out.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    # Keras' tests of trainers import JAX before they ask for the backend. Tests that use it fail, in all modes.
+    # Keras' tests of trainers import JAX before they ask for the backend. Tests that use it fail,
+    # in all modes.
     missing = [name for name in ("jax",) if importlib.util.find_spec(name) is None]
     sys.modules.update({name: types.ModuleType(name) for name in missing})
     try:
@@ -109,8 +111,9 @@ def pytest_runtest_makereport(
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     totals = terminalreporter.config.stash[_TOTALS]
     terminalreporter.write_line(
-        f"gradient computations: {totals.get('asked', 0)}, {totals.get('planned', 0)} of them planned, {totals.get('rewired', 0)} recompute, "
-        f"{totals.get('infeasible', 0)} had too small a budget"
+        f"gradient computations: {totals.get('asked', 0)}, {totals.get('planned', 0)} of them"
+        f" planned, {totals.get('rewired', 0)} recompute, {totals.get('infeasible', 0)} had too"
+        " small a budget"
     )
 
 

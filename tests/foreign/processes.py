@@ -1,6 +1,8 @@
-"""One process for each file of tests and mode, forked from one that has imported TensorFlow and computed nothing (see `tests.helpers.fresh`).
+"""One process for each file of tests and mode, forked from one that has imported TensorFlow and
+computed nothing (see `tests.helpers.fresh`).
 
-A process that dies, or hangs in a test for longer than `SECONDS`, is followed by another one for the tests after that.
+A process that dies, or hangs in a test for longer than `SECONDS`, is followed by another one for
+the tests after that.
 """
 
 from __future__ import annotations

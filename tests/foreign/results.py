@@ -1,4 +1,5 @@
-"""What became of tests, in a file with a line for each, written as they end: a process that dies loses only the test that it was in."""
+"""What became of tests, in a file with a line for each, written as they end: a process that dies
+loses only the test that it was in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The tests that Keras' wheel ships, and where results are kept: all that is differentiated first, the rest of its files not at all."""
+"""The tests that Keras' wheel ships, and where results are kept: all that is differentiated first,
+the rest of its files not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def keras_sources() -> Path:
 
 
 def files_of(root: Path, folders: Iterable[str], only: Iterable[str] = ()) -> list[Path]:
-    """Files of tests in ``folders`` of ``root``, in that order; ``only``: those with one of these in their names."""
+    """Files of tests in ``folders`` of ``root``, in that order; ``only``: those with one of these
+    in their names."""
     patterns = list(only)
     found = [file for folder in folders for file in sorted((root / folder).rglob("*_test.py"))]
     return [

@@ -1,6 +1,7 @@
 """What happened during one test: the plans that were used, and what trained models came to.
 
-A patch under which all passes may have done nothing; so the plans are counted that recompute something.
+A patch under which all passes may have done nothing; so the plans are counted that recompute
+something.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["Tally", "alike", "recomputes"]
 
-#: Trained weights differ by what kernels and their order leave open, which steps of training add up.
+#: Trained weights differ by what kernels and their order leave open, which steps of training add
+#: up.
 RELATIVE, ABSOLUTE = 1e-2, 1e-3
 
 
@@ -35,7 +37,8 @@ class Tally:
     asked
         How many gradient computations were traced.
     infeasible
-        How many gradient computations could not keep their budget, and got the least one that they can keep.
+        How many gradient computations could not keep their budget, and got the least one that they
+        can keep.
     trained
         For each call of ``fit``, the mean of the absolute numbers of each weight afterwards.
     """
@@ -46,7 +49,8 @@ class Tally:
     trained: list[list[float]] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Gradient computations: all that were traced, those with a plan, those that recompute, and those whose budget was too small."""
+        """Gradient computations: all that were traced, those with a plan, those that recompute, and
+        those whose budget was too small."""
         plans = self.watch.plans
         rewired = sum(map(recomputes, plans))
         counts = {"asked": self.asked, "planned": len(plans), "rewired": rewired}
@@ -54,7 +58,8 @@ class Tally:
 
 
 def alike(plain: Sequence[Sequence[float]], patched: Sequence[Sequence[float]]) -> bool:
-    """Whether all models of a test were trained to the same weights, as far as numbers are the same from run to run.
+    """Whether all models of a test were trained to the same weights, as far as numbers are the same
+    from run to run.
 
     Examples
     --------

@@ -1,4 +1,5 @@
-"""What results of the same tests in several modes come to: figures of each mode, and the tests that only plain gradients let pass."""
+"""What results of the same tests in several modes come to: figures of each mode, and the tests that
+only plain gradients let pass."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def differentiating(results: Mapping[str, Result]) -> list[str]:
 
 
 def failures(found: Results) -> list[Failure]:
-    """Return the tests that pass plain and not in another mode, or train models to other weights there."""
+    """Return the tests that pass plain and not in another mode, or train models to other weights
+    there."""
     listed: list[Failure] = []
     left_out: set[str] = set()
     for mode, results in found.items():
@@ -89,7 +91,8 @@ def table(found: Results) -> str:
             for what in ("asked", "planned", "rewired", "infeasible", "seconds")
         }
         lines.append(
-            f"{mode:10}{len(results):7}{count['passed']:8}{count['failed']:8}{count['skipped']:9}{here:11}"
-            f"{total['asked']:11}{total['planned']:8}{total['rewired']:9}{total['infeasible']:11}{total['seconds'] / 60:9.1f}"
+            f"{mode:10}{len(results):7}{count['passed']:8}{count['failed']:8}{count['skipped']:9}"
+            f"{here:11}{total['asked']:11}{total['planned']:8}{total['rewired']:9}"
+            f"{total['infeasible']:11}{total['seconds'] / 60:9.1f}"
         )
     return "\n".join(lines)

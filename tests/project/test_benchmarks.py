@@ -1,4 +1,5 @@
-"""The command line and its arithmetic: bars, XLA's files, the table of claims.  Little is measured."""
+"""The command line and its arithmetic: bars, XLA's files, the table of claims.  Little is
+measured."""
 
 from __future__ import annotations
 

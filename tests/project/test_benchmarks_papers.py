@@ -1,4 +1,5 @@
-"""The founding figures: what is published, how ours are worked out, what is printed and written. Little is planned, nothing measured."""
+"""The founding figures: what is published, how ours are worked out, what is printed and written.
+Little is planned, nothing measured."""
 
 from __future__ import annotations
 

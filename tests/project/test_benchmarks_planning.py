@@ -1,4 +1,5 @@
-"""The benchmarks of planning: instances and their published peaks, periodic cuts, bars. Little is planned, nothing measured."""
+"""The benchmarks of planning: instances and their published peaks, periodic cuts, bars. Little is
+planned, nothing measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The benchmark of other people's networks: what it lists, what it measures again, and one small row from end to end."""
+"""The benchmark of other people's networks: what it lists, what it measures again, and one small
+row from end to end."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def made(peak: int = 40, *, refused: dict[str, Any] | None = None, **more: Any) 
 
 
 def test_all_architectures_of_keras_applications_are_listed() -> None:
-    """Beside what the list is made of, the modules of the package: each has functions that build, and nothing else takes weights."""
+    """Beside what the list is made of, the modules of the package: each has functions that build,
+    and nothing else takes weights."""
     import keras.src.applications as package
 
     built = set()
@@ -116,7 +118,8 @@ def test_a_row_fails_that_takes_more_than_its_budget_or_has_other_gradients() ->
 
 @pytest.mark.parametrize(("layers", "batch"), [(200, 8), (40, 16), (5, 32)])
 def test_the_batch_grows_until_activations_count(layers: int, batch: int) -> None:
-    """Each layer has 64 outputs, and 4096 weights, of which eight times as many outputs are wanted."""
+    """Each layer has 64 outputs, and 4096 weights, of which eight times as many outputs are
+    wanted."""
     made = [keras.layers.Dense(64) for _ in range(layers)]
     assert sizes.batch_for(keras.Sequential([keras.Input([64]), *made])) == batch
 

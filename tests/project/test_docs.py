@@ -26,7 +26,8 @@ from tests.helpers.documented import PAGES, ROOT, Block, blocks
 from tests.helpers.fresh import fresh
 
 PYTHON = [block for block in blocks(*PAGES) if block.kind == "python"]
-#: Programs of these pages take long, and do what `test_explain`, `test_largest_batch` and `test_fitting` do.
+#: Programs of these pages take long, and do what `test_explain`, `test_largest_batch` and
+#: `test_fitting` do.
 LONG = ("seeing.md", "fit-to.md")
 RUNNABLE = [
     pytest.param(page, marks=pytest.mark.slow if page.name in LONG else [])
@@ -99,7 +100,8 @@ def _place(what: Any) -> str:
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.place)
 def test_python_is_python_and_names_what_there_is(block: Block) -> None:
-    """Fragments of programs are compiled; what they name of this package exists, and takes what it is given."""
+    """Fragments of programs are compiled; what they name of this package exists, and takes what it
+    is given."""
     options = {field.name for field in fields(Options)}
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.Attribute):
@@ -113,7 +115,8 @@ def test_python_is_python_and_names_what_there_is(block: Block) -> None:
 
 
 def _named(node: ast.expr) -> Any:
-    """What ``ms.…`` stands for; an error if there is no such thing, ``None`` for other expressions."""
+    """What ``ms.…`` stands for; an error if there is no such thing, ``None`` for other
+    expressions."""
     if isinstance(node, ast.Name):
         return ms if node.id == "ms" else None
     if not isinstance(node, ast.Attribute):
@@ -124,7 +127,8 @@ def _named(node: ast.expr) -> Any:
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_stands_alone_runs(page: Path, tmp_path: Path) -> None:
-    """In a process for each page, without a warning that the example does not name, and prints what the page says."""
+    """In a process for each page, without a warning that the example does not name, and prints what
+    the page says."""
     alone = [block for block in blocks(page) if block.stands_alone]
     files = [tmp_path / f"line_{block.line}.py" for block in alone]
     for file, block in zip(files, alone, strict=True):

@@ -35,7 +35,8 @@ def long_text_trained(run: str, settings: dict[str, Any], results: Path) -> None
 
 
 def test_long_text_of_little_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours takes less than plain training, and learns; a network that exceeds the memory is reported."""
+    """Ours takes less than plain training, and learns; a network that exceeds the memory is
+    reported."""
     from examples import long_text
 
     found = {}

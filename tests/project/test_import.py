@@ -1,4 +1,5 @@
-"""Importing the package takes little beside TensorFlow: what is slow to import is imported when it is used."""
+"""Importing the package takes little beside TensorFlow: what is slow to import is imported when it
+is used."""
 
 from __future__ import annotations
 

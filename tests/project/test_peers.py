@@ -1,4 +1,5 @@
-"""Side by side with what TensorFlow and Keras offer: a tiny network through all of it, and how cells are judged."""
+"""Side by side with what TensorFlow and Keras offer: a tiny network through all of it, and how
+cells are judged."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ ENCODER = {"layers": 2, "batch": 2, "length": 4, "width": 8, "heads": 2, "vocabu
 
 
 def here(target: str, kwargs: Mapping[str, Any], env: Mapping[str, str | None]) -> Any:
-    """In this process, as JSON would carry it; peers that configure a process get one of their own."""
+    """In this process, as JSON would carry it; peers that configure a process get one of their
+    own."""
     given = json.loads(json.dumps(kwargs))
     module, _, function = target.partition(":")
     if "grappler" in str(kwargs.get("way", "")):
@@ -130,7 +132,8 @@ def test_recomputed_dropout_is_found_out(exact: None) -> None:
 
 
 def test_options_of_grappler_hold_inside_only() -> None:
-    """Its memory optimizer makes copies, under a name of its own, in a process that was not configured for it."""
+    """Its memory optimizer makes copies, under a name of its own, in a process that was not
+    configured for it."""
     from tensorflow.python.eager import context
 
     def copies() -> int:
