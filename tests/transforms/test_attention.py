@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from graph_tools.memory.measure import measure_peak
 from memsaving_gradients.errors import ArgumentError, HigherOrderError, MemorySavingError
 from memsaving_gradients.transforms.attention import additive_attention, dot_product_attention
-from memsaving_gradients.transforms.attention.blocks import Cut, block_sizes
-from memsaving_gradients.transforms.attention.scores import Grid, Setting
+from memsaving_gradients.transforms.attention.additive import AdditiveScores
+from memsaving_gradients.transforms.attention.attend import Kind, attend
+from memsaving_gradients.transforms.attention.blocks import BlockedAxis, block_sizes
+from memsaving_gradients.transforms.attention.grid import Grid, Options
+from memsaving_gradients.transforms.attention.pairs import Place
 from tests.helpers.attention_cases import (
     additive,
     assert_close,
@@ -288,9 +291,9 @@ def test_jacobians(ours, how):
 def kept_by(seed, rate, queries, keys, block):
     """What weights are not dropped, put together block by block."""
     grid = Grid(
-        Setting(rate=rate),
-        Cut.of(queries, block),
-        Cut.of(keys, block),
+        Options(dropout=rate),
+        BlockedAxis.of(queries, block),
+        BlockedAxis.of(keys, block),
         [2, 3],
         tf.float32,
         seed=seed,
@@ -298,7 +301,7 @@ def kept_by(seed, rate, queries, keys, block):
     rows, columns = grid.rows, grid.columns
     shape = [2, 3, rows.size, columns.size]
     lines = [
-        tf.concat([grid.kept((i, j), shape) for j in range(columns.count)], -1)
+        tf.concat([grid.kept(Place(rows, columns, i, j), shape) for j in range(columns.count)], -1)
         for i in range(rows.count)
     ]
     return tf.concat(lines, -2)[..., :queries, :keys]
@@ -359,6 +362,23 @@ def test_additive(cut, order):
     )
     expected = order(lambda *ys: additive(*ys, mask=mask), inputs)
     assert_close(ours(*inputs), expected)
+
+
+@pytest.mark.parametrize("order", [first_order, second_order])
+def test_online_softmax_of_additive_scores(order):
+    """The passes over blocks serve any scores, though `additive_attention` has a plain softmax."""
+    kind = Kind("additive", AdditiveScores.of, Options(block=(4, 3)))
+    query, value, key, scale = additive_inputs()
+    mask = tf.constant(numbers("m", 2, 9, 7) > 0)
+
+    def ours(*inputs):
+        return attend(kind, inputs, masks=[mask])
+
+    def plain(query, key, value, scale):
+        return additive(query, value, key, scale, mask)
+
+    inputs = [query, key, value, scale]
+    assert_close(order(ours, inputs), order(plain, inputs))
 
 
 def test_additive_without_key_scale_or_anything_to_see():
@@ -440,7 +460,7 @@ def test_sizes_of_blocks(pairs, length, width, sizes):
 
 @pytest.mark.parametrize(("length", "largest"), [(1, 5), (10, 5), (11, 5), (1009, 256), (0, 4)])
 def test_cuts_are_even_and_are_undone(length, largest):
-    cut = Cut.of(length, largest)
+    cut = BlockedAxis.of(length, largest)
     assert cut.size <= largest and cut.padding >= 0
     assert length == 0 or cut.padding < cut.count
     x = tf.random.stateless_normal([2, length, 3, 4], [1, 2])
@@ -450,7 +470,9 @@ def test_cuts_are_even_and_are_undone(length, largest):
 
 
 def test_causal_attention_computes_half_of_the_blocks():
-    grid = Grid(Setting(causal=True), Cut.of(80, 10), Cut.of(80, 20), [], tf.float32)
+    grid = Grid(
+        Options(causal=True), BlockedAxis.of(80, 10), BlockedAxis.of(80, 20), [], tf.float32
+    )
     pairs = {(i, j) for i in range(8) for a, b, _ in grid.keys_of(i) for j in range(a, b)}
     assert pairs == {
         (i, j) for j in range(4) for a, b, _ in grid.queries_of(j) for i in range(a, b)

@@ -1,15 +1,18 @@
 """Scaled dot-product attention that never holds a number for each pair of a query and a key.
 
-Plain attention (Vaswani et al. 2017, arXiv 1706.03762) keeps scores or weights from the forward to the backward pass:
-``queries × keys × heads`` numbers, several times while it computes. Here both passes go through them in blocks (Rabe & Staats 2021,
-arXiv 2112.05682; Dao et al. 2022, arXiv 2205.14135) and keep the output and one number for each query. The gradient is
-exact: the same sums in another order. One product of matrices more than the six of plain attention pays for it; smaller
+Plain attention (Vaswani et al. 2017, arXiv 1706.03762) keeps scores or weights from the forward to
+the backward pass: ``queries × keys × heads`` numbers, several times while it computes. Here both
+passes go through them in blocks (Rabe & Staats 2021, arXiv 2112.05682; Dao et al. 2022, arXiv
+2205.14135) and keep the output and one number for each query. The gradient is exact: the same sums
+in another order. It takes one product of matrices more than the six of plain attention; smaller
 passes over memory win some of that back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -25,15 +28,26 @@ from memsaving_gradients.transforms.attention.arguments import (
     floating,
     number,
 )
-from memsaving_gradients.transforms.attention.block_passes import NOTHING, backward, forward
-from memsaving_gradients.transforms.attention.blocks import Cut, dims, run
-from memsaving_gradients.transforms.attention.custom_gradient import differentiable
-from memsaving_gradients.transforms.attention.scores import Setting
-from memsaving_gradients.transforms.attention.second_order import second
+from memsaving_gradients.transforms.attention.attend import Kind, attend
+from memsaving_gradients.transforms.attention.blocks import (
+    BlockedAxis,
+    block_sizes,
+    shape_of,
+    zero_like,
+)
+from memsaving_gradients.transforms.attention.grid import Grid, Options
+from memsaving_gradients.transforms.attention.pairs import ONE, BlockMatrix, Place, padded
+from memsaving_gradients.transforms.attention.scores import (
+    Block,
+    Pullback,
+    ScoreBlock,
+    ScoreTangent,
+    TwiceDifferentiable,
+)
 
-__all__ = ["attend", "dot_product_attention"]
+__all__ = ["dot_product", "dot_product_attention"]
 
-NAME = "dot_product_attention"
+Tensors = Sequence[tf.Tensor]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -50,11 +64,11 @@ def dot_product_attention(
     seed: Any = None,
     block: int | tuple[int, int] | None = None,
 ) -> tf.Tensor:
-    """``softmax(scale · query keyᵀ + bias) value``, in blocks of queries and keys.
+    """Return ``softmax(scale · query keyᵀ + bias) value``, computed in blocks of queries and keys.
 
-    Works in eager execution, in a ``tf.function`` with known or unknown lengths, and under XLA. The gradient for queries, keys,
-    values and bias is exact; it can be differentiated once more. Scores and sums are ``float32`` where inputs are
-    ``float16`` or ``bfloat16``.
+    Works in eager execution, in a ``tf.function`` with known or unknown lengths, and under XLA. The
+    gradient for queries, keys, values and bias is exact; it can be differentiated once more. Scores
+    and sums are ``float32`` where inputs are ``float16`` or ``bfloat16``.
 
     Parameters
     ----------
@@ -65,8 +79,9 @@ def dot_product_attention(
     value : Tensor [..., keys, any width]
         Of the dtype of ``query``.
     mask : Tensor of booleans, broadcastable to [..., queries, keys], optional
-        True where a query sees a key. It is never broadcast as a whole; one that is ``[..., 1, keys]`` costs next to nothing.
-        A query that sees no key gets the mean of all values, as from equal scores (which are not dropped).
+        True where a query sees a key. It is never broadcast as a whole; a mask ``[..., 1, keys]``
+        costs next to nothing. A query that sees no key gets the mean of all values, as from equal
+        scores (which are not dropped).
     bias : Tensor, broadcastable to [..., queries, keys], optional
         Added to the scores. Differentiable; its gradient takes as much memory as it does.
     causal
@@ -74,12 +89,12 @@ def dot_product_attention(
     scale : number or scalar tensor, optional
         ``1 / sqrt(width)`` if not given.
     dropout
-        The part of weights that is set to zero, the others being scaled up.
+        The share of weights that is set to zero; the others are scaled up.
     seed : Tensor [2] of integers
-        What weights are dropped follows from it, and from ``block``; needed with ``dropout``.
+        The dropped weights follow from it, and from ``block``; needed with ``dropout``.
     block
-        Queries and keys of a block, at most: one number or two. ``None``: powers of two such that a block of scores takes no more than
-        all keys do (or 1 MiB), and at most 8 MiB.
+        The most queries and keys of a block: one number or two. ``None``: powers of two such that a
+        block of scores takes no more than all keys do (or 1 MiB), and at most 8 MiB.
 
     Returns
     -------
@@ -89,8 +104,8 @@ def dot_product_attention(
     Raises
     ------
     ArgumentError
-        An argument has a wrong dtype, shape or value. Lengths that are unknown when a graph is built are checked by
-        TensorFlow when it runs.
+        An argument has a wrong dtype, shape or value. TensorFlow checks lengths that are unknown
+        when a graph is built, when it runs.
     HigherOrderError
         Gradients of gradients of gradients are asked for.
 
@@ -123,84 +138,127 @@ def dot_product_attention(
         if not bias.dtype.is_floating:
             problem = f"has dtype {bias.dtype.name}; cast it to a floating one"
             raise ArgumentError("bias", bias, problem)
-        bias = _spelled_out(broadcastable("bias", bias, scores), query, key)
+        bias = _full_where_unknown(broadcastable("bias", bias, scores), query, key)
     if scale is None:
-        scale = tf.math.rsqrt(tf.cast(dims(query)[-1], tf.float64))
-    setting = Setting(causal=causal, rate=rate, block=size)
+        scale = tf.math.rsqrt(tf.cast(shape_of(query)[-1], tf.float64))
     seed = check_seed(seed) if rate else None
     query *= number("scale", scale, query.dtype)
-    return attend(setting, query, key, value, bias=bias, masks=masks, seed=seed)
-
-
-def attend(
-    setting: Setting,
-    query: tf.Tensor,
-    key: tf.Tensor,
-    value: tf.Tensor,
-    *,
-    bias: tf.Tensor | None = None,
-    masks: Sequence[tf.Tensor] = (),
-    seed: tf.Tensor | None = None,
-    mean: bool = True,
-) -> tf.Tensor:
-    """Attention with scaled queries and checked arguments.
-
-    Parameters
-    ----------
-    setting
-        See there; its ``axis`` is that of queries, keys, values and result.
-    masks
-        Each with as many axes as scores, ``[..., queries or 1, keys or 1]``; a pair is seen if all of them say so.
-    mean
-        What a query gets that sees no key: the mean of all values, or zero.
-    """
-    for_queries = [m for m in masks if m.shape.as_list()[-1] == 1]
-    others = tuple(m for m in masks if m.shape.as_list()[-1] != 1)
-    arguments = (others, seed)
-
-    def forwards(*inputs: tf.Tensor) -> Any:
-        output, logs = run(forward, setting, inputs, *arguments)
-        return output, [logs]
-
-    def backwards(inputs: Any, output: tf.Tensor, kept: Any, upstream: tf.Tensor) -> Any:
-        return run(backward, setting, tuple(inputs), *arguments, output, kept[0], upstream)
-
-    def twice(inputs: Any, output: tf.Tensor, kept: Any, upstream: tf.Tensor, to: Any) -> Any:
-        return run(second, setting, tuple(inputs), *arguments, output, kept[0], upstream, tuple(to))
-
+    options = Options(causal=causal, dropout=rate, block=size)
+    kind = dot_product(options, biased=bias is not None)
     inputs = [query, key, value] + ([] if bias is None else [bias])
-    output, logs = differentiable(NAME, forwards, backwards, twice, inputs)
-    nowhere = [tf.logical_not(_turned(m, setting.axis)) for m in for_queries]
-    if others or bias is not None or setting.window is not None:
-        nowhere.append(_of_rows(logs >= NOTHING / 2, setting.axis, dims(query)[setting.axis]))
-    for rows in nowhere:
-        instead = (
-            tf.reduce_mean(value, setting.axis, keepdims=True)
-            if mean
-            else tf.zeros([], value.dtype)
-        )
-        output = tf.where(rows, instead, output)
-    return output
+    return attend(kind, inputs, masks=masks, seed=seed)
 
 
-def _turned(mask: tf.Tensor, axis: int) -> tf.Tensor:
-    """A mask of queries, ``[..., queries, 1]``, with the queries on ``axis``."""
-    if axis == -2:
-        return mask
-    rank = mask.shape.rank
-    return tf.transpose(mask, [*range(rank - 3), rank - 2, rank - 3, rank - 1])
-
-
-def _of_rows(blocks: tf.Tensor, axis: int, length: Any) -> tf.Tensor:
-    """Blocks of queries joined, without padding."""
-    shape = dims(blocks)
-    return Cut(length, shape[-2], shape[0]).join(blocks, axis)
-
-
-def _spelled_out(bias: tf.Tensor, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """``bias`` with axes of known length 1 or of full length."""
+def _full_where_unknown(bias: tf.Tensor, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Return ``bias`` with axes of known length 1 or of full length."""
     if None not in bias.shape.as_list():
         return bias
-    full = [*dims(query)[:-1], dims(key)[-2]]
+    full = [*shape_of(query)[:-1], shape_of(key)[-2]]
     shape = [full[i] if n is None else n for i, n in enumerate(bias.shape.as_list())]
     return tf.broadcast_to(bias, shape)
+
+
+def dot_product(options: Options, *, biased: bool = False) -> Kind:
+    """Return the attention whose scores are ``query keyᵀ``, plus a bias if ``biased``."""
+    return Kind("dot_product_attention", DotProductScores.of, options, biased)
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """A bias, padded, and the layout of its gradient.
+
+    The bias may have one row, column, head or batch for all. Its gradient is summed block by block,
+    in the same shape.
+    """
+
+    matrix: tf.Tensor
+    sums: BlockMatrix
+
+    @staticmethod
+    def of(grid: Grid, bias: tf.Tensor) -> _Bias:
+        one_row, one_column = (n == 1 for n in bias.shape.as_list()[-2:])
+        rows, columns = ONE if one_row else grid.rows, ONE if one_column else grid.columns
+        matrix = padded(bias, grid.rows, grid.columns, 0)
+        return _Bias(matrix, BlockMatrix(rows, columns, shape_of(bias)[:-2], grid.dtype))
+
+    def part(self, place: Place) -> tf.Tensor:
+        return tf.cast(place.part(self.matrix), self.sums.dtype)
+
+
+@dataclass(frozen=True)
+class DotProductScores(TwiceDifferentiable):
+    """``query keyᵀ + bias``.
+
+    Numbers for keys alone (masks) and for queries alone (what a softmax subtracts) ride along in the
+    product, as an additional column of both operands.
+    """
+
+    bias: _Bias | None
+
+    @staticmethod
+    def of(
+        options: Options, inputs: Tensors, masks: Tensors, seed: tf.Tensor | None
+    ) -> DotProductScores:
+        """Return the scores of queries, keys, values and perhaps a bias."""
+        query, key, _, *bias = inputs
+        axis, rank = options.axis, query.shape.rank
+        batch = [n for i, n in enumerate(shape_of(query)[:-1]) if i != rank + axis]
+        lengths = shape_of(query)[axis], shape_of(key)[axis]
+        largest = options.block or block_sizes(math.prod(batch), *lengths, shape_of(key)[-1])
+        rows, columns = (BlockedAxis.of(n, most) for n, most in zip(lengths, largest, strict=True))
+        dtype = tf.float64 if query.dtype == tf.float64 else tf.float32
+        grid = Grid(options, rows, columns, batch, dtype)
+        return DotProductScores(
+            grid.masked(masks, seed),
+            zero_like(query, dtype),
+            rows.split(query, axis),
+            columns.split(key, axis),
+            _Bias.of(grid, bias[0]) if bias else None,
+        )
+
+    def block(self, at: Block, minus: Tensors = ()) -> ScoreBlock:
+        """See `Scores.block`."""
+
+        def pullback(of_scores: tf.Tensor, shared: Tensors) -> Pullback:
+            of_query = self.grid.weighted(of_scores, at.key)
+            of_key = self.grid.weighted(of_scores, at.query, transpose=True)
+            return of_query, of_key, self._add_bias(shared, at, of_scores)
+
+        return ScoreBlock(self._masked(at, minus), pullback)
+
+    def _masked(self, at: Block, minus: Tensors) -> tf.Tensor:
+        key_mask = self.grid.key_mask(at.place)
+        scores = self.grid.product(at.query, at.key, minus[0] if minus else None, key_mask)
+        if self.bias is not None:
+            scores += self.bias.part(at.place)
+        return self.grid.mask_pairs(at.place, scores)
+
+    def _add_bias(self, shared: Tensors, at: Block, of_scores: tf.Tensor) -> list[tf.Tensor]:
+        if self.bias is None:
+            return []
+        return [self.bias.sums.add(shared[0], at.place, of_scores)]
+
+    def tangent(
+        self, at: Block, direction: DotProductScores, to: Block, minus: Tensors = ()
+    ) -> ScoreTangent:
+        """See `TwiceDifferentiable.tangent`."""
+        grid = self.grid
+        change = grid.product(to.query, at.key) + grid.product(at.query, to.key)
+        if direction.bias is not None:
+            change += direction.bias.part(at.place)
+
+        def pullback(of_scores: tf.Tensor, of_change: tf.Tensor, shared: Tensors) -> Pullback:
+            of_query = grid.weighted(of_scores, at.key) + grid.weighted(of_change, to.key)
+            of_key = grid.weighted(of_scores, at.query, transpose=True)
+            of_key += grid.weighted(of_change, to.query, transpose=True)
+            return of_query, of_key, self._add_bias(shared, at, of_scores)
+
+        return ScoreTangent(self._masked(at, minus), change, pullback)
+
+    def shared_sums(self) -> list[tf.Tensor]:
+        """Return zeros, to sum the gradient for the bias."""
+        return [] if self.bias is None else [self.bias.sums.zeros()]
+
+    def shared_gradients(self, sums: Tensors) -> list[tf.Tensor]:
+        """Return the gradient for the bias."""
+        return [] if self.bias is None else [self.bias.sums.joined(sums[0])]

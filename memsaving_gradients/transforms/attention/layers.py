@@ -20,8 +20,9 @@ from memsaving_gradients import _keras
 from memsaving_gradients.errors import ArgumentError, NothingSavedWarning
 from memsaving_gradients.transforms.attention.additive import additive_scores
 from memsaving_gradients.transforms.attention.arguments import block_pair
-from memsaving_gradients.transforms.attention.dot_product import attend
-from memsaving_gradients.transforms.attention.scores import Setting
+from memsaving_gradients.transforms.attention.attend import attend
+from memsaving_gradients.transforms.attention.dot_product import dot_product
+from memsaving_gradients.transforms.attention.grid import Options
 
 __all__ = ["AdditiveAttention", "Attention", "MultiHeadAttention"]
 
@@ -165,18 +166,19 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
             scores = [return_attention_scores] if _keras.ASKS_FOR_SCORES else []
             return super()._compute_attention(query, key, value, mask, training, *scores)
         rate = self._dropout if training else 0.0
-        setting = Setting(
-            axis=-3,
-            causal=seen.causal,
-            window=getattr(self, "_sliding_window", None),  # Not in older versions.
-            rate=rate,
-            block=self._pair,
+        kind = dot_product(
+            Options(
+                axis=-3,
+                causal=seen.causal,
+                window=getattr(self, "_sliding_window", None),  # Not in older versions.
+                dropout=rate,
+                block=self._pair,
+            )
         )
+        query = tf.multiply(query, tf.cast(self._inverse_sqrt_key_dim, query.dtype))
         output = attend(
-            setting,
-            tf.multiply(query, tf.cast(self._inverse_sqrt_key_dim, query.dtype)),
-            key,
-            value,
+            kind,
+            [query, key, value],
             masks=seen.parts(),
             seed=_seed(self._dropout_layer) if rate else None,
             # Keras has two ways, which may differ for a query that sees no key.
@@ -259,9 +261,9 @@ class Attention(_InBlocks, keras.layers.Attention):
         if self.scale is not None:
             query = tf.multiply(query, keras.ops.cast(self.scale, query.dtype))
         rate = self.dropout if training else 0.0
-        setting = Setting(causal=bool(causal), rate=rate, block=self._pair)
+        kind = dot_product(Options(causal=bool(causal), dropout=rate, block=self._pair))
         seed = _seed(self) if rate else None
-        output = attend(setting, query, key, value, masks=masks, seed=seed)
+        output = attend(kind, [query, key, value], masks=masks, seed=seed)
         if mask[0] is not None:
             output = tf.where(tf.cast(mask[0], tf.bool)[..., tf.newaxis], output, 0)
         return output

@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools.tf_private import graphs
-from memsaving_gradients.transforms.attention.blocks import Cut, dims, if_long
+from memsaving_gradients.transforms.attention.blocks import BlockedAxis
+from memsaving_gradients.transforms.attention.pairs import Place, padded
 from memsaving_gradients.transforms.attention.pattern.products import Product
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "Everywhere",
     "Leaf",
     "Part",
-    "Place",
     "Unclear",
     "elementwise",
 ]
@@ -50,74 +50,20 @@ class Unclear(Exception):
     """What leads to a softmax is no attention that can be computed in blocks; says why."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A block of queries and one of keys.
-
-    Attributes
-    ----------
-    rows, columns
-        Queries and keys.
-    row, column
-        The numbers of the blocks.
-    """
-
-    rows: Cut
-    columns: Cut
-    row: Any
-    column: Any
-
-    @cached_property
-    def cuts(self) -> tuple[tuple[int, Cut, Any], ...]:
-        """For the last two axes: axis, cut, number of the block."""
-        return (-2, self.rows, self.row), (-1, self.columns, self.column)
-
-    def positions(self, axis: int, dtype: tf.DType) -> tf.Tensor:
-        """Of the block's queries (axis -2, as a column) or keys (-1, as a row)."""
-        _, cut, number = self.cuts[axis + 2]
-        found = tf.cast(number * cut.size + tf.range(cut.size), dtype)
-        return found[:, tf.newaxis] if axis == -2 else found
-
-    def seen(self) -> tf.Tensor | None:
-        """Which keys are none of padding; ``None``: all."""
-        if not self.columns.is_padded:
-            return None
-        return self.positions(-1, tf.int32) < self.columns.length
-
-
 @dataclass(frozen=True, eq=False)
 class Part:
     """A tensor, of which each block takes its part."""
 
     tensor: tf.Tensor
 
-    def prepared(self, rows: Cut, columns: Cut) -> tf.Tensor:
-        x = self.tensor
-        for cut, axis in ((rows, -2), (columns, -1)):
-            if (
-                not cut.is_padded
-                or not x.shape.rank
-                or x.shape.rank < -axis
-                or x.shape.as_list()[axis] == 1
-            ):
-                continue
-            width: list[list[Any]] = [[0, 0] for _ in range(x.shape.rank)]
-            width[axis] = [0, if_long(x, axis, cut.padding, 0)]
-            # Ones: nothing is divided by padding.
-            x = tf.pad(x, width, constant_values=tf.ones([], x.dtype))
-        return x
+    def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> tf.Tensor:
+        if not self.tensor.shape.rank:
+            return self.tensor
+        # Padded with ones: nothing is divided by padding.
+        return padded(self.tensor, rows, columns, 1)
 
     def block(self, whole: tf.Tensor, place: Place) -> tf.Tensor:
-        rank = whole.shape.rank
-        begin: list[Any] = [0] * rank
-        size = dims(whole)
-        cut_any = False
-        for axis, cut, number in place.cuts:
-            if rank >= -axis and whole.shape.as_list()[axis] != 1:
-                begin[axis] = if_long(self.tensor, axis, number * cut.size, 0)
-                size[axis] = if_long(self.tensor, axis, cut.size, 1)
-                cut_any = True
-        return tf.slice(whole, begin, size) if cut_any else whole
+        return place.part(whole)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +73,7 @@ class Everywhere:
     number: Any
     dtype: tf.DType
 
-    def prepared(self, rows: Cut, columns: Cut) -> None:
+    def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> None:
         return None
 
     def block(self, _: None, place: Place) -> tf.Tensor:
@@ -142,11 +88,12 @@ class Count:
     number: Any
     dtype: tf.DType
 
-    def prepared(self, rows: Cut, columns: Cut) -> None:
+    def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> None:
         return None
 
     def block(self, _: None, place: Place) -> tf.Tensor:
-        return (place.positions(self.axis, self.dtype) + 1) * tf.constant(self.number, self.dtype)
+        positions = tf.cast(place.positions(self.axis), self.dtype)
+        return (positions + 1) * tf.constant(self.number, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,11 +105,11 @@ class Band:
     number: Any
     dtype: tf.DType
 
-    def prepared(self, rows: Cut, columns: Cut) -> None:
+    def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> None:
         return None
 
     def block(self, _: None, place: Place) -> tf.Tensor:
-        behind = place.positions(-2, tf.int32) - place.positions(-1, tf.int32)
+        behind = place.positions(-2) - place.positions(-1)
         near = tf.constant(True)
         if self.lower >= 0:
             near = tf.logical_and(near, behind <= self.lower)
@@ -205,7 +152,7 @@ class Elementwise:
                 found.append(op)
         return found
 
-    def prepared(self, rows: Cut, columns: Cut) -> list[Any]:
+    def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> list[Any]:
         """What blocks take their parts from."""
         return [leaf.prepared(rows, columns) for _, leaf in self.leaves]
 

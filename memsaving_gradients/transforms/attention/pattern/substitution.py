@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +23,8 @@ from graph_tools.editing.rewiring import Rewiring
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
-from memsaving_gradients.transforms.attention.pattern.block_passes import backward, forward
+from memsaving_gradients.transforms.attention.online_softmax import backward, forward
+from memsaving_gradients.transforms.attention.pattern import graph_scores
 from memsaving_gradients.transforms.attention.pattern.elementwise import Unclear
 from memsaving_gradients.transforms.attention.pattern.matching import (
     Found,
@@ -49,16 +51,17 @@ class _Built:
         The plain one.
     inputs
         Queries, keys and values as blocks are cut of them: ``[..., positions, width]``.
-    kept
-        What the forward pass gave.
+    result, kept
+        The result of the forward pass, and what it keeps of each query.
     output
-        The output, with the axes of the plain one.
+        The result, with the axes of the plain output.
     shape
         Of the scores.
     """
 
     found: Found
     inputs: tuple[tf.Tensor, ...]
+    result: tf.Tensor
     kept: list[tf.Tensor]
     output: tf.Tensor
     shape: tf.Tensor
@@ -176,12 +179,12 @@ def _forward(found: Found) -> _Built:
     if found.broadcasts and not _same_lead(inputs):
         shape = tf.broadcast_dynamic_shape(*(tf.shape(x)[:-2] for x in inputs[:2]))
         inputs = [_broadcast(x, shape, found.between.product) for x in inputs]
-    kept = forward(found.between, inputs)
-    output = _turned(kept[0], (*lead, row, "of values"), found.output[1])
+    result, kept = forward(partial(graph_scores.attention, found.between), inputs)
+    output = _turned(result, (*lead, row, "of values"), found.output[1])
     output = tf.cast(output, found.output[0].dtype)
     output.set_shape(found.output[0].shape)
     shape = tf.concat([tf.shape(inputs[0])[:-1], tf.shape(inputs[1])[-2:-1]], 0)
-    return _Built(found, tuple(inputs), kept, output, shape)
+    return _Built(found, tuple(inputs), result, kept, output, shape)
 
 
 def _turned(x: tf.Tensor, axes: Axes, to: Axes) -> tf.Tensor:
@@ -340,9 +343,10 @@ def _exchange(built: _Built, gradient: Gradient, rewiring: Rewiring) -> dict[Any
     with graphs.outside_scopes(graph), graphs.unrecorded(), tf.name_scope(_SCOPE):
         upstream = _turned(gradient.upstream, found.output[1], (*lead, row, "of values"))
         # Its shape may be known less well than that of what it is the gradient of.
-        upstream.set_shape(built.kept[0].shape)
+        upstream.set_shape(built.result.shape)
         wanted = bool(ends[0]), bool(ends[1]), bool(ends[2])
-        made = backward(found.between, built.inputs, built.kept, upstream, wanted)
+        formula = partial(graph_scores.attention, found.between)
+        made = backward(formula, built.inputs, (), built.result, built.kept, upstream, wanted)
         turned = []
         for tensor, order, plain in zip(made, orders, ends, strict=True):
             for old, axes in plain:
