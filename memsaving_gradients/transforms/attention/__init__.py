@@ -1,7 +1,8 @@
 """Attention that takes memory for queries and keys, not for their pairs.
 
-``dot_product_attention`` and ``additive_attention`` are functions of tensors; `memsaving_gradients.keras` has layers that stand in for those of
-Keras.
+Attention is computed block by block with an online softmax, whatever its scores are made of:
+`dot_product_attention`, `additive_attention`, and the layers in `memsaving_gradients.keras` that
+replace those of Keras. `pattern` finds attention in a traced graph and exchanges it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of what the functions of this package are given."""
+"""Checks of the arguments of attention functions and layers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ __all__ = [
 
 
 def floating(argument: str, value: Any, dtype: tf.DType | None = None) -> tf.Tensor:
-    """``value`` as a tensor of floating numbers and known rank, at least 2."""
+    """Return ``value`` as a tensor of floating numbers, of a known rank of at least 2."""
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise ArgumentError(
             argument,
             value,
-            f"is a {type(value).__name__}; make it dense (to_tensor, tf.sparse.to_dense) and give a mask",
+            f"is a {type(value).__name__}; make it dense (to_tensor, tf.sparse.to_dense) and give "
+            "a mask",
         )
     try:
         tensor = tf.convert_to_tensor(value, dtype)
@@ -42,7 +43,8 @@ def floating(argument: str, value: Any, dtype: tf.DType | None = None) -> tf.Ten
         raise ArgumentError(
             argument,
             tensor,
-            f"has shape {tensor.shape}; it must read [..., positions, width], so set it with tf.ensure_shape, or add axes",
+            f"has shape {tensor.shape}; it must read [..., positions, width], so set it with "
+            "tf.ensure_shape, or add axes",
         )
     return tensor
 
@@ -52,7 +54,7 @@ def _name(dtype: tf.DType | None) -> str:
 
 
 def number(argument: str, value: Any, dtype: tf.DType) -> tf.Tensor:
-    """``value`` as a scalar."""
+    """Return ``value`` as a scalar."""
     try:
         tensor = tf.cast(tf.convert_to_tensor(value), dtype)
     except (TypeError, ValueError, tf.errors.UnimplementedError) as error:
@@ -67,7 +69,7 @@ def number(argument: str, value: Any, dtype: tf.DType) -> tf.Tensor:
 def check_same(
     argument: str, value: tf.Tensor, other: str, like: tf.Tensor, but: Sequence[int]
 ) -> None:
-    """Rank and all axes but some of two tensors are the same."""
+    """Raise unless two tensors agree in rank and in all axes but some."""
     a, b = (t.shape.as_list() for t in (value, like))
     if len(a) == len(b):
         for axis in but:
@@ -78,24 +80,26 @@ def check_same(
     raise ArgumentError(
         argument,
         value,
-        f"has shape {value.shape}, which must be that of {other}, {like.shape}, but for axis {axes}; broadcast or transpose it",
+        f"has shape {value.shape}, which must be that of {other}, {like.shape}, but for axis "
+        f"{axes}; broadcast or transpose it",
     )
 
 
 def check_mask(argument: str, value: Any, shape: Sequence[int | None]) -> tf.Tensor:
-    """A boolean tensor that can be broadcast to a shape, with as many axes."""
+    """Return a boolean tensor that can be broadcast to a shape, with as many axes."""
     mask = tf.convert_to_tensor(value)
     if mask.dtype != tf.bool:
         raise ArgumentError(
             argument,
             mask,
-            f"has dtype {mask.dtype.name}, and must be boolean, True where a key is seen; cast it with tf.cast(mask, tf.bool)",
+            f"has dtype {mask.dtype.name}, and must be boolean, True where a key is seen; cast it "
+            "with tf.cast(mask, tf.bool)",
         )
     return broadcastable(argument, mask, shape)
 
 
 def broadcastable(argument: str, tensor: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
-    """``tensor`` with leading axes of one position, if it can be broadcast to a shape."""
+    """Return ``tensor`` with leading axes of length 1, if it can be broadcast to a shape."""
     found = tensor.shape.rank
     fits = found is not None and found <= len(shape)
     if fits:
@@ -105,7 +109,8 @@ def broadcastable(argument: str, tensor: tf.Tensor, shape: Sequence[int | None])
         raise ArgumentError(
             argument,
             tensor,
-            f"has shape {tensor.shape}, which cannot be broadcast to {list(shape)}; add axes with tf.newaxis where it is to be "
+            f"has shape {tensor.shape}, which cannot be broadcast to {list(shape)}; add axes with "
+            "tf.newaxis where it is to be "
             "the same for all",
         )
     for _ in range(len(shape) - found):
@@ -114,7 +119,7 @@ def broadcastable(argument: str, tensor: tf.Tensor, shape: Sequence[int | None])
 
 
 def check_rate(dropout: Any, seed: Any) -> float:
-    """A rate below one; a positive one needs a seed."""
+    """Return a rate below one; a positive rate needs a seed."""
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
         raise ArgumentError(
             "dropout",
@@ -125,26 +130,28 @@ def check_rate(dropout: Any, seed: Any) -> float:
         raise ArgumentError(
             "seed",
             seed,
-            f"with dropout={dropout} the weights to drop are drawn from a seed: two integers that differ from step to step, such "
+            f"with dropout={dropout} the weights to drop are drawn from a seed: two integers that "
+            "differ from step to step, such "
             "as tf.random.Generator.make_seeds gives, or keras.random.SeedGenerator.next",
         )
     return float(dropout)
 
 
 def check_seed(seed: Any) -> tf.Tensor:
-    """Two integers."""
+    """Return the seed as a tensor of two integers."""
     tensor = tf.convert_to_tensor(seed)
     if not tensor.dtype.is_integer or not tensor.shape.is_compatible_with([2]):
         raise ArgumentError(
             "seed",
             seed,
-            f"has dtype {tensor.dtype.name} and shape {tensor.shape}; give two integers, as tf.random.stateless_uniform takes them",
+            f"has dtype {tensor.dtype.name} and shape {tensor.shape}; give two integers, as "
+            "tf.random.stateless_uniform takes them",
         )
     return tf.cast(tensor, tf.int64)
 
 
 def block_pair(block: Any) -> tuple[int, int] | None:
-    """Queries and keys of a block, from one number for both, two, or ``None``."""
+    """Return the most queries and keys of a block, from one number, two numbers, or ``None``."""
     if block is None:
         return None
     pair = (block, block) if isinstance(block, int) else block
@@ -156,6 +163,7 @@ def block_pair(block: Any) -> tuple[int, int] | None:
         raise ArgumentError(
             "block",
             block,
-            "must be a positive integer, a pair of them (queries, keys), or None for a size that is found by bytes",
+            "must be a positive integer, a pair of them (queries, keys), or None for a size that "
+            "is found by bytes",
         )
     return pair[0], pair[1]

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.transforms.attention.blocks import BlockedAxis, run, shape_of
-from memsaving_gradients.transforms.attention.custom_gradient import differentiable
+from memsaving_gradients.transforms.attention.blocks import BlockedAxis, shape_of
+from memsaving_gradients.transforms.attention.custom_gradient import Passes, differentiable
 from memsaving_gradients.transforms.attention.grid import Options
 from memsaving_gradients.transforms.attention.online_softmax import backward, forward
 from memsaving_gradients.transforms.attention.scores import (
@@ -76,18 +76,8 @@ def attend(
     options = kind.options
     for_queries = [m for m in masks if m.shape.as_list()[-1] == 1]
     others = tuple(m for m in masks if m.shape.as_list()[-1] != 1)
-    given = (others, seed)
-
-    def first(*inputs: tf.Tensor) -> Any:
-        return run(forward, kind, inputs, *given)
-
-    def gradient(inputs: Any, output: tf.Tensor, kept: Any, upstream: tf.Tensor) -> Any:
-        return run(backward, kind, tuple(inputs), given, output, tuple(kept), upstream)
-
-    def again(inputs: Any, output: tf.Tensor, kept: Any, upstream: tf.Tensor, to: Any) -> Any:
-        return run(second, kind, tuple(inputs), given, output, tuple(kept), upstream, tuple(to))
-
-    output, logs = differentiable(kind.name, first, gradient, again, inputs)
+    passes = Passes(kind.name, forward, backward, second)
+    output, logs = differentiable(passes, kind, inputs, (others, seed))
     empty = [tf.logical_not(_on_axis(m, options.axis)) for m in for_queries]
     if others or kind.biased or options.window is not None:
         rows = empty_rows(logs)

@@ -39,12 +39,17 @@ __all__ = [
 #: A length: an integer where it is known, else a scalar ``int32`` tensor.
 Length = Any
 
-#: The most bytes of a block of scores, all batches and heads together. A larger block does not fit
-#: the caches of a CPU.
+#: The most bytes of a block of scores, all batches and heads together. Larger blocks save no time:
+#: a step of 2 × 4096 positions of width 64 took 557, 417, 425, 433 and 421 ms of a CPU with blocks
+#: of 0.5, 2, 8, 32 and 128 MiB.
 BLOCK_BYTES = 8 * 2**20
-#: Bytes of a block of scores that no choice of blocks goes below: no peak is made of 1 MiB.
+#: A block of scores may always take as many bytes: smaller blocks would save memory where nothing
+#: is short, and cost time (152 ms with 0.5 MiB, 113 ms with 2 MiB, at 8 × 1024 positions of width
+#: 64).
 FREE_BYTES = 2**20
-#: The least queries or keys of a block. Products of smaller matrices cost more than they save.
+#: The least queries or keys of a block. A step of 8 × 1024 positions of width 64 took 2324, 718,
+#: 294 and 152 ms of a CPU with square blocks of 16, 32, 64 and 128: products of small matrices are
+#: slow.
 LEAST_SIDE = 64
 
 
@@ -185,7 +190,7 @@ def _power_of_two(k: Length) -> Length:
 
 
 def loop(start: Length, stop: Length, body: Callable[..., Any], carried: Sequence[Any]) -> Any:
-    """Return ``carried`` after ``carried = body(i, *carried)`` for ``i`` in ``range(start, stop)``."""
+    """Return ``carried`` after ``carried = body(i, *carried)`` for each ``i``."""
     if isinstance(start, int) and isinstance(stop, int) and stop <= start + 1:
         return body(start, *carried) if stop > start else carried
 

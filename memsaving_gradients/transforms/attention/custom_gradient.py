@@ -1,64 +1,90 @@
 """A computation with a gradient of its own, and a gradient of that gradient.
 
-``tf.custom_gradient`` keeps whatever the gradient function reads, and lets TensorFlow differentiate what it computes. A gradient
-in blocks must not be differentiated like that: its loops would keep every block. So the gradient is a computation with a
-gradient of its own as well, and that one refuses to be differentiated once more instead of holding what the first two
-avoided. Forward mode works for the first order: TensorFlow gets a product with the Jacobian by transposing
-the gradient, which is what the second order gives.
+``tf.custom_gradient`` keeps whatever the gradient function reads, and lets TensorFlow differentiate
+what it computes. TensorFlow must not differentiate a gradient in blocks: its loops would keep every
+block. So the gradient is a computation with a gradient of its own as well. That second gradient
+refuses to be differentiated, instead of holding what the first two avoid. Forward mode works for
+the first order: TensorFlow makes a product with the Jacobian by transposing the gradient, which the
+second order gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from memsaving_gradients.errors import HigherOrderError
+from memsaving_gradients.transforms.attention.blocks import run
 
-__all__ = ["differentiable"]
+__all__ = ["Passes", "differentiable"]
 
 Tensors = Sequence[tf.Tensor]
 
 
+@dataclass(frozen=True)
+class Passes:
+    """The passes of a computation, functions of a ``formula`` and of tensors.
+
+    Attributes
+    ----------
+    name
+        The name of the computation, for errors.
+    forward
+        ``forward(formula, inputs, *given)`` returns the result, and a sequence ``kept`` of what
+        ``backward`` needs in addition to the inputs and the result.
+    backward
+        ``backward(formula, inputs, given, result, kept, upstream)`` returns a gradient for each
+        input.
+    second
+        ``second(formula, inputs, given, result, kept, upstream, directions)`` returns the
+        gradients, for each input and for ``upstream``, of the inner product of ``directions`` with
+        what ``backward`` returns.
+    """
+
+    name: str
+    forward: Callable[..., tuple[tf.Tensor, Tensors]]
+    backward: Callable[..., Tensors]
+    second: Callable[..., Tensors]
+
+
 def differentiable(
-    what: str,
-    forward: Callable[..., tuple[tf.Tensor, Tensors]],
-    backward: Callable[..., Tensors],
-    second: Callable[..., Tensors],
-    inputs: Tensors,
+    passes: Passes, formula: Any, inputs: Tensors, given: tuple[Any, ...] = ()
 ) -> tuple[tf.Tensor, ...]:
-    """``forward(*inputs)``: the result, differentiable twice, and what is kept, not differentiable.
+    """Return the result of the forward pass, differentiable twice, and what it keeps, constants.
 
     Parameters
     ----------
-    what
-        Its name, for errors.
-    forward
-        Returns the result and a sequence of what ``backward`` needs beside the inputs and the result.
-    backward
-        ``backward(inputs, result, kept, upstream)``: a gradient for each input.
-    second
-        ``second(inputs, result, kept, upstream, directions)``: the gradients, for each input and for ``upstream``, of the sum of
-        products of what ``backward`` returns with ``directions``.
+    formula
+        The hashable first argument of each pass: eager execution traces one graph for each.
     inputs
         Floating tensors.
+    given
+        Other tensors, which are not differentiated.
     """
 
     @tf.custom_gradient
     def computed(*inputs: tf.Tensor) -> Any:
-        # What is computed here is not differentiated by TensorFlow. Tapes would record it all the same, and keep it.
-        result, kept = forward(*map(tf.stop_gradient, inputs))
+        # TensorFlow does not differentiate these ops, but tapes would record and keep them.
+        still = tuple(map(tf.stop_gradient, inputs))
+        result, kept = run(passes.forward, formula, still, *given)
+        kept = tuple(kept)
 
         @tf.custom_gradient
         def gradient(upstream: tf.Tensor, *inputs: tf.Tensor) -> Any:
-            still = [tf.stop_gradient(x) for x in inputs]
-            found = backward(still, result, kept, tf.stop_gradient(upstream))
+            upstream_now, *still = map(tf.stop_gradient, (upstream, *inputs))
+            found = run(passes.backward, formula, tuple(still), given, result, kept, upstream_now)
 
             def again(*directions: tf.Tensor) -> Any:
-                return _last(what, second, result, kept, upstream, inputs, directions)
+                return _last(passes.name, second, upstream, inputs, directions)
 
             return tuple(found), again
+
+        def second(inputs: Tensors, upstream: tf.Tensor, directions: Tensors) -> Any:
+            arguments = tuple(inputs), given, result, kept, upstream, tuple(directions)
+            return run(passes.second, formula, *arguments)
 
         def once(upstream: tf.Tensor, *_: tf.Tensor) -> Any:
             return gradient(upstream, *inputs)
@@ -70,10 +96,8 @@ def differentiable(
 
 
 def _last(
-    what: str,
+    name: str,
     second: Callable[..., Tensors],
-    result: tf.Tensor,
-    kept: Tensors,
     upstream: tf.Tensor,
     inputs: Tensors,
     directions: Tensors,
@@ -82,12 +106,12 @@ def _last(
     def gradient(*tensors: tf.Tensor) -> Any:
         upstream, *rest = map(tf.stop_gradient, tensors)
         inputs, directions = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-        *found, of_upstream = second(inputs, result, kept, upstream, directions)
+        *found, of_upstream = second(inputs, upstream, directions)
 
         def refused(*_: tf.Tensor) -> Any:
             raise HigherOrderError(
-                f"{what} can be differentiated twice in reverse mode, or once in forward mode; for more take the plain layer or "
-                "formula"
+                f"{name} can be differentiated twice in reverse mode, or once in forward mode; "
+                "for more take the plain layer or formula"
             )
 
         return (of_upstream, *found), refused

@@ -10,7 +10,6 @@ passes over memory win some of that back.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,12 +28,7 @@ from memsaving_gradients.transforms.attention.arguments import (
     number,
 )
 from memsaving_gradients.transforms.attention.attend import Kind, attend
-from memsaving_gradients.transforms.attention.blocks import (
-    BlockedAxis,
-    block_sizes,
-    shape_of,
-    zero_like,
-)
+from memsaving_gradients.transforms.attention.blocks import shape_of, zero_like
 from memsaving_gradients.transforms.attention.grid import Grid, Options
 from memsaving_gradients.transforms.attention.pairs import ONE, BlockMatrix, Place, padded
 from memsaving_gradients.transforms.attention.scores import (
@@ -73,7 +67,8 @@ def dot_product_attention(
     Parameters
     ----------
     query : Tensor [..., queries, width]
-        ``float16``, ``bfloat16``, ``float32`` or ``float64``; axes before the last two are batches and heads.
+        ``float16``, ``bfloat16``, ``float32`` or ``float64``; axes before the last two are batches
+        and heads.
     key : Tensor [..., keys, width]
         Of the dtype of ``query``.
     value : Tensor [..., keys, any width]
@@ -189,11 +184,13 @@ class _Bias:
 class DotProductScores(TwiceDifferentiable):
     """``query keyᵀ + bias``.
 
-    Numbers for keys alone (masks) and for queries alone (what a softmax subtracts) ride along in the
-    product, as an additional column of both operands.
+    Numbers for keys alone (masks) and for queries alone (what a softmax subtracts) ride along in
+    the product, as an additional column of both operands.
     """
 
     bias: _Bias | None
+
+    subtracts_in_product = True
 
     @staticmethod
     def of(
@@ -201,18 +198,13 @@ class DotProductScores(TwiceDifferentiable):
     ) -> DotProductScores:
         """Return the scores of queries, keys, values and perhaps a bias."""
         query, key, _, *bias = inputs
-        axis, rank = options.axis, query.shape.rank
-        batch = [n for i, n in enumerate(shape_of(query)[:-1]) if i != rank + axis]
-        lengths = shape_of(query)[axis], shape_of(key)[axis]
-        largest = options.block or block_sizes(math.prod(batch), *lengths, shape_of(key)[-1])
-        rows, columns = (BlockedAxis.of(n, most) for n, most in zip(lengths, largest, strict=True))
         dtype = tf.float64 if query.dtype == tf.float64 else tf.float32
-        grid = Grid(options, rows, columns, batch, dtype)
+        grid = Grid.of(options, query, key, dtype)
         return DotProductScores(
             grid.masked(masks, seed),
             zero_like(query, dtype),
-            rows.split(query, axis),
-            columns.split(key, axis),
+            grid.rows.split(query, options.axis),
+            grid.columns.split(key, options.axis),
             _Bias.of(grid, bias[0]) if bias else None,
         )
 

@@ -1,15 +1,16 @@
 """Queries × keys in blocks: which blocks are computed, and what of each block takes part.
 
 No mask is broadcast to all queries and keys. A mask for keys alone becomes one number for each key,
-zero or `MASKED`, which is added to scores. Of any other mask each block takes its part. What follows
-from positions alone (causal, a window) is applied to the blocks that its border crosses; blocks
-beyond the border are not computed.
+zero or `MASKED`, which is added to scores. Of any other mask each block takes its part. What
+follows from positions alone (causal, a window) is applied to the blocks that its border crosses;
+blocks beyond the border are not computed.
 
 A masked score is a finite number that no sum with scores changes and whose exponential is zero.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ import tensorflow as tf
 from memsaving_gradients.transforms.attention.blocks import (
     BlockedAxis,
     Length,
+    block_sizes,
     ceil_div,
     loop,
     maximum,
@@ -92,6 +94,23 @@ class Grid:
     masks: Sequence[tf.Tensor] = field(default_factory=tuple)
     seed: tf.Tensor | None = None
 
+    @staticmethod
+    def of(
+        options: Options, query: tf.Tensor, key: tf.Tensor, dtype: tf.DType, largest: Any = None
+    ) -> Grid:
+        """Return the grid of queries and keys, without masks.
+
+        ``largest`` are the most queries and keys of a block, if the options do not say.
+        """
+        axis, rank = options.axis, query.shape.rank
+        batch = [n for i, n in enumerate(shape_of(query)[:-1]) if i != rank + axis]
+        lengths = shape_of(query)[axis], shape_of(key)[axis]
+        largest = options.block or largest
+        if largest is None:
+            largest = block_sizes(math.prod(batch), *lengths, shape_of(key)[-1])
+        rows, columns = (BlockedAxis.of(n, most) for n, most in zip(lengths, largest, strict=True))
+        return Grid(options, rows, columns, batch, dtype)
+
     def masked(self, masks: Sequence[tf.Tensor], seed: tf.Tensor | None) -> Grid:
         """Return the grid with ``masks`` and ``seed``.
 
@@ -154,21 +173,24 @@ class Grid:
         return [(start, border, True), (border, stop, False)]
 
     def over_keys(self, i: Any, body: Callable[..., Any], carried: Sequence[tf.Tensor]) -> Any:
-        """Return ``carried`` after ``body(place, *carried)`` for each block of keys that ``i`` sees."""
-        for start, stop, border in self.keys_of(i):
-
-            def turn(j: Any, *values: tf.Tensor, border: bool = border) -> Any:
-                return body(Place(self.rows, self.columns, i, j, border), *values)
-
-            carried = loop(start, stop, turn, carried)
-        return carried
+        """Return ``carried`` after ``body(place, *carried)`` for all keys that ``i`` sees."""
+        return self._over(self.keys_of(i), lambda j: (i, j), body, carried)
 
     def over_queries(self, j: Any, body: Callable[..., Any], carried: Sequence[tf.Tensor]) -> Any:
-        """Return ``carried`` after ``body(place, *carried)`` for each block of queries that sees ``j``."""
-        for start, stop, border in self.queries_of(j):
+        """Return ``carried`` after ``body(place, *carried)`` for all queries that see ``j``."""
+        return self._over(self.queries_of(j), lambda i: (i, j), body, carried)
 
-            def turn(i: Any, *values: tf.Tensor, border: bool = border) -> Any:
-                return body(Place(self.rows, self.columns, i, j, border), *values)
+    def _over(
+        self,
+        ranges: Sequence[Range],
+        numbers: Callable[[Any], tuple[Any, Any]],
+        body: Callable[..., Any],
+        carried: Any,
+    ) -> Any:
+        for start, stop, border in ranges:
+
+            def turn(n: Any, *values: tf.Tensor, border: bool = border) -> Any:
+                return body(Place(self.rows, self.columns, *numbers(n), border), *values)
 
             carried = loop(start, stop, turn, carried)
         return carried
@@ -180,7 +202,7 @@ class Grid:
         return None if self.key_masks is None else self.key_masks[place.column]
 
     def mask_pairs(self, place: Place, scores: tf.Tensor) -> tf.Tensor:
-        """Return ``scores`` with the pairs masked that are neither for keys nor for queries alone."""
+        """Return ``scores`` after the masks of pairs, and of positions on a border."""
         for mask in self.masks:
             scores = tf.where(place.part(mask), scores, self._number(MASKED))
         if place.border:
@@ -220,7 +242,7 @@ class Grid:
         return tf.matmul(tf.concat(lefts, -1), tf.concat(rights, -1), transpose_b=True)
 
     def weighted(self, weights: tf.Tensor, x: tf.Tensor, *, transpose: bool = False) -> tf.Tensor:
-        """Return ``weights @ x``, or ``weightsᵀ @ x``: multiplied in the dtype of ``x``, for a sum."""
+        """Return ``weights @ x``, or ``weightsᵀ @ x``, multiplied in the dtype of ``x``."""
         return tf.cast(tf.matmul(tf.cast(weights, x.dtype), x, transpose_a=transpose), self.dtype)
 
     def drop(self, place: Place, weights: tf.Tensor) -> tf.Tensor:

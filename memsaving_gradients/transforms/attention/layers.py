@@ -1,8 +1,9 @@
-"""Keras' attention layers with attention in blocks: the same constructors, weights, masks and results.
+"""Keras' attention layers, computed in blocks: the same constructors, weights, masks and results.
 
-Each layer is a subclass of Keras' own, which it replaces in one place: where the scores of all queries and keys are computed,
-or the sums that scores are made of. What cannot be done in blocks is left to Keras, and said once. Masks that Keras
-would multiply out to queries × keys (of queries, of values, the causal one) are handed on as they come.
+Each layer is a subclass of Keras' own, which it overrides in one place: where Keras computes the
+scores of all queries and keys, or the sums that scores are made of. A layer leaves to Keras what
+cannot be computed in blocks, and warns once. Masks that Keras would broadcast to queries × keys (of
+queries, of values, the causal one) stay as small as they are.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _registered = keras.saving.register_keras_serializable(package="memsaving_gradie
 
 
 class _InBlocks:
-    """What the layers share: the argument ``block``, and what they say when it is of no use."""
+    """The common part of the layers: the argument ``block``, and a warning where it has no use."""
 
     def __init__(self, *args: Any, block: Any = None, **kwargs: Any) -> None:
         if keras.backend.backend() != "tensorflow":
@@ -43,26 +44,27 @@ class _InBlocks:
         super().__init__(*args, **kwargs)
         self.block = block
         self._pair = block_pair(block)
-        self._was_said = False
+        self._has_warned = False
 
     def get_config(self) -> dict[str, Any]:
-        """Keras' own, and ``block``."""
+        """Return Keras' configuration, with ``block``."""
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
         return {**config, "block": self.block}
 
-    def _say(self, reason: str) -> None:
-        if not self._was_said:
-            self._was_said = True
+    def _warn_once(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             warn(
-                f"{type(self).__name__} {self.name!r}: {reason}, which is not done in blocks; "  # type: ignore[attr-defined]
+                f"{type(self).__name__} {self.name!r}: "  # type: ignore[attr-defined]
+                f"{reason}, which is not done in blocks; "
                 "Keras computes all scores at once, and nothing is saved",
                 NothingSavedWarning,
             )
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """The masks of one call, not multiplied out: of queries, values, keys, and of their pairs."""
+class _Masks:
+    """The masks of one call, not broadcast: of queries, values, keys, and of their pairs."""
 
     query: Any = None
     value: Any = None
@@ -71,7 +73,7 @@ class _Seen:
     causal: bool = False
 
     def parts(self) -> list[tf.Tensor]:
-        """Each with the axes of scores: batch, heads, queries, keys."""
+        """Return each mask with the axes of scores: batch, heads, queries, keys."""
         found = []
         if self.query is not None:
             found.append(tf.cast(self.query, tf.bool)[:, tf.newaxis, :, tf.newaxis])
@@ -88,18 +90,19 @@ class _Seen:
 
 @_registered
 class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
-    """`keras.layers.MultiHeadAttention` that takes memory for queries and keys, not for their pairs.
+    """`keras.layers.MultiHeadAttention` in memory for queries and keys, not for their pairs.
 
-    Weights, masks (also those that layers hand on), ``use_causal_mask``, ``sliding_window``, dropout and policies of mixed precision work
-    as in Keras' layer; weights can be exchanged between the two. Dropout drops other weights than Keras' layer with the same
-    seed, as many. With ``return_attention_scores=True``, or attention over several axes, Keras computes them.
+    Weights, masks (also those that layers hand on), ``use_causal_mask``, ``sliding_window``,
+    dropout and policies of mixed precision work as in Keras' layer; the two can exchange weights.
+    Dropout drops as many weights as Keras' layer with the same seed, but others. With
+    ``return_attention_scores=True``, or attention over several axes, Keras computes all scores.
 
     Parameters
     ----------
     *args, **kwargs
         As for Keras' layer.
     block
-        Queries and keys of a block, at most: one number, two, or ``None`` for a size that is found by bytes.
+        The most queries and keys of a block: one number, two, or ``None`` to choose them by bytes.
 
     Raises
     ------
@@ -119,15 +122,15 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
     True
     """
 
-    _asked = False
+    _wants_scores = False
 
     if not _keras.ASKS_FOR_SCORES:
 
         @wraps(keras.layers.MultiHeadAttention.call)
         def call(self, *args: Any, **options: Any) -> Any:
-            """As Keras' layer."""
+            """Call the layer as Keras does."""
             given = inspect.signature(super().call).bind(*args, **options).arguments
-            self._asked = bool(given.get("return_attention_scores"))
+            self._wants_scores = bool(given.get("return_attention_scores"))
             return super().call(*args, **options)
 
     def _compute_attention_mask(
@@ -140,7 +143,7 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
         attention_mask: Any = None,
         use_causal_mask: bool = False,
     ) -> Any:
-        return _Seen(query_mask, value_mask, key_mask, attention_mask, bool(use_causal_mask))
+        return _Masks(query_mask, value_mask, key_mask, attention_mask, bool(use_causal_mask))
 
     def _compute_attention(
         self,
@@ -152,16 +155,16 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
         return_attention_scores: bool = False,
         **options: Any,
     ) -> Any:
-        seen = attention_mask
-        if not isinstance(seen, _Seen):
-            seen = _Seen(pairs=seen, causal=bool(options.get("use_causal_mask")))
+        masks = attention_mask
+        if not isinstance(masks, _Masks):
+            masks = _Masks(pairs=masks, causal=bool(options.get("use_causal_mask")))
         reason = self._reason(query)
         if reason:
-            self._say(reason)
-        return_attention_scores = return_attention_scores or self._asked
+            self._warn_once(reason)
+        return_attention_scores = return_attention_scores or self._wants_scores
         if reason or return_attention_scores or getattr(self, "_flash_attention", None):
             mask = super()._compute_attention_mask(
-                query, value, seen.query, seen.value, seen.key, seen.pairs, seen.causal
+                query, value, masks.query, masks.value, masks.key, masks.pairs, masks.causal
             )
             scores = [return_attention_scores] if _keras.ASKS_FOR_SCORES else []
             return super()._compute_attention(query, key, value, mask, training, *scores)
@@ -169,7 +172,7 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
         kind = dot_product(
             Options(
                 axis=-3,
-                causal=seen.causal,
+                causal=masks.causal,
                 window=getattr(self, "_sliding_window", None),  # Not in older versions.
                 dropout=rate,
                 block=self._pair,
@@ -179,7 +182,7 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
         output = attend(
             kind,
             [query, key, value],
-            masks=seen.parts(),
+            masks=masks.parts(),
             seed=_seed(self._dropout_layer) if rate else None,
             # Keras has two ways, which may differ for a query that sees no key.
             mean=not (self._dropout and _keras.zero_if_all_is_masked()),
@@ -194,19 +197,20 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
 
 @_registered
 class Attention(_InBlocks, keras.layers.Attention):
-    """`keras.layers.Attention` that takes memory for queries and keys, not for their pairs.
+    """`keras.layers.Attention` in memory for queries and keys, not for their pairs.
 
-    With ``score_mode="dot"`` scores are never there as a whole; with ``"concat"`` only the sums are not that scores are made of. With
-    ``return_attention_scores=True`` Keras computes them. Dropout drops other weights than Keras' layer with the same seed in
-    mode ``"dot"``, as many. A query of which all keys are masked gets the mean of all values, as in Keras (without
-    dropout), but has no influence on scores; there Keras computes a gradient of rounded scores.
+    With ``score_mode="dot"`` it never holds all scores; with ``"concat"`` it holds them, but not
+    the sums that they are made of. With ``return_attention_scores=True`` Keras computes all scores.
+    In mode ``"dot"``, dropout drops as many weights as Keras' layer with the same seed, but others.
+    A query of which all keys are masked gets the mean of all values, as in Keras (without dropout),
+    but passes no gradient to scores; Keras computes a gradient of rounded scores there.
 
     Parameters
     ----------
     *args, **kwargs
         As for Keras' layer.
     block
-        Queries and keys of a block, at most: one number, two, or ``None`` for a size that is found by bytes.
+        The most queries and keys of a block: one number, two, or ``None`` to choose them by bytes.
 
     Raises
     ------
@@ -230,14 +234,14 @@ class Attention(_InBlocks, keras.layers.Attention):
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
     ) -> Any:
-        """As Keras' layer."""
+        """Call the layer as Keras does."""
         reason = ""
         if self.score_mode == "dot" and not return_attention_scores:
             self._validate_inputs(inputs=inputs, mask=mask)
             reason = self._reason(*inputs)
             if not reason:
                 return self._blockwise(inputs, mask or [None, None], training, use_causal_mask)
-            self._say(reason)
+            self._warn_once(reason)
         return super().call(
             inputs,
             mask=mask,
@@ -249,7 +253,7 @@ class Attention(_InBlocks, keras.layers.Attention):
     def _reason(self, query: Any, value: Any, key: Any = None) -> str:
         if self.dropout >= 1:
             return "dropout=1 drops all weights"
-        return _unlike(query, value if key is None else key, value)
+        return _mismatch(query, value if key is None else key, value)
 
     def _blockwise(self, inputs: Any, mask: Any, training: bool, causal: bool) -> Any:
         query, value = map(tf.convert_to_tensor, inputs[:2])
@@ -271,9 +275,9 @@ class Attention(_InBlocks, keras.layers.Attention):
     def _calculate_scores(self, query: Any, key: Any) -> Any:
         if self.score_mode == "dot":
             return super()._calculate_scores(query, key)
-        reason = _unlike(query, key, key)
+        reason = _mismatch(query, key, key)
         if reason:
-            self._say(reason)
+            self._warn_once(reason)
             return super()._calculate_scores(query, key)
         if self.scale is not None:
             scale = keras.ops.cast(self.scale, query.dtype)
@@ -286,15 +290,15 @@ class Attention(_InBlocks, keras.layers.Attention):
 class AdditiveAttention(_InBlocks, keras.layers.AdditiveAttention):
     """`keras.layers.AdditiveAttention` without the sum of each query and each key.
 
-    Only these sums, ``[batch, queries, keys, width]``, are made in blocks, forward and in the gradient; all else is Keras' own, dropout and scores
-    included.
+    Only these sums, ``[batch, queries, keys, width]``, are computed in blocks, forward and in the
+    gradient. Keras computes everything else, dropout included.
 
     Parameters
     ----------
     *args, **kwargs
         As for Keras' layer.
     block
-        Queries and keys of a block, at most: one number, two, or ``None`` for a size that is found by bytes.
+        The most queries and keys of a block: one number, two, or ``None`` to choose them by bytes.
 
     Raises
     ------
@@ -312,16 +316,16 @@ class AdditiveAttention(_InBlocks, keras.layers.AdditiveAttention):
     """
 
     def _calculate_scores(self, query: Any, key: Any) -> Any:
-        reason = _unlike(query, key, key)
+        reason = _mismatch(query, key, key)
         if reason:
-            self._say(reason)
+            self._warn_once(reason)
             return super()._calculate_scores(query, key)
         scale = keras.ops.cast(self.scale, query.dtype) if self.use_scale else None
         return additive_scores(query, key, scale, self._pair)
 
 
-def _unlike(query: Any, key: Any, value: Any) -> str:
-    """Why queries, keys and values do not go together in blocks; empty if they do."""
+def _mismatch(query: Any, key: Any, value: Any) -> str:
+    """Return why blocks cannot be made of queries, keys and values; empty if they can."""
     shapes = [tuple(x.shape) for x in (query, key, value)]
     if any(len(shape) != 3 for shape in shapes):
         return f"attention of {len(shapes[0])} axes"
@@ -335,5 +339,5 @@ def _unlike(query: Any, key: Any, value: Any) -> str:
 
 
 def _seed(layer: Any) -> tf.Tensor:
-    """Two integers, drawn once: the layer draws other ones for its next call."""
+    """Return two integers; the layer draws others for its next call."""
     return tf.cast(layer.seed_generator.next(), tf.int64)

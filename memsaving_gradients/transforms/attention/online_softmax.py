@@ -1,14 +1,14 @@
 """Attention block by block, with an online softmax: the forward pass, and its gradient.
 
-Forward, a running maximum and a running sum make the softmax of a row while its blocks go by (Milakov
-& Gimelshein 2018, arXiv 1805.02867; Rabe & Staats 2021, arXiv 2112.05682; Dao et al. 2022, arXiv
-2205.14135). Only the output and the logarithm of the sum are kept. The gradient recomputes the
-weights of each block from them: ``P = exp(S - lse)``, and with ``δ = Σ dO·O`` for each query
+Forward, a running maximum and a running sum make the softmax of a row while its blocks go by
+(Milakov & Gimelshein 2018, arXiv 1805.02867; Rabe & Staats 2021, arXiv 2112.05682; Dao et al. 2022,
+arXiv 2205.14135). Only the output and the logarithm of the sum are kept. The gradient recomputes
+the weights of each block from them: ``P = exp(S - lse)``, and with ``δ = Σ dO·O`` for each query
 
     dV = Pᵀ dO,  dS = P ∘ (dO Vᵀ - δ).
 
-`memsaving_gradients.transforms.attention.scores` computes ``S`` and takes ``dS`` back to queries and
-keys. For dot products this makes 2 products of matrices forward and 5 in the gradient; plain
+`memsaving_gradients.transforms.attention.scores` computes ``S`` and takes ``dS`` back to queries
+and keys. For dot products this makes 2 products of matrices forward and 5 in the gradient; plain
 attention has 2 and 4.
 
 In all of it, ``query[i]`` is a block of queries, ``key[j]`` and ``value[j]`` are blocks of keys and
@@ -23,13 +23,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.transforms.attention.blocks import BlockList, loop, shape_of
+from memsaving_gradients.transforms.attention.blocks import BlockList, shape_of
 from memsaving_gradients.transforms.attention.pairs import Place
-from memsaving_gradients.transforms.attention.scores import Attention, Block
+from memsaving_gradients.transforms.attention.passes import over_columns, over_rows
+from memsaving_gradients.transforms.attention.scores import Attention, Block, Scores
 
-__all__ = ["Formula", "backward", "forward", "inner"]
+__all__ = ["Formula", "backward", "forward", "gradients", "inner"]
 
-#: ``formula(inputs, masks, seed)``: an attention of queries, keys, values, and what all blocks share.
+#: ``formula(inputs, masks, seed)`` returns an attention in blocks.
 Formula = Callable[..., Attention]
 
 Tensors = Sequence[tf.Tensor]
@@ -39,16 +40,16 @@ def forward(formula: Formula, inputs: Tensors, *given: Any) -> tuple[tf.Tensor, 
     """Return the output, and what is kept of each query, in blocks."""
     attention = formula(inputs, *given)
     scores, value, grid = attention.scores, attention.value, attention.scores.grid
-    row, width = [*grid.batch, grid.rows.size], shape_of(value)[-1]
-    of_rows = BlockList(grid.rows.count, [*row, 1], grid.dtype)
-    layouts = [BlockList(grid.rows.count, [*row, width], value.dtype), *[of_rows] * scores.kept]
+    shape, width = [*grid.batch, grid.rows.size], shape_of(value)[-1]
+    of_rows = BlockList(grid.rows.count, [*shape, 1], grid.dtype)
+    of_output = BlockList(grid.rows.count, [*shape, width], value.dtype)
 
-    def of_queries(i: Any, *lists: tf.Tensor) -> list[tf.Tensor]:
+    def row(i: Any) -> Any:
         query = scores.query[i]
 
         # most, total: maximum and sum of the row so far. mixed: the sum of weighted values so far.
         # Both sums are of exp(score - most).
-        def with_keys(
+        def step(
             place: Place, most: tf.Tensor, total: tf.Tensor, mixed: tf.Tensor
         ) -> list[tf.Tensor]:
             j = place.column
@@ -60,13 +61,11 @@ def forward(formula: Formula, inputs: Tensors, *given: Any) -> tuple[tf.Tensor, 
             mixed = mixed * fall + grid.weighted(grid.drop(place, weights), value[j])
             return [higher, total, mixed]
 
-        lowest = tf.fill([*row, 1], tf.constant(scores.lowest, grid.dtype))
-        start = [lowest, scores.zeros(*row, 1), scores.zeros(*row, width)]
-        made = scores.normalized(*grid.over_keys(i, with_keys, start))
-        return [at.set(x, i, m) for at, x, m in zip(layouts, lists, made, strict=True)]
+        lowest = tf.fill([*shape, 1], tf.constant(scores.lowest, grid.dtype))
+        start = [lowest, scores.zeros(*shape, 1), scores.zeros(*shape, width)]
+        return start, step, scores.normalized
 
-    lists = loop(0, grid.rows.count, of_queries, [at.zeros() for at in layouts])
-    output, *kept = (at.stack(x) for at, x in zip(layouts, lists, strict=True))
+    output, *kept = over_rows(scores, [of_output, *[of_rows] * scores.kept], row)
     return grid.rows.join(output, grid.options.axis), kept
 
 
@@ -98,58 +97,34 @@ def backward(
     of_output = grid.rows.split(upstream, axis)
     deltas = grid.rows.split(inner(output, upstream, grid.dtype), axis)
     for_query, for_key, for_value = wanted
-    layouts = [BlockList.like(x, grid.dtype) for x in (scores.query, scores.key, value)]
-    of_query, of_key, of_value = layouts
 
-    def of_keys(j: Any, dq: tf.Tensor, dk: tf.Tensor, dv: tf.Tensor, *shared: tf.Tensor) -> Any:
+    def column(j: Any) -> Any:
         key, values = scores.key[j], value[j]
 
-        def with_queries(
-            place: Place, k: tf.Tensor, v: tf.Tensor, dq: tf.Tensor, *shared: tf.Tensor
-        ) -> list[tf.Tensor]:
-            i = place.row
-            query, upstream = scores.query[i], of_output[i]
-            block = scores.block(Block(place, query, key), [x[i] for x in kept])
+        def pull(place: Place, shared: Tensors) -> Any:
+            i, of_query, of_key, of_value = place.row, None, None, None
+            upstream = of_output[i]
+            block = scores.block(Block(place, scores.query[i], key), [x[i] for x in kept])
             weights = tf.exp(block.scores)
             if for_value:
-                v += grid.weighted(grid.drop(place, weights), upstream, transpose=True)
-            if not (for_query or for_key):
-                return [k, v, dq, *shared]
-            if grid.options.dropout:
-                slope = grid.drop(place, grid.product(upstream, values)) - deltas[i]
-            else:
-                slope = grid.product(upstream, values, deltas[i])
-            q_part, k_part, sums = block.pullback(weights * slope, shared)
-            if for_key:
-                k += k_part
-            if for_query:
-                dq = of_query.add(dq, i, q_part)
-            return [k, v, dq, *sums]
+                of_value = grid.weighted(grid.drop(place, weights), upstream, transpose=True)
+            if for_query or for_key:
+                if scores.subtracts_in_product and not grid.options.dropout:
+                    slope = grid.product(upstream, values, deltas[i])
+                else:
+                    slope = grid.drop(place, grid.product(upstream, values)) - deltas[i]
+                of_query, of_key, shared = block.pullback(weights * slope, shared)
+            return of_query if for_query else None, [of_key if for_key else None, of_value], shared
 
-        start = [scores.zeros(*shape_of(x)) for x in (key, values)]
-        k, v, dq, *shared = grid.over_queries(j, with_queries, [*start, dq, *shared])
-        return [dq, of_key.set(dk, j, k), of_value.set(dv, j, v), *shared]
+        return pull
 
-    start = [*(at.zeros() for at in layouts), *scores.shared_sums()]
-    lists = loop(0, grid.columns.count, of_keys, start)
-    return joined(attention, layouts, lists, inputs, wanted)
+    found = over_columns(scores, [scores.key, value], column, scores.shared_sums(), wanted)
+    return gradients(scores, found, inputs)
 
 
-def joined(
-    attention: Attention,
-    layouts: Sequence[BlockList],
-    sums: Tensors,
-    inputs: Tensors,
-    wanted: Sequence[bool] = (True, True, True),
-) -> list[Any]:
-    """Return the gradients for ``inputs`` from their sums: three lists of blocks, and shared sums."""
-    grid = attention.scores.grid
-    axes = (grid.rows, grid.columns, grid.columns)
-    found: list[Any] = [
-        axis.join(at.stack(x), grid.options.axis) if asked else None
-        for axis, at, x, asked in zip(axes, layouts, sums[:3], wanted, strict=True)
-    ]
-    found += attention.scores.shared_gradients(sums[3:])
+def gradients(scores: Scores, found: Sequence[Any], inputs: Tensors) -> list[Any]:
+    """Return gradients for queries, keys, values and shared inputs, of the inputs' dtypes."""
+    found = [*found[:3], *scores.shared_gradients(found[3:])]
     return [None if d is None else tf.cast(d, x.dtype) for d, x in zip(found, inputs, strict=True)]
 
 

@@ -125,7 +125,7 @@ class BlockMatrix:
         return self._list.set(blocks, self._number(place), block)
 
     def add(self, blocks: tf.Tensor, place: Place, block: tf.Tensor) -> tf.Tensor:
-        """Return ``blocks`` with ``block`` added at ``place``, summed over axes that have length 1."""
+        """Return ``blocks`` with ``block`` added at ``place``, summed over axes of length 1."""
         ones = [k for k, n in enumerate(self._list.shape) if isinstance(n, int) and n == 1]
         block = tf.reduce_sum(block, ones, keepdims=True)
         return self._list.add(blocks, self._number(place), block)

@@ -2,10 +2,10 @@
 
 A block of scores is what the graph makes of a block of products of queries and keys
 (`memsaving_gradients.transforms.attention.pattern.elementwise`), with the graph's own numbers. A
-graph may mask all keys of a query, by -1e9 that it adds or puts in place of scores. Then the maximum
-and the logarithm of the sum differ so much in size that their sum would lose the logarithm: both are
-kept, and subtracted one after the other. Where a mask lets a query see its own position and earlier
-ones only, blocks of later keys are not computed.
+graph may mask all keys of a query, by -1e9 that it adds or puts in place of scores. Then the
+maximum and the logarithm of the sum differ so much in size that their sum would lose the logarithm:
+both are kept, and subtracted one after the other. Where a mask lets a query see its own position
+and earlier ones only, blocks of later keys are not computed.
 
 Blocks of scores have the dtype of the graph; softmax and sums are in ``float32`` at least.
 """
@@ -19,12 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients.transforms.attention.blocks import (
-    BlockedAxis,
-    block_sizes,
-    shape_of,
-    zero_like,
-)
+from memsaving_gradients.transforms.attention.blocks import zero_like
 from memsaving_gradients.transforms.attention.grid import Grid, Options
 from memsaving_gradients.transforms.attention.pattern.causality import is_causal
 from memsaving_gradients.transforms.attention.pattern.elementwise import Elementwise
@@ -44,12 +39,9 @@ Tensors = Sequence[tf.Tensor]
 def attention(between: Elementwise, inputs: Tensors) -> Attention:
     """Return the attention of queries, keys and values, ``[..., positions, width]``, in blocks."""
     query, key, value = inputs
-    batch = shape_of(query)[:-2]
-    lengths = shape_of(query)[-2], shape_of(key)[-2]
-    largest = block_sizes(math.prod(batch), *lengths, shape_of(key)[-1])
-    rows, columns = (BlockedAxis.of(n, most) for n, most in zip(lengths, largest, strict=True))
     dtype = tf.float64 if tf.float64 in (query.dtype, value.dtype) else tf.float32
-    grid = Grid(Options(causal=is_causal(between)), rows, columns, batch, dtype)
+    grid = Grid.of(Options(causal=is_causal(between)), query, key, dtype)
+    rows, columns = grid.rows, grid.columns
     scores = GraphScores(
         grid,
         zero_like(query, dtype),
