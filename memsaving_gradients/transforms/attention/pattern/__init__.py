@@ -1,4 +1,5 @@
 """Attention found in a traced graph, and exchanged for attention in blocks.
 
-`matching` recognizes scores, softmax and products by their algebra; `substitution` builds both passes in blocks and exchanges them.
+`matching` recognizes scores, softmax and products by their algebra; `substitution` builds both
+passes in blocks and exchanges them.
 """

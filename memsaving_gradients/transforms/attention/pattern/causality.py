@@ -1,7 +1,8 @@
-"""Whether a mask lets each query see the keys up to its own position, and no others: then half of the blocks need not be computed.
+"""Whether a mask lets each query see its own position and earlier ones, and no others.
 
-Only where that is all the mask says. With another mask besides, a query may see no key, and plain attention gives it the mean of all
-values, those behind it included.
+Then half of the blocks need not be computed. That holds only where the mask says nothing else: with
+another mask, a query may see no key, and plain attention gives it the mean of all values, later
+ones included.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from memsaving_gradients.transforms.attention.pattern.elementwise import (
 
 __all__ = ["is_causal"]
 
-#: Scores that are put this low, or lowered by as much, have no weight.
+#: A score at this number, or lowered by as much, counts as masked. ``exp`` of it is zero in every
+#: dtype; masks in use are lower (-1e9, -3e4 in ``float16``), and scores do not reach 1e4.
 LOW = -1e4
 #: Ops that keep each number where it is.
 _SAME = frozenset({"Identity", "BroadcastTo", "ExpandDims", "StridedSlice"})
-#: Comparisons, and the one that they are when their operands change places.
-_TURNED = {
+#: Comparisons, and the equal comparison of exchanged operands.
+_MIRRORED = {
     "GreaterEqual": "LessEqual",
     "LessEqual": "GreaterEqual",
     "Greater": "Less",
@@ -34,7 +36,8 @@ _TURNED = {
 
 
 def is_causal(between: Elementwise) -> bool:
-    """Whether only keys up to a query's own position have weight, and each query sees some."""
+    """Return whether only keys up to a query's own position have weight, and each query sees "
+    "some."""
     leaves = {tensor.ref(): leaf for tensor, leaf in between.leaves}
     op = between.result.op
     while op.type in ("Cast", "Identity") and op in between.of_scores:
@@ -65,7 +68,10 @@ def _is_lowered(tensor: tf.Tensor, seen: tf.Tensor) -> bool:
 
 
 def _sees(tensor: tf.Tensor, leaves: dict[object, Leaf]) -> bool | None:
-    """True: ``tensor`` is true where a key is not behind the query. False: where it is behind. ``None``: neither."""
+    """Return whether ``tensor`` is true just where a key is not after the query.
+
+    ``False``: just where it is after the query; ``None``: neither.
+    """
     flipped = False
     while tensor.ref() not in leaves:
         op = tensor.op
@@ -89,14 +95,14 @@ def _sees(tensor: tf.Tensor, leaves: dict[object, Leaf]) -> bool | None:
 
 
 def _compared(op: tf.Operation, leaves: dict[object, Leaf]) -> bool | None:
-    if op.type not in _TURNED:
+    if op.type not in _MIRRORED:
         return None
     left, right = (leaves.get(t.ref()) for t in op.inputs)
     kind = op.type
     if isinstance(left, Count) and isinstance(right, Count):
         if left.number != right.number or left.number <= 0 or left.axis == right.axis:
             return None
-        kind = kind if left.axis == -2 else _TURNED[kind]
+        kind = kind if left.axis == -2 else _MIRRORED[kind]
         return {"GreaterEqual": True, "Less": False}.get(kind)
     if isinstance(left, Band) and kind == "Greater" and _is_everywhere(op.inputs[1], leaves, 0):
         return True if (left.lower, left.upper) == (-1, 0) and left.number > 0 else None
@@ -104,7 +110,7 @@ def _compared(op: tf.Operation, leaves: dict[object, Leaf]) -> bool | None:
 
 
 def _is_everywhere(tensor: tf.Tensor, leaves: dict[object, Leaf], number: int) -> bool:
-    """Whether each entry of ``tensor`` is ``number``."""
+    """Return whether each entry of ``tensor`` is ``number``."""
     leaf = leaves.get(tensor.ref())
     known = leaf.number if isinstance(leaf, Everywhere) else None
     if isinstance(leaf, Part) and tensor.shape.num_elements() == 1:

@@ -1,13 +1,16 @@
 """What a graph does with scores one by one, done with a block of them.
 
-Between the product of queries and keys and the softmax stand ops that treat each pair of a query and a key by itself: scaling, masks,
-biases, casts. `Elementwise` runs copies of them on a block of pairs. What they read beside the scores is cut to the block; what would
-have an entry for each pair and is itself computed pair by pair (masks made of smaller ones) is computed for the block as well, so that
-nobody needs it whole. Numbers are therefore those of the plain graph, and so is the derivative, which is TensorFlow's.
+Some ops between the product of queries and keys and the softmax treat each pair of a query and a
+key by itself: scaling, masks, biases, casts. `Elementwise` runs copies of them on a block of pairs.
+Their other inputs are cut to the block. An input with an entry for each pair that is itself
+computed pair by pair (a mask made of smaller ones) is computed for the block as well, so that
+nobody needs it whole. The numbers are those of the plain graph, and so is the derivative, which is
+TensorFlow's.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,27 +35,42 @@ __all__ = [
     "elementwise",
 ]
 
-#: Ops that treat entries one by one, shapes being broadcast.
+#: Ops that treat entries one by one, with shapes broadcast.
 ELEMENTWISE = frozenset(
-    """Mul RealDiv Div AddV2 Add Sub Neg SelectV2 Cast Identity StopGradient Maximum Minimum Abs Sign Tanh Sigmoid Square Exp Softplus
-    SquaredDifference Pow LogicalAnd LogicalOr LogicalNot Greater GreaterEqual Less LessEqual Equal NotEqual FloorMod FloorDiv""".split()
+    """Mul RealDiv Div AddV2 Add Sub Neg SelectV2 Cast Identity StopGradient Maximum Minimum Abs
+    Sign Tanh Sigmoid Square Exp Softplus SquaredDifference Pow LogicalAnd LogicalOr LogicalNot
+    Greater GreaterEqual Less LessEqual Equal NotEqual FloorMod FloorDiv""".split()
 )
-#: Ops whose result is their first input, but for axes that broadcasting adds anyway.
+#: Ops whose result is their first input, except for axes that broadcasting adds anyway.
 _BROADCASTS = frozenset({"BroadcastTo"})
 #: Ops that may do nothing but add axes.
 _EXPANDS = frozenset({"ExpandDims", "StridedSlice"})
 _ONES, _ZEROS = "OnesLike", "ZerosLike"
-#: Longer ways from the product to the softmax are not followed.
+#: The most ops between a product and a softmax. Every block runs copies of all of them, and a
+#: search from the softmax of a classifier would otherwise cross the whole elementwise part of a
+#: network.
 MOST_OPS = 200
 
 
 class Unclear(Exception):
-    """What leads to a softmax is no attention that can be computed in blocks; says why."""
+    """A softmax is of no attention that can be computed in blocks; the message says why."""
+
+
+class Leaf(ABC):
+    """An input of elementwise ops."""
+
+    def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> Any:
+        """Return what blocks take their parts from."""
+        return None
+
+    @abstractmethod
+    def block(self, prepared: Any, place: Place) -> tf.Tensor:
+        """Return the input of a block."""
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """A tensor, of which each block takes its part."""
+class Part(Leaf):
+    """A tensor of which each block takes its part."""
 
     tensor: tf.Tensor
 
@@ -62,42 +80,36 @@ class Part:
         # Padded with ones: nothing is divided by padding.
         return padded(self.tensor, rows, columns, 1)
 
-    def block(self, whole: tf.Tensor, place: Place) -> tf.Tensor:
-        return place.part(whole)
+    def block(self, prepared: tf.Tensor, place: Place) -> tf.Tensor:
+        return place.part(prepared)
 
 
 @dataclass(frozen=True, eq=False)
-class Everywhere:
+class Everywhere(Leaf):
     """One number for all pairs."""
 
     number: Any
     dtype: tf.DType
 
-    def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> None:
-        return None
-
-    def block(self, _: None, place: Place) -> tf.Tensor:
+    def block(self, prepared: None, place: Place) -> tf.Tensor:
         return tf.constant(self.number, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Count:
+class Count(Leaf):
     """The sums of one number along the positions of queries or keys."""
 
     axis: int
     number: Any
     dtype: tf.DType
 
-    def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> None:
-        return None
-
-    def block(self, _: None, place: Place) -> tf.Tensor:
+    def block(self, prepared: None, place: Place) -> tf.Tensor:
         positions = tf.cast(place.positions(self.axis), self.dtype)
         return (positions + 1) * tf.constant(self.number, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Band:
+class Band(Leaf):
     """One number where queries and keys are near, zero elsewhere."""
 
     lower: int
@@ -105,10 +117,7 @@ class Band:
     number: Any
     dtype: tf.DType
 
-    def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> None:
-        return None
-
-    def block(self, _: None, place: Place) -> tf.Tensor:
+    def block(self, prepared: None, place: Place) -> tf.Tensor:
         behind = place.positions(-2) - place.positions(-1)
         near = tf.constant(True)
         if self.lower >= 0:
@@ -117,9 +126,6 @@ class Band:
             near = tf.logical_and(near, -behind <= self.upper)
         number = tf.constant(self.number, self.dtype)
         return tf.where(near, number, tf.zeros([], self.dtype))
-
-
-Leaf = Part | Everywhere | Count | Band
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,9 +137,9 @@ class Elementwise:
     product, result
         The tensors that they begin and end with.
     ops
-        In an order in which each reads what was computed before.
+        In an order in which each op reads only earlier ones.
     leaves
-        What they read beside.
+        Their other inputs.
     """
 
     product: tf.Tensor
@@ -143,7 +149,7 @@ class Elementwise:
 
     @cached_property
     def of_scores(self) -> list[tf.Operation]:
-        """Those that depend on the product."""
+        """The ops that depend on the product."""
         reached = {self.product.ref()}
         found = []
         for op in self.ops:
@@ -153,11 +159,11 @@ class Elementwise:
         return found
 
     def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> list[Any]:
-        """What blocks take their parts from."""
+        """Return what blocks take their parts from."""
         return [leaf.prepared(rows, columns) for _, leaf in self.leaves]
 
     def block(self, prepared: Sequence[Any], place: Place, product: tf.Tensor) -> tf.Tensor:
-        """What a block of the product becomes."""
+        """Return what the ops make of a block of the product."""
         graph = tf.compat.v1.get_default_graph()
         values = {self.product.ref(): product}
         for (tensor, leaf), whole in zip(self.leaves, prepared, strict=True):
@@ -178,12 +184,12 @@ class Elementwise:
 
 
 def elementwise(result: tf.Tensor) -> Elementwise:
-    """The ops that lead to ``result`` from a product whose axes are its own.
+    """Return the ops that lead to ``result`` from a product with the same axes.
 
     Raises
     ------
     Unclear
-        If there is no such product, or another one, or more is done than can be done with blocks.
+        If there is no such product, if there is more than one, or if some op cannot run on blocks.
     """
     rank = result.shape.rank
     if rank is None or rank < 2:
@@ -220,7 +226,7 @@ def elementwise(result: tf.Tensor) -> Elementwise:
     order = sorted(ops, key=graphs.creation_index)
     of_all = {result.ref()}
     for op in reversed(order):
-        # The axes of what has one added before the last two stand elsewhere; they are seen when it has been added.
+        # A tensor that gets another axis later has axes at other places: checked after that op.
         if op.outputs[0].ref() in of_all and op.type not in _EXPANDS:
             of_all.update(t.ref() for t in op.inputs)
     for tensor in (*(tensor for tensor, _ in leaves.values()), *(op.outputs[0] for op in order)):
@@ -229,13 +235,13 @@ def elementwise(result: tf.Tensor) -> Elementwise:
 
 
 def _is_of_pairs(tensor: tf.Tensor) -> bool:
-    """Whether there may be an entry for each pair."""
+    """Return whether ``tensor`` may have an entry for each pair."""
     rank = tensor.shape.rank
     return rank is not None and rank >= 2 and 1 not in tensor.shape.as_list()[-2:]
 
 
 def _inputs(op: tf.Operation) -> list[tf.Tensor] | None:
-    """What an op reads that can be run on a block; ``None``: it cannot."""
+    """Return the inputs of an op that can run on a block; ``None``: it cannot."""
     if op.type in ELEMENTWISE and not op.control_inputs:
         return list(op.inputs)
     if op.type in _BROADCASTS or (op.type in _EXPANDS and _added_axes(op) is not None):
@@ -244,7 +250,10 @@ def _inputs(op: tf.Operation) -> list[tf.Tensor] | None:
 
 
 def _added_axes(op: tf.Operation) -> list[int] | None:
-    """The axes that an op adds before the last two, counted from the end, if it does nothing else; else ``None``."""
+    """Return the axes that an op adds before the last two, counted from the end.
+
+    ``None``: the op does something else.
+    """
     rank = op.outputs[0].shape.rank
     if rank is None or op.inputs[0].shape.rank is None:
         return None
@@ -258,7 +267,7 @@ def _added_axes(op: tf.Operation) -> list[int] | None:
 
 
 def _new_axes(op: tf.Operation, rank: int) -> list[int] | None:
-    """Where a slice of all of a tensor has new axes; ``None``: it is another slice."""
+    """Return the new axes in a slice of a whole tensor; ``None``: the slice is another one."""
     strides = tf.get_static_value(op.inputs[3])
     if strides is None or op.get_attr("shrink_axis_mask"):
         return None
@@ -283,14 +292,14 @@ def _new_axes(op: tf.Operation, rank: int) -> list[int] | None:
 
 def _expanded(x: tf.Tensor, op: tf.Operation) -> tf.Tensor:
     for axis in sorted(_added_axes(op) or (), reverse=True):
-        # What is the same for all of the axes behind needs no axis before them.
+        # A tensor without the axes after it broadcasts without this axis, too.
         if x.shape.rank >= -axis - 1:
             x = tf.expand_dims(x, axis)
     return x
 
 
 def _computed(tensor: tf.Tensor) -> Leaf | None:
-    """A tensor of pairs that follows from positions alone."""
+    """Return a tensor of pairs that follows from positions alone; ``None``: it does not."""
     if not _is_of_pairs(tensor):
         return None
     op = tensor.op
@@ -310,7 +319,7 @@ def _computed(tensor: tf.Tensor) -> Leaf | None:
 
 
 def _one_number(tensor: tf.Tensor) -> Any:
-    """The number that every entry of ``tensor`` is, if that is known."""
+    """Return the number that every entry of ``tensor`` has, if it is known."""
     op = tensor.op
     if op.type == "Const":
         proto = op.get_attr("value")

@@ -1,13 +1,14 @@
 """Scaled dot-product attention in a traced graph, and in the gradient that TensorFlow built for it.
 
-Plain attention is two products with a softmax between them; it is found from the softmax: up to the product of queries and keys,
-through whatever treats scores one by one (`memsaving_gradients.transforms.attention.pattern.elementwise`), and down to the product with values. Ops are known by what
-they compute, never by their names.
+Plain attention is two products with a softmax between them. The search begins at the softmax: it
+goes up to the product of queries and keys, through all ops that treat scores one by one
+(`memsaving_gradients.transforms.attention.pattern.elementwise`), and down to the product with
+values. Ops are recognized by what they compute, never by their names.
 
-Its gradient needs no understanding of the arithmetic. Of what leaves the backward part of the pattern, differentiation itself says what it
-is: the product of the weights and the upstream gradient is the gradient for values, and what becomes of the product of that and the values
-ends in products with keys and queries, which are the gradients for queries and keys. If these ends are replaced, nothing may be left that
-needs the scores; who does is named.
+The gradient is found without its arithmetic, by what differentiation says of products. The product
+of the weights and the upstream gradient is the gradient for values. The product of the upstream
+gradient and the values leads on to products with keys and with queries, which are the gradients for
+queries and keys. Once these ends are replaced, nothing may be left that needs the scores.
 """
 
 from __future__ import annotations
@@ -29,24 +30,27 @@ __all__ = ["Found", "Gradient", "found_in", "gradient_of", "is_attention_like"]
 
 #: Ops between the softmax and the product with values.
 _PASSED = frozenset({"Cast", "Identity", "StopGradient"})
-#: Ops by which weights are dropped, and the like: what is meant for attention, but is kept.
-_TREATED = _PASSED | {"Mul", "RealDiv", "SelectV2", "AddV2", "Reshape"}
-#: How far from a softmax its product is looked for.
+#: Ops that lead from weights to values in attention that cannot be computed in blocks (dropout).
+_CHANGED = _PASSED | {"Mul", "RealDiv", "SelectV2", "AddV2", "Reshape"}
+#: The most ops between a softmax and its product with values: three pass weights on, six drop them.
+#: More would walk from the softmax of a classifier through its loss.
 MOST_STEPS = 12
-#: The axis of what queries and keys are multiplied along, and that of values.
+#: The axis that the product of queries and keys sums over, and the last axis of values.
 _WIDTH, _OF_VALUES = "width", "of values"
 
+#: A tensor, and its axes.
+Named = tuple[tf.Tensor, Axes]
 Readers = Callable[[tf.Tensor], Iterable[tf.Operation]]
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """One attention of a graph. Axes of scores are numbered: batches and heads, queries, keys.
+    """One attention of a graph. The axes of scores have numbers: batches and heads, queries, keys.
 
     Attributes
     ----------
     softmax
-        Its op.
+        The op.
     between
         From the product of queries and keys to the softmax.
     passed
@@ -56,17 +60,17 @@ class Found:
     query, key, value, output
         Tensors, and their axes.
     broadcasts
-        Whether axes of inputs may have to be made longer.
+        Whether an axis of an input may have length 1 where that of scores is longer.
     """
 
     softmax: tf.Operation
     between: Elementwise
     passed: tuple[tf.Operation, ...]
     weights: tf.Tensor
-    query: tuple[tf.Tensor, Axes]
-    key: tuple[tf.Tensor, Axes]
-    value: tuple[tf.Tensor, Axes]
-    output: tuple[tf.Tensor, Axes]
+    query: Named
+    key: Named
+    value: Named
+    output: Named
     broadcasts: bool
 
     @cached_property
@@ -75,8 +79,20 @@ class Found:
         return tuple(range(self.between.product.shape.rank))
 
     @cached_property
+    def orders(self) -> tuple[Axes, Axes, Axes]:
+        """The order in which blocks take the axes of queries, keys and values."""
+        *lead, row, column = self.scores
+        return (*lead, row, _WIDTH), (*lead, column, _WIDTH), (*lead, column, _OF_VALUES)
+
+    @cached_property
+    def output_order(self) -> Axes:
+        """The order of the axes of the output of blocks."""
+        *lead, row, _ = self.scores
+        return *lead, row, _OF_VALUES
+
+    @cached_property
     def ops(self) -> list[tf.Operation]:
-        """The ops that hold a number for each pair, and the output's."""
+        """The ops that hold a number for each pair, and the op of the output."""
         first = self.between.product.op
         between = self.between.of_scores
         return [first, *between, self.softmax, *self.passed, self.output[0].op]
@@ -89,32 +105,32 @@ class Gradient:
     Attributes
     ----------
     upstream
-        The gradient for the output, of the output's axes; ``None``: there is none.
+        The gradient for the output, with the output's axes; ``None``: there is none.
     of_query, of_key, of_value
-        The tensors that are the gradients, with their axes.
+        The gradients for queries, keys and values, with their axes.
     ops
-        The ops from one to the others.
+        The ops between ``upstream`` and the gradients.
     """
 
     upstream: tf.Tensor | None = None
-    of_query: list[tuple[tf.Tensor, Axes]] = field(default_factory=list)
-    of_key: list[tuple[tf.Tensor, Axes]] = field(default_factory=list)
-    of_value: list[tuple[tf.Tensor, Axes]] = field(default_factory=list)
+    of_query: list[Named] = field(default_factory=list)
+    of_key: list[Named] = field(default_factory=list)
+    of_value: list[Named] = field(default_factory=list)
     ops: list[tf.Operation] = field(default_factory=list)
 
 
 def is_attention_like(softmax: tf.Operation) -> bool:
-    """Whether what becomes of a softmax leads to a product of more than matrices, as weights of values do."""
-    return any(True for _ in _products_below(softmax, _TREATED))
+    """Return whether a softmax leads to a product that sums over its last axis, as weights do."""
+    return any(True for _ in _products_below(softmax, _CHANGED))
 
 
 def found_in(softmax: tf.Operation) -> Found:
-    """The attention that a softmax is of.
+    """Return the attention to which a softmax belongs.
 
     Raises
     ------
     Unclear
-        If it is of none that can be computed in blocks.
+        If it belongs to no attention that can be computed in blocks.
     """
     below = list(_products_below(softmax, _PASSED))
     if not below:
@@ -140,14 +156,14 @@ def _products_below(
         for reader in tensor.consumers():
             product = Product.of(reader)
             if product is not None:
-                if any(_mixes(product, k) for k in product.where(tensor)):
+                if any(_sums_over_last(product, k) for k in product.where(tensor)):
                     yield tensor, product, way
             elif reader.type in through and len(way) < MOST_STEPS:
                 stack += [(t, (*way, reader)) for t in reader.outputs if t.shape.rank == rank]
 
 
-def _mixes(product: Product, place: int) -> bool:
-    """Whether a product sums over the last axis of the operand at ``place``."""
+def _sums_over_last(product: Product, place: int) -> bool:
+    """Return whether a product sums over the last axis of the operand at ``place``."""
     return bool(product.operands[place]) and product.operands[place][-1] not in product.result
 
 
@@ -163,6 +179,20 @@ def _joined(
     if "_gradient_op_type" in above.op.node_def.attr:
         raise Unclear("one of its ops has a gradient of its own")
     axes: Axes = tuple(range(len(above.result)))
+    query, key = _query_and_key(above, axes)
+    value, output = _value_and_output(below, weights, axes)
+    shape = between.product.shape.as_list()
+    for tensor, named in (query, key, value):
+        for length, axis in zip(tensor.shape.as_list(), named, strict=True):
+            whole = shape[axis] if axis in axes[:-2] else None
+            if whole is not None and length not in (1, None, whole):
+                raise Unclear("its inputs are broadcast")
+    broadcasts = above.broadcasts or below.broadcasts
+    return Found(softmax, between, passed, weights, query, key, value, output, broadcasts)
+
+
+def _query_and_key(above: Product, axes: Axes) -> tuple[Named, Named]:
+    """Return the operands of the product whose result has the axes of scores."""
     known = aligned((above.result, axes))
     summed = [a for a in above.operands[0] if a not in above.result]
     if known is None or len(summed) != 1:
@@ -177,51 +207,40 @@ def _joined(
             "its queries and keys do not share all axes before the last two of its scores"
         )
     at = 0 if sides == wanted else 1
-    query = above.op.inputs[at], renamed[at]
-    key = above.op.inputs[1 - at], renamed[1 - at]
+    inputs = above.op.inputs
+    return (inputs[at], renamed[at]), (inputs[1 - at], renamed[1 - at])
+
+
+def _value_and_output(below: Product, weights: tf.Tensor, axes: Axes) -> tuple[Named, Named]:
+    """Return the other operand of the product with ``weights``, and its result."""
+    *lead, row, column = axes
     place = below.where(weights)[0]
     names = aligned((below.operands[place], axes))
     others = [a for a in below.operands[1 - place] if names is None or a not in names]
-    if names is None or len(others) != 1:
-        raise Unclear("its values have other axes than keys and one more")
-    seen = below.renamed({**names, others[0]: _OF_VALUES})
+    seen = None
+    if names is not None and len(others) == 1:
+        seen = below.renamed({**names, others[0]: _OF_VALUES})
     if seen is None:
         raise Unclear("its values have other axes than keys and one more")
     if set(seen[1 - place]) != {*lead, column, _OF_VALUES}:
         raise Unclear("its values do not share all axes of keys")
     if set(seen[2]) != {*lead, row, _OF_VALUES}:
         raise Unclear("its output does not have all axes of queries")
-    value = below.op.inputs[1 - place], seen[1 - place]
-    shape = between.product.shape.as_list()
-    for tensor, named in (query, key, value):
-        for length, axis in zip(tensor.shape.as_list(), named, strict=True):
-            if axis in lead and length not in (1, None, shape[axis]) and shape[axis] is not None:
-                raise Unclear("its inputs are broadcast")
-    return Found(
-        softmax,
-        between,
-        passed,
-        weights,
-        query,
-        key,
-        value,
-        (below.op.outputs[0], seen[2]),
-        above.broadcasts or below.broadcasts,
-    )
+    return (below.op.inputs[1 - place], seen[1 - place]), (below.op.outputs[0], seen[2])
 
 
 def gradient_of(found: Found, readers: Readers) -> Gradient:
-    """What TensorFlow made to differentiate an attention.
+    """Return the ops that TensorFlow built to differentiate an attention.
 
     Parameters
     ----------
     readers
-        The ops of the backward pass that read a tensor, and that a gradient needs.
+        ``readers(tensor)``: the backward ops that read a tensor and that a gradient needs.
 
     Raises
     ------
     Unclear
-        If there are several of them.
+        If the output has more than one gradient.
     """
     upstream, of_value = _of_values(found, readers)
     first = []
@@ -240,10 +259,11 @@ def gradient_of(found: Found, readers: Readers) -> Gradient:
     return gradient
 
 
-def _of_values(
-    found: Found, readers: Readers
-) -> tuple[dict[object, tf.Tensor], list[tuple[tf.Tensor, Axes]]]:
-    """Products of the weights and a gradient for the output: that, by reference, and the results."""
+def _of_values(found: Found, readers: Readers) -> tuple[dict[object, tf.Tensor], list[Named]]:
+    """Return products of the weights and a gradient for the output.
+
+    First the gradients for the output, by reference, then the products, with their axes.
+    """
     upstream: dict[object, tf.Tensor] = {}
     results = []
     for reader in readers(found.weights):
@@ -258,7 +278,7 @@ def _of_values(
 
 
 def _products_of_values(found: Found, readers: Readers) -> list[tf.Operation]:
-    """The products with values whose results meet the weights: of those, the upstream gradient is one operand."""
+    """Return the products of values and the upstream gradient: their results meet the weights."""
     met: dict[tf.Operation, None] = {}
     for reader in readers(found.softmax.outputs[0]):
         for tensor in reader.inputs:
@@ -271,7 +291,7 @@ def _products_of_values(found: Found, readers: Readers) -> list[tf.Operation]:
 
 
 def _follow(found: Found, gradient: Gradient, readers: Readers) -> None:
-    """Note the ends of what becomes of the gradient for weights, and all ops up to these."""
+    """Add the ops that the gradient for weights leads to, and the gradients at their ends."""
     stack = list(gradient.ops)
     seen = set(stack)
     while stack:
@@ -305,7 +325,10 @@ def _is_end(found: Found, gradient: Gradient, tensor: tf.Tensor, reader: tf.Oper
 
 
 def _renamed(product: Product, place: int, axes: Axes, others: Axes) -> Axes | None:
-    """The axes of a product's result: the operand at ``place`` has ``axes``, the other one ``others``; ``None``: they do not agree."""
+    """Return the axes of a product's result, or ``None`` where operands do not agree.
+
+    The operand at ``place`` has ``axes``, the other operand has ``others``.
+    """
     names = aligned((product.operands[place], axes), (product.operands[1 - place], others))
     seen = None if names is None else product.renamed(names)
     return None if seen is None else seen[2]

@@ -1,8 +1,9 @@
 """Products of matrices with an index for each axis, whichever op computes them.
 
-``MatMul``, its batched kin and an ``Einsum`` of two operands say the same thing in different ways: which axes of the operands are one
-axis, and which of them are summed over. Attention is recognized, and so is its gradient, by these axes alone: transposing an operand, or
-having heads before or behind positions, makes no difference.
+``MatMul``, its batched kin and an ``Einsum`` of two operands say the same thing in different ways:
+which axes of the operands are one axis, and which of them are summed over. Attention and its
+gradient are recognized by these axes alone: transposing an operand, or having heads before or after
+positions, makes no difference.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Axis = int | str
 Axes = tuple[Axis, ...]
 
 #: Attributes that say whether an operand is transposed.
-_TURNED = {
+_TRANSPOSED = {
     "MatMul": ("transpose_a", "transpose_b"),
     "BatchMatMul": ("adj_x", "adj_y"),
     "BatchMatMulV2": ("adj_x", "adj_y"),
@@ -51,20 +52,28 @@ class Product:
 
     @staticmethod
     def of(op: tf.Operation) -> Product | None:
-        """``op`` as a product; ``None``: it is none, or its shapes are unknown, or it does more than multiply and sum."""
+        """Return ``op`` as a product.
+
+        ``None``: it is no product, its shapes are unknown, or it does more than multiply and sum.
+        """
         ranks = [t.shape.rank for t in op.inputs]
-        if op.type in _TURNED and len(ranks) == 2 and None not in ranks and ranks[0] == ranks[1]:
+        if (
+            op.type in _TRANSPOSED
+            and len(ranks) == 2
+            and None not in ranks
+            and ranks[0] == ranks[1]
+        ):
             return _of_matrices(op, ranks[0])
         if op.type == "Einsum" and len(ranks) == 2 and None not in ranks:
             return _of_equation(op, ranks)
         return None
 
     def where(self, tensor: tf.Tensor) -> list[int]:
-        """At which places ``tensor`` is an operand."""
+        """Return the places at which ``tensor`` is an operand."""
         return [k for k, operand in enumerate(self.op.inputs) if operand is tensor]
 
     def renamed(self, known: Mapping[Axis, Axis]) -> tuple[Axes, Axes, Axes] | None:
-        """The axes of the operands and of the result, by other names; ``None``: not all have one."""
+        """Return the axes of operands and result by other names; ``None``: not all have one."""
         found = []
         for axes in (*self.operands, self.result):
             if any(axis not in known for axis in axes):
@@ -74,7 +83,10 @@ class Product:
 
 
 def aligned(*pairs: tuple[Sequence[Axis], Sequence[Axis]]) -> dict[Axis, Axis] | None:
-    """One name for another, for each of the first that stands where one of the second does; ``None``: that is not one to one."""
+    """Return the names of the second sequences by those of the first, place by place.
+
+    ``None``: the names are not one to one.
+    """
     known: dict[Axis, Axis] = {}
     for ours, theirs in pairs:
         if len(ours) != len(theirs):
@@ -88,9 +100,9 @@ def aligned(*pairs: tuple[Sequence[Axis], Sequence[Axis]]) -> dict[Axis, Axis] |
 def _of_matrices(op: tf.Operation, rank: int) -> Product:
     lead = tuple(range(rank - 2))
     left, right = ("row", "sum"), ("sum", "column")
-    turned = [op.get_attr(name) for name in _TURNED[op.type]]
-    left = left[::-1] if turned[0] else left
-    right = right[::-1] if turned[1] else right
+    transposed = [op.get_attr(name) for name in _TRANSPOSED[op.type]]
+    left = left[::-1] if transposed[0] else left
+    right = right[::-1] if transposed[1] else right
     return Product(op, ((*lead, *left), (*lead, *right)), (*lead, "row", "column"), True)
 
 

@@ -1,4 +1,4 @@
-"""What tensors need of a graph, were some of them others: how an exchange turns out before it is made."""
+"""The ancestors of tensors, in a graph as it is or as an exchange of tensors would leave it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Needs", "plain_as_well"]
+__all__ = ["Ancestors", "plain_as_well"]
 
 
-class Needs:
-    """What tensors need; TensorFlow is asked once for what an op reads."""
+class Ancestors:
+    """Finds ancestors; asks TensorFlow once for the inputs of each op."""
 
     def __init__(self) -> None:
         self._edges: dict[tf.Operation, tuple[list[tf.Tensor], list[tf.Operation]]] = {}
@@ -22,7 +22,10 @@ class Needs:
         replaced: Mapping[Any, Sequence[tf.Tensor]] | None = None,
         also: Iterable[tf.Operation] = (),
     ) -> set[tf.Operation]:
-        """The ops that ``targets`` and ``also`` need, if what reads a tensor of ``replaced`` reads others instead."""
+        """Return ``targets``' ops, ``also``, and the ops before them.
+
+        An op that reads a key of ``replaced`` counts as reading the tensors there instead.
+        """
         replaced = replaced or {}
         seen = {*also, *(t.op for t in targets)}
         stack = list(seen)
@@ -40,9 +43,19 @@ class Needs:
 
 
 def plain_as_well(names: Collection[str], ends: Iterable[tf.Tensor | tf.Operation]) -> list[str]:
-    """Those softmaxes that ``ends``, all that a complete graph is run for, need nevertheless: readers came after the exchange."""
+    """Return the softmaxes that a complete graph computes in spite of their exchange.
+
+    Their outputs got readers after the exchange.
+
+    Parameters
+    ----------
+    names
+        The names of exchanged softmaxes.
+    ends
+        All tensors and ops that the graph is run for.
+    """
     ends = list(ends)
     tensors = [end for end in ends if isinstance(end, tf.Tensor)]
     operations = [end for end in ends if isinstance(end, tf.Operation)]
-    needed = {op.name for op in Needs().of(tensors, also=operations)}
+    needed = {op.name for op in Ancestors().of(tensors, also=operations)}
     return [name for name in names if name in needed]

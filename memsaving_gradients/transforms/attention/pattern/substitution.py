@@ -1,17 +1,20 @@
-"""Attention in blocks in the place of plain attention, forward and backward, in a graph that TensorFlow differentiates as it stands.
+"""Attention in blocks in the place of plain attention, in a graph that TensorFlow differentiates.
 
-Before differentiation the forward pass in blocks is built beside the plain one, and read by nobody. Then TensorFlow differentiates the
-plain one; a tape has recorded nothing else anyway. Then readers of the plain output, and of its gradients for queries, keys and values,
-get the ones of the blocks instead. That is an edit like any other: while somebody differentiates once more, the graph is the plain one
-again.
+Before differentiation, `prepare` builds the forward pass in blocks next to the plain one; nothing
+reads it yet. TensorFlow then differentiates the plain attention, which is all that a tape has
+recorded. Afterwards `substitute` gives the readers of the plain output, and of its gradients for
+queries, keys and values, those of the blocks instead. That is an edit like any other: while
+somebody differentiates once more, the graph is the plain one again.
 
-Whether nothing needs the scores any more is not concluded from the pattern but seen: of all that gradients and ys need after the
-exchange, none may hold a number for each pair. Linear in the size of the graph, once for each attention that is kept.
+The pattern does not tell whether anything else still needs the scores. So `substitute` looks at all
+ancestors of gradients and ys after the exchange: none of them may hold a number for each pair. This
+is linear in the size of the graph, once for each attention that is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,7 +37,7 @@ from memsaving_gradients.transforms.attention.pattern.matching import (
     is_attention_like,
 )
 from memsaving_gradients.transforms.attention.pattern.products import Axes
-from memsaving_gradients.transforms.attention.pattern.reachability import Needs
+from memsaving_gradients.transforms.attention.pattern.reachability import Ancestors
 
 __all__ = ["Prepared", "Substituted", "prepare", "substitute"]
 
@@ -50,13 +53,13 @@ class _Built:
     found
         The plain one.
     inputs
-        Queries, keys and values as blocks are cut of them: ``[..., positions, width]``.
+        Queries, keys and values, ``[..., positions, width]``.
     result, kept
         The result of the forward pass, and what it keeps of each query.
     output
         The result, with the axes of the plain output.
     shape
-        Of the scores.
+        The shape of the scores.
     """
 
     found: Found
@@ -68,7 +71,7 @@ class _Built:
 
     @property
     def shapes(self) -> list[tf.Tensor]:
-        """Who reads the shape of scores or weights."""
+        """The shapes of scores or weights that the graph reads."""
         return [
             reader.outputs[0]
             for op in self.found.ops[:-1]
@@ -86,16 +89,16 @@ class _Known:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Attentions whose forward pass in blocks stands beside the plain one.
+    """Attentions with a forward pass in blocks next to the plain one.
 
     Attributes
     ----------
     built
-        By name of the softmax.
+        The attentions, by name of the softmax.
     refused
-        Why others, by name of the softmax, stay as they are.
+        Why other attentions stay as they are, by name of the softmax.
     ops
-        What was built for them now.
+        The ops that were added for them.
     """
 
     built: dict[str, _Built] = field(default_factory=dict)
@@ -105,22 +108,22 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Substituted:
-    """What was substituted.
+    """The result of a substitution.
 
     Attributes
     ----------
     names
         The softmax of each attention that is computed in blocks.
     refused
-        Why others, by name of the softmax, stay as they are.
+        Why other attentions stay as they are, by name of the softmax.
     rewiring
         The edits.
     idle
         Ops that nothing needs any more.
     gradients
-        For each gradient (reference of a tensor), the one in its place.
+        The new gradient for each plain one (reference of a tensor).
     outputs
-        The same for each output.
+        The new output for each plain one.
     """
 
     names: tuple[str, ...]
@@ -132,17 +135,17 @@ class Substituted:
 
 
 def prepare(graph: tf.Graph, ys: Sequence[tf.Tensor], idle: Collection[int]) -> Prepared:
-    """Find attention among what ``ys`` need, and build its forward pass in blocks.
+    """Find attention among the ancestors of ``ys``, and build its forward pass in blocks.
 
     Parameters
     ----------
     idle
-        Creation indices of ops that are known to be of no use.
+        Creation indices of ops that are known to have no use.
     """
     known = notes(graph, _Known).built
     prepared = Prepared(dict(known))
     since = len(graph.get_operations())
-    needed = Needs().of([y for y in ys if y.graph is graph])
+    needed = Ancestors().of([y for y in ys if y.graph is graph])
     softmaxes = [op for op in needed if op.type == "Softmax" and op.name not in known]
     for softmax in sorted(softmaxes, key=graphs.creation_index):
         try:
@@ -152,15 +155,22 @@ def prepare(graph: tf.Graph, ys: Sequence[tf.Tensor], idle: Collection[int]) -> 
             if is_attention_like(softmax):
                 prepared.refused[softmax.name] = str(reason)
             continue
-        with graphs.outside_scopes(graph), graphs.unrecorded(), tf.name_scope(_SCOPE):
+        with _scope(graph):
             prepared.built[softmax.name] = _forward(found)
     prepared.ops.extend(graph.get_operations()[since:])
     notes(graph, _Known).built = dict(prepared.built)
     return prepared
 
 
+@contextmanager
+def _scope(graph: tf.Graph) -> Iterator[None]:
+    """Build ops in a scope of their own, which no tape records."""
+    with graphs.outside_scopes(graph), graphs.unrecorded(), tf.name_scope(_SCOPE):
+        yield
+
+
 def _check_readers(found: Found, idle: Collection[int]) -> None:
-    """Raise if the forward pass reads scores or weights for something else."""
+    """Raise if the forward pass reads scores or weights for another purpose."""
     own = {*found.ops, *found.between.ops}
     for op in found.ops[:-1]:
         for tensor in op.outputs:
@@ -172,23 +182,21 @@ def _check_readers(found: Found, idle: Collection[int]) -> None:
 
 
 def _forward(found: Found) -> _Built:
-    *lead, row, column = found.scores
-    order = [(*lead, row, "width"), (*lead, column, "width"), (*lead, column, "of values")]
-    pairs = (found.query, found.key, found.value)
-    inputs = [_turned(x, axes, to) for (x, axes), to in zip(pairs, order, strict=True)]
+    named = (found.query, found.key, found.value)
+    inputs = [_transposed(x, axes, to) for (x, axes), to in zip(named, found.orders, strict=True)]
     if found.broadcasts and not _same_lead(inputs):
         shape = tf.broadcast_dynamic_shape(*(tf.shape(x)[:-2] for x in inputs[:2]))
         inputs = [_broadcast(x, shape, found.between.product) for x in inputs]
     result, kept = forward(partial(graph_scores.attention, found.between), inputs)
-    output = _turned(result, (*lead, row, "of values"), found.output[1])
+    output = _transposed(result, found.output_order, found.output[1])
     output = tf.cast(output, found.output[0].dtype)
     output.set_shape(found.output[0].shape)
     shape = tf.concat([tf.shape(inputs[0])[:-1], tf.shape(inputs[1])[-2:-1]], 0)
     return _Built(found, tuple(inputs), result, kept, output, shape)
 
 
-def _turned(x: tf.Tensor, axes: Axes, to: Axes) -> tf.Tensor:
-    """``x`` with its axes in another order."""
+def _transposed(x: tf.Tensor, axes: Axes, to: Axes) -> tf.Tensor:
+    """Return ``x`` with its axes in another order."""
     return x if axes == to else tf.transpose(x, [axes.index(axis) for axis in to])
 
 
@@ -210,42 +218,33 @@ def substitute(
     ys: Sequence[tf.Tensor],
     named: Sequence[tf.Tensor],
 ) -> Substituted:
-    """Replace those attentions of which nothing is needed then but what blocks give.
+    """Replace the attentions of which the graph then needs nothing but output and gradients.
 
     Parameters
     ----------
     prepared
-        What was found.
+        The result of `prepare`.
     first_backward
         How many ops the graph had before it was differentiated.
     targets
-        Gradients.
+        The gradients.
     ys
-        What was differentiated.
+        The tensors that were differentiated.
     named
-        Tensors that are to be kept.
+        Tensors that the user wants kept.
     """
-    rewiring = Rewiring()
-    needs = Needs()
+    needs = Ancestors()
     before = needs.of([*targets, *ys])
     refused = dict(prepared.refused)
+    found = _gradients(prepared, first_backward, before, ys, refused)
     outputs = {_output(built).ref(): built.output for built in prepared.built.values()}
-    found: dict[str, Gradient] = {}
-    for name, built in prepared.built.items():
-        if built.found.softmax not in before:
-            continue
-        try:
-            _check_order(built.found, first_backward, ys)
-            found[name] = gradient_of(built.found, _Readers(before, first_backward))
-        except Unclear as reason:
-            refused[name] = str(reason)
     wanted = [*ys, *(t for t in named if t.ref() not in outputs)]
     while True:
         replaced = _replaced(prepared, found)
         after = needs.of([new for t in targets for new in replaced.get(t.ref(), (t,))], replaced)
         after |= needs.of(wanted, replaced)
         answers = {
-            name: _held(prepared.built[name].found, gradient, after, replaced)
+            name: _still_needed(prepared.built[name].found, gradient, after, replaced)
             for name, gradient in found.items()
         }
         held = {name: why for name, why in answers.items() if why}
@@ -253,6 +252,7 @@ def substitute(
             break
         refused |= held
         found = {name: gradient for name, gradient in found.items() if name not in held}
+    rewiring = Rewiring()
     gradients: dict[Any, tf.Tensor] = {}
     try:
         for name, gradient in found.items():
@@ -265,10 +265,36 @@ def substitute(
     return Substituted(tuple(found), refused, rewiring, idle, gradients, outputs)
 
 
-def _check_order(found: Found, first_backward: int, ys: Sequence[tf.Tensor]) -> None:
-    """Raise if ``ys`` depend on scores or weights in another way: then the gradients for these are sums of which the pattern makes a part.
+def _gradients(
+    prepared: Prepared,
+    first_backward: int,
+    needed: Collection[tf.Operation],
+    ys: Sequence[tf.Tensor],
+    refused: dict[str, str],
+) -> dict[str, Gradient]:
+    """Return the gradient of each attention that is ``needed``; add to ``refused`` why not."""
 
-    That is so where ``ys`` follow from an earlier gradient. (Readers that are of no use otherwise were let pass when it was found.)
+    def readers(tensor: tf.Tensor) -> list[tf.Operation]:
+        found = (op for op in tensor.consumers() if op in needed)
+        return [op for op in found if graphs.creation_index(op) >= first_backward]
+
+    gradients: dict[str, Gradient] = {}
+    for name, built in prepared.built.items():
+        if built.found.softmax not in needed:
+            continue
+        try:
+            _check_order(built.found, first_backward, ys)
+            gradients[name] = gradient_of(built.found, readers)
+        except Unclear as reason:
+            refused[name] = str(reason)
+    return gradients
+
+
+def _check_order(found: Found, first_backward: int, ys: Sequence[tf.Tensor]) -> None:
+    """Raise if ``ys`` depend on scores or weights in another way, as after an earlier gradient.
+
+    Then the gradients for scores are sums, and the pattern is only one of the terms. (`prepare`
+    passes over readers that have no use until ``ys`` need them.)
     """
     own = {*found.ops, *found.between.ops}
     others = {
@@ -282,7 +308,7 @@ def _check_order(found: Found, first_backward: int, ys: Sequence[tf.Tensor]) -> 
     if not others:
         return
     with original_view.as_built(found.softmax.graph):
-        plain = Needs().of(ys)
+        plain = Ancestors().of(ys)
     if not others.isdisjoint(plain):
         raise Unclear("its gradient is differentiated once more")
 
@@ -294,7 +320,7 @@ def _output(built: _Built) -> tf.Tensor:
 def _replaced(
     prepared: Prepared, found: Mapping[str, Gradient]
 ) -> dict[Any, tuple[tf.Tensor, ...]]:
-    """For each tensor that gets another one in its place, what that one needs."""
+    """Return, for each tensor that is replaced, the tensors that its replacement reads."""
     replaced: dict[Any, tuple[tf.Tensor, ...]] = {}
     for name, gradient in found.items():
         built = prepared.built[name]
@@ -306,13 +332,13 @@ def _replaced(
     return replaced
 
 
-def _held(
+def _still_needed(
     found: Found,
     gradient: Gradient,
     after: Collection[tf.Operation],
     replaced: Mapping[Any, Any],
 ) -> str | None:
-    """Who needs the scores still, or ``None``."""
+    """Return which op still needs the scores, or ``None``."""
     own = {*found.ops, *gradient.ops}
     for op in found.ops:
         for tensor in op.outputs if op in after else ():
@@ -320,7 +346,10 @@ def _held(
                 if reader in after and reader not in own:
                     return f"{reader.name!r} ({reader.type}) needs {tensor.name!r} as well"
     if any(op in after for op in gradient.ops):
-        return "its scores have a gradient besides those of queries and keys (a bias or scale that is trained, keys or values that are shared?)"
+        return (
+            "its scores have a gradient besides those of queries and keys (a bias or scale that is "
+            "trained, keys or values that are shared?)"
+        )
     if any(op in after for op in found.ops):
         return "its scores, weights or output are asked for themselves"
     return None
@@ -332,31 +361,28 @@ def _exchange(built: _Built, gradient: Gradient, rewiring: Rewiring) -> dict[Any
     _repoint(found.output[0], built.output, rewiring)
     inside = {*found.ops, *found.between.ops}
     rewiring.forbid_feeding(out for op in inside for out in op.outputs)
-    with graphs.outside_scopes(graph), graphs.unrecorded(), tf.name_scope(_SCOPE):
+    with _scope(graph):
         for tensor in built.shapes:
             _repoint(tensor, tf.cast(built.shape, tensor.dtype), rewiring)
     if gradient.upstream is None:
         return {}
-    *lead, row, column = found.scores
-    orders = ((*lead, row, "width"), (*lead, column, "width"), (*lead, column, "of values"))
-    ends = (gradient.of_query, gradient.of_key, gradient.of_value)
-    with graphs.outside_scopes(graph), graphs.unrecorded(), tf.name_scope(_SCOPE):
-        upstream = _turned(gradient.upstream, found.output[1], (*lead, row, "of values"))
-        # Its shape may be known less well than that of what it is the gradient of.
+    plain = (gradient.of_query, gradient.of_key, gradient.of_value)
+    with _scope(graph):
+        upstream = _transposed(gradient.upstream, found.output[1], found.output_order)
+        # Its shape may be known less well than that of the output.
         upstream.set_shape(built.result.shape)
-        wanted = bool(ends[0]), bool(ends[1]), bool(ends[2])
         formula = partial(graph_scores.attention, found.between)
+        wanted = [bool(ends) for ends in plain]
         made = backward(formula, built.inputs, (), built.result, built.kept, upstream, wanted)
-        turned = []
-        for tensor, order, plain in zip(made, orders, ends, strict=True):
-            for old, axes in plain:
-                assert tensor is not None
-                new = tf.cast(_turned(tensor, order, axes), old.dtype)
+        replaced = []
+        for tensor, order, ends in zip(made, found.orders, plain, strict=True):
+            for old, axes in ends:
+                new = tf.cast(_transposed(tensor, order, axes), old.dtype)
                 new.set_shape(old.shape)
-                turned.append((old, new))
-    for old, new in turned:
+                replaced.append((old, new))
+    for old, new in replaced:
         _repoint(old, new, rewiring)
-    return {old.ref(): new for old, new in turned}
+    return {old.ref(): new for old, new in replaced}
 
 
 def _repoint(old: tf.Tensor, new: tf.Tensor, rewiring: Rewiring) -> None:
@@ -365,18 +391,3 @@ def _repoint(old: tf.Tensor, new: tf.Tensor, rewiring: Rewiring) -> None:
             if tensor is old:
                 rewiring.point(reader, index, new)
     rewiring.forbid_feeding([old])
-
-
-@dataclass(frozen=True, eq=False)
-class _Readers:
-    """The backward ops that read a tensor and are needed."""
-
-    needed: Collection[tf.Operation]
-    first_backward: int
-
-    def __call__(self, tensor: tf.Tensor) -> list[tf.Operation]:
-        return [
-            op
-            for op in tensor.consumers()
-            if op in self.needed and graphs.creation_index(op) >= self.first_backward
-        ]
