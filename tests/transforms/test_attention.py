@@ -1,4 +1,5 @@
-"""Attention in blocks: the same results and gradients as from its formula, in a fraction of the memory."""
+"""Attention in blocks: the same results and gradients as from its formula, in a fraction of the
+memory."""
 
 from __future__ import annotations
 
@@ -488,7 +489,8 @@ def test_causal_attention_computes_half_of_the_blocks():
 
 
 def peaks():
-    """In a process of its own: peaks of steps, plain and ours, of 2048 positions, and of 256 with additive attention."""
+    """In a process of its own: peaks of steps, plain and ours, of 2048 positions, and of 256 with
+    additive attention."""
     functions = {
         "plain": dot_product,
         "ours": dot_product_attention,

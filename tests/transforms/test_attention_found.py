@@ -49,7 +49,8 @@ def loss_of(output):
 
 
 def stepped(function, variables=(), *, differentiate=None, compiled=False, signature=None):
-    """A function that gives the output and the gradients of a loss; plain without ``differentiate``."""
+    """A function that gives the output and the gradients of a loss; plain without
+    ``differentiate``."""
 
     @tf.function(autograph=False, jit_compile=compiled, input_signature=signature)
     def step(*inputs):
@@ -194,7 +195,8 @@ MASKS = {
 def test_masks(kind, way):
     mask = tf.constant(numbers(kind, *MASKS[kind]) > 0.2)
     if kind == "pairs":
-        # A query that sees nothing: the plain softmax is of equal numbers, or of ones that rounding made of -1e9.
+        # A query that sees nothing: the plain softmax is of equal numbers, or of ones that rounding
+        # made of -1e9.
         mask = tf.concat([tf.zeros([3, 70], tf.bool), mask[3:]], 0)
 
     def function(query, key, value, mask):
@@ -607,7 +609,8 @@ def twice(function, inputs, differentiate):
 
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_values_of_first_gradients(graph):
-    """Weights are read by what is differentiated, and by an earlier gradient of it: both lead to the same products."""
+    """Weights are read by what is differentiated, and by an earlier gradient of it: both lead to
+    the same products."""
     shape = [2, LONG, 8]
     q, k, v, up = (tf.compat.v1.placeholder(tf.float32, shape) for _ in range(4))
     output = by_hand(q, k, v)

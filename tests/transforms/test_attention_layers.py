@@ -1,4 +1,5 @@
-"""Keras layers with attention in blocks: weights, masks, results and gradients are those of Keras' own."""
+"""Keras layers with attention in blocks: weights, masks, results and gradients are those of Keras'
+own."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ def trained(layer, call):
 
 def same(layers, call, tolerance=1e-5):
     found, expected = (trained(layer, call) for layer in layers)
-    # The bias of keys shifts all scores of a query alike: its gradient is zero but for rounding, which is that of larger terms.
+    # The bias of keys shifts all scores of a query alike: its gradient is zero but for rounding,
+    # which is that of larger terms.
     least = max(float(tf.reduce_max(abs(tf.cast(x, tf.float32)))) for x in expected)
     assert_close(found, expected, tolerance, least=least)
     assert [x.dtype for x in found] == [x.dtype for x in expected]
@@ -111,7 +113,8 @@ def test_heads(options, causal):
 def test_heads_with_attention_mask(shape, dropout):
     mask = (numbers("mask", *shape) > 0.8).astype("int32")
     if KERAS < (3, 13):
-        # A mask is added to scores there: where it leaves nothing, their rounding says what a query gets.
+        # A mask is added to scores there: where it leaves nothing, their rounding says what a query
+        # gets.
         mask[..., 0] = 1
     layers = pair("MultiHeadAttention", 2, 4, dropout=dropout)
     same(layers, lambda layer, q, v: layer(q, v, attention_mask=mask))
@@ -219,7 +222,8 @@ def test_attention_over_several_axes_is_left_to_keras():
 
 
 def as_keras_takes_it(values):
-    """A mask of values; Keras' own layers before 3.15, where they are not causal, take it only with an axis for queries."""
+    """A mask of values; Keras' own layers before 3.15, where they are not causal, take it only with
+    an axis for queries."""
     return values[:, tf.newaxis] if KERAS < (3, 15) else values
 
 
