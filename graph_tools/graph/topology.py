@@ -51,7 +51,8 @@ class Edges(dict[tf.Operation, tuple[list[tuple[tf.Operation, int]], list[tf.Ope
 def ancestors(
     roots: Sequence[tf.Operation], edges: Edges, known: Collection[tf.Operation] = ()
 ) -> set[tf.Operation]:
-    """Return ``roots`` and all that they need, added to what is ``known`` with all that it needs."""
+    """Return ``roots`` and all that they need, added to what is ``known`` with all that it
+    needs."""
     seen = {*known, *roots}
     stack = list(seen.difference(known))
     while stack:
@@ -63,8 +64,8 @@ def ancestors(
 
 
 def ordered(ops: list[tf.Operation], edges: Edges) -> list[tf.Operation]:
-    """Return ``ops`` in topological order, by creation where possible: edited graphs have edges against the order of
-    creation."""
+    """Return ``ops`` in topological order, by creation where possible: edited graphs have edges
+    against the order of creation."""
     place = {op: i for i, op in enumerate(ops)}
     before = [{place[b] for b in edges.before(op)} for op in ops]
     if all(b < i for i, waits in enumerate(before) for b in waits):
@@ -122,8 +123,8 @@ def keep_order_of_collectives(ops: Iterable[tf.Operation], edges: Edges) -> None
 def conditional(
     ops: Sequence[tf.Operation], edges: Edges, place: Mapping[tf.Operation, int]
 ) -> frozenset[int]:
-    """Return the ops that may be dead, as the executor finds out: what depends on an output of a switch,
-    until a merge joins all of them."""
+    """Return the ops that may be dead, as the executor finds out: what depends on an output of a
+    switch, until a merge joins all of them."""
     if not any(op.type in op_types.SWITCHES for op in ops):
         return frozenset()
     nothing: frozenset[tuple[int, int]] = frozenset()

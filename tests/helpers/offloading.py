@@ -23,8 +23,8 @@ from tests.helpers.support import arithmetic_rewriting, numbers
 
 @contextmanager
 def host() -> Iterator[int]:
-    """Connect to a host, as `benchmarks.techniques.cluster.host` does, whose process is forked and need not
-    import TensorFlow; its id."""
+    """Connect to a host, as `benchmarks.techniques.cluster.host` does, whose process is forked and
+    need not import TensorFlow; its id."""
     ports = {job: f"localhost:{cluster._port()}" for job in ("accelerator", "host")}
     reader, writer = os.pipe()
     process = os.fork()

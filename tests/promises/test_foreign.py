@@ -1,4 +1,5 @@
-"""Tests that others wrote, run with gradients that recompute: the machinery, on a file of its own, and a sample of Keras' tests."""
+"""Tests that others wrote, run with gradients that recompute: the machinery, on a file of its own,
+and a sample of Keras' tests."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def slope(x):
 
 
 def trained(rate=0.01, **compiled):
-    model = keras.Sequential([keras.Input([8]), *(keras.layers.Dense(16, "gelu") for _ in range(6))])
+    layers = [keras.layers.Dense(16, "gelu") for _ in range(6)]
+    model = keras.Sequential([keras.Input([8]), *layers])
     model.compile(keras.optimizers.SGD(rate), "mse", jit_compile=False, **compiled)
     # As Keras' tests do, which draw other numbers each time.
     np.random.seed(None)
@@ -92,7 +94,8 @@ def test_passes_the_second_time(request):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Runs the driver as a command with more arguments; returns its exit code and what it printed."""
+    """Runs the driver as a command with more arguments; returns its exit code and what it
+    printed."""
     for name in ("KERAS_BACKEND", "KERAS_HOME", "PYTHONPATH"):
         # What the driver sets goes back at the end of the test.
         monkeypatch.setenv(name, "tensorflow")

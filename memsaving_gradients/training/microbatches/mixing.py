@@ -214,7 +214,8 @@ class _Axes:
         return 0 in axes if by is None else self._touches(op, axes, given, by)
 
     def _touches(self, op: tf.Operation, axes: Axes, given: int, by: int) -> bool:
-        """Return whether one of the axes that input ``by`` names holds the examples of ``given``."""
+        """Return whether one of the axes that input ``by`` names holds the examples of
+        ``given``."""
         named = self.numbers.get(self.ops.value(op.inputs[by]))
         rank = op.inputs[given].shape.rank
         return named is not None and any(int(axis) % rank in axes for axis in named.ravel())
@@ -260,7 +261,8 @@ def _is_linear(op: tf.Operation, depends: Sequence[bool]) -> bool:
 
 
 def _is_nonlinear(op: tf.Operation, depends: Sequence[bool]) -> bool:
-    """Return whether ``op`` is known not to be linear in the inputs of which ``depends`` says so."""
+    """Return whether ``op`` is known not to be linear in the inputs of which ``depends`` says
+    so."""
     if op.type in _SELECTIONS:
         return depends[0]
     if op.type in _QUOTIENTS:
