@@ -268,9 +268,11 @@ class AdditiveScores(TwiceDifferentiable):
 
         def pullback(of_scores: tf.Tensor, shared: Tensors) -> Pullback:
             slope = of_scores[..., tf.newaxis]
-            # slope (1 - T²), in one buffer: TensorFlow would give 1 - T² another, and hold both.
-            part = slope - slope * tanh * tanh
             of_scale = shared[0] + _over_pairs(tanh, slope)
+            with tf.control_dependencies([of_scale]):
+                # Nothing else reads `tanh` then: its buffer takes the square.
+                square = tf.square(tanh)
+            part = slope * (1 - square)
             # The factor `scale` is the same for all pairs, and applied to the sums.
             of_query, of_key = (tf.reduce_sum(part, axis) * self.scale for axis in (2, 1))
             return of_query, of_key, [of_scale]
