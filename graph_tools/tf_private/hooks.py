@@ -87,9 +87,12 @@ class Hook:
         self._write(self._dispatch)
 
     def _uninstall(self) -> None:
-        if self._read() is self._dispatch:
-            assert self._original is not None
-            self._write(self._original)
+        if self._read() is not self._dispatch:
+            # Somebody else wraps it, and goes on calling it: to install another one would put this
+            # one below itself.
+            return
+        assert self._original is not None
+        self._write(self._original)
         self._original = self._dispatch = self._composed = None
 
     def _compose(self) -> None:

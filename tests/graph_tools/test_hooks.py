@@ -95,6 +95,10 @@ def test_what_others_wrapped_since_stays() -> None:
     end()
     # The wrapper of somebody else is not removed, and reaches the function itself.
     assert functions["f"](-2) == 20
+    end = hook.wrap(lambda inner, x: inner(x) + 2)
+    assert functions["f"](-2) == 40
+    end()
+    assert functions["f"](-2) == 20
 
 
 def test_a_patch_that_ends_while_graphs_are_edited_keeps_later_gradients_exact() -> None:
