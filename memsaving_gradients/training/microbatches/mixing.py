@@ -24,13 +24,14 @@ axis may not be known at all: mixing may be missed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from graph_tools.costs.parameters import parameters
 from graph_tools.graph.capture import OpGraph, capture
+from graph_tools.graph.topology import Edges, ancestors
 from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.ops import op_types
 from memsaving_gradients.training.microbatches.example_axes import (
@@ -79,7 +80,7 @@ def mixing_op(
     *,
     stop: Sequence[tf.Tensor] = (),
     statistics: bool = True,
-    losses: bool = False,
+    losses: Sequence[tf.Tensor] = (),
 ) -> tf.Operation | None:
     """The first op behind ``results`` that mixes examples; ``None``: there is none.
 
@@ -95,8 +96,8 @@ def mixing_op(
     statistics
         Whether it counts that what was reduced over examples meets examples again.
     losses
-        Whether ``results`` are losses: what an op makes of a sum over examples counts then, unless
-        it is linear.
+        Those of ``results`` that are differentiated: what an op behind them makes of a sum over
+        examples counts, unless it is linear.
 
     Examples
     --------
@@ -109,8 +110,8 @@ def mixing_op(
     'similar'
     """
     ops = capture(results, stop=stop)
-    found = _Axes(ops, batch, statistics, losses)
     cut = {t.op for t in stop}
+    found = _Axes(ops, batch, statistics, ancestors([t.op for t in losses], Edges(cut)))
     for op in ops.ops:
         if op in cut:
             continue
@@ -131,14 +132,18 @@ class _Axes:
     """
 
     def __init__(
-        self, ops: OpGraph, batch: Sequence[tf.Tensor], statistics: bool, losses: bool
+        self,
+        ops: OpGraph,
+        batch: Sequence[tf.Tensor],
+        statistics: bool,
+        behind_losses: Collection[tf.Operation],
     ) -> None:
         self.of = {t.ref(): frozenset({0}) for t in batch if t.shape.rank}
         self.reduced: set[Any] = set()
         self.products: set[Any] = set()
         self.order: dict[Any, tuple[object, ...]] = {}
         self.trained: set[Any] = set()
-        self.statistics, self.losses = statistics, losses
+        self.statistics, self.behind_losses = statistics, behind_losses
         self.ops, self.numbers = ops, parameters(ops, UNKNOWN)
         self._twins = equal_ops(ops)
 
@@ -157,7 +162,7 @@ class _Axes:
         if any(of_products) and not _is_linear(op, depends):
             raise MixedError
         sums = [alone and learns for alone, learns in zip(meets, trained, strict=True)]
-        if self.losses and any(sums) and _is_nonlinear(op, sums):
+        if any(sums) and op in self.behind_losses and _is_nonlinear(op, sums):
             raise MixedError
         if any(of_products) or (known and sums_over_both(op, reads)):
             self.products.update(out.ref() for out in op.outputs)

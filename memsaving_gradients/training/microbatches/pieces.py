@@ -256,9 +256,8 @@ def _check_mixing(
     themselves are no ``statistics``, and of a loss the first result ``is_loss``."""
     found = [t for t in results if isinstance(t, tf.Tensor) and t.graph is given[0].graph]
     stop = [t for t in tf.nest.flatten(grads, expand_composites=True) if t is not None]
-    op = mixing_op(found, given, stop=stop, statistics=statistics)
-    if op is None and is_loss:
-        op = mixing_op(found[:1], given, stop=stop, statistics=statistics, losses=True)
+    losses = found[:1] if is_loss else ()
+    op = mixing_op(found, given, stop=stop, statistics=statistics, losses=losses)
     if op is not None:
         warn(
             f"microbatch: {op.name!r} ({source_line(op)}) compares examples, or normalizes by"
