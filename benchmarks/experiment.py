@@ -24,7 +24,7 @@ class Judged(Protocol):
 
     @property
     def passed(self) -> bool:
-        """Whether it does."""
+        """Return whether it clears its bar."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Figure:
 
     @property
     def passed(self) -> bool:
-        """Whether it is within its bars."""
+        """Return whether the figure is within its bars."""
         low = self.least is None or self.value >= self.least
         return low and (self.limit is None or self.value <= self.limit)
 
@@ -108,11 +108,11 @@ class Job:
     settings
         Of the experiment.
     known
-        What the file of results has of this row.
+        The stored result of this row.
     made
         Rows that this run has measured so far.
     again
-        Whether what has results is measured again.
+        Whether to measure a row that has a result already.
     say
         Prints a line on standard error.
     save

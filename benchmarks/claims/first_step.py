@@ -1,4 +1,4 @@
-"""What the first training step takes, and importing the package, beside plain TensorFlow.
+"""Time of the first training step, and of importing the package, compared with TensorFlow alone.
 
 The first step of a ``tf.function`` traces the model, differentiates it, updates the variables, has
 grappler optimize the graph, and runs it; ours also captures, plans and rewires, and grappler gets

@@ -108,7 +108,7 @@ def ratio(name: str, kind: str, settings: dict[str, Any], pairs: int) -> dict[st
 def _runner(
     name: str, kind: str, settings: dict[str, Any] | None
 ) -> tuple[Callable[[], Any], bool]:
-    """What runs a step and waits for it; whether XLA compiles it."""
+    """Return a function that runs a step and waits for it, and whether XLA compiles the step."""
     model, options = MODELS[name]
     if kind == "step":
         from benchmarks.steps import make_step

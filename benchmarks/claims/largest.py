@@ -5,8 +5,8 @@ started in which TensorFlow's allocator has that much and no more (``TF_CPU_BFC_
 variables and inputs count as well), and each trains for some steps or ends in TensorFlow's own
 error. The named batch has to run; one and a half times as many examples must not, planned for as
 much more memory; and what plain training reaches is found by trying, from what was named for it.
-What must not run does so without oneDNN, whose convolutions end the process where they get no
-memory (TensorFlow 2.21).
+Batches that must not fit are tried without oneDNN: its convolutions end the process when they get
+no memory (TensorFlow 2.21).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def found(memory: int) -> dict[str, Any]:
-    """What is named, and proven by a step."""
+    """Return the batch that the library names for a memory, proven by a step."""
     import memsaving_gradients as ms
 
     clock = time.perf_counter()
