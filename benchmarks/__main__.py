@@ -43,6 +43,7 @@ EXPERIMENTS: dict[str, str] = {
     "instances": "planning.instances",
     "instances-exact": "planning.instances:EXACT",
     "instances-layered": "planning.instances:LAYERED",
+    "planning": "planning.networks",
     "paper": "planning.paper",
     "periodic": "planning.periodic",
     "simulation": "planning.simulation",

@@ -87,7 +87,6 @@ def _gap(study: Any, share: float) -> list[float]:
     graph = study.graph
     limits = Limits(budget=int(share * simulate(graph, plain(graph)).peak))
     proposal = auto.plan(graph, limits)
-    proposal = auto.improved(graph, limits, proposal) or proposal
     unit = graph.total_seconds / 100
     return [proposal.extra_seconds / unit, proposal.lower_bound / unit]
 

@@ -475,22 +475,17 @@ class Following:
                 raise _no_longer_kept(found.outcome)
             if lucky is None and found.keeps(self._need(found, simulate)):
                 lucky, last = found, min(attempts, attempt + 1 + LUCKY_ATTEMPTS)
-            attempt += self._give_up(found, simulate, attempt)
+            self._give_up(found, simulate, attempt)
+            attempt += 1
         if lucky is None:
             return None, False
         self._by_luck = True
         return self._again(lucky), True
 
-    def _give_up(self, found: Followed, simulate: Simulate, attempt: int) -> bool:
-        """Take a plan back, and ask for less from now on; if it is an improved one, only for no
-        improved ones. Whether for less."""
+    def _give_up(self, found: Followed, simulate: Simulate, attempt: int) -> None:
+        """Take a plan back, and ask for less from now on."""
         need = self.worst(found, simulate)
         self._take_back(found)
-        sought = self.site.sought
-        if sought and sought.search and sought.search.withdraw(found.outcome.proposal):
-            # It may begin to recompute earlier than the executor does. What it was made of comes
-            # next.
-            return False
         self._broke = min(self._broke or need, need)
         # What the executor adds to one plan it adds to the next, about. Holes between chunks need
         # not shrink with the plan: each step down is a larger one.
@@ -499,7 +494,6 @@ class Following:
         # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
         by_chance = simulate is _alone and not self._large
         self._below = found.planned if by_chance else None
-        return True
 
     def _need(self, found: Followed, simulate: Simulate) -> int:
         """The same on average, and with what is left to chance."""

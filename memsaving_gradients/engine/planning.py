@@ -40,7 +40,6 @@ from memsaving_gradients.planners import (
     Limits,
     Proposal,
     cheap_ops,
-    find_improve,
     find_planner,
     least_memory,
     named,
@@ -48,7 +47,7 @@ from memsaving_gradients.planners import (
 )
 from memsaving_gradients.planners.budget_search import Found, Meter, Search
 from memsaving_gradients.planners.short_sums import left_alone
-from memsaving_gradients.planners.with_storage import improve_that_stores, planner_that_stores
+from memsaving_gradients.planners.with_storage import planner_that_stores
 from memsaving_gradients.reports.describe import describe, why_nothing
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.schedules.schedule import Schedule, ordered, plain
@@ -303,7 +302,6 @@ def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
         floors=site.floors,
         host=site.room_on_host,
         early=site.early,
-        improve=improve_that_stores(find_planner(options.planner), find_improve(options.planner)),
     )
 
 

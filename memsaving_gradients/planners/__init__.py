@@ -32,12 +32,10 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = [
     "PLANNERS",
-    "Improve",
     "Interrupted",
     "Limits",
     "Planner",
     "Proposal",
-    "find_improve",
     "find_planner",
     "planner_name",
 ]
@@ -45,8 +43,6 @@ __all__ = [
 Planner = Callable[[TrainingGraph, Limits], Proposal]
 """From a training graph and limits to the best proposal that is known, also if it is above the
 budget."""
-Improve = Callable[[TrainingGraph, Limits, Proposal], Proposal | None]
-"""Given a plan that is going to be used, a better one within the same limits, or ``None``."""
 
 PLANNERS = {
     "auto": "auto",
@@ -86,20 +82,6 @@ def find_planner(planner: Any) -> Planner:
     if callable(planner):
         return planner
     return _module(planner).plan
-
-
-def find_improve(planner: Any) -> Improve | None:
-    """What may still be done about the plan of a planner that has a name, where it is used in the
-    end.
-
-    Examples
-    --------
-    >>> find_improve("auto").__name__, find_improve("memory")
-    ('improved', None)
-    """
-    if callable(planner):
-        return None
-    return getattr(_module(planner), "improved", None)
 
 
 def _module(name: str) -> Any:

@@ -27,7 +27,7 @@ from functools import cached_property
 from graph_tools.memory.bfc_allocator import irregular_peaks
 from memsaving_gradients.budget import Goal, chunk_bytes, one_chunk, too_small
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.planners import Improve, Interrupted, Limits, Planner, Proposal
+from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bounds.integer import SHALLOW, bound_within
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.short_sums import left_alone
@@ -53,9 +53,6 @@ MANY_OPS, FEW_ROUNDS, STEPS = 30_000, 2, 5
 SMALLER = 0.95
 #: A plan that needs at least this share of the budget uses it well enough.
 CLOSE = 0.96
-#: Plans that are improved, at most: those that are used, where the first one breaks the budget as
-#: it runs.
-MOST_IMPROVED = 2
 #: What is asked for last, as multiples of the peak that comes when a byte is asked for (a search
 #: for too much loses its way, and may do better with less to do); on large graphs only the first.
 FLOORS = (1.0, 0.85, 1.04, 1.1)
@@ -148,8 +145,6 @@ class Search:
         The most time for all plans together; ``None``: no limit.
     floors
         What is asked for where nothing fits, see `FLOORS`.
-    improve
-        Asked for the plan that fits best, if it gives a better one.
     host
         As in `Limits`.
     """
@@ -161,7 +156,6 @@ class Search:
     seconds: float | None = None
     progress: Callable[[float, str], None] | None = None
     floors: Sequence[float] = FLOORS
-    improve: Improve | None = None
     host: int | None = None
     early: float = 1.0
 
@@ -170,9 +164,7 @@ class Search:
         self._stopped = ""
         self._by_key: KeyboardInterrupt | None = None
         self._tried: list[Found] = []
-        self._by_asked: dict[int | None, Found] = {}
-        self._improved: set[int | None] = set()
-        self._better: list[Found] = []
+        self._by_asked: dict[tuple[int | None, bool], Found] = {}
         self._shown = 0.0
         self._large = self.meter.graph.length > MANY_OPS
         self._rounds = FEW_ROUNDS if self._large else MOST_ROUNDS
@@ -213,7 +205,10 @@ class Search:
             self._raise_if_by_key()
             least = min([goal.plain_need, *(found.need for found in floors or self._tried)])
             raise too_small(goal, least, self._stopped)
-        self._improve(min(fits, key=_by_time))
+        best = min(fits, key=_by_time)
+        if best.proposal.quick:
+            # Once for what was asked for, all that the planner can do.
+            self._attempt(best.asked)
         return self._with_end(min(self._fitting(most), key=_by_time))
 
     def least(self) -> Found:
@@ -290,7 +285,7 @@ class Search:
             if low and number >= self._rounds:
                 # One that fits is enough by now.
                 return
-            found = self._attempt(asked, max(self._rounds - number, 1))
+            found = self._attempt(asked, max(self._rounds - number, 1), quick=True)
             if found is None or self._stopped:
                 return
             if found.need <= budget:
@@ -316,31 +311,6 @@ class Search:
             if not low < asked < high:
                 return
 
-    def _improve(self, found: Found) -> None:
-        """Once for what was asked for, try what else there is for a plan that is going to be
-        used."""
-        improve = self.improve
-        enough = len(self._improved) >= MOST_IMPROVED or found.asked in self._improved
-        if improve is None or self._stopped or enough:
-            return
-        self._improved.add(found.asked)
-
-        def better(graph: TrainingGraph, limits: Limits) -> Proposal | None:
-            return improve(graph, limits, found.proposal)
-
-        improved = self._ask(better, found.asked, optional=True)
-        if improved and improved.proposal.extra_seconds < found.proposal.extra_seconds:
-            self._better.append(improved)
-
-    def withdraw(self, proposal: Proposal) -> bool:
-        """Forget all improved plans, and improve no more, if this is one of them; whether it is."""
-        better = {id(found.proposal.schedule) for found in self._better}
-        if id(proposal.schedule) not in better:
-            return False
-        self._tried = [found for found in self._tried if found not in self._better]
-        self._better, self.improve = [], None
-        return True
-
     def _reach_floor(self) -> list[Found]:
         """The least that the planner can do: the same attempts whatever the budget is, but only one
         where time is over."""
@@ -355,30 +325,26 @@ class Search:
             floors.append(found)
         return floors
 
-    def _attempt(self, asked: int | None, left: int = 1, late: bool = False) -> Found | None:
-        """Ask for a plan.
+    def _attempt(
+        self, asked: int | None, left: int = 1, late: bool = False, quick: bool = False
+    ) -> Found | None:
+        """Ask for a plan, and note it.
 
         ``left``: at most so many attempts are to come, this one included. ``late``: even if time is
-        over.
+        over. ``quick``: as in `Limits`.
         """
-        if asked in self._by_asked:
-            return self._by_asked[asked]
+        for known in {False, quick}:
+            if (asked, known) in self._by_asked:
+                return self._by_asked[asked, known]
         if self._stopped and self._tried and not (late and self._stopped == "out of time"):
             return None
-        found = self._ask(self.planner, asked, left)
+        found = self._ask(asked, left, quick)
         if found is not None and not self._stopped:
-            self._by_asked[asked] = found
+            self._by_asked[asked, found.proposal.quick] = found
         return found
 
-    def _ask(
-        self,
-        planner: Callable[[TrainingGraph, Limits], Proposal | None],
-        asked: int | None,
-        left: int = 1,
-        optional: bool = False,
-    ) -> Found | None:
-        """Note the plan that a planner gives; if that is ``optional`` it need not give one, and it
-        may be stopped before."""
+    def _ask(self, asked: int | None, left: int, quick: bool) -> Found | None:
+        """The plan that the planner gives, noted; ``None``: it was interrupted."""
         remaining = None
         if self.seconds is not None:
             remaining = max(0.0, self._began + self.seconds - time.monotonic())
@@ -392,16 +358,15 @@ class Search:
             progress=None if self.progress is None else self._telling(left),
             host=self.host,
             early=self.early,
+            quick=quick,
         )
         try:
-            proposal = planner(self.meter.graph, limits)
+            proposal = self.planner(self.meter.graph, limits)
         except Interrupted:
             self._stopped = "interrupted"
             return None
         except KeyboardInterrupt as stop:
             self._stopped, self._by_key = "interrupted", stop
-            return None
-        if proposal is None and optional:
             return None
         proposal = self._checked(proposal)
         proposal = left_alone(self.meter.graph, proposal, asked)

@@ -56,6 +56,8 @@ class Limits:
         follow counts ignore them.
     host
         The most bytes that may be offloaded; ``None``: any.
+    quick
+        Whether any plan within the budget is good enough, since others are going to be asked for.
     early
         How many times as long as it takes a transfer back begins before it must be there; 0: all
         transfers are synchronous.
@@ -69,6 +71,7 @@ class Limits:
     mirror: Mapping[int, int] = field(default_factory=dict)
     host: int | None = None
     early: float = 1.0
+    quick: bool = False
 
     def sums(self, graph: TrainingGraph) -> frozenset[int]:
         """The sums that are added up as their addends come."""
@@ -117,6 +120,8 @@ class Proposal(_Simulated):
         Whether this one is proven to take the least.
     complete
         Whether the planner came to its end, and was not stopped by a limit on time.
+    quick
+        Whether the planner may find a better one where no quick plan is asked for.
     """
 
     schedule: Schedule
@@ -125,6 +130,7 @@ class Proposal(_Simulated):
     lower_bound: float = 0.0
     optimal: bool = False
     complete: bool = True
+    quick: bool = False
 
 
 def untouched(graph: TrainingGraph, limits: Limits) -> Proposal:

@@ -34,7 +34,7 @@ from memsaving_gradients.schedules.storage import Stored
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 from memsaving_gradients.schedules.transfers import ahead
 
-__all__ = ["improve_that_stores", "planner_that_stores", "store"]
+__all__ = ["planner_that_stores", "store"]
 
 #: Budgets of the plans to begin with, as shares of the plain peak, beside the budget itself.
 SHARES = (0.85, 0.7, 0.55, 0.4)
@@ -55,7 +55,6 @@ PARTS = 8
 MOST_STEPS = 1_500_000
 
 Planner = Callable[[TrainingGraph, Limits], Proposal]
-Improve = Callable[[TrainingGraph, Limits, Proposal], Proposal | None]
 
 
 def store(graph: TrainingGraph, schedule: Schedule, chosen: Iterable[Stored]) -> Schedule:
@@ -139,25 +138,6 @@ def planner_that_stores(planner: Planner) -> Planner:
     return plan
 
 
-def improve_that_stores(planner: Planner, improve: Improve | None) -> Improve | None:
-    """What may still be done about a plan: ``improve`` makes of what the planner would recompute
-    alone."""
-    if improve is None:
-        return None
-
-    def better(graph: TrainingGraph, limits: Limits, found: Proposal) -> Proposal | None:
-        if not graph.storable:
-            return improve(graph, limits, found)
-        assert limits.budget is not None
-        base = graph.derived(_planned, planner, limits.budget, _Key(limits))
-        base = improve(graph, limits, base) or base
-        if base.peak > limits.budget:
-            return None
-        return _Storing(graph, limits, base).improved(base, limits.budget)
-
-    return better
-
-
 def _within(graph: TrainingGraph, limits: Limits, planner: Planner) -> Proposal:
     budget = limits.budget
     assert budget is not None
@@ -185,7 +165,9 @@ def _relaxed(graph: TrainingGraph, limits: Limits, found: Proposal, budget: int)
     for lag in LAGS:
         trial = proposed(graph, limits, replace(found.schedule, lag=lag))
         if trial.peak <= budget and trial.extra_seconds < found.extra_seconds:
-            found = replace(trial, reasons=found.reasons, complete=found.complete)
+            found = replace(
+                trial, reasons=found.reasons, complete=found.complete, quick=found.quick
+            )
     return found
 
 
@@ -283,7 +265,7 @@ class _Storing:
         gone = {how.value for how in found.schedule.stored.values()}
         reasons = {**found.reasons, **self.base.reasons}
         reasons = {storage: why for storage, why in reasons.items() if storage not in gone}
-        return replace(found, reasons=reasons, complete=self.base.complete)
+        return replace(found, reasons=reasons, complete=self.base.complete, quick=self.base.quick)
 
     def _with_room(self, chosen: Iterable[Stored]) -> list[Stored]:
         """Those of ``chosen`` that there is room for elsewhere, the first ones first."""
@@ -361,7 +343,7 @@ class _Key:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._key = (frozenset(limits.keep), limits.accumulate)
+        self._key = (frozenset(limits.keep), limits.accumulate, limits.quick)
 
     def __hash__(self) -> int:
         return hash(self._key)

@@ -30,7 +30,7 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 __all__ = ["SHALLOW", "THOROUGH", "USUAL", "Bound", "Depth", "bound_within", "tightest_bound"]
 
 #: In graphs of more ops, no moments are looked at.
-MANY_OPS = 20_000
+MANY_OPS = 30_000
 #: Branches of the programs for several moments.
 BRANCHES = 20
 

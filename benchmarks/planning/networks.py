@@ -1,0 +1,206 @@
+"""What a budget costs before the first step has run: time to plan, and how good the plan is.
+
+Each row is a network within one budget. Two fresh processes take one first step each, plain and
+within the budget: tracing, planning, rewiring, grappler and the run, in seconds of processor time
+(which other processes on the machine change less than wall time). The plan that the graph follows
+in the end is compared with the lower bound for the budget itself, in points (hundredths of a step's
+time). Where the budget is below the least one, the row is planned within that, and says so.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting, Settings
+from benchmarks.measuring import fresh
+from benchmarks.networks import build
+from benchmarks.settings import count, shares
+
+SHARES = (0.8, 0.6, 0.45, 0.35)
+#: First step within a budget over the plain one, each and in the median.
+TIMES, MEDIAN_TIMES = 2.0, 1.6
+#: Points of extra time over the lower bound, each and in the median.
+POINTS, MEDIAN_POINTS = 1.5, 0.6
+#: The least share of a budget that a plan of more extra time than this uses.
+USED, SLOW = 0.90, 0.01
+
+_APPLICATIONS = (
+    "ResNet50 ResNet101 ResNet152V2 DenseNet121 EfficientNetB7 EfficientNetV2L InceptionResNetV2"
+    " MobileNetV2 NASNetLarge VGG16 Xception"
+)
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: ("foreign", {"row": f"applications/{name}"}) for name in _APPLICATIONS.split()},
+    "transformer": (
+        "transformer",
+        {"layers": 12, "batch": 8, "length": 128, "width": 256, "vocabulary": 1024},
+    ),
+    "lstm": ("lstm", {}),
+    "unet": ("unet", {}),
+    "resnet1001": ("cifar_resnet", {"blocks": 166, "batch": 2, "image": 16, "width": 8}),
+}
+
+
+def rows(settings: Settings) -> list[str]:
+    """Return all networks within all budgets."""
+    return [f"{name}-{100 * share:g}" for name in NETWORKS for share in settings["budgets"]]
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Measure first steps of a network, plain and within a budget."""
+    name, _, percent = job.row.rpartition("-")
+    model, options = NETWORKS[name]
+    what = {"model": model, "options": options}
+    known = [one["plain"] for one in job.made.values() if one["network"] == name]
+
+    def median(**more: Any) -> dict[str, Any]:
+        found = [
+            fresh("planning.networks:first_step", **what, **more)
+            for _ in range(job.settings["repeats"])
+        ]
+        middle = {c: statistics.median(one[c] for one in found) for c in ("processor", "traced")}
+        return {**found[0], **middle}
+
+    plain = known[0] if known else median(budget=None)
+    return {
+        "network": name,
+        "share": float(percent) / 100,
+        "plain": plain,
+        "ours": median(budget=float(percent) / 100),
+    }
+
+
+def first_step(model: str, options: dict[str, Any], budget: float | None) -> dict[str, Any]:
+    """Take one first step in this process, and describe the plan that it follows."""
+    network = build(model, **options)
+    batch = [tf.constant(array) for array in network.batch]
+    variables = list(network.variables)
+    refused: list[int] = []
+
+    def gradients(loss: tf.Tensor) -> list[Any]:
+        if budget is None:
+            return tf.gradients(loss, variables)
+        import memsaving_gradients as ms
+
+        try:
+            return ms.gradients(loss, variables, budget=budget)
+        except ms.BudgetError as error:
+            refused.append(error.least)
+            return ms.gradients(loss, variables, budget=error.least)
+
+    @tf.function
+    def step(*batch: tf.Tensor) -> tf.Tensor:
+        loss = network.loss(*batch)
+        for variable, grad in zip(variables, gradients(loss), strict=True):
+            variable.assign_sub(1e-6 * tf.convert_to_tensor(grad))
+        return loss
+
+    if budget is not None:
+        # Importing is measured elsewhere.
+        import memsaving_gradients as ms
+
+    began = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = step.get_concrete_function(*batch).graph
+    traced = time.process_time() - began
+    step(*batch).numpy()
+    result: dict[str, Any] = {"traced": traced, "processor": time.process_time() - began}
+    if budget is not None:
+        plan = ms.plans(graph)[-1]
+        assert plan.budget is not None
+        result |= {
+            "refused": refused[0] if refused else None,
+            "budget": plan.budget,
+            "extra": plan.extra_time,
+            "bound": _bound(step, batch, plan.budget),
+            "used": plan.allocated / plan.budget,
+            "stored": len(plan.stored),
+        }
+    return result
+
+
+def _bound(step: Any, batch: list[tf.Tensor], budget: int) -> float:
+    """The lower bound of extra time for a budget, as a share of a plain step."""
+    import memsaving_gradients as ms
+    from memsaving_gradients.engine.rewire import observing
+    from memsaving_gradients.planners.bounds.integer import tightest_bound
+
+    found: list[float] = []
+
+    def look(site: Any) -> None:
+        graph = site.capture().graph
+        found.append(tightest_bound(graph, budget) / graph.total_seconds)
+
+    del ms
+    with observing(look):
+        tf.function(step.python_function).get_concrete_function(*batch)
+    return found[0]
+
+
+def bars(results: Results) -> list[Figure]:
+    """Return the bars."""
+    figures = []
+    ratios = [_ratio(one) for one in results.values()]
+    points = [_points(one) for one in results.values()]
+    for row, one in results.items():
+        figures.append(Figure(f"{row}: first step / plain", _ratio(one), TIMES))
+        figures.append(Figure(f"{row}: points over the bound", _points(one), POINTS))
+        if one["ours"]["extra"] > SLOW:
+            figures.append(
+                Figure(f"{row}: share of the budget used", one["ours"]["used"], None, least=USED)
+            )
+    if results:
+        median = statistics.median
+        figures.append(Figure("first step / plain, median", median(ratios), MEDIAN_TIMES))
+        figures.append(Figure("points over the bound, median", median(points), MEDIAN_POINTS))
+    return figures
+
+
+def _ratio(result: Mapping[str, Any]) -> float:
+    return result["ours"]["processor"] / result["plain"]["processor"]
+
+
+def _points(result: Mapping[str, Any]) -> float:
+    return 100 * (result["ours"]["extra"] - result["ours"]["bound"])
+
+
+def lines(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each network and budget."""
+    for row, one in results.items():
+        ours, plain = one["ours"], one["plain"]
+        yield (
+            row,
+            f"{plain['processor']:.1f}",
+            f"{ours['processor']:.1f}",
+            f"{_ratio(one):.2f}",
+            f"{100 * ours['extra']:.2f}",
+            f"{100 * ours['bound']:.2f}",
+            f"{ours['used']:.2f}",
+            "least" if ours["refused"] else "",
+        )
+
+
+COLUMNS = Columns(
+    "first steps within budgets, seconds of processor time",
+    "row | plain | ours | × plain | extra % | bound % | used | budget",
+    lines,
+    text=("budget",),
+)
+EXPERIMENT = Experiment(
+    "planning",
+    rows=rows,
+    run=run,
+    columns=(COLUMNS,),
+    bars=bars,
+    settings={
+        "budgets": Setting(list(SHARES), shares, "shares of what plain training takes: 0.45"),
+        "repeats": Setting(1, partial(count, 1), "processes of each kind; medians"),
+    },
+)
