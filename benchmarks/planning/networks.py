@@ -36,7 +36,7 @@ _APPLICATIONS = (
     " MobileNetV2 NASNetLarge VGG16 Xception"
 )
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: ("foreign", {"row": f"applications/{name}"}) for name in _APPLICATIONS.split()},
+    **{name: ("application", {"name": name, "batch": 8}) for name in _APPLICATIONS.split()},
     "transformer": (
         "transformer",
         {"layers": 12, "batch": 8, "length": 128, "width": 256, "vocabulary": 1024},

@@ -22,9 +22,9 @@ from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import patching
 from memsaving_gradients.budget import chunk_bytes, plain_bytes, safe_bytes
 from memsaving_gradients.engine import whole_step
-from memsaving_gradients.engine.attempts import FIRST_SHARE, Following
+from memsaving_gradients.engine.attempts import Following
 from memsaving_gradients.engine.options import Options
-from memsaving_gradients.engine.planning import seek
+from memsaving_gradients.engine.planning import LARGE_SHARE, seek
 from memsaving_gradients.engine.rewire import observing
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import ArgumentError
@@ -148,7 +148,7 @@ class Study:
         found = replace(self.search, planner=chain.plan).least()
         plain = chunk_bytes(self.before, self.site.gating) / max(self.before.peak, 1)
         self._holes = max(plain, found.need / max(found.proposal.peak, 1))
-        return replace(found, need=int(self.budget_for(found.need) / FIRST_SHARE))
+        return replace(found, need=int(self.budget_for(found.need) / LARGE_SHARE))
 
     @property
     def search(self) -> Search | None:

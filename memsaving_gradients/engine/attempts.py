@@ -26,6 +26,7 @@ from memsaving_gradients.engine.planning import (
     by_limits,
     by_mode,
     by_saved_plan,
+    first_share,
     nothing_else,
     search_of,
     warn_nothing_saved,
@@ -45,14 +46,13 @@ __all__ = ["Followed", "Following"]
 #: Plans that are rewritten and simulated until one keeps the budget, and the most that the next one
 #: gets of what this one had.
 MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
-#: Where an attempt takes seconds (`MANY_OPS`), there are fewer, and the first one leaves room for
-#: what the executor adds.
-FEW_ATTEMPTS, FIRST_SHARE = 5, 0.92
+#: Where an attempt takes seconds (`MANY_OPS`), there are fewer.
+FEW_ATTEMPTS = 5
 #: Plans for less that are tried to leave room for the rest of a step, before the one of least
 #: memory.
 WHOLE_ATTEMPTS = 3
 #: Plans that are tried after one that keeps the budget with some luck.
-LUCKY_ATTEMPTS = 3
+LUCKY_ATTEMPTS = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,29 +245,7 @@ class Following:
                 return self._kept()
             except BudgetError as another:
                 raise min((error, another), key=lambda refused: refused.least) from None
-        if found is None or found.result is None or not self._has_other():
-            return found
-        # As they run, plans may need more than was thought, and what fits then takes more time.
-        assert self.site.sought is not None and self.site.sought.other is not None
-        if self._extra(found) <= self.site.sought.other.cost:
-            return found
-        self._take_back(found)
-        self._switch()
-        try:
-            other = self._kept()
-        except BudgetError:
-            other = None
-        if other is not None and other.result is not None:
-            if self._extra(other) < self._extra(found):
-                return other
-            self._take_back(other)
-        self._switch()
-        return self._again(found)
-
-    def _extra(self, found: Followed) -> float:
-        """Seconds that a plan takes besides plain training."""
-        assert self.site.sought is not None
-        return found.outcome.plan.extra_time * self.site.sought.unpacked.graph.total_seconds
+        return found
 
     def _has_other(self) -> bool:
         """Whether plans may be looked for with masks packed if they are not, or unpacked."""
@@ -285,7 +263,7 @@ class Following:
         self._start()
 
     def _start(self) -> None:
-        self._share = FIRST_SHARE if self._large else 1.0
+        self._share = first_share(self.site)
         self._below: int | None = None
         self._broke = 0
         self._by_luck = False
@@ -467,6 +445,12 @@ class Following:
                 if self.site.stopped == "interrupted":
                     # Plans that broke the budget as they ran are no smaller than it.
                     raise self._no_smaller(error) from None
+                if self._share < 1.0 and not attempt and simulate is _alone:
+                    # There may be no plan that leaves room for what the executor adds, but one to
+                    # which it adds nothing.
+                    self._share = 1.0
+                    attempt += 1
+                    continue
                 return None, False
             if found is None or found.result is None or found.keeps(self.worst(found, simulate)):
                 return found, True
@@ -489,8 +473,8 @@ class Following:
         self._broke = min(self._broke or need, need)
         # What the executor adds to one plan it adds to the next, about. Holes between chunks need
         # not shrink with the plan: each step down is a larger one.
-        share = min(found.planned / need, self._share * MOST_SHARE)
-        self._share = share * MOST_SHARE**attempt
+        share = min(found.planned / need, self._share)
+        self._share = share * MOST_SHARE ** (attempt + 1)
         # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
         by_chance = simulate is _alone and not self._large
         self._below = found.planned if by_chance else None

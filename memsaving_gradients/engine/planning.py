@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools.errors import GraphError
+from graph_tools.memory.executor import CHANCE
 from graph_tools.memory.liveness import timeline
 from graph_tools.warn import warn
 from memsaving_gradients.budget import (
@@ -27,10 +28,8 @@ from memsaving_gradients.capture.fingerprint import fingerprint
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.capture.unknown_sizes import check_known
 from memsaving_gradients.engine import graph_state
-from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.site import Site, Sought
 from memsaving_gradients.errors import (
-    BudgetError,
     NothingSavedWarning,
     PlanError,
     PlanningStoppedWarning,
@@ -45,7 +44,7 @@ from memsaving_gradients.planners import (
     named,
     planner_name,
 )
-from memsaving_gradients.planners.budget_search import Found, Meter, Search
+from memsaving_gradients.planners.budget_search import MANY_OPS, Found, Meter, Search
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.planners.with_storage import planner_that_stores
 from memsaving_gradients.reports.describe import describe, why_nothing
@@ -62,6 +61,7 @@ __all__ = [
     "by_limits",
     "by_mode",
     "by_saved_plan",
+    "first_share",
     "note_unused",
     "nothing_else",
     "warn_nothing_saved",
@@ -72,6 +72,8 @@ _BY_MODE = {"memory": least_memory.plan, "speed": cheap_ops.plan}
 #: Packing has to leave at most this share of the bytes, or of the extra time, of a plan without;
 #: for plans may need more when they run.
 MARGIN = 0.97
+#: The share of a budget that is planned with at first in graphs of more than `MANY_OPS`.
+LARGE_SHARE = 0.92
 #: Modes in which what is plain is the graph before masks were packed.
 LIMITED = ("budget", "slowdown", "planner")
 #: Why gradients of targets of another graph are plain.
@@ -273,21 +275,28 @@ def seek(site: Site) -> Sought | None:
     site.switch_packing(False)
     other = Sought(step, unpacked, before, goal, search_of(site, step, before))
     seconds = packed.step.graph.total_seconds - step.graph.total_seconds
-    other = replace(other, cost=_cost(other, options))
+    cost = _cost(other, site)
     assert other.search is not None
     if other.search.stopped:
         return other
-    if goal is not None and other.cost <= seconds:
-        return replace(other, other=replace(packed, cost=seconds))
+    if goal is not None and cost <= seconds:
+        return replace(other, other=packed)
     site.switch_packing(True)
     packed = replace(packed, search=search_of(site, packed.step, before))
-    packed = replace(packed, cost=_cost(packed, options, seconds))
     # Where nothing fits, the error is to name the least that could be had: that of what is packed.
     better, worse = packed, other
-    if packed.cost > other.cost * MARGIN:
+    if _cost(packed, site, seconds) > cost * MARGIN:
         site.switch_packing(False)
         better, worse = other, packed
     return better if goal is None else replace(better, other=worse)
+
+
+def first_share(site: Site) -> float:
+    """The share of a budget to plan with at first: what is left to chance as the executor runs a
+    step takes the rest, and in large graphs, where an attempt takes seconds, what it adds."""
+    if site.data_gates:
+        return 1.0
+    return LARGE_SHARE if len(site.operations) > MANY_OPS else 1 / (1 + CHANCE)
 
 
 def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
@@ -305,21 +314,18 @@ def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
     )
 
 
-def _cost(sought: Sought, options: Options, packing: float | None = None) -> float:
-    """What is to be little: the extra seconds of the best plan within a budget, or the bytes of
-    that within a slowdown; infinite: there is none.
+def _cost(sought: Sought, site: Site, packing: float | None = None) -> float:
+    """What is to be little: the extra seconds of a first plan within a budget, or the bytes of that
+    within a slowdown; infinite: there is none.
 
     ``packing``: the seconds that packing takes, if there is any.
     """
     search = sought.search
     assert search is not None
     if sought.goal is not None:
-        try:
-            return search.within(sought.goal).proposal.extra_seconds + (packing or 0.0)
-        except BudgetError:
-            return math.inf
-    assert options.max_slowdown is not None
-    most = options.max_slowdown * sought.unpacked.graph.total_seconds
+        return search.sketch(sought.goal, first_share(site)) + (packing or 0.0)
+    assert site.options.max_slowdown is not None
+    most = site.options.max_slowdown * sought.unpacked.graph.total_seconds
     found = search.within_time(most - sought.step.graph.total_seconds, plain=packing is not None)
     return math.inf if found is None else found.need
 

@@ -56,9 +56,6 @@ class Sought:
     other
         The same with masks packed, if they are not here, or unpacked: under a budget, a plan of it
         may turn out to be better.
-    cost
-        What the best plan is thought to cost: seconds besides plain training under a budget,
-        packing included, else bytes.
     """
 
     step: CapturedStep
@@ -67,7 +64,6 @@ class Sought:
     goal: Goal | None
     search: Search | None
     other: Sought | None = None
-    cost: float = 0.0
 
 
 @dataclass(eq=False)

@@ -211,6 +211,14 @@ class Search:
             self._attempt(best.asked)
         return self._with_end(min(self._fitting(most), key=_by_time))
 
+    def sketch(self, goal: Goal, share: float) -> float:
+        """Extra seconds of the first plan within a share of a budget; infinite if it does not
+        fit."""
+        asked = self._first_asked(int(goal.budget * share))
+        found = self._attempt(asked, self._rounds, quick=True)
+        fits = found is not None and found.proposal.peak <= asked
+        return found.proposal.extra_seconds if found is not None and fits else float("inf")
+
     def least(self) -> Found:
         """The plan that needs the fewest bytes in chunks; it does not depend on any budget.
 
@@ -268,16 +276,8 @@ class Search:
 
     def _close_in(self, budget: int) -> None:
         """Ask for plans until one fits and uses most of the budget."""
-        meter = self.meter
-        most = meter.most_to_ask(budget)
-        chunks = max(chunk_bytes(meter.plain.simulation, meter.gating), 1)
-        asked = most
-        if meter.gating != "data":
-            asked = min(most, max(1, budget * meter.plain.peak // chunks))
-            if self._large:
-                # Holes take more of a plan than of plain training, and a plan that does not fit
-                # takes seconds.
-                asked = max(1, int(asked * SMALLER))
+        most = self.meter.most_to_ask(budget)
+        asked = self._first_asked(budget)
         # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too
         # much.
         low, high = 0, most + 1
@@ -310,6 +310,18 @@ class Search:
                 asked = (low + high) // 2 if low else high - 1
             if not low < asked < high:
                 return
+
+    def _first_asked(self, budget: int) -> int:
+        """Bytes to ask for first, such that the chunks may fit a budget."""
+        meter = self.meter
+        most = meter.most_to_ask(budget)
+        if meter.gating == "data":
+            return most
+        chunks = max(chunk_bytes(meter.plain.simulation, meter.gating), 1)
+        asked = min(most, max(1, budget * meter.plain.peak // chunks))
+        # Holes take more of a plan than of plain training, and a plan that does not fit takes
+        # seconds.
+        return max(1, int(asked * SMALLER)) if self._large else asked
 
     def _reach_floor(self) -> list[Found]:
         """The least that the planner can do: the same attempts whatever the budget is, but only one

@@ -13,7 +13,6 @@ from graph_tools.memory import executor
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.ops.views import viewed_input
 from memsaving_gradients.engine import attempts
-from memsaving_gradients.planners import auto
 from tests.helpers.fresh import fresh
 from tests.helpers.processor import needs_bfloat16
 from tests.helpers.support import normalized_network
@@ -227,9 +226,6 @@ def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
     # A thread that is four times slower than the other may still be at the loss when the backward
     # pass is far on.
     monkeypatch.setattr(executor, "RUNS", executor.RUNS[:1])
-    # What constraint programming makes of a plan may begin to recompute earlier than anything reads
-    # it, which the executor need not.
-    monkeypatch.setattr(auto, "improved", None)
     with tf.Graph().as_default():
         x, y = normalized_network()
         ms.gradients(y, x, budget=0.4, planner=planner)

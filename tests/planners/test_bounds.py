@@ -103,7 +103,7 @@ def test_moments_together_say_more_than_each():
     assert found.seconds > 1.01 * alone
     proposal = auto.plan(graph, Limits(budget=budget))
     assert proposal.peak <= budget
-    assert found.seconds <= proposal.extra_seconds <= 1.001 * found.seconds
+    assert found.seconds <= proposal.extra_seconds <= 1.005 * found.seconds
 
 
 @given(st.integers(0, 2**32))

@@ -18,7 +18,6 @@ from memsaving_gradients.engine.attempts import Following
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.planners import Limits, Proposal, auto, budget_search, least_memory
 from memsaving_gradients.planners.budget_search import Meter, Search
-from memsaving_gradients.schedules.schedule import ordered
 from tests.helpers.fresh import fresh
 from tests.helpers.graphs import GRAPHS, chain
 from tests.helpers.greedy import greedy
@@ -61,38 +60,27 @@ def test_search_takes_the_fastest_that_fits() -> None:
     assert found.proposal.extra_seconds == min(f.proposal.extra_seconds for f in fits)
 
 
-def test_the_plan_that_is_used_is_improved_once() -> None:
-    def dear(graph: Any, limits: Limits) -> Proposal:
-        return least_memory.plan(graph, Limits(accumulate=limits.accumulate))
+def test_the_plan_that_is_used_is_polished_once() -> None:
+    asked: list[Limits] = []
+
+    def slow(graph: Any, limits: Limits) -> Proposal:
+        """Dear, if it is to be quick."""
+        asked.append(limits)
+        if not limits.quick:
+            return auto.plan(graph, limits)
+        dear = least_memory.plan(graph, Limits(accumulate=limits.accumulate))
+        return dataclasses.replace(dear, quick=True)
 
     graph = GRAPHS["residual chain"]()
     meter = Meter(graph, "control")
     need = meter.need(meter.plain)
     goal = Goal(int(0.8 * need), need, need, 0.8)
-    first = Search(meter, dear).within(goal)
-    asked: list[Proposal] = []
-
-    def better(_: Any, limits: Limits, known: Proposal) -> Proposal | None:
-        asked.append(known)
-        assert limits.budget == first.asked
-        return auto.plan(graph, limits)
-
-    search = Search(meter, dear, improve=better)
+    search = Search(meter, slow)
     found = search.within(goal)
     assert search.within(goal) is found
-    assert [proposal.schedule for proposal in asked] == [first.proposal.schedule]
-    assert found.need <= goal.budget
-    assert found.proposal.extra_seconds < first.proposal.extra_seconds
-    # It did not run as planned: what it was made of is next.
-    assert search.withdraw(found.proposal)
-    assert search.within(goal).proposal.schedule == first.proposal.schedule
-    assert len(asked) == 1
-    assert not search.withdraw(first.proposal)
-
-    # What is no plan, or does not fit, changes nothing.
-    for improve in (lambda *_: None, lambda *_: meter.plain):
-        found = Search(meter, dear, improve=improve).within(goal)
-        assert found.proposal.schedule == first.proposal.schedule
+    assert [limits.quick for limits in asked] == [*[True] * (len(asked) - 1), False]
+    assert asked[-1].budget in [limits.budget for limits in asked[:-1]]
+    assert found.need <= goal.budget and not found.proposal.quick
 
 
 def test_large_graphs_are_played_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,27 +165,6 @@ def test_larger_budgets_recompute_less() -> None:
     times = [planned(budget=share).extra_time for share in (0.45, 0.6, 0.8)]
     assert times == sorted(times, reverse=True)
     assert times[0] > times[-1] > 0
-
-
-def test_an_improved_plan_that_breaks_the_budget_as_it_runs_is_taken_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(auto, "improved", lambda *_: None)
-    without = planned(budget=0.5, planner="auto")
-    tried = []
-
-    def lying(graph: Any, limits: Limits, found: Proposal) -> Proposal:
-        tried.append(found)
-        schedule = ordered(graph, limits.sums(graph))
-        simulation = dataclasses.replace(found.simulation, extra_seconds=0.0)
-        return dataclasses.replace(found, schedule=schedule, simulation=simulation)
-
-    monkeypatch.setattr(auto, "improved", lying)
-    plan = planned(budget=0.5, planner="auto")
-    assert len(tried) == 1
-    assert plan.extra_time == without.extra_time > 0
-    assert plan.budget is not None
-    assert plan.allocated <= plan.budget
 
 
 def test_same_plan_twice() -> None:

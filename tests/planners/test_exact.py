@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.layered import unet_vgg
 from memsaving_gradients.errors import ArgumentError, PlanNote
-from memsaving_gradients.planners import Interrupted, Limits, Proposal, auto, exact, least_memory
+from memsaving_gradients.planners import Interrupted, Limits, Proposal, exact
 from memsaving_gradients.planners.bounds.integer import bound_within, tightest_bound
 from memsaving_gradients.planners.retention import constraint_program, prove
 from memsaving_gradients.planners.retention.coarsen import coarsen
@@ -125,26 +125,6 @@ def test_what_the_bound_would_drop_makes_room_at_its_moments():
         assert alive[moment.place] - graph.size[list(moment.absent)].sum() <= budget
 
 
-def test_a_plan_far_from_the_bound_is_improved(monkeypatch):
-    monkeypatch.setattr(auto, "EFFORT", 0.5)
-    instance = unet_vgg()
-    graph, budget = instance.graph(), int(0.6 * instance.peak)
-    limits = Limits(budget=budget)
-    dear = least_memory.plan(graph, Limits())
-    better = auto.improved(graph, limits, dear)
-    assert better is not None
-    check_proposal(graph, better, budget, NEAR)
-    assert better.peak <= budget
-    assert better.extra_seconds < dear.extra_seconds
-    again = auto.improved(graph, limits, dear)
-    assert again is not None and again.schedule == better.schedule
-    # A plan close to the bound, one that does not fit, and without a solver:
-    assert auto.improved(graph, limits, auto.plan(graph, limits)) is None
-    assert auto.improved(graph, Limits(budget=dear.peak - 1), dear) is None
-    monkeypatch.setattr(constraint_program, "is_installed", lambda: False)
-    assert auto.improved(graph, limits, dear) is None
-
-
 @pytest.mark.parametrize("effort", [0.2, pytest.param(exact.EFFORT, marks=pytest.mark.slow)])
 def test_effort_gives_the_same_plan_every_time(effort, monkeypatch):
     monkeypatch.setattr(exact, "EFFORT", effort)
@@ -209,10 +189,9 @@ def test_what_the_process_says_before_it_ends_is_told(monkeypatch):
         constraint_program.subprocess, "Popen", lambda _, **how: start(broken, **how)
     )
     instance = unet_vgg()
-    graph, limits = instance.graph(), Limits(budget=int(0.6 * instance.peak))
-    dear = least_memory.plan(graph, Limits())
+    budget = int(0.45 * instance.peak)
     with pytest.warns(PlanNote, match=r"exit status 1: ImportError: libortools is missing"):
-        assert auto.improved(graph, limits, dear).schedule == dear.schedule
+        assert exact.plan(instance.graph(), Limits(budget=budget)).peak <= budget
 
 
 def test_without_a_solver_the_way_to_one_is_named(monkeypatch):

@@ -108,13 +108,13 @@ def test_a_stop_is_said_once_and_ends_all_planning() -> None:
 def test_the_key_ends_the_default_planner_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     from memsaving_gradients.planners import auto
 
-    improve = auto.Search.improve
+    follow = auto._Planning._follow
 
-    def stops(self: Any, *arguments: Any) -> Any:
-        improve(self, *arguments)
+    def stops(self: Any, decisions: Any) -> Any:
+        follow(self, decisions)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(auto.Search, "improve", stops)
+    monkeypatch.setattr(auto._Planning, "_follow", stops)
     with pytest.warns(errors.PlanningStoppedWarning, match="interrupted"):
         plan = planned(HOLEY, budget=0.7, planner="auto")
     assert plan.budget is not None

@@ -201,21 +201,19 @@ class _Iteration:
             self._decide(taken if step else 1.0)
             if self.now.peak < self.lowest[1].peak:
                 self.lowest = self.decisions, self.now
+            over, rate = self._over(), pace.rate / (1 + step / 4) ** 0.5
+            bad = float((np.maximum(over, 0.0) ** 2).sum())
+            astray += 1
+            if closest is None or bad < closest[0]:
+                closest, astray = (bad, self.decisions, self.now, self.prices), 0
             before = self.best
             self._round()
             vain = 0 if self.best is not before or self.best is None else vain + 1
             if vain == IN_VAIN or (self.best and self.best[1].extra_seconds <= enough):
                 break
-            over = self._over()
-            rate = pace.rate / (1 + step / 4) ** 0.5
-            bad = float((np.maximum(over, 0.0) ** 2).sum())
-            if closest is None or bad < closest[0]:
-                closest, astray = (bad, self.decisions, self.now, self.prices), 0
-            elif self.best is None:
-                astray += 1
-                if astray >= ASTRAY and bad > WORSE * closest[0]:
-                    _, self.decisions, self.now, self.prices = closest
-                    over, rate, astray = self._over(), rate / 2, 0
+            if self.best is None and astray >= ASTRAY and bad > WORSE * closest[0]:
+                _, self.decisions, self.now, self.prices = closest
+                over, rate, astray = self._over(), rate / 2, 0
             self._move_prices(over, rate)
         if self.best is None:
             self.best = self._rounded(*self.lowest, MORE_REPAIRS)
