@@ -22,6 +22,7 @@ from functools import cached_property
 
 from memsaving_gradients.planners import least_memory
 from memsaving_gradients.planners.bounds.integer import SHALLOW, USUAL, Depth, bound_within
+from memsaving_gradients.planners.bounds.moment_program import Solved
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.chains import chain
 from memsaving_gradients.planners.prices.iteration import GENTLE, Pace, Priced, Pricing
@@ -74,6 +75,7 @@ class _Planning:
         self.found: Proposal | None = None
         self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds
         self.bound = least_extra_seconds(graph, self.budget, accumulate=limits.accumulate)
+        self.solved: tuple[Solved, ...] = ()
         self.ticks, self.off, self.quick = 0, 0, False
 
     def _refine_bound(self, depth: Depth) -> None:
@@ -86,7 +88,7 @@ class _Planning:
             depth=depth,
             seconds=left,
         )
-        self.bound = max(self.bound, found.seconds)
+        self.bound, self.solved = max(self.bound, found.seconds), found.solved
 
     @cached_property
     def coarse(self) -> Coarse:
@@ -145,7 +147,9 @@ class _Planning:
         if self._is_within(TIMES):
             return
         if not self._fits():
-            self._local_search([one.closest for one in found], self.most_runs)
+            starts = [self.coarse.like(one.runs) for one in self.solved if one.runs]
+            starts += (one.closest for one in found)
+            self._local_search(starts, self.most_runs)
         elif self.most_runs >= FEWEST_RUNS:
             fits = min(found, key=lambda one: one.run.worth(self.budget - self.off))
             self._local_search([fits.decisions], self.most_runs)
@@ -181,8 +185,10 @@ class _Planning:
         search = Search(self.coarse.problem, budget, tick=self._tick)
         found = []
         for start in starts:
-            decisions, _ = search.descend(start, int(runs * DESCENT) // len(starts), bold=BOLD)
-            decisions, result = search.descend(decisions, int(runs * DESCENT) // len(starts))
+            each = int(runs * DESCENT) // len(starts)
+            decisions, result = search.descend(start, each, bold=BOLD)
+            if result.peak > budget:
+                decisions, result = search.descend(start, each)
             found.append(search.keep_again(decisions, result, range(len(decisions))))
         best = min(found, key=lambda one: one[1].worth(budget))
         self._follow(best[0])

@@ -19,6 +19,7 @@ fewer on large graphs, and `FLOORS` once.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,7 +192,7 @@ class Search:
         BudgetError
             If no plan was found that fits.
         """
-        budget = int(goal.budget * share)
+        budget = _share_of(goal.budget, share)
         most = budget if below is None else max(budget, below - 1)
         fits = [found for found in self._fitting(most) if found.need >= budget]
         if (below is None or not fits) and not self._is_hopeless(budget):
@@ -214,7 +215,7 @@ class Search:
     def sketch(self, goal: Goal, share: float) -> float:
         """Extra seconds of the first plan within a share of a budget; infinite if it does not
         fit."""
-        asked = self._first_asked(int(goal.budget * share))
+        asked = self._first_asked(_share_of(goal.budget, share))
         found = self._attempt(asked, self._rounds, quick=True)
         fits = found is not None and found.proposal.peak <= asked
         return found.proposal.extra_seconds if found is not None and fits else float("inf")
@@ -437,6 +438,12 @@ class Search:
     def _raise_if_by_key(self) -> None:
         if self._by_key is not None:
             raise self._by_key
+
+
+def _share_of(budget: int, share: float) -> int:
+    """The most bytes that are within ``budget`` when they are divided by ``share``, and cut off to
+    whole ones."""
+    return max(0, math.ceil((budget + 1) * share) - 1)
 
 
 def _by_time(found: Found) -> tuple[float, int]:

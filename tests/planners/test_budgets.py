@@ -15,7 +15,6 @@ from benchmarks.networks import small
 from graph_tools.memory.bfc_allocator import irregular_peaks
 from memsaving_gradients.budget import Goal, too_small
 from memsaving_gradients.engine.attempts import Following
-from memsaving_gradients.engine.site import Site
 from memsaving_gradients.planners import Limits, Proposal, auto, budget_search, least_memory
 from memsaving_gradients.planners.budget_search import Meter, Search
 from tests.helpers.fresh import fresh
@@ -330,30 +329,21 @@ def test_what_was_tried_in_vain_does_not_run():
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("how", ["breaks the budget", "takes long"])
-def test_the_other_packing_is_tried(
-    how: str, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_other_packing_is_tried(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they run, plans for masks packed, or unpacked, may need more than was thought."""
     weights = [tf.Variable(tf.eye(64)) for _ in range(6)]
-    kept, extra = Following._kept, Following._extra
+    kept = Following._kept
 
     def refusing(following: Following) -> Any:
         found = kept(following)
         assert found is not None
-        if how == "breaks the budget" and found.outcome.plan.packed != packed:
+        if found.outcome.plan.packed != packed:
             assert following.site.goal is not None
             following._take_back(found)
             raise too_small(following.site.goal, found.outcome.need)
         return found
 
-    def slow(following: Following, found: Any) -> float:
-        return extra(following, found) + (
-            how == "takes long" and found.outcome.plan.packed != packed
-        )
-
     monkeypatch.setattr(Following, "_kept", refusing)
-    monkeypatch.setattr(Following, "_extra", slow)
 
     @tf.function
     def step(x):
@@ -365,29 +355,3 @@ def test_the_other_packing_is_tried(
     (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))
     assert plan.packed == packed
     assert plan.allocated <= plan.budget
-
-
-def test_packing_is_put_back_though_planning_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the other packing is no better, and time ran out in looking at it."""
-    weights = [tf.Variable(tf.eye(64)) for _ in range(6)]
-    sites = []
-
-    def extra(following: Following, found: Any) -> float:
-        sites.append(following.site)
-        return 2.0 if found.outcome.plan.packed else 1.0
-
-    monkeypatch.setattr(Following, "_extra", extra)
-    stopped = property(lambda site: "out of time" if site.packed.tensors else "")
-    monkeypatch.setattr(Site, "stopped", stopped)
-
-    @tf.function
-    def step(x):
-        y = x
-        for weight in weights:
-            y = tf.nn.dropout(tf.tanh(y @ weight), 0.4)
-        return ms.gradients(tf.reduce_sum(y), weights, budget=0.8, planner="chain")
-
-    (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))
-    assert len(sites) > 1
-    assert not plan.packed
-    assert not sites[0].packed.tensors

@@ -206,9 +206,9 @@ class Search:
             if vain % ASTRAY == 0:
                 now, worth = best, best_worth
             dropped = self._dropped(now)
-            if not dropped:
+            if not self._decided:
                 break
-            shaken = self._random.random() < SHAKEN
+            shaken = self._random.random() < SHAKEN or not dropped
             chosen = self._stretch(self._decided if shaken else dropped)
             change = [(gap, self._any(gap) if shaken else KEPT) for gap in chosen]
             bearable = worth[0], worth[1] * (1 + WORSE * self._random.random())
