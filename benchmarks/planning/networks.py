@@ -87,10 +87,11 @@ def first_step(model: str, options: dict[str, Any], budget: float | None) -> dic
         if budget is None:
             return tf.gradients(loss, variables)
         import memsaving_gradients as ms
+        from memsaving_gradients.errors import BudgetError
 
         try:
             return ms.gradients(loss, variables, budget=budget)
-        except ms.BudgetError as error:
+        except BudgetError as error:
             refused.append(error.least)
             return ms.gradients(loss, variables, budget=error.least)
 
@@ -128,7 +129,6 @@ def first_step(model: str, options: dict[str, Any], budget: float | None) -> dic
 
 def _bound(step: Any, batch: list[tf.Tensor], budget: int) -> float:
     """The lower bound of extra time for a budget, as a share of a plain step."""
-    import memsaving_gradients as ms
     from memsaving_gradients.engine.rewire import observing
     from memsaving_gradients.planners.bounds.integer import tightest_bound
 
@@ -138,7 +138,6 @@ def _bound(step: Any, batch: list[tf.Tensor], budget: int) -> float:
         graph = site.capture().graph
         found.append(tightest_bound(graph, budget) / graph.total_seconds)
 
-    del ms
     with observing(look):
         tf.function(step.python_function).get_concrete_function(*batch)
     return found[0]

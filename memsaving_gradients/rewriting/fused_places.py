@@ -100,7 +100,7 @@ class Places:
             kind, fused = kinds[now], False
             for maker, _ in reads[now]:
                 if kind in op_types.FUSES_WITH.get(kinds[maker], _NONE):
-                    fuses = is_alone(self._step, steps[maker].op)
+                    fuses = self._is_alone_for(steps[maker].op, steps[now].op)
                     fused |= fuses
                     # What has several readers in the graph may have one of them left when the rest
                     # is folded.
@@ -113,6 +113,17 @@ class Places:
             if fused and backward and not inner[now]:
                 self.ends.add(steps[now].op)
         return last
+
+    def _is_alone_for(self, position: int, reader: int) -> bool:
+        """Whether an op may be merged with this reader of it.
+
+        One that reads an equal op reads this one as grappler numbers values: either the two are one
+        op, with the readers of both, or the reader has no part in this one.
+        """
+        ops = self._step.source
+        direct = ops.readers[position]
+        own = not direct or direct[0] == reader or ops.ops[direct[0]].type in op_types.VIEWS
+        return own and is_alone(self._step, position)
 
     def _readers(self) -> list[set[int]]:
         """For each execution, those that read it, equal ones as one; neither views nor what reads

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from graph_tools.memory.measure import in_fresh_process
 from graph_tools.tf_private import graphs
+from memsaving_gradients.engine.rewire import observing
 from memsaving_gradients.rewriting.fusion import Merging
 from tests.helpers.merged import circle, pairs
 from tests.helpers.sampling import examples
@@ -297,6 +298,25 @@ def far() -> float:
 
 def held(tensor: tf.Tensor, trigger: tf.Tensor) -> tf.Tensor:
     return graphs.create_held(tensor, "held", [trigger.op], "")
+
+
+def test_what_reads_an_equal_op_is_not_merged_with_it():
+    # The gradient of swish computes the sigmoid once more, in an op that equals the forward one:
+    # the products that read that are no part of the forward kernel, and gates may wait for them.
+    weights = tf.Variable(tf.eye(8))
+    steps = []
+
+    @tf.function
+    def step(h):
+        return ms.gradients(tf.reduce_sum(tf.nn.silu(h @ weights) @ weights), [weights])
+
+    with observing(lambda site: steps.append(site.capture())):
+        step.get_concrete_function(tf.TensorSpec([4, 8]))
+    (captured,) = steps
+    merging, border = Merging(captured), captured.graph.first_backward
+    sigmoids = [k for k, op in enumerate(captured.source.ops) if op.type == "Sigmoid"]
+    assert len(sigmoids) == 2
+    assert merging.until(sigmoids[0]) < border <= sigmoids[1]
 
 
 def test_the_oracle_sees_what_waits_for_a_part_of_a_kernel():
