@@ -20,14 +20,13 @@ number in every process.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
 from memsaving_gradients.planners.bounds.moment_program import NEAR_ENOUGH, Program, Solved
 from memsaving_gradients.planners.bounds.relaxation import Crowd
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = ["SHALLOW", "THOROUGH", "USUAL", "Bound", "Depth", "bound_within", "tightest_bound"]
+__all__ = ["SHALLOW", "USUAL", "Bound", "Depth", "bound_within", "tightest_bound"]
 
 #: In graphs of more ops, no moments are looked at.
 MANY_OPS = 30_000
@@ -48,7 +47,7 @@ class Depth:
     integers
         Those of a program for several moments, at most.
     gain
-        A moment more that raises the bound by less than this share is the last one (-1: none is).
+        A moment more that raises the bound by less than this share is the last one.
     near
         A solution of a program is good enough, if its bound is less by at most this share.
     """
@@ -60,13 +59,8 @@ class Depth:
     near: float = NEAR_ENOUGH
 
 
-#: One moment; what a bound is worth some seconds for; what is looked for is a good solution, rather
-#: than a bound.
-SHALLOW, USUAL, THOROUGH = (
-    Depth(1, 1, 0, 0, near=0.01),
-    Depth(3, 4, 1_500, 0.02),
-    Depth(1, 4, 5_000, -1),
-)
+#: One moment; what a bound is worth some seconds for.
+SHALLOW, USUAL = Depth(1, 1, 0, 0, near=0.01), Depth(3, 4, 1_500, 0.02)
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ def tightest_bound(graph: TrainingGraph, budget: int, *, accumulate: bool = True
     """No schedule with a simulated peak of ``budget`` bytes takes less extra time, seconds
     (``inf``: there is none).
 
-    In large graphs and without SciPy, what
+    In large graphs, what
     :func:`~memsaving_gradients.planners.bounds.relaxation.least_extra_seconds` gives.
 
     Examples
@@ -94,7 +88,7 @@ def tightest_bound(graph: TrainingGraph, budget: int, *, accumulate: bool = True
     >>> chain = TrainingGraph.of(
     ...     [(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)], 4,
     ...     size=[1, 2, 3, 1, 1, 1, 1], seconds=[1.0, 2.0, 3.3, 1.0, 1.0, 1.0, 1.0])
-    >>> round(tightest_bound(chain, 5), 3) if importlib.util.find_spec("scipy") else 3.0
+    >>> round(tightest_bound(chain, 5), 3)
     3.0
     """
     return bound_within(graph, budget, accumulate=accumulate).seconds
@@ -111,8 +105,7 @@ def bound_within(
     """`tightest_bound`, with where it comes from; each program may take so many ``seconds``."""
     crowd = Crowd(graph, budget, accumulate=accumulate)
     bound = crowd.bound
-    large = graph.length > MANY_OPS or importlib.util.find_spec("scipy") is None
-    if not 0 < bound < float("inf") or large:
+    if not 0 < bound < float("inf") or graph.length > MANY_OPS:
         return Bound(bound)
     program = Program(crowd)
     places = crowd.worst(depth.moments)
