@@ -223,5 +223,5 @@ class _Planning:
         self.ticks += 1
         if self.ends is not None and time.monotonic() > self.ends:
             raise _Stopped
-        if self.limits.progress is not None and self.ticks % 8 == 1:
+        if self.limits.progress is not None and self.ticks % 4 == 1:
             self.limits.progress(min(self.ticks / self.most_runs, 0.99), "pricing")

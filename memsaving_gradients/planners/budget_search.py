@@ -163,6 +163,7 @@ class Search:
     def __post_init__(self) -> None:
         self._began = time.monotonic()
         self._stopped = ""
+        self._given = False
         self._by_key: KeyboardInterrupt | None = None
         self._tried: list[Found] = []
         self._by_asked: dict[tuple[int | None, bool], Found] = {}
@@ -202,6 +203,10 @@ class Search:
         if not fits and self._stopped != "interrupted":
             floors = self._reach_floor()
             fits = self._fitting(most)
+        if not fits and self._stopped and not self._given:
+            # There is no time to leave room for what the executor may add.
+            most = goal.budget
+            fits = self._fitting(most)
         if not fits:
             self._raise_if_by_key()
             least = min([goal.plain_need, *(found.need for found in floors or self._tried)])
@@ -210,6 +215,7 @@ class Search:
         if best.proposal.quick:
             # Once for what was asked for, all that the planner can do.
             self._attempt(best.asked)
+        self._given = True
         return self._with_end(min(self._fitting(most), key=_by_time))
 
     def sketch(self, goal: Goal, share: float) -> float:

@@ -111,8 +111,10 @@ def test_the_key_ends_the_default_planner_with_what_it_has(monkeypatch: pytest.M
     follow = auto._Planning._follow
 
     def stops(self: Any, decisions: Any) -> Any:
-        follow(self, decisions)
-        raise KeyboardInterrupt
+        trial = follow(self, decisions)
+        if self._fits():
+            raise KeyboardInterrupt
+        return trial
 
     monkeypatch.setattr(auto._Planning, "_follow", stops)
     with pytest.warns(errors.PlanningStoppedWarning, match="interrupted"):
