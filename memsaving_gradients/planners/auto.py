@@ -36,7 +36,7 @@ __all__ = ["plan"]
 #: A plan this close to the lower bound is optimal: sums of times differ in their last bits.
 EQUAL = 1e-9
 #: A plan is near the lower bound at this many times of it, or at this share of a step above it.
-TIMES, POINTS = 1.15, 0.006
+TIMES, POINTS = 1.15, 0.003
 #: From this many times the lower bound on, chains of stages may do better: values are recomputed
 #: several times at small budgets. (An LSTM of 100 steps at 10 %: 30 % extra time instead of 107.)
 FAR = 1.5

@@ -32,8 +32,6 @@ from ortools.sat.python import cp_model
 
 #: The cost of all recipes together, in the integers that CP-SAT counts in.
 UNITS = 10**9
-#: What is spent on all of a problem, before its neighborhoods are searched, in CP-SAT's measure.
-AT_ONCE = 0.1
 
 
 class _Made(NamedTuple):
@@ -207,12 +205,6 @@ class _Model:
         unit = math.gcd(*demands) or 1
         model.add_cumulative(intervals, [demand // unit for demand in demands], budget // unit)
 
-    def hint_all(self, solution: Sequence[int]) -> None:
-        """Begin with the values of all variables."""
-        self.model.clear_hints()
-        for index, value in enumerate(solution):
-            self.model.add_hint(self.model.get_int_var_from_proto_index(index), value)
-
     def _hint(self, executions: Sequence[tuple[int, int]]) -> None:
         """Begin with these, if they are as they should be."""
         model = self.model
@@ -273,19 +265,7 @@ def answer(request: dict[str, Any]) -> None:
     """Solve, and say what comes of it."""
     model = _Model(request)
     solver = _solver(request)
-    if request["nearby"]:
-        # What is small is solved at once.
-        solver.parameters.max_deterministic_time = AT_ONCE
     status = solver.solve(model.model, _Telling(model))
-    if request["nearby"] and status == cp_model.FEASIBLE:
-        model.hint_all(solver.response_proto.solution)
-        solver = _solver(request)
-        solver.parameters.use_lns_only = True
-        solver.parameters.interleave_search = True
-        # Neighborhoods are made smaller by what is fixed in them. To presolve the whole takes
-        # longer than to search one.
-        solver.parameters.cp_model_presolve = False
-        status = solver.solve(model.model, _Telling(model))
     rounding = (sum(map(len, model.again)) + 1) / model.scale
     bound = solver.best_objective_bound / model.scale - rounding
     _say({"status": solver.status_name(status).lower(), "bound": max(bound, 0.0)})

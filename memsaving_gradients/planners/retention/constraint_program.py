@@ -79,7 +79,6 @@ def solve(
     bound: float = 0.0,
     effort: float | None = None,
     seconds: float | None = None,
-    nearby: bool = False,
     tick: Callable[[], None] | None = None,
 ) -> Solution:
     """The executions that take the least time.
@@ -100,9 +99,6 @@ def solve(
         No executions take less, as far as is known, seconds.
     effort, seconds
         When to stop with the best so far; ``None``: no limit.
-    nearby
-        Look only for better executions in neighborhoods of the best so far, which is faster;
-        nothing is proven.
     tick
         Called ten times a second. What it raises ends the search, and is raised.
 
@@ -129,7 +125,6 @@ def solve(
         "bound": bound,
         "effort": effort,
         "seconds": seconds,
-        "nearby": nearby,
         "workers": WORKERS if effort is None else 1,
     }
     executions: tuple[Execution, ...] | None = None

@@ -51,19 +51,16 @@ def prove(
     *,
     effort: float,
     seconds: float | None = None,
-    rounds: int = ROUNDS,
-    nearby: bool = False,
 ) -> Proposal:
     """The fastest plan within ``limits.budget`` that CP-SAT comes to from ``found``, and what is
     proven of it.
 
     Each time that it is asked it may make so much ``effort``, in its own measure (a unit takes some
     seconds), or, if they are given, all together may take so many ``seconds``. It is asked at most
-    ``rounds`` times: for more copies, or with another budget, where bytes on the graph are others
-    than those of the problem. ``nearby``: it only looks for better plans in neighborhoods of the
-    best so far.
+    `ROUNDS` times: for more copies, or with another budget, where bytes on the graph are others
+    than those of the problem.
     """
-    return _Proving(graph, limits, found, effort, seconds, rounds, nearby).plan()
+    return _Proving(graph, limits, found, effort, seconds).plan()
 
 
 class _Proving:
@@ -76,11 +73,8 @@ class _Proving:
         found: Proposal,
         effort: float,
         seconds: float | None,
-        rounds: int,
-        nearby: bool,
     ) -> None:
         self.graph, self.limits, self.found, self.effort = graph, limits, found, effort
-        self.rounds, self.nearby = rounds, nearby
         self.budget = int(limits.budget or 0)
         self.ends = None if seconds is None else time.monotonic() + seconds
         self.coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
@@ -133,7 +127,7 @@ class _Proving:
 
     def _solve(self) -> None:
         budget, copies = self.budget, self._enough(math.inf, COPIES)
-        for _ in range(self.rounds):
+        for _ in range(ROUNDS):
             solution = self._asked(budget, copies)
             extra = math.inf
             if solution.executions is not None:
@@ -167,7 +161,6 @@ class _Proving:
             bound=self.bound if budget <= self.budget else 0.0,
             effort=self.effort if seconds is None else None,
             seconds=seconds,
-            nearby=self.nearby,
             tick=self._tick,
         )
 
