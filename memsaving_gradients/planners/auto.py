@@ -78,18 +78,6 @@ class _Planning:
         self.solved: tuple[Solved, ...] = ()
         self.ticks, self.off, self.quick = 0, 0, False
 
-    def _refine_bound(self, depth: Depth) -> None:
-        """Raise the lower bound, as far as this depth can."""
-        left = None if self.ends is None else max(0.0, self.ends - time.monotonic())
-        found = bound_within(
-            self.graph,
-            self.budget,
-            accumulate=self.limits.accumulate,
-            depth=depth,
-            seconds=left,
-        )
-        self.bound, self.solved = max(self.bound, found.seconds), found.solved
-
     @cached_property
     def coarse(self) -> Coarse:
         """The graph as a retention problem."""
@@ -118,6 +106,7 @@ class _Planning:
             lower_bound=self.bound,
             optimal=self._fits() and self.found.extra_seconds <= self.bound * (1 + EQUAL),
             complete=complete,
+            quick=self.quick,
         )
 
     def _search(self) -> None:
@@ -153,6 +142,18 @@ class _Planning:
         elif self.most_runs >= FEWEST_RUNS:
             fits = min(found, key=lambda one: one.run.worth(self.budget - self.off))
             self._local_search([fits.decisions], self.most_runs)
+
+    def _refine_bound(self, depth: Depth) -> None:
+        """Raise the lower bound, as far as this depth can."""
+        left = None if self.ends is None else max(0.0, self.ends - time.monotonic())
+        found = bound_within(
+            self.graph,
+            self.budget,
+            accumulate=self.limits.accumulate,
+            depth=depth,
+            seconds=left,
+        )
+        self.bound, self.solved = max(self.bound, found.seconds), found.solved
 
     def _priced(self, pricing: Pricing, pace: Pace) -> Priced:
         """What prices find, with the coarse budget corrected by what the whole graph takes."""

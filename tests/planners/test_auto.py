@@ -280,3 +280,11 @@ def test_a_limit_on_time_gives_the_best_so_far():
     assert not proposal.complete
     assert proposal.peak <= peak // 2
     assert planned(graph, peak, seconds=0.01).complete
+
+
+def test_a_quick_plan_says_so_and_is_no_better():
+    graph = GRAPHS["growing"]()
+    budget = simulate(graph, plain(graph)).peak * 2 // 3
+    quick, full = planned(graph, budget, quick=True), planned(graph, budget)
+    assert quick.quick and not full.quick
+    assert full.extra_seconds <= quick.extra_seconds + NEAR
