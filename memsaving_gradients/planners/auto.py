@@ -47,9 +47,11 @@ CORRECTIONS, SLACK = 3, 0.005
 GENTLE_STEPS, HOPELESS = 1_200_000, 1.5
 #: What a local search may cost where prices are not near the bound: steps simulated, in at most so
 #: many runs; and the share of them for coming down to the budget.
-MOST_STEPS, MOST_RUNS, DESCENT = 1_600_000, 8_000, 0.6
+MOST_STEPS, MOST_RUNS, DESCENT = 800_000, 8_000, 0.6
 #: Where that is fewer runs than this, a search improves nothing.
 FEWEST_RUNS = 400
+#: Quick plans take this part of it.
+QUICK = 8
 #: How boldly it comes down at first.
 BOLD = 8
 
@@ -117,31 +119,40 @@ class _Planning:
             return
         pricing = Pricing(self.coarse.problem, self._tick)
         found = [self._priced(pricing, Pace())]
-        if self._fits() and self.limits.quick:
-            self.quick = True
+        if self._is_enough(SHALLOW) or self._is_enough(USUAL):
             return
-        for depth in (SHALLOW, USUAL):
-            self._refine_bound(depth)
-            if self._is_within(TIMES):
-                return
         work = GENTLE_STEPS // max(1, len(self.coarse.problem.reads))
         for pace in GENTLE:
-            if self._is_within(TIMES) or found[0].run.peak > HOPELESS * self.budget:
+            if found[0].run.peak > HOPELESS * self.budget:
                 break
             work -= pace.steps
             if work >= 0:
                 found.append(self._priced(pricing, pace))
+            if self._is_enough():
+                return
         if not self._is_within(FAR):
             self._follow_chain()
-        if self._is_within(TIMES):
+        if self._is_enough():
             return
+        runs = self.most_runs // QUICK if self.limits.quick else self.most_runs
         if not self._fits():
             starts = [self.coarse.like(one.runs) for one in self.solved if one.runs]
             starts += (one.closest for one in found)
-            self._local_search(starts, self.most_runs)
+            self._local_search(starts, runs)
         elif self.most_runs >= FEWEST_RUNS:
             fits = min(found, key=lambda one: one.run.worth(self.budget - self.off))
-            self._local_search([fits.decisions], self.most_runs)
+            self._local_search([fits.decisions], runs)
+        self.quick = self.limits.quick
+
+    def _is_enough(self, depth: Depth | None = None) -> bool:
+        """Whether what is found fits, and is near the lower bound, of this depth, unless a quick
+        plan is wanted."""
+        if self.limits.quick:
+            self.quick = self._fits()
+            return self.quick
+        if depth is not None:
+            self._refine_bound(depth)
+        return self._is_within(TIMES)
 
     def _refine_bound(self, depth: Depth) -> None:
         """Raise the lower bound, as far as this depth can."""
