@@ -472,12 +472,13 @@ class Following:
         self._take_back(found)
         self._broke = min(self._broke or need, need)
         # What the executor adds to one plan it adds to the next, about. Holes between chunks need
-        # not shrink with the plan: each step down is a larger one.
-        share = min(found.planned / need, self._share)
-        self._share = share * MOST_SHARE ** (attempt + 1)
+        # not shrink with the plan, and what the rest of a step takes grows: each step down is a
+        # larger one.
+        alone = simulate is _alone
+        share = min(found.planned / need, self._share * (MOST_SHARE if alone else 1.0))
+        self._share = share * MOST_SHARE ** (attempt if alone else attempt + 1)
         # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
-        by_chance = simulate is _alone and not self._large
-        self._below = found.planned if by_chance else None
+        self._below = found.planned if alone and not self._large else None
 
     def _need(self, found: Followed, simulate: Simulate) -> int:
         """The same on average, and with what is left to chance."""
