@@ -236,7 +236,7 @@ class Following:
     def _treated(self) -> Followed | None:
         """As `follow`, with loops treated as they are now."""
         try:
-            found = self._kept()
+            return self._kept()
         except BudgetError as error:
             if not self._has_other():
                 raise
@@ -245,7 +245,6 @@ class Following:
                 return self._kept()
             except BudgetError as another:
                 raise min((error, another), key=lambda refused: refused.least) from None
-        return found
 
     def _has_other(self) -> bool:
         """Whether plans may be looked for with masks packed if they are not, or unpacked."""

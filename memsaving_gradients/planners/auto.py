@@ -195,9 +195,9 @@ class _Planning:
         """Go on from decisions: down to the budget, if that is not met, and then better."""
         budget = max(0, self.budget - self.off)
         search = Search(self.coarse.problem, budget, tick=self._tick)
+        each = int(runs * DESCENT) // len(starts)
         found = []
         for start in starts:
-            each = int(runs * DESCENT) // len(starts)
             decisions, result = search.descend(start, each, bold=BOLD)
             if result.peak > budget:
                 decisions, result = search.descend(start, each)

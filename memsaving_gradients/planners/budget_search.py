@@ -352,7 +352,7 @@ class Search:
         ``left``: at most so many attempts are to come, this one included. ``late``: even if time is
         over. ``quick``: as in `Limits`.
         """
-        for known in {False, quick}:
+        for known in dict.fromkeys((False, quick)):
             if (asked, known) in self._by_asked:
                 return self._by_asked[asked, known]
         if self._stopped and self._tried and not (late and self._stopped == "out of time"):

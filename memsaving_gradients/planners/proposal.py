@@ -56,11 +56,11 @@ class Limits:
         follow counts ignore them.
     host
         The most bytes that may be offloaded; ``None``: any.
-    quick
-        Whether any plan within the budget is good enough, since others are going to be asked for.
     early
         How many times as long as it takes a transfer back begins before it must be there; 0: all
         transfers are synchronous.
+    quick
+        Whether any plan within the budget is good enough, since others are going to be asked for.
     """
 
     keep: Mapping[int, str] = field(default_factory=dict)

@@ -13,7 +13,6 @@ another value is recomputed from them.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -104,16 +103,11 @@ class Gaps:
         pairs = [(gap, other) for gap, found in self.inputs.items() for other in found]
         self._user, self._input = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
 
-    def at(self, value: int, event: int) -> int:
-        """The gap of a value at an event: the one that ends with it, if the event is a use."""
-        problem = self.problem
-        return problem.first_gap[value] + bisect_right(problem.uses[value], event - 1) - 1
-
     def inputs_at(self, gap: int, event: int) -> tuple[int, ...]:
         """The gaps, of those that are decided on, of what the value of a gap is made of."""
         problem = self.problem
         read = problem.inputs[problem.recipe[problem.owner[gap]]]
-        found = (self.at(value, event) for value in read)
+        found = (problem.gap_at(value, event) for value in read)
         return tuple(other for other in found if self._is_open[other])
 
     def _needed(self) -> tuple[IntArray, IntArray]:

@@ -43,6 +43,8 @@ def repair(
         step = int(np.argmax(run.bytes_alive))
         over = int(run.bytes_alive[step]) - budget
         ranked = _droppable(gaps, decisions, run, step, over)
+        if not ranked:
+            break
         sizes = np.cumsum(gaps.size[[gap for _, gap in ranked]])
         enough = int(np.searchsorted(sizes, over)) + 1
         excess = run.excess(budget)
@@ -57,8 +59,6 @@ def repair(
                 break
         else:
             break
-        if not ranked:
-            break
     return decisions, run
 
 
@@ -72,7 +72,7 @@ def _droppable(
     alive = (np.array(run.born) <= step) & (np.array(run.last) >= step)
     found = []
     for value in {run.value[k] for k in np.flatnonzero(alive).tolist()} - busy:
-        gap = gaps.at(value, event)
+        gap = gaps.problem.gap_at(value, event)
         if gaps.open[gap] and decisions[gap] == KEPT:
             size = int(gaps.size[gap])
             found.append((_seconds_again(gaps, gap, decisions) / min(size, max(over, 1)), gap))

@@ -329,7 +329,7 @@ class Search:
             size = problem.size[value]
             if problem.recipe[value] < 0 or value in busy or not size:
                 continue
-            gap = self._gap_at(value, event)
+            gap = self.problem.gap_at(value, event)
             if gap in fixed or self._end[gap] < problem.border:
                 continue
             if decisions[gap] == KEPT:
@@ -382,12 +382,6 @@ class Search:
                 drops.append((own / min(left, over), gap, [(gap, what), *held]))
         return drops
 
-    def _gap_at(self, value: int, event: int) -> int:
-        """The gap of ``value`` in which ``event`` lies; the one that ends with it, if it is a
-        use."""
-        uses = self.problem.uses[value]
-        return self.problem.first_gap[value] + bisect_right(uses, event - 1) - 1
-
     def _early(self, value: int, gap: int, after: int, decisions: list[int]) -> list[int]:
         """The last events in a gap, behind ``after``, at which inputs are there that will not be at
         its end."""
@@ -412,7 +406,7 @@ class Search:
         if found is None:
             found = self._known[value, event] = []
             for v in self.problem.inputs[self.problem.recipe[value]]:
-                gap = self._gap_at(v, event)
+                gap = self.problem.gap_at(v, event)
                 there = self._end[gap] == event or back.get(gap, event + 1) <= event
                 if decisions[gap] and not there:
                     found.append((v, gap))

@@ -24,6 +24,7 @@ are counted in those.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,6 +129,11 @@ class Problem:
             for value in {*read, *made}:
                 touching[value].append(recipe)
         return touching
+
+    def gap_at(self, value: int, event: int) -> int:
+        """The gap of ``value`` in which ``event`` lies; the one that ends with it, if it is a
+        use."""
+        return self.first_gap[value] + bisect_right(self.uses[value], event - 1) - 1
 
     def respects(self, gap: int, what: int) -> bool:
         """Whether with such a decision on a gap nothing is recomputed before the border, and all
