@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -89,23 +90,38 @@ def _medians(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {**found[0], **middle, "runs": [{c: run[c] for c in CLOCKS} for run in found]}
 
 
-def first_step(model: str, options: dict[str, Any], way: str) -> dict[str, Any]:
-    """Take one first step in this process.
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """A first step that was taken.
 
-    ``"wall"`` and ``"processor"``: its seconds; ``"traced"``: those of processor time until the
-    function was traced; ``"second"``: those of another step. ``"forward"``: how many ops the loss
-    needs; ``"ops"``: how many the graph has in the end.
+    Attributes
+    ----------
+    step
+        The function, which may be called again.
+    graph
+        Its graph.
+    loss
+        The loss in it.
+    seconds
+        ``"wall"`` and ``"processor"``: of the step; ``"traced"``: of processor time until the
+        function was traced.
     """
-    network = build(model, **options)
+
+    step: Callable[..., tf.Tensor]
+    graph: tf.Graph
+    loss: tf.Tensor
+    seconds: dict[str, Any]
+
+
+def take(
+    network: Model,
+    differentiate: Callable[..., tuple[tf.Tensor, Any]],
+    around: contextlib.AbstractContextManager[Any] | None = None,
+) -> Taken:
+    """Take one first step, traced inside of ``around``, with the loss and the gradients that
+    ``differentiate`` makes of a batch."""
     batch = [tf.constant(array) for array in network.batch]
     losses: list[tf.Tensor] = []
-    around: Any = contextlib.nullcontext()
-    if way != "plain":
-        # Imported only here: a plain step has no part of ours.
-        import memsaving_gradients as ms
-
-        around = ms.patched() if way == "patched" else around
-    differentiate = _differentiation(network, way)
 
     @tf.function
     def step(*batch: tf.Tensor) -> tf.Tensor:
@@ -116,24 +132,41 @@ def first_step(model: str, options: dict[str, Any], way: str) -> dict[str, Any]:
         return loss
 
     wall, processor = time.perf_counter(), time.process_time()
-    with around:
+    with around or contextlib.nullcontext():
         graph = step.get_concrete_function(*batch).graph
     traced = time.process_time() - processor
     step(*batch).numpy()
-    result: dict[str, Any] = {
+    seconds = {
         "wall": time.perf_counter() - wall,
         "processor": time.process_time() - processor,
         "traced": traced,
     }
+    return Taken(partial(step, *batch), graph, losses[0], seconds)
+
+
+def first_step(model: str, options: dict[str, Any], way: str) -> dict[str, Any]:
+    """Take one first step in this process.
+
+    The seconds of `Taken`, and ``"second"``: those of another step. ``"forward"``: how many ops the
+    loss needs; ``"ops"``: how many the graph has in the end.
+    """
+    network = build(model, **options)
+    around: Any = None
+    if way != "plain":
+        # Imported only here: a plain step has no part of ours.
+        import memsaving_gradients as ms
+
+        around = ms.patched() if way == "patched" else None
+    taken = take(network, _differentiation(network, way), around)
     again = time.process_time()
-    step(*batch).numpy()
-    result["second"] = time.process_time() - again
+    taken.step().numpy()
+    result = {**taken.seconds, "second": time.process_time() - again}
     from graph_tools.graph.capture import capture
 
-    result["forward"] = len(capture(losses[:1]).ops)
-    result["ops"] = len(graph.get_operations())
+    result["forward"] = len(capture([taken.loss]).ops)
+    result["ops"] = len(taken.graph.get_operations())
     if way != "plain":
-        plans = ms.plans(graph)
+        plans = ms.plans(taken.graph)
         result["peaks"] = [plans[-1].peak_plain, plans[-1].peak] if plans else []
     return result
 

@@ -10,17 +10,17 @@ time). Where the budget is below the least one, the row is planned within that, 
 from __future__ import annotations
 
 import statistics
-import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
+from benchmarks.claims.first_step import take
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting, Settings
 from benchmarks.measuring import fresh
-from benchmarks.networks import build
+from benchmarks.networks import Model, build
 from benchmarks.settings import count, shares
 
 SHARES = (0.8, 0.6, 0.45, 0.35)
@@ -59,75 +59,55 @@ def run(job: Job) -> dict[str, Any]:
     what = {"model": model, "options": options}
     known = [one["plain"] for one in job.made.values() if one["network"] == name]
 
-    def median(**more: Any) -> dict[str, Any]:
-        found = [
-            fresh("planning.networks:first_step", **what, **more)
-            for _ in range(job.settings["repeats"])
-        ]
+    def median(function: str, **more: Any) -> dict[str, Any]:
+        found = [fresh(function, **what, **more) for _ in range(job.settings["repeats"])]
         middle = {c: statistics.median(one[c] for one in found) for c in ("processor", "traced")}
         return {**found[0], **middle}
 
-    plain = known[0] if known else median(budget=None)
+    plain = known[0] if known else median("claims.first_step:first_step", way="plain")
     return {
         "network": name,
         "share": float(percent) / 100,
         "plain": plain,
-        "ours": median(budget=float(percent) / 100),
+        "ours": median("planning.networks:first_step", budget=float(percent) / 100),
     }
 
 
-def first_step(model: str, options: dict[str, Any], budget: float | None) -> dict[str, Any]:
-    """Take one first step in this process, and describe the plan that it follows."""
+def first_step(model: str, options: dict[str, Any], budget: float) -> dict[str, Any]:
+    """Take one first step within a budget in this process, and describe the plan that it
+    follows."""
+    import memsaving_gradients as ms
+    from memsaving_gradients.errors import BudgetError
+
     network = build(model, **options)
-    batch = [tf.constant(array) for array in network.batch]
     variables = list(network.variables)
     refused: list[int] = []
 
-    def gradients(loss: tf.Tensor) -> list[Any]:
-        if budget is None:
-            return tf.gradients(loss, variables)
-        import memsaving_gradients as ms
-        from memsaving_gradients.errors import BudgetError
-
+    def differentiate(*batch: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        loss = network.loss(*batch)
         try:
-            return ms.gradients(loss, variables, budget=budget)
+            return loss, ms.gradients(loss, variables, budget=budget)
         except BudgetError as error:
             refused.append(error.least)
-            return ms.gradients(loss, variables, budget=error.least)
+            return loss, ms.gradients(loss, variables, budget=error.least)
 
-    @tf.function
-    def step(*batch: tf.Tensor) -> tf.Tensor:
-        loss = network.loss(*batch)
-        for variable, grad in zip(variables, gradients(loss), strict=True):
-            variable.assign_sub(1e-6 * tf.convert_to_tensor(grad))
-        return loss
-
-    if budget is not None:
-        # Importing is measured elsewhere.
-        import memsaving_gradients as ms
-
-    began = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = step.get_concrete_function(*batch).graph
-    traced = time.process_time() - began
-    step(*batch).numpy()
-    result: dict[str, Any] = {"traced": traced, "processor": time.process_time() - began}
-    if budget is not None:
-        plan = ms.plans(graph)[-1]
-        assert plan.budget is not None
-        result |= {
-            "refused": refused[0] if refused else None,
-            "budget": plan.budget,
-            "extra": plan.extra_time,
-            "bound": _bound(step, batch, plan.budget),
-            "used": plan.allocated / plan.budget,
-            "stored": len(plan.stored),
-        }
-    return result
+        taken = take(network, differentiate)
+    plan = ms.plans(taken.graph)[-1]
+    assert plan.budget is not None
+    return {
+        **taken.seconds,
+        "refused": refused[0] if refused else None,
+        "budget": plan.budget,
+        "extra": plan.extra_time,
+        "bound": _bound(network, differentiate, plan.budget),
+        "used": plan.allocated / plan.budget,
+        "stored": len(plan.stored),
+    }
 
 
-def _bound(step: Any, batch: list[tf.Tensor], budget: int) -> float:
+def _bound(network: Model, differentiate: Callable[..., Any], budget: int) -> float:
     """The lower bound of extra time for a budget, as a share of a plain step."""
     from memsaving_gradients.engine.rewire import observing
     from memsaving_gradients.planners.bounds.integer import tightest_bound
@@ -139,7 +119,8 @@ def _bound(step: Any, batch: list[tf.Tensor], budget: int) -> float:
         found.append(tightest_bound(graph, budget) / graph.total_seconds)
 
     with observing(look):
-        tf.function(step.python_function).get_concrete_function(*batch)
+        batch = [tf.constant(array) for array in network.batch]
+        tf.function(differentiate).get_concrete_function(*batch)
     return found[0]
 
 
