@@ -419,8 +419,8 @@ def _takes_one(op: tf.Operation) -> bool:
 
 def behind_identities(tensor: tf.Tensor) -> tf.Tensor:
     """``tensor``, or what it is the same as."""
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
+    while tensor.op.type in ("Identity", "IdentityN"):
+        tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 
 

@@ -21,6 +21,8 @@ from tensorflow.python.framework import auto_control_deps_utils, op_def_registry
 from tensorflow.python.ops import handle_data_util
 from tensorflow.python.util import _pywrap_util_port, tf_stack
 
+from graph_tools.tf_private.loops import LOOPS
+
 __all__ = [
     "add_control_inputs",
     "as_autograph_would",
@@ -122,8 +124,7 @@ def create_held(
     )
     if device:
         held._set_device(device)
-    if others := [op for op in dict.fromkeys(controls) if op is not tensor.op]:
-        held._add_control_inputs(others)
+    add_control_inputs(held, [op for op in controls if op is not tensor.op])
     return held.outputs[0]
 
 
@@ -143,7 +144,7 @@ def create_gate(
     )
     if device:
         gate._set_device(device)
-    gate._add_control_inputs(list(dict.fromkeys(controls)))
+    add_control_inputs(gate, controls)
     return gate
 
 
@@ -205,7 +206,22 @@ def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
 
 def add_control_inputs(op: tf.Operation, controls: Iterable[tf.Operation]) -> None:
     """Make ``op`` wait for ``controls``: public only at creation time (2.16 to 2.21)."""
-    op._add_control_inputs(list(controls))
+    if ends := [end for control in dict.fromkeys(controls) for end in _ends(control)]:
+        op._add_control_inputs(ends)
+
+
+def _ends(op: tf.Operation) -> list[tf.Operation]:
+    """What is there when ``op`` has run: for a loop, identities of the numbers that others read.
+
+    A control edge from a loop itself would keep all its variables when TensorFlow lowers it to
+    switches and merges, accumulators that no gradient reads, too: they would be filled, and
+    grappler would rewrite its body less than in TensorFlow's own graph.
+    """
+    if op.type not in LOOPS:
+        return [op]
+    lists_and_handles = (tf.variant, tf.resource)
+    read = [t for t in op.outputs if t.dtype not in lists_and_handles and t.consumers()]
+    return [create_held(t, f"{op.name}_ended", (), op.device).op for t in read] or [op]
 
 
 def set_attribute(op: tf.Operation, name: str, value: tf.compat.v1.AttrValue) -> None:

@@ -426,6 +426,25 @@ def test_what_reads_a_handle_is_not_held_back_by_it(loop):
     check_budget(loop, 0.3)
 
 
+@pytest.mark.parametrize("updates", [(0, 1), (0, 2)])
+def test_a_loop_that_others_wait_for_is_rewritten_as_ever(updates):
+    """What no gradient reads is not kept for those that wait for the loop, or its body would be
+    another one for grappler."""
+    alone = Loop(
+        states=("float", "double"),
+        body=(("rematerialized", 14, 2), ("step_number", 11, 25)),
+        updates=updates,
+        condition="bounded",
+        steps=5,
+        outputs=(0,),
+        xs=(0,),
+        leaf=None,
+        tape=True,
+        parallel=1,
+    )
+    check_budget(alone, 0.3)
+
+
 def _alone(kind, **more):
     """A loop whose body is one instruction, and a layer."""
     chosen = {

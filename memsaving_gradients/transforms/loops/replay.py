@@ -143,13 +143,14 @@ class Replay:
         self.rewiring.undo()
         self.rewiring.drop()
         for op in self._built:
-            # It reads variables, so that a function runs it whether somebody needs it or not: for
-            # no steps from now on.
-            with graphs.outside_scopes(op.graph), graphs.unrecorded():
-                graphs.update_input(
-                    op, _FIRST_VARIABLE, tf.zeros([], op.inputs[_FIRST_VARIABLE].dtype)
-                )
-            note_steps(op, 0)
+            last = Rewiring()
+            _idle(op, _FIRST_VARIABLE, last)
+            # A loop whose accumulators nobody reads does not fill them; then what fills them may be
+            # rewritten by grappler.
+            for number, tensor in enumerate(op.inputs):
+                source = behind_identities(tensor)
+                if source.op is self.loop.op:
+                    last.point(op, number, source.op.inputs[source.value_index])
 
     def _apply(self, gradients: Sequence[Gradient]) -> None:
         loop = self.loop
@@ -419,13 +420,24 @@ class Replay:
                 for k, tensor in enumerate(reader.inputs):
                     if tensor is output:
                         self.rewiring.point(reader, k, new[output.ref()])
-        with graphs.outside_scopes(op.graph), graphs.unrecorded():
-            none = tf.zeros([], op.inputs[2].dtype)
-            nothing = loops.traced_like(op, len(op.inputs), "replaced", lambda *args: args)
-        self.rewiring.point(op, 2, none)
-        # XLA compiles also what nobody reads, and the lists do not hold any more what the body
-        # takes from them.
-        self.rewiring.set(op, "body", nothing)
+        _idle(op, 2, self.rewiring)
+
+
+def _idle(op: tf.Operation, stop: int, rewiring: Rewiring) -> None:
+    """Make a loop run for no steps (input ``stop`` says where it ends), of a body that does
+    nothing.
+
+    A function runs it whether somebody reads it or not, if it reads variables. And its body must
+    not take from lists what these do not hold any more: XLA compiles also what nobody reads, and
+    grappler infers no shape at all where one op's shapes contradict each other, so that it would
+    fold constants less than in TensorFlow's own graph.
+    """
+    with graphs.outside_scopes(op.graph), graphs.unrecorded():
+        first = tf.zeros([], op.inputs[stop].dtype)
+        nothing = loops.traced_like(op, len(op.inputs), "replaced", lambda *args: args)
+    rewiring.point(op, stop, first)
+    rewiring.set(op, "body", nothing)
+    rewiring.set(op, *noted_steps(0))
 
 
 def _backwards(
