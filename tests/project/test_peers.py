@@ -57,8 +57,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 TINY = replace(
     NETWORKS["tiny"],
-    options={"depth": 3, "batch": 32, "width": 16},
-    ways={"2 layers": {"ends": r"dense1"}},
+    options={"depth": 8, "batch": 256, "width": 16},
+    ways={"2 layers": {"ends": r"dense(1|3|5)"}},
 )
 
 

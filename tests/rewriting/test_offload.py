@@ -29,9 +29,9 @@ def test_the_accelerator_holds_less(large):
     assert found["offloaded"] < 0.25 * found["kept"]
     assert found["moved"] >= 40
     # A step that waits for its transfers is simulated as if they took no time. Transfers of small
-    # tensors take longer than their products.
+    # tensors take longer than their products, as all do in some steps of a busy machine.
     if large:
-        assert found["offloaded"] < 1.5 * found["simulated"]
+        assert found["least"] < 1.5 * found["simulated"]
 
 
 @pytest.mark.parametrize(
