@@ -22,7 +22,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.tf_private.config import deterministic
-from memsaving_gradients.engine.attempts import Following
+from memsaving_gradients.engine.driver.attempts import Attempts
 from tests.helpers import fresh, sampling
 
 pytest_plugins = ["tests.helpers.interruption", "tests.helpers.slowest"]
@@ -86,7 +86,7 @@ def exact_arithmetic() -> Iterator[None]:
 @contextlib.contextmanager
 def _exact_arithmetic() -> Iterator[None]:
     # What is recomputed to be compared need not save anything.
-    followed = mock.patch.object(Following, "_if_it_saves", lambda _, found: found)
+    followed = mock.patch.object(Attempts, "if_it_saves", lambda _, found: found)
     with deterministic(), followed:
         yield
 

@@ -22,9 +22,9 @@ from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import patching
 from memsaving_gradients.budget import chunk_bytes, plain_bytes, safe_bytes
 from memsaving_gradients.engine import whole_step
-from memsaving_gradients.engine.attempts import Following
+from memsaving_gradients.engine.driver.following import Following
 from memsaving_gradients.engine.options import Options
-from memsaving_gradients.engine.planning import LARGE_SHARE, seek
+from memsaving_gradients.engine.planning.within_limits import LARGE_SHARE, seek
 from memsaving_gradients.engine.rewire import observing
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import ArgumentError

@@ -11,9 +11,9 @@ import tensorflow as tf
 from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.engine import graph_state, replicas, whole_step
-from memsaving_gradients.engine.attempts import Following
+from memsaving_gradients.engine.driver.following import Following
+from memsaving_gradients.engine.notices import note_unused, warn_nothing_saved, warn_stopped
 from memsaving_gradients.engine.options import Options
-from memsaving_gradients.engine.planning import note_unused, warn_nothing_saved, warn_stopped
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.rewriting.gates import gated

@@ -37,8 +37,9 @@ from graph_tools.tf_private import autodiff, graphs, hooks
 from graph_tools.warn import warn
 from memsaving_gradients.budget import exact_bytes, format_bytes, safe_bytes
 from memsaving_gradients.engine import graph_state, replicas
-from memsaving_gradients.engine.attempts import Followed, Following
-from memsaving_gradients.engine.planning import warn_stopped
+from memsaving_gradients.engine.driver.attempt import Followed
+from memsaving_gradients.engine.driver.following import Following
+from memsaving_gradients.engine.notices import warn_stopped
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
 from memsaving_gradients.rewriting.optimizer_ops import Updates
@@ -190,10 +191,10 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
             return
         if updates.take_memory(autodiff.outputs_of(graph), site.options.batch) < budget * LITTLE:
             return
-        worst = following.worst(followed, simulate)
+        worst = following.attempts.worst(followed, simulate)
         if worst > budget and updates.defer(site.home):
             simulate.simulated.clear()
-            worst = following.worst(followed, simulate)
+            worst = following.attempts.worst(followed, simulate)
     except GraphError:
         # Something besides the gradients that cannot be captured, such as a loop of TF1.
         return

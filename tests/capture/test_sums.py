@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import capture_step
-from memsaving_gradients.engine import planning
+from memsaving_gradients.engine.planning import by_mode
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -73,7 +73,7 @@ def test_bits_of_short_sums_are_those_of_plain_training(
 ) -> None:
     """Grappler sorts addends by name where its arithmetic rewriting is on."""
     # Here they are far from the peak.
-    monkeypatch.setattr(planning, "left_alone", lambda graph, proposal, budget: proposal)
+    monkeypatch.setattr(by_mode, "left_alone", lambda graph, proposal, budget: proposal)
     numbers = np.random.default_rng(many).standard_normal((64, 257)).astype(np.float32)
     outputs = []
     with arithmetic_rewriting(sorts):

@@ -12,7 +12,7 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from graph_tools.memory.bfc_allocator import irregular_peaks
 from memsaving_gradients.budget import safe_bytes, worst_bytes
-from memsaving_gradients.engine import attempts
+from memsaving_gradients.engine.driver import attempts
 
 LAYERS = 24
 #: The default planner searches so long that it is for the slow suite.

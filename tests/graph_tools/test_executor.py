@@ -12,7 +12,7 @@ from graph_tools.grappler.constant_folding import folded
 from graph_tools.memory import executor
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.ops.views import viewed_input
-from memsaving_gradients.engine import attempts
+from memsaving_gradients.engine.driver import attempts
 from tests.helpers.fresh import fresh
 from tests.helpers.processor import needs_bfloat16
 from tests.helpers.support import normalized_network
@@ -215,14 +215,14 @@ def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
     """A buffer is a quarter of the peak; what could run early, and hold one more, waits for its
     turn all the same."""
     peaks = []
-    rewritten = attempts.Following._rewritten
+    follow = attempts.follow
 
-    def spy(self, outcome):
-        followed = rewritten(self, outcome)
+    def spy(site, outcome, updates=None):
+        followed = follow(site, outcome, updates)
         peaks.append((outcome.proposal.peak, followed.outcome.plan.peak))
         return followed
 
-    monkeypatch.setattr(attempts.Following, "_rewritten", spy)
+    monkeypatch.setattr(attempts, "follow", spy)
     # A thread that is four times slower than the other may still be at the loss when the backward
     # pass is far on.
     monkeypatch.setattr(executor, "RUNS", executor.RUNS[:1])

@@ -19,7 +19,7 @@ from benchmarks.networks import build, small
 from benchmarks.techniques import cluster
 from benchmarks.techniques.cluster import HOST
 from graph_tools.memory.measure import measure_peak
-from memsaving_gradients.engine.attempts import Following
+from memsaving_gradients.engine.driver.attempts import Attempts
 from tests.helpers.support import arithmetic_rewriting, numbers
 
 
@@ -71,7 +71,7 @@ def same(model: str, options: dict[str, Any], settings: list[dict[str, Any]]) ->
     """Whether gradients are the same to the last bit with each of ``settings`` (``link``: of the
     `ms.Offload`), and what was offloaded."""
     # What is recomputed to be compared need not save anything.
-    followed = mock.patch.object(Following, "_if_it_saves", lambda _, found: found)
+    followed = mock.patch.object(Attempts, "if_it_saves", lambda _, found: found)
     with host(), arithmetic_rewriting(False), followed:
         tf.config.experimental.enable_op_determinism()
         tf.random.set_seed(1)

@@ -14,7 +14,8 @@ import memsaving_gradients as ms
 from benchmarks.networks import small
 from graph_tools.memory.bfc_allocator import irregular_peaks
 from memsaving_gradients.budget import Goal, too_small
-from memsaving_gradients.engine.attempts import Following
+from memsaving_gradients.engine.driver.attempt import take_back
+from memsaving_gradients.engine.driver.attempts import Attempts
 from memsaving_gradients.planners import Limits, Proposal, auto, budget_search, least_memory
 from memsaving_gradients.planners.budget_search import Meter, Search
 from tests.helpers.fresh import fresh
@@ -332,18 +333,18 @@ def test_what_was_tried_in_vain_does_not_run():
 def test_the_other_packing_is_tried(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they run, plans for masks packed, or unpacked, may need more than was thought."""
     weights = [tf.Variable(tf.eye(64)) for _ in range(6)]
-    kept = Following._kept
+    kept = Attempts.kept
 
-    def refusing(following: Following) -> Any:
-        found = kept(following)
+    def refusing(attempts: Attempts) -> Any:
+        found = kept(attempts)
         assert found is not None
         if found.outcome.plan.packed != packed:
-            assert following.site.goal is not None
-            following._take_back(found)
-            raise too_small(following.site.goal, found.outcome.need)
+            assert attempts.site.goal is not None
+            take_back(attempts.site, found)
+            raise too_small(attempts.site.goal, found.outcome.need)
         return found
 
-    monkeypatch.setattr(Following, "_kept", refusing)
+    monkeypatch.setattr(Attempts, "kept", refusing)
 
     @tf.function
     def step(x):

@@ -20,7 +20,7 @@ import memsaving_gradients as ms
 from graph_tools import capture
 from graph_tools.editing.rewiring import CLONE_SUFFIX
 from graph_tools.tf_private import graphs
-from memsaving_gradients.engine import attempts
+from memsaving_gradients.engine.driver import attempt
 from memsaving_gradients.planners import Limits, named
 from memsaving_gradients.planners.proposal import propose
 from memsaving_gradients.schedules.simulate import simulate
@@ -59,14 +59,14 @@ class _Spy:
         self.seen: list[tuple[object, object]] = []
 
     def __enter__(self) -> _Spy:
-        self.rewrite, self.plan = attempts.rewrite, named.plan
-        attempts.rewrite = self._rewrite
+        self.rewrite, self.plan = attempt.rewrite, named.plan
+        attempt.rewrite = self._rewrite
         if self.kept is not None:
             named.plan = self._plan
         return self
 
     def __exit__(self, *_: object) -> None:
-        attempts.rewrite, named.plan = self.rewrite, self.plan
+        attempt.rewrite, named.plan = self.rewrite, self.plan
 
     def _rewrite(self, step, schedule, simulation, **kwargs):
         self.seen.append((step, schedule))

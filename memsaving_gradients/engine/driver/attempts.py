@@ -1,0 +1,236 @@
+"""Plans for a step as it stands, one after the other, until one keeps its budget as it runs.
+
+Each is made for less than the one before. Into which holes between chunks buffers fall is chance: a
+plan with which not each of the steps that were simulated keeps the budget, but they do on average,
+is followed where none is found that is better. An attempt costs a plan, a rewrite and the
+simulations of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import tensorflow as tf
+
+from memsaving_gradients.budget import chunk_bytes, safe_bytes, too_small, worst_bytes
+from memsaving_gradients.engine.driver.attempt import (
+    Followed,
+    Simulate,
+    alone,
+    follow,
+    take_back,
+)
+from memsaving_gradients.engine.notices import warn_nothing_saved
+from memsaving_gradients.engine.planning.by_mode import by_mode
+from memsaving_gradients.engine.planning.outcome import LIMITED, Outcome, nothing_else
+from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
+from memsaving_gradients.engine.planning.within_limits import first_share, within_limits
+from memsaving_gradients.engine.site import Site
+from memsaving_gradients.errors import BudgetError, PlanError
+from memsaving_gradients.planners.budget_search import MANY_OPS
+
+__all__ = ["Attempts"]
+
+#: Plans that are rewritten and simulated until one keeps the budget, and the most that the next one
+#: gets of what this one had.
+MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
+#: Where an attempt takes seconds (`MANY_OPS`), there are fewer.
+FEW_ATTEMPTS = 5
+#: Plans that are tried after one that keeps the budget with some luck.
+LUCKY_ATTEMPTS = 1
+#: Modes in which nobody but a planner says what is recomputed, and nobody allows for a number of
+#: bytes.
+SAVING = ("memory", "speed", "slowdown", "planner")
+
+
+class Attempts:
+    """Plans for the gradients of a site, one after the other.
+
+    Parameters
+    ----------
+    site
+        The gradient computation, its loops and masks as they are.
+    mode
+        What a plan will be called, see `memsaving_gradients.engine.rewire.save_memory`.
+
+    Attributes
+    ----------
+    share
+        Of the budget, what the next plan is made for.
+    updates
+        By name of a gradient's op, the ops that end what is done with the gradient; ``None``: the
+        gradients are alone.
+    """
+
+    def __init__(self, site: Site, mode: str) -> None:
+        self.site, self.mode = site, mode
+        self.updates: Mapping[str, Sequence[tf.Operation]] | None = None
+        self._large = len(site.operations) > MANY_OPS
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew, as for a step that was changed."""
+        self.share = first_share(self.site)
+        self._below: int | None = None
+        self._broke = 0
+        self._by_luck = False
+
+    def kept(self) -> Followed | None:
+        """A plan with which the gradients keep the budget; ``None``: nothing can be saved.
+
+        Raises
+        ------
+        BudgetError
+            If there is none; the graph is left as it was.
+        """
+        most = FEW_ATTEMPTS if self._large else MOST_ATTEMPTS
+        found, ended = self.first_that_fits(most if self.mode == "budget" else 1, alone)
+        if ended:
+            return self.if_it_saves(found)
+        found = self.least()
+        goal = self.site.goal
+        if found is None or goal is None or found.outcome.need <= goal.budget:
+            return found
+        take_back(self.site, found)
+        raise too_small(goal, min(found.outcome.need, goal.plain_need), self.site.stopped)
+
+    def first_that_fits(
+        self, attempts: int, simulate: Simulate, lucky: Followed | None = None
+    ) -> tuple[Followed | None, bool]:
+        """A plan that keeps the budget in what ``simulate`` makes of it; and whether the search is
+        over, with this one, with plain gradients or with nothing.
+
+        ``lucky``: one that keeps it with some luck, which was taken back.
+        """
+        attempt = 0
+        last = attempts if lucky is None else LUCKY_ATTEMPTS
+        while attempt < last:
+            try:
+                found = self._next(self.share, self._below)
+            except BudgetError as error:
+                if lucky is not None:
+                    break
+                if self.site.stopped == "interrupted":
+                    # Plans that broke the budget as they ran are no smaller than it.
+                    raise self._no_smaller(error) from None
+                if self.share < 1.0 and not attempt and simulate is alone:
+                    # There may be no plan that leaves room for what the executor adds, but one to
+                    # which it adds nothing.
+                    self.share = 1.0
+                    attempt += 1
+                    continue
+                return None, False
+            if found is None or found.result is None or found.keeps(self.worst(found, simulate)):
+                return found, True
+            if self.mode == "saved":
+                take_back(self.site, found)
+                raise _no_longer_kept(found.outcome)
+            if lucky is None and found.keeps(self.need(found, simulate)):
+                lucky, last = found, min(attempts, attempt + 1 + LUCKY_ATTEMPTS)
+            self.give_up(found, simulate, attempt)
+            attempt += 1
+        if lucky is None:
+            return None, False
+        self._by_luck = True
+        return self.again(lucky), True
+
+    def least(self) -> Followed | None:
+        """The plan of least memory, whatever the budget is."""
+        return self._next(0.0)
+
+    def again(self, found: Followed) -> Followed:
+        """The graph made to follow a plan once more."""
+        return replace(found, result=follow(self.site, found.outcome, self.updates).result)
+
+    def give_up(self, found: Followed, simulate: Simulate, attempt: int) -> None:
+        """Take a plan back, and ask for less from now on."""
+        need = self.worst(found, simulate)
+        take_back(self.site, found)
+        self._broke = min(self._broke or need, need)
+        # What the executor adds to one plan it adds to the next, about. Holes between chunks need
+        # not shrink with the plan, and what the rest of a step takes grows: each step down is a
+        # larger one.
+        by_itself = simulate is alone
+        share = min(found.planned / need, self.share * (MOST_SHARE if by_itself else 1.0))
+        self.share = share * MOST_SHARE ** (attempt if by_itself else attempt + 1)
+        # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
+        self._below = found.planned if by_itself and not self._large else None
+
+    def worst(self, found: Followed, simulate: Simulate) -> int:
+        """The bytes of a budget that a step needs in the worst of the steps that were simulated, as
+        long as there may be a plan that is better there.
+
+        In large graphs there are buffers enough to even chance out.
+        """
+        if self.mode != "budget" or self._large or self._by_luck:
+            return self.need(found, simulate)
+        return worst_bytes(simulate(found), self.site.gating)
+
+    def need(self, found: Followed, simulate: Simulate) -> int:
+        """The same on average, and with what is left to chance."""
+        return safe_bytes(simulate(found), self.site.gating)
+
+    def if_it_saves(self, found: Followed | None) -> Followed | None:
+        """``found``, unless it needs no less than plain training as the executor runs it, which its
+        schedule does not tell.
+
+        Checkpoints and tensors to encode that were named are followed, and it is said. Budgets are
+        promises of their own, and a plan from a file is what was asked for.
+        """
+        if found is None or found.result is None or self.mode in ("budget", "saved"):
+            return found
+        plan, site = found.outcome.plan, self.site
+        # The least that plain training may take is what recomputing must beat: it moves ops to
+        # where they may meet others. What is packed or encoded alone is there in the same order,
+        # and compared as it is on average.
+        before = site.original()[1]
+        need = plan.allocated
+        most = plan.allocated_plain if plan.clones else chunk_bytes(before, site.gating)
+        if need < most:
+            return found
+        figures = (
+            f"as TensorFlow runs it, it may take {need:,} bytes in the allocator's chunks, plain"
+            f" training {most:,}"
+        )
+        if self.mode not in SAVING or site.encode:
+            said = "what was named is followed, but saves no memory"
+            warn_nothing_saved(site.graph, figures, what=said)
+            return found
+        take_back(site, found)
+        if site.is_other:
+            unchanged = nothing_else(site, plan.mode, plan.planner)
+            if unchanged.plan.allocated < most or (site.attention and site.attention.names):
+                return follow(site, unchanged)
+        warn_nothing_saved(site.graph, f"a plan was found that takes less in order, but {figures}")
+        return None
+
+    def _next(self, share: float, below: int | None = None) -> Followed | None:
+        """Plan and rewrite."""
+        outcome: Outcome | None
+        if self.mode == "saved":
+            outcome = by_saved_plan(self.site)
+        elif self.mode in LIMITED:
+            outcome = within_limits(self.site, self.mode, share, below)
+        else:
+            outcome = by_mode(self.site, self.mode)
+        return None if outcome is None else follow(self.site, outcome, self.updates)
+
+    def _no_smaller(self, error: BudgetError) -> BudgetError:
+        """``error``, but naming no budget below the least that a plan needed as it ran (0: none did
+        run)."""
+        goal = self.site.goal
+        if goal is None or error.least >= self._broke:
+            return error
+        return too_small(goal, min(self._broke, goal.plain_need), self.site.stopped)
+
+
+def _no_longer_kept(outcome: Outcome) -> PlanError:
+    given = outcome.given or outcome.plan
+    return PlanError(
+        "plan",
+        given.file or given,
+        f"would need {outcome.need:,} bytes here, more than its budget of {given.budget:,}:"
+        " hold_gradients, xla or the device are others than it was made for; plan anew with"
+        " budget=",
+    )

@@ -1,0 +1,146 @@
+"""The steps that plans are made for: loops replayed in one way or another, masks packed or not.
+
+Replays keep the state of a loop at fewer steps, and take more time for it; packing takes time that
+recomputing could have. Which is best depends on the budget: the first candidate that fits is
+followed, unless the next one comes to less time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from graph_tools.errors import GraphError
+from memsaving_gradients.engine.driver.attempt import Followed, take_back
+from memsaving_gradients.engine.driver.attempts import Attempts
+from memsaving_gradients.engine.planning.within_limits import search_of
+from memsaving_gradients.engine.site import Site
+from memsaving_gradients.errors import BudgetError
+from memsaving_gradients.transforms.loops.selection import WAYS
+
+__all__ = ["each_way", "first_candidate_that_fits"]
+
+
+def first_candidate_that_fits(attempts: Attempts) -> Followed | None:
+    """Follow a plan with which the gradients keep the budget; ``None``: nothing can be saved.
+
+    Raises
+    ------
+    BudgetError
+        If there is none; it names the least budget of all candidates.
+    """
+    site = attempts.site
+    try:
+        ways = _ways(attempts)
+        if ways != [None]:
+            site.original()
+    except GraphError:
+        # The graph cannot be rewritten, which the first who looks at it says.
+        ways = [None]
+    if ways == [None]:
+        return _packed_or_not(attempts)
+    refused: list[BudgetError] = []
+    for number, way in enumerate(ways):
+        _treat(attempts, way)
+        try:
+            found = _packed_or_not(attempts)
+        except BudgetError as error:
+            refused.append(error)
+            if site.stopped == "interrupted":
+                break
+            continue
+        return _cheaper(attempts, found, ways[number:])
+    raise min(refused, key=lambda error: error.least)
+
+
+def each_way(attempts: Attempts) -> Iterator[None]:
+    """Treat loops in one way after the other."""
+    ways: list[str | None] = [*attempts.site.loops.ways(WAYS)]
+    for way in ways or [None]:
+        _treat(attempts, way)
+        yield
+
+
+def _ways(attempts: Attempts) -> list[str | None]:
+    """The ways to treat loops that are tried, in order."""
+    site, mode = attempts.site, attempts.mode
+    loops, asked = site.loops, site.options.loops
+    if mode == "saved":
+        return [None]
+    if asked != "auto":
+        return [*loops.ways([asked])] or [None]
+    if mode == "budget":
+        return [*loops.ways(WAYS)] or [None]
+    if mode == "slowdown":
+        return [_least_in_time(site)]
+    replays = mode in ("memory", "planner") or not (mode != "named" or site.kept)
+    return [*loops.ways(["segments" if replays else "keep"])] or [None]
+
+
+def _least_in_time(site: Site) -> str | None:
+    """The way that saves most of those that take no more time than was allowed."""
+    ways = site.loops.ways(WAYS)
+    if len(ways) < 2 or site.options.max_slowdown is None:
+        return ways[0] if ways else None
+    allowed = site.options.max_slowdown * site.original()[0].graph.total_seconds
+    for way in reversed(ways):
+        site.treat_loops(way)
+        if site.capture().graph.total_seconds <= allowed:
+            return way
+    return ways[0]
+
+
+def _treat(attempts: Attempts, way: str | None) -> None:
+    attempts.site.treat_loops(way)
+    attempts.start()
+
+
+def _cheaper(
+    attempts: Attempts, found: Followed | None, ways: Sequence[str | None]
+) -> Followed | None:
+    """``found``, of the first of ``ways``, or what the next way comes to, if that takes less
+    time."""
+    if found is None or found.result is None or len(ways) < 2 or attempts.mode != "budget":
+        return found
+    site = attempts.site
+    extra, way = found.outcome.plan.extra_time, ways[0]
+    take_back(site, found)
+    _treat(attempts, ways[1])
+    seconds = site.original()[0].graph.total_seconds
+    other: Followed | None = None
+    if site.capture().graph.total_seconds / max(seconds, 1e-12) - 1 < extra:
+        try:
+            other = _packed_or_not(attempts)
+        except BudgetError:
+            other = None
+    if other is not None and other.outcome.plan.extra_time < extra:
+        return other
+    take_back(site, other)
+    _treat(attempts, way)
+    return _packed_or_not(attempts)
+
+
+def _packed_or_not(attempts: Attempts) -> Followed | None:
+    """What masks packed as they are come to, or the other way, if that keeps no budget."""
+    try:
+        return attempts.kept()
+    except BudgetError as error:
+        site = attempts.site
+        if site.sought is None or site.sought.other is None or site.stopped:
+            raise
+        _switch_packing(attempts)
+        try:
+            return attempts.kept()
+        except BudgetError as another:
+            raise min((error, another), key=lambda refused: refused.least) from None
+
+
+def _switch_packing(attempts: Attempts) -> None:
+    """Look for plans with masks packed if they are not, or unpacked, from now on."""
+    site, sought = attempts.site, attempts.site.sought
+    assert sought is not None and sought.other is not None
+    site.switch_packing(not site.packed.tensors)
+    other = sought.other
+    search = other.search or search_of(site, other.step, other.before)
+    site.sought = replace(other, search=search, other=replace(sought, other=None))
+    attempts.start()

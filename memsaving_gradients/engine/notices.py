@@ -1,0 +1,74 @@
+"""What is said where a gradient computation turns out otherwise than was asked for: gradients stay
+plain, plain training meets the budget, encodings are not used, planning ended early."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import tensorflow as tf
+
+from graph_tools.warn import warn
+from memsaving_gradients.budget import (
+    DeviceMemory,
+    Goal,
+    exact_bytes,
+    format_bytes,
+    format_share,
+)
+from memsaving_gradients.engine import graph_state
+from memsaving_gradients.errors import NothingSavedWarning, PlanningStoppedWarning, PlanNote
+from memsaving_gradients.reports.plan import Plan
+
+__all__ = ["ENDED", "OUTER", "note_ample", "note_unused", "warn_nothing_saved", "warn_stopped"]
+
+#: Why gradients of targets of another graph are plain.
+OUTER = (
+    "ys were computed in another function or outside of the branch or loop that asks for gradients"
+)
+#: How planning ended, in words.
+ENDED = {"interrupted": "interrupted", "out of time": "stopped, out of time"}
+
+
+def warn_nothing_saved(
+    graph: tf.Graph,
+    why: str,
+    what: str = "gradients are plain TensorFlow gradients and save no memory",
+) -> None:
+    """Say, once for each graph, why gradients are TensorFlow's own, or else ``what`` is so."""
+    if graph_state.warned(graph, why):
+        return
+    warn(f"{what}: {why}.", NothingSavedWarning)
+
+
+def note_ample(graph: tf.Graph, goal: Goal) -> None:
+    most = f", {goal.plain_need:,} at most," if goal.plain_need > goal.base else ""
+    device = f", what {goal.value} leaves" if isinstance(goal.value, DeviceMemory) else ""
+    note = (
+        f"plain training needs {exact_bytes(goal.base)}{most} and meets the budget of"
+        f" {goal.budget:,} ({format_bytes(goal.budget)}{device}): gradients are plain, nothing is"
+        " recomputed"
+    )
+    if not graph_state.warned(graph, note):
+        warn(note + ".", PlanNote)
+
+
+def note_unused(plan: Plan, named: Collection[str]) -> None:
+    """Say it, if none of the tensors that were named to be encoded is."""
+    encoded = {decision.tensor for decision in plan.stored}
+    if named and encoded.isdisjoint(named):
+        warn(
+            f"none of the {len(named)} tensors that encode= names is encoded (the first is"
+            f" {min(named)!r}): the plan keeps or recomputes them, since encoding them would not"
+            " lower the peak, or is not needed for the budget.",
+            PlanNote,
+        )
+
+
+def warn_stopped(plan: Plan, why: str) -> None:
+    """Say that planning ended early."""
+    warn(
+        f"planning was {ENDED[why]}; the best plan so far is used: extra time about"
+        f" {format_share(plan.extra_time, 1)}, at most {format_share(plan.gap, 1)} of a step above"
+        f" the least ({format_share(plan.lower_bound, 1)}).",
+        PlanningStoppedWarning,
+    )

@@ -1,0 +1,102 @@
+"""Plans by a mode: the least memory, what is cheap to recompute, or what keeps tensors that were
+named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from graph_tools.memory.liveness import timeline
+from memsaving_gradients.capture.training_step import CapturedStep
+from memsaving_gradients.engine.notices import warn_nothing_saved
+from memsaving_gradients.engine.planning.outcome import (
+    Outcome,
+    captured,
+    described,
+    nothing_else,
+)
+from memsaving_gradients.engine.site import Site
+from memsaving_gradients.planners import Limits, Proposal, cheap_ops, least_memory, named
+from memsaving_gradients.planners.budget_search import Found
+from memsaving_gradients.planners.short_sums import left_alone
+from memsaving_gradients.planners.with_storage import planner_that_stores
+from memsaving_gradients.reports.describe import why_nothing
+from memsaving_gradients.schedules.schedule import plain
+from memsaving_gradients.schedules.simulate import simulate
+
+__all__ = ["MARGIN", "by_mode"]
+
+_BY_MODE = {"memory": least_memory.plan, "speed": cheap_ops.plan}
+#: Packing has to leave at most this share of the bytes, or of the extra time, of a plan without;
+#: for plans may need more when they run.
+MARGIN = 0.97
+
+
+def by_mode(site: Site, mode: str) -> Outcome | None:
+    """What a mode or named checkpoints come to; ``None``, after a warning, if that saves
+    nothing."""
+    step = captured(site)
+    if step is None:
+        return None
+    original, before = site.original()
+    proposal = _by_mode(site, step, mode)
+    tries = mode == "memory" and _packing_may_help(step, proposal, site.packable())
+    for parts in (True, False) if tries else ():
+        if not site.pack(parts=parts):
+            break
+        packed = site.capture()
+        other = _by_mode(site, packed, mode)
+        if other.peak <= proposal.peak * MARGIN:
+            step, proposal = packed, other
+            break
+        both = bool(site.packed.masks and site.packed.parts)
+        site.unpack()
+        if not both:
+            break
+    most = simulate(step.graph, plain(step.graph)).peak
+    schedule = proposal.schedule
+    works = schedule.clones or schedule.chained or schedule.stored
+    if site.is_other and (not works or proposal.peak >= most):
+        return nothing_else(site, mode, mode)
+    if not works or (proposal.peak >= most and mode in _BY_MODE):
+        warn_nothing_saved(site.graph, why_nothing(step, mode, most, site.loops.kept))
+        return None
+    if proposal.peak >= most:
+        warn_nothing_saved(
+            site.graph,
+            f"the checkpoints named do not lower the simulated peak ({proposal.peak:,} bytes, plain"
+            f" {most:,}); checkpoints='memory' finds better ones",
+            what="tensors are recomputed, but that saves no memory",
+        )
+    found = Found(proposal, proposal.peak, None)
+    unpacked = original if site.is_other else None
+    plan = described(site, step, found, mode, mode, before=before, unpacked=unpacked)
+    return Outcome(step, proposal, plan)
+
+
+def _packing_may_help(step: CapturedStep, proposal: Proposal, tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether a plan would need less by `MARGIN` if these took no bytes: packing builds ops and has
+    all be planned again."""
+    graph, simulation = step.graph, proposal.simulation
+    roots = graph.storage[[step.source.value(tensor) for tensor in tensors]]
+    if not len(roots):
+        return False
+    owned = np.flatnonzero(np.isin(graph.storage[simulation.owner], roots))
+    born, dies, size = (values[owned] for values in simulation.buffers)
+    without = simulation.bytes_alive - timeline(born, dies, size, len(simulation.bytes_alive))
+    return int(without.max()) <= simulation.peak * MARGIN
+
+
+def _by_mode(site: Site, step: CapturedStep, mode: str) -> Proposal:
+    limits = Limits(
+        keep=site.keep(step, "marked" if mode == "collection" else "named"),
+        accumulate=site.options.accumulate,
+        seconds=site.options.planning_seconds,
+        progress=site.progress,
+        host=site.room_on_host,
+        early=site.early,
+    )
+    proposal = planner_that_stores(_BY_MODE.get(mode, named.plan))(step.graph, limits)
+    return left_alone(step.graph, proposal, None)

@@ -1,0 +1,193 @@
+"""Plans within a budget or a slowdown, or what a planner does by itself.
+
+Plans are sought for the step as it stands, and for the step with masks packed in bits; which of the
+two is decided by a first plan of each (`seek`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from graph_tools.memory.executor import CHANCE
+from memsaving_gradients.budget import Goal, chunk_bytes, plain_bytes, safe_bytes
+from memsaving_gradients.capture.training_step import CapturedStep
+from memsaving_gradients.capture.unknown_sizes import check_known
+from memsaving_gradients.engine.notices import ENDED, note_ample, warn_nothing_saved
+from memsaving_gradients.engine.planning.by_mode import MARGIN
+from memsaving_gradients.engine.planning.outcome import (
+    Outcome,
+    captured,
+    described,
+    nothing_else,
+)
+from memsaving_gradients.engine.site import Site, Sought
+from memsaving_gradients.planners import find_planner, planner_name
+from memsaving_gradients.planners.budget_search import MANY_OPS, Found, Meter, Search
+from memsaving_gradients.planners.with_storage import planner_that_stores
+from memsaving_gradients.schedules.schedule import ordered
+from memsaving_gradients.schedules.simulate import Simulation, simulate
+
+__all__ = ["LARGE_SHARE", "first_share", "search_of", "seek", "within_limits"]
+
+#: The share of a budget that is planned with at first in graphs of more than `MANY_OPS`.
+LARGE_SHARE = 0.92
+
+
+def within_limits(
+    site: Site, mode: str, share: float = 1.0, below: int | None = None
+) -> Outcome | None:
+    """The fastest plan within a budget, or the one of least memory within a slowdown, or what a
+    planner does by itself.
+
+    ``None``, after a warning, if no plan within the slowdown saves anything, or the planner's does
+    not. ``share``: how much of the budget may be planned with; 0: the plan of least memory is
+    wanted. ``below``: what a plan needed that broke the budget as it ran.
+    """
+    options = site.options
+    if site.sought is None:
+        site.sought = seek(site)
+    sought = site.sought
+    if sought is None:
+        return None
+    step, goal, search = sought.step, sought.goal, sought.search
+    budget = None if goal is None else goal.budget
+    name = planner_name(options.planner)
+    plain_need = chunk_bytes(sought.before, site.gating)
+    if search is None:
+        assert goal is not None
+        note_ample(site.graph, goal)
+        untouched = Found(Meter(step.graph, site.gating).plain, plain_need, None)
+        plan = described(site, step, untouched, mode, name, before=sought.before, budget=budget)
+        return Outcome(step, untouched.proposal, plan, plain=True)
+    found: Found | None
+    search.progress = site.progress
+    if goal is not None:
+        found = search.within(goal, share, below) if share else search.least()
+    elif options.max_slowdown is not None:
+        allowed = options.max_slowdown * sought.unpacked.graph.total_seconds
+        seconds = allowed - step.graph.total_seconds
+        found = search.within_time(seconds, plain=bool(site.packed.tensors))
+    else:
+        found = search.free()
+    if found is None or (budget is None and found.need >= plain_need):
+        if site.attention is not None and site.attention.names:
+            return nothing_else(site, mode, name)
+        where = (
+            f"within max_slowdown={options.max_slowdown}"
+            if options.max_slowdown
+            else f"of planner {name!r}"
+        )
+        so_far = (
+            f" was found before planning was {ENDED[search.stopped]} that" if search.stopped else ""
+        )
+        warn_nothing_saved(
+            site.graph,
+            f"no plan {where}{so_far} needs less than the"
+            f" {plain_bytes(sought.before, site.gating):,} bytes of plain training",
+        )
+        return None
+    plan = described(
+        site, step, found, mode, name, before=sought.before, budget=budget, unpacked=sought.unpacked
+    )
+    return Outcome(step, found.proposal, plan, stopped=found.stopped)
+
+
+def seek(site: Site) -> Sought | None:
+    """What plans are made for, and with what: the step, with masks packed. ``None``, after a
+    warning: it cannot be rewritten."""
+    options = site.options
+    step = captured(site)
+    if step is None:
+        return None
+    unpacked, before = site.original()
+    goal = _goal(site, unpacked, before)
+    if goal is not None and goal.budget >= goal.plain_need and not site.is_other:
+        return Sought(step, unpacked, before, goal, None)
+    if not site.pack():
+        return Sought(step, unpacked, before, goal, search_of(site, step, before))
+    packed = Sought(site.capture(), unpacked, before, goal, None)
+    limited = goal is not None or options.max_slowdown is not None
+    if not limited:
+        if site.packed.parts and _plain_peak(packed.step) >= _plain_peak(step):
+            # Where the largest of them are read, what is packed is there beside what is unpacked.
+            site.unpack()
+            site.pack(parts=False)
+            packed = replace(packed, step=site.capture())
+        return replace(packed, search=search_of(site, packed.step, before))
+    # Packing takes time that recomputing could have, too.
+    site.switch_packing(False)
+    other = Sought(step, unpacked, before, goal, search_of(site, step, before))
+    seconds = packed.step.graph.total_seconds - step.graph.total_seconds
+    cost = _cost(other, site)
+    assert other.search is not None
+    if other.search.stopped:
+        return other
+    if goal is not None and cost <= seconds:
+        return replace(other, other=packed)
+    site.switch_packing(True)
+    packed = replace(packed, search=search_of(site, packed.step, before))
+    # Where nothing fits, the error is to name the least that could be had: that of what is packed.
+    better, worse = packed, other
+    if _cost(packed, site, seconds) > cost * MARGIN:
+        site.switch_packing(False)
+        better, worse = other, packed
+    return better if goal is None else replace(better, other=worse)
+
+
+def first_share(site: Site) -> float:
+    """The share of a budget to plan with at first: what is left to chance as the executor runs a
+    step takes the rest, and in large graphs, where an attempt takes seconds, what it adds."""
+    if site.data_gates:
+        return 1.0
+    return LARGE_SHARE if len(site.operations) > MANY_OPS else 1 / (1 + CHANCE)
+
+
+def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
+    """A search for plans for a step, with masks packed as they are at the site now."""
+    options = site.options
+    return Search(
+        Meter(step.graph, site.gating, before.persistent),
+        planner_that_stores(find_planner(options.planner)),
+        keep=site.keep(step, "marked"),
+        accumulate=options.accumulate,
+        seconds=options.planning_seconds,
+        floors=site.floors,
+        host=site.room_on_host,
+        early=site.early,
+    )
+
+
+def _cost(sought: Sought, site: Site, packing: float | None = None) -> float:
+    """What is to be little: the extra seconds of a first plan within a budget, or the bytes of that
+    within a slowdown; infinite: there is none.
+
+    ``packing``: the seconds that packing takes, if there is any.
+    """
+    search = sought.search
+    assert search is not None
+    if sought.goal is not None:
+        return search.sketch(sought.goal, first_share(site)) + (packing or 0.0)
+    assert site.options.max_slowdown is not None
+    most = site.options.max_slowdown * sought.unpacked.graph.total_seconds
+    found = search.within_time(most - sought.step.graph.total_seconds, plain=packing is not None)
+    return math.inf if found is None else found.need
+
+
+def _plain_peak(step: CapturedStep) -> int:
+    return simulate(step.graph, ordered(step.graph, step.graph.sums)).peak
+
+
+def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
+    """The budget in bytes of chunks: a fraction is one of the least that plain training may need,
+    and 1 the most."""
+    limit = site.options.limit
+    if limit is None:
+        return None
+    most = safe_bytes(before, site.gating)
+    base = plain_bytes(before, site.gating)
+    if isinstance(limit, float):
+        limit = max(1, int(limit * (most if limit == 1 else base)))
+    else:
+        check_known(step, before.peak, site.options.batch_size, site.options.asked_budget[0])
+    return Goal(limit, most, base, site.options.budget)
