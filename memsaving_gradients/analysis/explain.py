@@ -26,8 +26,8 @@ from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.analysis.study import Study, asked
 from memsaving_gradients.engine.no_gc import uncollected
+from memsaving_gradients.engine.progress import showing
 from memsaving_gradients.planners import Limits, Proposal, budget_curve
-from memsaving_gradients.planners.progress import showing
 from memsaving_gradients.reports.describe import source_line
 from memsaving_gradients.reports.explanation import Explanation, Layer, Parts, Point
 

@@ -29,8 +29,9 @@ from memsaving_gradients.engine.rewire import observing
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Limits, Proposal, budget_curve
-from memsaving_gradients.planners.budget_search import FLOORS, MANY_OPS, Found, Search
+from memsaving_gradients.planners.budget_search import FLOORS, Search
 from memsaving_gradients.planners.chains import chain
+from memsaving_gradients.planners.meter import Found
 
 __all__ = ["Study", "asked", "function_of", "specs_of"]
 
@@ -112,7 +113,7 @@ class Study:
         rewritten: it gets the room that a plan leaves there for what the executor adds.
         """
         self.site.floors = FLOORS[:1]
-        if len(self.site.operations) > MANY_OPS:
+        if self.site.is_large:
             return self._least_of_chains()
         following = Following(self.site, "budget")
         outcome = following.least()

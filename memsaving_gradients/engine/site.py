@@ -27,6 +27,7 @@ from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners.budget_search import FLOORS, Search
+from memsaving_gradients.planners.meter import MANY_OPS
 from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate
@@ -171,6 +172,11 @@ class Site:
     def is_here(self, op: tf.Operation) -> bool:
         """Whether ``op`` runs, or may, on the device that memory is saved on."""
         return self.home is None or self.home.has(op)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there are so many ops that an attempt takes seconds (`MANY_OPS`)."""
+        return len(self.operations) > MANY_OPS
 
     @property
     def holds_gradients(self) -> bool:

@@ -23,33 +23,22 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
-from graph_tools.memory.bfc_allocator import irregular_peaks
-from memsaving_gradients.budget import Goal, chunk_bytes, one_chunk, too_small
+from memsaving_gradients.budget import Goal, chunk_bytes, too_small
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bounds.integer import SHALLOW, bound_within
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
+from memsaving_gradients.planners.meter import MANY_OPS, Found, Meter
 from memsaving_gradients.planners.short_sums import left_alone
-from memsaving_gradients.schedules.schedule import plain
-from memsaving_gradients.schedules.simulate import simulate
-from memsaving_gradients.schedules.training_graph import TrainingGraph
 from memsaving_gradients.schedules.validation import problem_of
 
-__all__ = [
-    "FLOORS",
-    "MANY_OPS",
-    "Found",
-    "Meter",
-    "Search",
-]
+__all__ = ["FLOORS", "Search"]
 
 #: Plans to ask for while one is sought that fits and uses the budget well, …
 MOST_ROUNDS = 5
-#: … on graphs of more ops than this so many, if one of them fits; chunks are simulated for so many
-#: steps there.
-MANY_OPS, FEW_ROUNDS, STEPS = 30_000, 2, 5
+#: … on graphs of more ops than `MANY_OPS` so many, if one of them fits.
+FEW_ROUNDS = 2
 #: The further ones are smaller by this factor.
 SMALLER = 0.95
 #: A plan that needs at least this share of the budget uses it well enough.
@@ -57,77 +46,6 @@ CLOSE = 0.96
 #: What is asked for last, as multiples of the peak that comes when a byte is asked for (a search
 #: for too much loses its way, and may do better with less to do); on large graphs only the first.
 FLOORS = (1.0, 0.85, 1.04, 1.1)
-
-
-class Meter:
-    """What schedules of one training graph need.
-
-    Parameters
-    ----------
-    graph
-        The training graph.
-    gating
-        ``"control"``, or ``"data"`` under XLA.
-    persistent
-        Bytes of what is there before the step. In a graph of more than `MANY_OPS`, schedules are
-        simulated amidst of it, for `STEPS`: half a second each, where one that turns out to need
-        more costs five.
-    """
-
-    def __init__(self, graph: TrainingGraph, gating: str, persistent: Sequence[int] = ()) -> None:
-        self.graph, self.gating = graph, gating
-        amidst = graph.length > MANY_OPS and gating != "data"
-        self.persistent = tuple(persistent) if amidst else ()
-
-    def need(self, proposal: Proposal) -> int:
-        """The bytes in chunks that a proposal needs."""
-        simulation = proposal.simulation
-        if not self.persistent:
-            return chunk_bytes(simulation, self.gating)
-        peaks = irregular_peaks([simulation.buffers], before=self.persistent, steps=STEPS)
-        return peaks.average
-
-    @cached_property
-    def plain(self) -> Proposal:
-        """Plain training."""
-        schedule = plain(self.graph)
-        return Proposal(schedule, {}, simulate(self.graph, schedule), optimal=True)
-
-    def most_to_ask(self, budget: int) -> int:
-        """The most bytes to ask a planner for, such that the chunks can fit ``budget``."""
-        if self.gating != "data":
-            return budget
-        low, high = 0, budget
-        while low < high:
-            middle = (low + high + 1) // 2
-            if one_chunk(middle) <= budget:
-                low = middle
-            else:
-                high = middle - 1
-        return max(low, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """A plan that does what was asked for.
-
-    Attributes
-    ----------
-    proposal
-        The plan.
-    need
-        The bytes in chunks that it needs.
-    asked
-        The bytes asked for within which it was planned; its lower bound holds for these. ``None``:
-        no limit.
-    stopped
-        Why planning ended early, or an empty string.
-    """
-
-    proposal: Proposal
-    need: int
-    asked: int | None
-    stopped: str = ""
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ from graph_tools.tf_private import graphs
 from memsaving_gradients.capture.fingerprint import fingerprint
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.planners import Proposal
-from memsaving_gradients.planners.budget_search import Found
+from memsaving_gradients.planners.meter import Found
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.reports.plan_values import Decision, Fate
 from memsaving_gradients.schedules.simulate import Simulation

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.memory.allocation_trace import allocation_events, requested_peak
-from memsaving_gradients.analysis import study
+from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from tests.helpers.fresh import fresh
 from tests.helpers.keras_models import convolutions
@@ -89,8 +89,11 @@ def test_no_plan_for_a_budget_of_the_curve_beats_its_bound():
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_budget_of_the_curve_is_kept_at_about_its_time(monkeypatch, deep):
     if deep:
-        monkeypatch.setattr(study, "MANY_OPS", 0)
-    found = ms.explain(slope, tf.TensorSpec([LENGTH])) if deep else explained_slope()
+        with monkeypatch.context() as patched:
+            patched.setattr(Site, "is_large", True)
+            found = ms.explain(slope, tf.TensorSpec([LENGTH]))
+    else:
+        found = explained_slope()
     for point in (found.curve[len(found.curve) // 2], found.least):
 
         @tf.function

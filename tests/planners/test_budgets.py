@@ -16,8 +16,10 @@ from graph_tools.memory.bfc_allocator import irregular_peaks
 from memsaving_gradients.budget import Goal, too_small
 from memsaving_gradients.engine.driver.attempt import take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
-from memsaving_gradients.planners import Limits, Proposal, auto, budget_search, least_memory
-from memsaving_gradients.planners.budget_search import Meter, Search
+from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
+from memsaving_gradients.planners import meter as meter_module
+from memsaving_gradients.planners.budget_search import Search
+from memsaving_gradients.planners.meter import Meter
 from tests.helpers.fresh import fresh
 from tests.helpers.graphs import GRAPHS, chain
 from tests.helpers.greedy import greedy
@@ -89,10 +91,10 @@ def test_large_graphs_are_played_amidst_of_what_is_there(monkeypatch: pytest.Mon
     alone = Meter(graph, "control")
     small = Meter(graph, "control", there)
     assert small.need(small.plain) == alone.need(alone.plain)
-    monkeypatch.setattr(budget_search, "MANY_OPS", 1)
+    monkeypatch.setattr(meter_module, "MANY_OPS", 1)
     large = Meter(graph, "control", there)
     simulated = irregular_peaks(
-        [large.plain.simulation.buffers], before=there, steps=budget_search.STEPS
+        [large.plain.simulation.buffers], before=there, steps=meter_module.STEPS
     )
     assert large.need(large.plain) == simulated.average != alone.need(alone.plain)
 

@@ -15,7 +15,7 @@ import memsaving_gradients as ms
 from graph_tools.memory.measure import measure_peak
 from memsaving_gradients.engine.driver import attempts
 from memsaving_gradients.engine.planning.outcome import Outcome
-from memsaving_gradients.planners.budget_search import Found
+from memsaving_gradients.planners.meter import Found
 from memsaving_gradients.planners.proposal import Proposal
 from memsaving_gradients.reports.describe import describe
 from memsaving_gradients.rewriting.fusion import Merging

@@ -28,14 +28,13 @@ from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
 from memsaving_gradients.engine.planning.within_limits import first_share, within_limits
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
-from memsaving_gradients.planners.budget_search import MANY_OPS
 
 __all__ = ["Attempts"]
 
 #: Plans that are rewritten and simulated until one keeps the budget, and the most that the next one
 #: gets of what this one had.
 MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
-#: Where an attempt takes seconds (`MANY_OPS`), there are fewer.
+#: Where an attempt takes seconds (`Site.is_large`), there are fewer.
 FEW_ATTEMPTS = 5
 #: Plans that are tried after one that keeps the budget with some luck.
 LUCKY_ATTEMPTS = 1
@@ -66,7 +65,6 @@ class Attempts:
     def __init__(self, site: Site, mode: str) -> None:
         self.site, self.mode = site, mode
         self.updates: Mapping[str, Sequence[tf.Operation]] | None = None
-        self._large = len(site.operations) > MANY_OPS
         self.start()
 
     def start(self) -> None:
@@ -84,7 +82,7 @@ class Attempts:
         BudgetError
             If there is none; the graph is left as it was.
         """
-        most = FEW_ATTEMPTS if self._large else MOST_ATTEMPTS
+        most = FEW_ATTEMPTS if self.site.is_large else MOST_ATTEMPTS
         found, ended = self.first_that_fits(most if self.mode == "budget" else 1, alone)
         if ended:
             return self.if_it_saves(found)
@@ -155,7 +153,7 @@ class Attempts:
         share = min(found.planned / need, self.share * (MOST_SHARE if by_itself else 1.0))
         self.share = share * MOST_SHARE ** (attempt if by_itself else attempt + 1)
         # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
-        self._below = found.planned if by_itself and not self._large else None
+        self._below = found.planned if by_itself and not self.site.is_large else None
 
     def worst(self, found: Followed, simulate: Simulate) -> int:
         """The bytes of a budget that a step needs in the worst of the steps that were simulated, as
@@ -163,7 +161,7 @@ class Attempts:
 
         In large graphs there are buffers enough to even chance out.
         """
-        if self.mode != "budget" or self._large or self._by_luck:
+        if self.mode != "budget" or self.site.is_large or self._by_luck:
             return self.need(found, simulate)
         return worst_bytes(simulate(found), self.site.gating)
 

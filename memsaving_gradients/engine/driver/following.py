@@ -16,10 +16,10 @@ from memsaving_gradients.engine.driver.candidates import each_way, first_candida
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.planning.outcome import Outcome
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
+from memsaving_gradients.engine.progress import showing
 from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
-from memsaving_gradients.planners.progress import showing
 from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["Following"]

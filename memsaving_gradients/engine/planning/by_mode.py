@@ -19,7 +19,7 @@ from memsaving_gradients.engine.planning.outcome import (
 )
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.planners import Limits, Proposal, cheap_ops, least_memory, named
-from memsaving_gradients.planners.budget_search import Found
+from memsaving_gradients.planners.meter import Found
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.planners.with_storage import planner_that_stores
 from memsaving_gradients.reports.describe import why_nothing

@@ -11,7 +11,7 @@ from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.engine.notices import warn_nothing_saved
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.planners import Proposal
-from memsaving_gradients.planners.budget_search import Found, Meter
+from memsaving_gradients.planners.meter import Found, Meter
 from memsaving_gradients.reports.describe import describe
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.schedules.simulate import Simulation

@@ -11,7 +11,7 @@ from memsaving_gradients.engine.planning.outcome import LIMITED, Outcome, descri
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.planners import Proposal
-from memsaving_gradients.planners.budget_search import Found
+from memsaving_gradients.planners.meter import Found
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.schedules.schedule import Schedule, plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate

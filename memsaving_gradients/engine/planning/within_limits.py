@@ -23,14 +23,15 @@ from memsaving_gradients.engine.planning.outcome import (
 )
 from memsaving_gradients.engine.site import Site, Sought
 from memsaving_gradients.planners import find_planner, planner_name
-from memsaving_gradients.planners.budget_search import MANY_OPS, Found, Meter, Search
+from memsaving_gradients.planners.budget_search import Search
+from memsaving_gradients.planners.meter import Found, Meter
 from memsaving_gradients.planners.with_storage import planner_that_stores
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 
 __all__ = ["LARGE_SHARE", "first_share", "search_of", "seek", "within_limits"]
 
-#: The share of a budget that is planned with at first in graphs of more than `MANY_OPS`.
+#: The share of a budget that is planned with at first in large graphs (`Site.is_large`).
 LARGE_SHARE = 0.92
 
 
@@ -140,7 +141,7 @@ def first_share(site: Site) -> float:
     step takes the rest, and in large graphs, where an attempt takes seconds, what it adds."""
     if site.data_gates:
         return 1.0
-    return LARGE_SHARE if len(site.operations) > MANY_OPS else 1 / (1 + CHANCE)
+    return LARGE_SHARE if site.is_large else 1 / (1 + CHANCE)
 
 
 def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:

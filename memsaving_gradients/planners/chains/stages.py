@@ -28,10 +28,9 @@ from memsaving_gradients.planners.chains.frontiers import (
     Segments,
     expensive_storages,
     measure_segments,
-    narrow_cuts,
-    narrowest_cuts,
 )
 from memsaving_gradients.planners.chains.rotor import Chain
+from memsaving_gradients.planners.chains.stage_cuts import early, narrow, places
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import simulate
@@ -45,9 +44,6 @@ FloatArray = npt.NDArray[np.float64]
 MOST_STAGES = 160
 #: Options keep about these shares of the bytes of a stage's history.
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
-#: Values that backward reads before its turn in the order of stages are kept, if they hold no more
-#: than this share of all that it reads (a loss in the middle of a network).
-EARLY_SHARE = 0.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,76 +74,11 @@ class Stages:
 def cut_stages(graph: TrainingGraph, keep: Collection[int] = (), most: int = MOST_STAGES) -> Stages:
     """Cut ``graph`` into at most ``most`` stages, with the storages in ``keep`` kept."""
     segments = measure_segments(graph, keep)
-    cuts = _narrow(graph, segments, most)
-    places = _places(graph, segments)
-    early = _early(graph, segments, cuts, places)
-    if early:
-        segments = measure_segments(graph, {*keep, *early})
-    return _Measure(graph, segments, cuts, places).stages()
-
-
-def _narrow(graph: TrainingGraph, segments: Segments, most: int) -> IntArray:
-    """At most ``most`` − 1 positions to cut behind: the narrowest of each stretch."""
-    changes = np.unique(np.concatenate([segments.born, segments.last, segments.residual_born]))
-    cuts = changes[(changes < segments.length - 1) & (changes >= 0)]
-    cuts = cuts[segments.cuttable[cuts]]
-    width = segments.frontier_bytes()
-    # Between two residuals one cut is enough.
-    cuts = narrowest_cuts(cuts, width, segments.held[cuts])
-    if len(cuts) >= most:
-        cuts = narrow_cuts(cuts, width)
-    if len(cuts) >= most:
-        seconds = np.cumsum(graph.seconds[: graph.first_backward])
-        share = segments.held / max(segments.held[-1], 1) + seconds / max(seconds[-1], 1e-300)
-        stretch = np.minimum(share[cuts] / 2 * (most - 1), most - 2)
-        cuts = narrowest_cuts(cuts, width, stretch.astype(np.int64))
-    return cuts
-
-
-def _places(graph: TrainingGraph, segments: Segments) -> list[int]:
-    """For each backward op in order of execution, the forward position that it belongs to; never
-    rising.
-
-    Behind the makers of all that it reads; as late as all of it is still there for a recomputation.
-    """
-    residual, storage = graph.residuals, graph.storage.tolist()
-    producer = graph.producer.tolist()
-    until = dict(zip(segments.parts.tolist(), segments.last.tolist(), strict=True))
-    order = run_order(graph)[graph.first_backward :]
-    low, high = [], []
-    for op in order:
-        read = [storage[v] for v in graph.reads[op] if storage[v] in residual]
-        made = max((producer[s] for s in read), default=-1)
-        low.append(made)
-        last = min((until.get(s, producer[s]) for s in read), default=graph.first_backward - 1)
-        high.append(max(made, last))
-    at = graph.first_backward - 1
-    least = np.maximum.accumulate(np.array(low[::-1], np.int64))[::-1].tolist()
-    places = []
-    for k in range(len(order)):
-        at = max(least[k], min(at, high[k]), 0)
-        places.append(at)
-    return places
-
-
-def _early(graph: TrainingGraph, segments: Segments, cuts: IntArray, places: list[int]) -> set[int]:
-    """Residuals that are read in a stage that has them neither in its input nor in itself, if they
-    are few."""
-    residual, storage = graph.residuals, graph.storage.tolist()
-    until = dict(zip(segments.parts.tolist(), segments.last.tolist(), strict=True))
-    begin = np.concatenate([[-1], cuts])
-    begins = begin[np.searchsorted(cuts, places)].tolist() if places else []
-    found = set()
-    for op, start in zip(run_order(graph)[graph.first_backward :], begins, strict=True):
-        for value in graph.reads[op]:
-            root = storage[value]
-            if root in residual and graph.losable[root]:
-                made = int(graph.producer[root])
-                if made <= start and until.get(root, made) <= start:
-                    found.add(root)
-    found -= segments.small | segments.pinned
-    total = sum(int(graph.size[s]) for s in residual)
-    return found if sum(int(graph.size[s]) for s in found) <= EARLY_SHARE * total else set()
+    cuts = narrow(graph, segments, most)
+    at = places(graph, segments)
+    if more := early(graph, segments, cuts, at):
+        segments = measure_segments(graph, {*keep, *more})
+    return _Measure(graph, segments, cuts, at).stages()
 
 
 class _Measure:

@@ -21,7 +21,7 @@ gradients of the one after it, or all would be replayed at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -39,8 +39,9 @@ from graph_tools.ops.while_loops import (
 )
 from graph_tools.tf_private import graphs, loops
 from memsaving_gradients.transforms.loops.body_copies import Tensors, behind, transplant, wanted
-from memsaving_gradients.transforms.loops.checkpoint_positions import Cut, Division, Replayed
+from memsaving_gradients.transforms.loops.checkpoint_positions import Division, Replayed
 from memsaving_gradients.transforms.loops.loop_gradient import Gradient
+from memsaving_gradients.transforms.loops.segment_loops import backwards, loop_of
 from memsaving_gradients.transforms.loops.tensor_lists import (
     empty_list,
     pushed,
@@ -241,7 +242,7 @@ class Replay:
             return [now + 1, *(stands[body.outputs[i].ref()] for i in own), *gathered]
 
         outputs = list(args)
-        outputs[0], *variables = _loop(
+        outputs[0], *variables = loop_of(
             goes_on,
             step,
             [counter, *(args[i] for i in (*own, *gathers))],
@@ -270,7 +271,7 @@ class Replay:
         ) -> list[tf.Tensor]:
             return self._reverse(gradient, 1, start, stop, states, carried)
 
-        carried = _backwards(
+        carried = backwards(
             segment,
             cut,
             tf.zeros([], total.dtype),
@@ -311,7 +312,7 @@ class Replay:
             return [end, *self._advance(now, end, at, level + 1), *pushed(so_far, at)]
 
         segments = self._counts[level]
-        _, *variables = _loop(goes_on, keep, [start, *states, *lists], steps=segments - 1)
+        _, *variables = loop_of(goes_on, keep, [start, *states, *lists], steps=segments - 1)
         count = len(arguments)
         lists = pushed(variables[count:], variables[:count])
 
@@ -321,7 +322,7 @@ class Replay:
             return self._reverse(gradient, level + 1, begin, end, at, grads)
 
         shapes = [gradient.op.outputs[i].shape for i in gradient.carried]
-        return _backwards(
+        return backwards(
             segment, cut, start, stop, lists, arguments, carried, shapes, segments, "reversed"
         )
 
@@ -338,7 +339,7 @@ class Replay:
             transplant(ops, stands, body)
             return [now + 1, *(stands[t.ref()] for t in nexts)]
 
-        _, *ends = _loop(
+        _, *ends = loop_of(
             lambda now, *_: now < stop, step, [start, *states], steps=self._steps(level)
         )
         return ends
@@ -366,7 +367,7 @@ class Replay:
             filled = pushed(variables[count:], [stands[t.ref()] for t in gathered])
             return [now + 1, *(stands[t.ref()] for t in nexts), *filled]
 
-        _, *variables = _loop(
+        _, *variables = loop_of(
             lambda now, *_: now < stop,
             step,
             [start, *states, *lists],
@@ -438,76 +439,3 @@ def _idle(op: tf.Operation, stop: int, rewiring: Rewiring) -> None:
     rewiring.point(op, stop, first)
     rewiring.set(op, "body", nothing)
     rewiring.set(op, *noted_steps(0))
-
-
-def _backwards(
-    segment: Callable[..., list[tf.Tensor]],
-    cut: Cut,
-    first: tf.Tensor,
-    last: tf.Tensor,
-    lists: Sequence[tf.Tensor],
-    arguments: Sequence[tf.Tensor],
-    carried: Sequence[tf.Tensor],
-    shapes: Sequence[tf.TensorShape],
-    segments: int,
-    name: str,
-) -> list[tf.Tensor]:
-    """Gradients at step ``first`` of those at ``last``: segment by segment, from the last one
-    on."""
-    count = len(lists)
-
-    def step(stop: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
-        held, grads = variables[:count], list(variables[count:])
-        # Without the wait, segments would be replayed before their turn, all at once.
-        with tf.control_dependencies([*grads, stop]):
-            popped = [
-                tf.raw_ops.TensorListPopBack(
-                    input_handle=so_far, element_shape=static_shape(arg), element_dtype=arg.dtype
-                )
-                for so_far, arg in zip(held, arguments, strict=True)
-            ]
-            start = cut.before(tf.identity(stop))
-        # What comes of a list has a shape unknown to grappler, which would then rewrite less here
-        # than in the loop.
-        states = [
-            tf.ensure_shape(pop.tensor, arg.shape)
-            for pop, arg in zip(popped, arguments, strict=True)
-        ]
-        rest = [pop.output_handle for pop in popped]
-        return [start, *rest, *segment(stop, start, states, grads)]
-
-    _, *variables = _loop(
-        lambda stop, *_: stop > first,
-        step,
-        [last, *lists, *carried],
-        shapes=[tf.TensorShape([]), *(t.shape for t in lists), *shapes],
-        steps=segments,
-        parallel=1,
-        name=name,
-    )
-    return variables[count:]
-
-
-def _loop(
-    condition: Callable[..., tf.Tensor],
-    body: Callable[..., Sequence[tf.Tensor]],
-    variables: Sequence[tf.Tensor],
-    *,
-    steps: int,
-    shapes: Sequence[tf.TensorShape] | None = None,
-    parallel: int = 10,
-    name: str | None = None,
-) -> list[tf.Tensor]:
-    """A loop of about so many ``steps``."""
-    found = list(
-        tf.while_loop(
-            condition,
-            body,
-            list(variables),
-            shape_invariants=None if shapes is None else list(shapes),
-            parallel_iterations=parallel,
-            name=name,
-        )
-    )
-    note_steps(behind_identities(found[0]).op, max(1, steps))
-    return found
