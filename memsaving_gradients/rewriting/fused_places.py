@@ -14,8 +14,8 @@ graph of merged ops, the places at which these have run do not fall, and along c
 rise. (That of two gradients that are merged is the filter's. What the bias's reads, the filter's
 reads as well, and nothing makes the bias's wait.)
 
-Values are numbered as grappler sees them: views give what they read, and equal ops what the first
-of them gives. Linear in the edges, but for one bit for each execution and each bias gradient whose
+Values are numbered as grappler sees them: views of the same shape give what they read, and equal
+ops what the first of them gives. Linear in the edges, but for one bit for each execution and each bias gradient whose
 filter gradient comes later.
 """
 
@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import repeat
+
+import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
@@ -194,7 +196,7 @@ class _Values:
             self.first.append(first)
             if not entry.copy:
                 place[entry.op] = now
-            views = op.type in op_types.VIEWS and reads
+            views = op.type in op_types.VIEWS and reads and _may_vanish(op)
             unchanged = None if views else unchanged_input(op)
             for out in range(len(op.outputs)):
                 value = first, out
@@ -203,6 +205,15 @@ class _Values:
                 elif unchanged is not None and unchanged < len(reads):
                     value = reads[unchanged]
                 made[begins[entry.op] + out, entry.copy] = now, value
+
+
+def _may_vanish(op: tf.Operation) -> bool:
+    """Whether a view may have the shape and the dtype of what it reads: then grappler takes it out,
+    and may merge what comes before it with what comes after."""
+    return all(
+        given.dtype == made.dtype and given.shape.is_compatible_with(made.shape)
+        for given, made in zip(op.inputs, op.outputs, strict=False)
+    )
 
 
 def _needed(needs: Sequence[Sequence[int]], bits: Mapping[int, int]) -> list[int]:

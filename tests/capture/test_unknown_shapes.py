@@ -38,10 +38,11 @@ def test_layer_normalization_of_an_unknown_batch(batch):
 @pytest.mark.parametrize(
     ("width", "dropout"),
     [
-        (16, 0.1),
+        # All rows and columns are 64: more ops might be one op with another than elsewhere.
+        (64, 0.0),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in [(16, 0.0), (64, 0.0), (64, 0.1)]
+            for case in [(16, 0.0), (16, 0.1), (64, 0.1)]
         ),
     ],
 )
