@@ -4,7 +4,8 @@ its gradient.
 A variant's shape says nothing. What a loop's step appends to a list, or writes to one, the loop
 does as often as it runs; what a branch keeps for its gradient it wraps in an optional, of which
 those of all other branches are empty, so that the largest counts. Zeros like a list are as many as
-it has, each in a buffer of its own, and adding two lists adds their elements.
+it has, each in a buffer of its own, and adding two lists adds their elements, in loops inside of
+loops as well.
 
 Only what an op makes itself is counted: an element that is a variable's buffer, a constant, or an
 argument of a branch has its bytes elsewhere. O(ops between a body's outputs and its arguments) for
@@ -104,8 +105,12 @@ def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
             item = op.inputs[_ITEMS[op.type]]
             sizes.append(_NONE if item.op.type in _SHARED else tensor_bytes(item))
         elif op.type in loops.LOOPS:
+            number = tensor.value_index
+            (body,) = loops.bodies(op)
+            if body is not None and _growth(body.outputs[number], body.inputs[number])[1]:
+                return _NONE, True
             sizes.append(variant_bytes(tensor))
-            tensor = op.inputs[tensor.value_index]
+            tensor = op.inputs[number]
             continue
         elif op.type in _LIKE_FIRST:
             return _NONE, True

@@ -211,7 +211,7 @@ def add_control_inputs(op: tf.Operation, controls: Iterable[tf.Operation]) -> No
 
 
 def _ends(op: tf.Operation) -> list[tf.Operation]:
-    """What is there when ``op`` has run: for a loop, identities of the numbers that others read.
+    """What is there when ``op`` has run: for a loop, identities of what others read of it.
 
     A control edge from a loop itself would keep all its variables when TensorFlow lowers it to
     switches and merges, accumulators that no gradient reads, too: they would be filled, and
@@ -219,8 +219,9 @@ def _ends(op: tf.Operation) -> list[tf.Operation]:
     """
     if op.type not in LOOPS:
         return [op]
-    lists_and_handles = (tf.variant, tf.resource)
-    read = [t for t in op.outputs if t.dtype not in lists_and_handles and t.consumers()]
+    read = [t for t in op.outputs if t.dtype != tf.resource and t.consumers()]
+    # An accumulator may be read by a gradient that takes nothing of it.
+    read = [t for t in read if t.dtype != tf.variant] or read
     return [create_held(t, f"{op.name}_ended", (), op.device).op for t in read] or [op]
 
 

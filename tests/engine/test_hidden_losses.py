@@ -13,6 +13,7 @@ import memsaving_gradients as ms
 from graph_tools.ops.variant_bytes import variant_bytes
 from memsaving_gradients.rewriting.gates import fixed_inputs
 from tests.helpers.fresh import fresh
+from tests.transforms.test_loops_random import always_replayed
 
 ROWS, WIDTH = 1024, 128
 HIDDEN = 4 * ROWS * WIDTH
@@ -80,15 +81,15 @@ def run(loss: str, depth: int, budget: float) -> dict[str, int]:
         step = make_step(loss, depth, **options)
         for _ in range(2):
             step(x)
-        found[name] = requested_peak(allocation_events(lambda step=step: step(x)))
+        # How many losses are under way at once is chance.
+        traced = [allocation_events(lambda step=step: step(x)) for _ in range(3)]
+        found[name] = max(map(requested_peak, traced))
     (plan,) = ms.plans(step)
     return found | {"plain said": plan.peak_plain, "budget": plan.budget}
 
 
 @pytest.mark.parametrize(("loss", "depth"), BUDGETED)
 def test_a_budget_is_kept(loss, depth):
-    # How many losses are under way at the same time is chance, and more so where two processors
-    # have other work.
     what = {"loss": loss, "depth": depth, "budget": BUDGETS[loss]}
     bytes_ = fresh("tests.engine.test_hidden_losses:run", what)
     assert bytes_["plain said"] == pytest.approx(bytes_["plain"], rel=0.2)
@@ -131,6 +132,22 @@ def test_zeros_like_a_list_are_as_many_as_it_has(control_flow_v2, graph):
     tf.gradients(tf.map_fn(lambda r: tf.reduce_sum(r * r), rows), rows)
     lists = [op for op in graph.get_operations() if op.type == "ZerosLike"]
     assert [variant_bytes(op.outputs[0]).fixed for op in lists] == [4 * 16 * WIDTH]
+
+
+def test_a_replayed_gradient_gives_a_whole_list(control_flow_v2, graph):
+    """It is a loop over segments, in which a loop adds to all elements of the list."""
+    rows = tf.compat.v1.placeholder(tf.float32, [16, WIDTH])
+    loss = tf.map_fn(lambda r: tf.reduce_sum(r * r), rows)
+    with always_replayed(4):
+        ms.gradients(loss, rows, checkpoints="memory", loops="segments")
+    replayed = [op for op in graph.get_operations() if op.name.endswith("_replayed")]
+    sizes = [
+        variant_bytes(tensor).fixed
+        for op in replayed
+        for tensor in op.outputs
+        if tensor.consumers() and tensor.dtype == tf.variant
+    ]
+    assert [size for size in sizes if size] == [4 * 16 * WIDTH]
 
 
 def test_branches_wait_for_their_predicate_and_loops_for_their_condition(control_flow_v2, graph):
