@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from memsaving_gradients.planners.prices.closure import Closure
@@ -17,6 +17,7 @@ from memsaving_gradients.planners.prices.rounding import fill, profile, repair
 from memsaving_gradients.planners.retention.coarsen import coarsen
 from memsaving_gradients.planners.retention.problem import DROPPED, KEPT, Problem
 from memsaving_gradients.planners.retention.simulate import run
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 from tests.helpers.graphs import chain, residual_chain
 from tests.helpers.random_graphs import rich
 from tests.helpers.sampling import examples
@@ -56,6 +57,18 @@ def cost_of(gaps: Gaps, prices: np.ndarray, times: Times, decisions: list[int]) 
     return float(cost)
 
 
+#: To recompute what two values come of costs more than dropping both saves: the sources of the cut
+#: give less than one edge of it.
+DEAR_TAIL = TrainingGraph.of(
+    [(), (0,), (1,), (1,), (1,), (1,), (2,), (), (), (8, 2), (7, 9), (10, 2)],
+    7,
+    size=[0, 4000, 4000, 1, 1, 1, 1, 4000, 1, 4000, 4000, 4000],
+    seconds=[0.0, *[1.0] * 11],
+    clonable=[False, *[True] * 6, *[False] * 5],
+)
+
+
+@example(DEAR_TAIL, 0)
 @given(rich(most=7), st.integers(0, 10_000))
 @settings(max_examples=examples(60), deadline=None, derandomize=True)
 def test_the_cut_is_the_cheapest(graph, seed):

@@ -119,9 +119,9 @@ class Closure:
 
     def _source_side(self, costs: FloatArray) -> np.ndarray:
         """Which nodes are on the side of the source of a minimum cut."""
-        scaled = np.minimum(np.rint(costs * (FINITE / self._unit)), FINITE)
-        out_of_source = float(scaled[: len(self._dropped)].sum())
-        scaled = scaled * min(1.0, FINITE / max(out_of_source, 1.0))
+        # What leaves the source fits; an edge cut off at as much is never a part of the cut.
+        most = max(self._unit, float(costs[: len(self._dropped)].sum()))
+        scaled = np.minimum(np.rint(costs * (FINITE / most)), FINITE)
         capacity = np.concatenate([scaled, self._needs]).astype(np.int32)
         edges = csr_array((capacity, (self._rows, self._columns)), (self._nodes, self._nodes))
         left = edges - maximum_flow(edges, _SOURCE, _SINK).flow
