@@ -3,6 +3,7 @@ captured, packed, simulated and undone."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,9 @@ class Sought:
     other
         The same with masks packed, if they are not here, or unpacked: under a budget, a plan of it
         may turn out to be better.
+    cost
+        The seconds that a first plan within a budget takes beyond plain training; infinite: there
+        was none.
     """
 
     step: CapturedStep
@@ -65,6 +69,7 @@ class Sought:
     goal: Goal | None
     search: Search | None
     other: Sought | None = None
+    cost: float = math.inf
 
 
 @dataclass(eq=False)

@@ -15,8 +15,8 @@ rise. (That of two gradients that are merged is the filter's. What the bias's re
 reads as well, and nothing makes the bias's wait.)
 
 Values are numbered as grappler sees them: views of the same shape give what they read, and equal
-ops what the first of them gives. Linear in the edges, but for one bit for each execution and each bias gradient whose
-filter gradient comes later.
+ops what the first of them gives. Linear in the edges, but for one bit for each execution and each
+bias gradient whose filter gradient comes later.
 """
 
 from __future__ import annotations

@@ -274,6 +274,7 @@ def test_a_sample_of_the_tests_of_keras(run, tmp_path):
     for mode in PATCHED:
         folder = tmp_path / "results" / mode
         found = [results.read(file) for file in sorted(folder.rglob("*_test.jsonl"))]
-        assert len(found) == 6
+        # Within a budget those alone that ask for gradients are run again.
+        assert len(found) == (6 if mode == "recompute" else 5)
         assert sum(one.rewired for each in found for one in each.values()) > 10
     assert printed.count("\n") > len(MODES)

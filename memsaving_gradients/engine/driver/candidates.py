@@ -7,18 +7,25 @@ followed, unless the next one comes to less time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from graph_tools.errors import GraphError
 from memsaving_gradients.engine.driver.attempt import Followed, take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
+from memsaving_gradients.engine.planning.by_mode import MARGIN
 from memsaving_gradients.engine.planning.within_limits import search_of
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.transforms.loops.selection import WAYS
 
-__all__ = ["each_way", "first_candidate_that_fits"]
+__all__ = [
+    "each_way",
+    "first_candidate_that_fits",
+    "has_other",
+    "packed_otherwise",
+    "switch_packing",
+]
 
 
 def first_candidate_that_fits(attempts: Attempts) -> Followed | None:
@@ -121,21 +128,53 @@ def _cheaper(
 
 
 def _packed_or_not(attempts: Attempts) -> Followed | None:
-    """What masks packed as they are come to, or the other way, if that keeps no budget."""
+    """What masks packed as they are come to, or the other way, if that keeps no budget, or takes
+    longer than a first plan of the other way did."""
+    site = attempts.site
     try:
-        return attempts.kept()
+        found = attempts.kept()
     except BudgetError as error:
-        site = attempts.site
-        if site.sought is None or site.sought.other is None or site.stopped:
+        if not has_other(site):
             raise
-        _switch_packing(attempts)
+        switch_packing(attempts)
         try:
             return attempts.kept()
         except BudgetError as another:
             raise min((error, another), key=lambda refused: refused.least) from None
+    return packed_otherwise(attempts, found, attempts.kept)
 
 
-def _switch_packing(attempts: Attempts) -> None:
+def packed_otherwise(
+    attempts: Attempts, found: Followed | None, attempt: Callable[[], Followed | None]
+) -> Followed | None:
+    """``found``, or what ``attempt`` comes to with masks packed the other way, if a first plan of
+    that took less time, and this one does."""
+    site = attempts.site
+    if found is None or found.result is None or not has_other(site):
+        return found
+    assert site.sought is not None and site.sought.other is not None
+    extra = found.outcome.plan.extra_time
+    if extra * site.original()[0].graph.total_seconds * MARGIN <= site.sought.other.cost:
+        return found
+    take_back(site, found)
+    switch_packing(attempts)
+    try:
+        other = attempt()
+    except BudgetError:
+        other = None
+    if other is not None and other.outcome.plan.extra_time < extra:
+        return other
+    take_back(site, other)
+    switch_packing(attempts)
+    return attempts.again(found)
+
+
+def has_other(site: Site) -> bool:
+    """Whether plans may be looked for with masks packed if they are not, or unpacked."""
+    return site.sought is not None and site.sought.other is not None and not site.stopped
+
+
+def switch_packing(attempts: Attempts) -> None:
     """Look for plans with masks packed if they are not, or unpacked, from now on."""
     site, sought = attempts.site, attempts.site.sought
     assert sought is not None and sought.other is not None

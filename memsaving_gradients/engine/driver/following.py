@@ -12,7 +12,13 @@ from graph_tools.errors import GraphError
 from memsaving_gradients.budget import safe_bytes
 from memsaving_gradients.engine.driver.attempt import Followed, Simulate, follow, take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
-from memsaving_gradients.engine.driver.candidates import each_way, first_candidate_that_fits
+from memsaving_gradients.engine.driver.candidates import (
+    each_way,
+    first_candidate_that_fits,
+    has_other,
+    packed_otherwise,
+    switch_packing,
+)
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.planning.outcome import Outcome
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
@@ -130,11 +136,22 @@ class Following:
         return lower
 
     def _lower(self, simulate: Simulate, lucky: Followed | None) -> Followed | None:
+        """A plan with which what is simulated keeps the budget: with masks packed as they are, or
+        the other way, or of least memory; ``None``: there is none."""
         attempts = self.attempts
+
+        def first_that_fits() -> Followed | None:
+            return attempts.first_that_fits(WHOLE_ATTEMPTS, simulate)[0]
+
         try:
             lower, ended = attempts.first_that_fits(WHOLE_ATTEMPTS, simulate, lucky)
             if ended:
-                return lower
+                return packed_otherwise(attempts, lower, first_that_fits)
+            if has_other(self.site):
+                switch_packing(attempts)
+                if (lower := first_that_fits()) is not None:
+                    return lower
+                switch_packing(attempts)
             lower = attempts.least()
         except BudgetError:
             # Interrupted: there will be no other plan.

@@ -120,17 +120,18 @@ def seek(site: Site) -> Sought | None:
     site.switch_packing(False)
     other = Sought(step, unpacked, before, goal, search_of(site, step, before))
     seconds = packed.step.graph.total_seconds - step.graph.total_seconds
-    cost = _cost(other, site)
+    other = replace(other, cost=_cost(other, site))
     assert other.search is not None
     if other.search.stopped:
         return other
-    if goal is not None and cost <= seconds:
+    if goal is not None and other.cost <= seconds:
         return replace(other, other=packed)
     site.switch_packing(True)
     packed = replace(packed, search=search_of(site, packed.step, before))
+    packed = replace(packed, cost=_cost(packed, site, seconds))
     # Where nothing fits, the error is to name the least that could be had: that of what is packed.
     better, worse = packed, other
-    if _cost(packed, site, seconds) > cost * MARGIN:
+    if packed.cost > other.cost * MARGIN:
         site.switch_packing(False)
         better, worse = other, packed
     return better if goal is None else replace(better, other=worse)
