@@ -26,9 +26,9 @@ import tensorflow as tf
 
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting
 from benchmarks.networks.deep import deep_resnet
+from benchmarks.planning.strategies import strategies
 from benchmarks.settings import count, planner
 from graph_tools.tf_private import graphs
-from memsaving_gradients.analysis.strategies import strategies
 from memsaving_gradients.capture.training_step import capture_step
 from memsaving_gradients.planners import Limits, find_planner
 from memsaving_gradients.schedules.training_graph import TrainingGraph

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.networks.deep import deep_resnet, units_of
-from memsaving_gradients.analysis.strategies import strategies
+from benchmarks.planning.strategies import strategies
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate

@@ -124,7 +124,7 @@ def strategies(
     Examples
     --------
     >>> import tensorflow as tf
-    >>> from memsaving_gradients.analysis.strategies import strategies
+    >>> from benchmarks.planning.strategies import strategies
     >>> weights = [tf.Variable(tf.zeros([256, 256])) for _ in range(16)]
     >>> def loss(x):
     ...     for w in weights:
