@@ -336,7 +336,7 @@ def trip_count(op: tf.Operation) -> int | None:
     """How often a loop runs at most, if its condition says so before it runs.
 
     Known are ``maximum_iterations``, and conditions that compare a counter of the loop with a
-    constant.
+    constant, alone or together with others.
 
     Examples
     --------
@@ -352,9 +352,18 @@ def trip_count(op: tf.Operation) -> int | None:
     condition, body = loops.condition_of(op), loops.body_of(op)
     if condition is None or body is None:
         return None
-    test = behind_identities(condition.outputs[0]).op
-    if test.type not in ("Less", "LessEqual"):
-        return None
+    tests, bounds = [condition.outputs[0]], []
+    while tests:
+        test = behind_identities(tests.pop()).op
+        if test.type == "LogicalAnd":
+            tests += test.inputs
+        elif test.type in ("Less", "LessEqual"):
+            bounds.append(_most_steps(op, test, condition, body))
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _most_steps(op: tf.Operation, test: tf.Operation, condition: Any, body: Any) -> int | None:
+    """How often a loop runs at most while a comparison holds, if that is known before it runs."""
     counter, limit = (behind_identities(t) for t in test.inputs)
     number = next((i for i, arg in enumerate(condition.inputs) if arg is counter), None)
     end = _constant(limit, condition.inputs, op)

@@ -47,6 +47,25 @@ def test_steps_are_known_by_an_element_of_a_constant() -> None:
     assert trip_count(loop) == STEPS
 
 
+@pytest.mark.parametrize(
+    ("condition", "steps"),
+    [
+        (lambda i, h: tf.logical_and(i < 7, h[0] < 1.0), 7),
+        (lambda i, h: tf.logical_and(tf.logical_and(h[0] < 1.0, i <= 7), i < 20), 8),
+        (lambda i, h: tf.logical_or(i < 7, h[0] < 1.0), None),
+        (lambda i, h: h[0] < 1.0, None),
+    ],
+)
+def test_a_bound_holds_whatever_else_a_condition_asks(condition, steps) -> None:
+    @tf.function(autograph=False)
+    def looping(x):
+        return tf.while_loop(condition, lambda i, h: (i + 1, tf.sin(h)), (0, x))[1]
+
+    graph = looping.get_concrete_function(tf.TensorSpec([SIZE])).graph
+    (loop,) = (op for op in graph.get_operations() if op.type in loops.LOOPS)
+    assert trip_count(loop) == steps
+
+
 def test_a_call_takes_what_is_alive_inside() -> None:
     @tf.function(autograph=False)
     def called(x: tf.Tensor) -> tf.Tensor:
