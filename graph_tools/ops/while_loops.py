@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools.errors import GraphError
+from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs, loops
 from graph_tools.tf_private.autodiff import enclosing_graphs, home_of
@@ -347,12 +348,9 @@ def trip_count(op: tf.Operation) -> int | None:
     10
     """
     most = _value(op.inputs[1])
-    if most is not None and most >= 0:
-        return int(most)
+    bounds = [int(most) if most is not None and most >= 0 else None]
     condition, body = loops.condition_of(op), loops.body_of(op)
-    if condition is None or body is None:
-        return None
-    tests, bounds = [condition.outputs[0]], []
+    tests = [] if condition is None or body is None else [condition.outputs[0]]
     while tests:
         test = behind_identities(tests.pop()).op
         if test.type == "LogicalAnd":
@@ -384,8 +382,18 @@ def _constant(tensor: tf.Tensor, arguments: Sequence[tf.Tensor], op: tf.Operatio
         if arg is tensor:
             body = loops.body_of(op)
             passed_on = behind_identities(body.outputs[i]) is body.inputs[i]
-            return _value(op.inputs[i]) if passed_on else None
-    return _value(tensor)
+            return _most(op.inputs[i]) if passed_on else None
+    return _most(tensor)
+
+
+def _most(tensor: tf.Tensor) -> Any:
+    """The value of an integer scalar; where it is how often another loop runs, the most it can
+    be."""
+    known = _value(tensor)
+    source = _source(tensor)
+    if known is None and source.op.type in loops.LOOPS and source.value_index == 0:
+        return trip_count(source.op)
+    return known
 
 
 def _increment(body: Any, number: int) -> int | None:
@@ -403,6 +411,7 @@ def _increment(body: Any, number: int) -> int | None:
 def _value(tensor: tf.Tensor) -> Any:
     """The value of an integer scalar, if it follows from constants and known shapes; ``None``: it
     does not."""
+    tensor = _source(tensor)
     known = tf.get_static_value(tensor)
     if known is not None or tensor.op.type not in (*_FOLDED, "StridedSlice"):
         return known
@@ -424,6 +433,45 @@ def _takes_one(op: tf.Operation) -> bool:
         and op.get_attr("shrink_axis_mask") == 1
         and not any(op.get_attr(mask) for mask in masks)
     )
+
+
+class _Calls(dict[int, list[tf.Operation]]):
+    """The calls in a graph, by the graph (its id) of the function that they call."""
+
+    seen = 0
+
+
+def _calls_of(graph: Any) -> list[tf.Operation]:
+    """The ops that call the function of a graph, in the graph around it."""
+    around = getattr(graph, "outer_graph", None)
+    if around is None:
+        return []
+    known, operations = notes(around, _Calls), around.get_operations()
+    for op in operations[known.seen :]:
+        for body in loops.bodies(op) if op.type in loops.CALLS else ():
+            known.setdefault(id(body), []).append(op)
+    known.seen = len(operations)
+    return known.get(id(graph), [])
+
+
+def _source(tensor: tf.Tensor) -> tf.Tensor:
+    """What ``tensor`` is the same as, also outside of a function that is called once, or inside of
+    one whose result it is."""
+    while True:
+        tensor = behind_identities(tensor)
+        op = tensor.op
+        if op.type in loops.CALLS:
+            (body,) = loops.bodies(op)
+            if body is None:
+                return tensor
+            tensor = body.outputs[tensor.value_index]
+        elif op.type == "Placeholder" and len(calls := _calls_of(op.graph)) == 1:
+            number = next((i for i, arg in enumerate(op.graph.inputs) if arg is tensor), None)
+            if number is None:
+                return tensor
+            tensor = calls[0].inputs[number]
+        else:
+            return tensor
 
 
 def behind_identities(tensor: tf.Tensor) -> tf.Tensor:

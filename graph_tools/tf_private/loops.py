@@ -14,6 +14,7 @@ from tensorflow.python.ops import control_flow_util_v2, handle_data_util
 
 __all__ = [
     "BRANCHES",
+    "CALLS",
     "LOOPS",
     "bodies",
     "body_of",
@@ -33,13 +34,15 @@ __all__ = [
 LOOPS = ("While", "StatelessWhile")
 #: Those that a ``tf.cond``, a ``tf.case`` or a ``tf.switch_case`` becomes.
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+#: Those that a call of a function becomes.
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 # The attributes of ops that run functions, other than conditions: those with the functions.
 _BODIES = {
     **dict.fromkeys(LOOPS, ("body",)),
     **dict.fromkeys(BRANCHES[:2], ("then_branch", "else_branch")),
     **dict.fromkeys(BRANCHES[2:], ("branches",)),
-    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
+    **dict.fromkeys(CALLS, ("f",)),
 }
 
 

@@ -10,7 +10,7 @@ from graph_tools.costs.estimates import op_seconds
 from graph_tools.costs.function_bodies import inside
 from graph_tools.memory.allocation_trace import allocation_events
 from graph_tools.ops.variant_bytes import variant_bytes
-from graph_tools.ops.while_loops import trip_count
+from graph_tools.ops.while_loops import steps_of, trip_count
 from graph_tools.tf_private import loops
 from tests.helpers.fresh import fresh
 
@@ -64,6 +64,23 @@ def test_a_bound_holds_whatever_else_a_condition_asks(condition, steps) -> None:
     graph = looping.get_concrete_function(tf.TensorSpec([SIZE])).graph
     (loop,) = (op for op in graph.get_operations() if op.type in loops.LOOPS)
     assert trip_count(loop) == steps
+
+
+def test_steps_are_known_through_calls() -> None:
+    """A persistent tape puts a loop and its gradient into functions, which are given where it
+    begins and ends."""
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = tf.scan(lambda h, e: tf.tanh(h) + e, x)[-1]
+        return tape.gradient(y, x)
+
+    graph = step.get_concrete_function(tf.TensorSpec([STEPS, SIZE])).graph
+    calls = [op for op in graph.get_operations() if op.type in loops.CALLS]
+    called = [op for call in calls for op in loops.bodies(call)[0].get_operations()]
+    assert [steps_of(op) for op in called if op.type in loops.LOOPS] == [STEPS - 1] * 2
 
 
 def test_a_call_takes_what_is_alive_inside() -> None:

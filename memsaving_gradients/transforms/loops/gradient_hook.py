@@ -231,8 +231,9 @@ def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
         return result
     gradient = Gradient(made[-1], Loop(source, own, settled, until))
     notes(made[-1], _OfLoop).is_gradient_of = gradient
-    for op in (source, made[-1]):
-        note_steps(op, trip_count(source))
+    if (steps := trip_count(source)) is not None:
+        for op in (source, made[-1]):
+            note_steps(op, steps)
     known.gradients = [*known.gradients, gradient]
     notes(graph, _OfGraph).gradients.append((since, gradient))
     if replay is not None:
