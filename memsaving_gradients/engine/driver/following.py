@@ -106,6 +106,7 @@ class Following:
         """
         result, attempts = found.result, self.attempts
         goal, sought = self.site.goal, self.site.sought
+        packed = self.site.packed.rewiring
         if result is None or result.readers_of:
             return found
         with uncollected(), showing(self.site.options.progress) as self.site.progress:
@@ -132,6 +133,10 @@ class Following:
                 if self.shared is not None:
                     self.shared.plan = lower.outcome.plan
         assert lower.result is not None
+        if self.site.packed.rewiring is not packed:
+            original_view.forget(self.site.graph, packed)
+            original_view.remember(self.site.graph, self.site.packed.rewiring)
+        # After what it was made on: edits are undone from the last one on.
         original_view.remember(self.site.graph, lower.result.rewiring)
         return lower
 
