@@ -210,7 +210,7 @@ def written_to_variable(tensor: tf.Tensor) -> tf.Variable:
     """
     shape = tensor.shape
     with tf.init_scope():
-        known = shape.as_list() if shape.is_fully_defined() else []
+        known = [] if shape.rank is None else [n or 0 for n in shape.as_list()]
         copy = resource_variable_ops.ResourceVariable(
             tf.zeros(known, tensor.dtype), trainable=False, shape=shape
         )

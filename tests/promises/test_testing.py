@@ -46,6 +46,21 @@ def test_the_same(options: dict[str, Any], wrapped: bool) -> None:
     np.testing.assert_array_equal(before, [w.numpy() for w in weights])
 
 
+def test_gradients_of_as_many_rows_as_are_chosen() -> None:
+    table = tf.Variable(np.random.default_rng(2).normal(size=(50, 16)).astype(np.float32))
+
+    def step(x: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            chosen = tf.gather(table, tf.unique(rows)[0])
+            kept = tf.boolean_mask(tf.tanh(tf.tanh(x)), x[:, 0] > 0.0)
+            loss = tf.reduce_sum(chosen**2) + tf.reduce_sum(tf.sin(kept))
+        tape.gradient(loss, [table, x])
+        return loss
+
+    testing.assert_same_gradients(step, tf.constant(X), tf.constant([3, 1, 3, 7]))
+
+
 def test_keras_and_its_optimizer() -> None:
     model = keras.Sequential(
         [
