@@ -35,9 +35,10 @@ __all__ = ["plan"]
 
 #: A plan this close to the lower bound is optimal: sums of times differ in their last bits.
 EQUAL = 1e-9
-#: A plan is near the lower bound at this many times of it, or at this share of a step above it; in
-#: coarse graphs of so few events only at the bound itself, for they take no time.
-TIMES, POINTS, FEW = 1.15, 0.003, 300
+#: A plan is near the lower bound at this many times of it, or at this share of a step above it.
+TIMES, POINTS = 1.15, 0.003
+#: In coarse graphs of so few events chains of stages take no time, and are looked at before that.
+FEW = 300
 #: From this many times the lower bound on, chains of stages may do better: values are recomputed
 #: several times at small budgets. (An LSTM of 100 steps at 10 %: 30 % extra time instead of 107.)
 FAR = 1.5
@@ -120,12 +121,10 @@ class _Planning:
             return
         pricing = Pricing(self.coarse.problem, self._tick)
         found = [self._priced(pricing, Pace())]
+        if self._is_small and not self.limits.quick:
+            self._follow_chain()
         if self._is_enough(SHALLOW) or self._is_enough(USUAL):
             return
-        if self._is_small:
-            self._follow_chain()
-            if self._is_enough():
-                return
         work = GENTLE_STEPS // max(1, len(self.coarse.problem.reads))
         for pace in GENTLE:
             if found[0].run.peak > HOPELESS * self.budget:
@@ -229,8 +228,6 @@ class _Planning:
         """Whether what is found fits, and takes no more than so many times the lower bound, or
         little more than that."""
         near = max(self.bound * times, self.bound + POINTS * self.graph.total_seconds)
-        if self._is_small:
-            near = self.bound * (1 + EQUAL)
         return self.found is not None and self._fits() and self.found.extra_seconds <= near
 
     def _note(self, trial: Proposal) -> None:
