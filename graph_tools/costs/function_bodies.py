@@ -3,7 +3,7 @@
 To the graph around it a loop is one op. But its body is a graph, too: a step takes the time of its
 ops and the bytes that are alive between them. Branches, of which the dearest counts, and called
 functions are looked into in the same way, and so are loops in bodies. How often a loop runs,
-`graph_tools.ops.while_loops.steps_of` says.
+`graph_tools.ops.trip_counts.steps_of` says.
 
 Functions that XLA compiles, as Keras has it for grouped convolutions on a CPU, are taken to hold
 what their ops do, one by one, but for the gradients of depthwise filters: on a CPU, XLA makes each
@@ -26,7 +26,7 @@ from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
-from graph_tools.ops.while_loops import steps_of
+from graph_tools.ops.trip_counts import steps_of
 from graph_tools.tf_private import loops
 
 __all__ = ["Inside", "OpSeconds", "inside"]

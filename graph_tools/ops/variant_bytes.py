@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import Bytes, tensor_bytes
-from graph_tools.ops.while_loops import steps_of
+from graph_tools.ops.trip_counts import steps_of
 from graph_tools.tf_private import loops
 
 __all__ = ["buffer_bytes", "variant_bytes"]

@@ -32,7 +32,7 @@ from graph_tools.errors import GraphError
 from graph_tools.notes import has_notes, notes
 from graph_tools.ops.devices import Home
 from graph_tools.ops.sizes import tensor_bytes
-from graph_tools.ops.while_loops import behind_identities
+from graph_tools.ops.trip_counts import behind_identities
 from graph_tools.tf_private import autodiff, graphs, hooks
 from graph_tools.warn import warn
 from memsaving_gradients.budget import exact_bytes, format_bytes, safe_bytes

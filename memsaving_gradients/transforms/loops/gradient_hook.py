@@ -26,7 +26,8 @@ import tensorflow as tf
 from graph_tools.editing import original_view
 from graph_tools.errors import GraphError
 from graph_tools.notes import notes
-from graph_tools.ops.while_loops import Loop, behind_identities, note_steps, trip_count
+from graph_tools.ops.trip_counts import behind_identities, note_steps, trip_count
+from graph_tools.ops.while_loops import Loop
 from graph_tools.tf_private import graphs, hooks, loops
 from graph_tools.tf_private.autodiff import (
     enclosing_graphs,

@@ -8,7 +8,8 @@ from functools import cached_property
 
 import tensorflow as tf
 
-from graph_tools.ops.while_loops import Loop, behind_identities
+from graph_tools.ops.trip_counts import behind_identities
+from graph_tools.ops.while_loops import Loop
 from graph_tools.tf_private import loops
 
 __all__ = ["Gradient"]

@@ -29,14 +29,8 @@ import tensorflow as tf
 
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
-from graph_tools.ops.while_loops import (
-    UNKNOWN_STEPS,
-    Loop,
-    Part,
-    behind_identities,
-    note_steps,
-    noted_steps,
-)
+from graph_tools.ops.trip_counts import UNKNOWN_STEPS, behind_identities, note_steps, noted_steps
+from graph_tools.ops.while_loops import Loop, Part
 from graph_tools.tf_private import graphs, loops
 from memsaving_gradients.transforms.loops.body_copies import Tensors, behind, transplant, wanted
 from memsaving_gradients.transforms.loops.checkpoint_positions import Division, Replayed

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from graph_tools.ops.while_loops import behind_identities, note_steps
+from graph_tools.ops.trip_counts import behind_identities, note_steps
 from memsaving_gradients.transforms.loops.checkpoint_positions import Cut
 from memsaving_gradients.transforms.loops.tensor_lists import static_shape
 

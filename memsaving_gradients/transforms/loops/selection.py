@@ -17,8 +17,9 @@ import tensorflow as tf
 from graph_tools.errors import GraphError
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
+from graph_tools.ops.trip_counts import trip_count
 from graph_tools.ops.variant_bytes import buffer_bytes
-from graph_tools.ops.while_loops import Loop, trip_count
+from graph_tools.ops.while_loops import Loop
 from graph_tools.tf_private import autodiff
 from memsaving_gradients.transforms.loops import gradient_hook
 from memsaving_gradients.transforms.loops.checkpoint_positions import (
