@@ -80,7 +80,7 @@ class _Planning:
         self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds
         self.bound = least_extra_seconds(graph, self.budget, accumulate=limits.accumulate)
         self.solved: tuple[Solved, ...] = ()
-        self.ticks, self.off, self.quick = 0, 0, False
+        self.ticks, self.off, self.quick, self.told = 0, 0, False, 0.0
 
     @cached_property
     def coarse(self) -> Coarse:
@@ -190,7 +190,8 @@ class _Planning:
     def _follow_chain(self) -> None:
         """Note what a chain of stages comes to."""
         left = None if self.ends is None else max(0.0, self.ends - time.monotonic())
-        trial = chain.plan(self.graph, replace(self.limits, seconds=left))
+        tell = None if self.limits.progress is None else self._tell
+        trial = chain.plan(self.graph, replace(self.limits, seconds=left, progress=tell))
         self._note(trial)
         if not trial.complete:
             raise _Stopped
@@ -243,5 +244,11 @@ class _Planning:
         self.ticks += 1
         if self.ends is not None and time.monotonic() > self.ends:
             raise _Stopped
-        if self.limits.progress is not None and self.ticks % 4 == 1:
-            self.limits.progress(min(self.ticks / self.most_runs, 0.99), "pricing")
+        if self.ticks % 4 == 1:
+            self._tell(min(self.ticks / self.most_runs, 0.99), "pricing")
+
+    def _tell(self, share: float, what: str) -> None:
+        """Say how far planning is: never less than before, whoever plans."""
+        self.told = max(self.told, share)
+        if self.limits.progress is not None:
+            self.limits.progress(self.told, what)
