@@ -194,14 +194,14 @@ def behind_identities(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def note_steps(op: tf.Operation, steps: int | None) -> None:
-    """Note how often a loop runs, ``None``: not known."""
+def note_steps(op: tf.Operation, steps: int) -> None:
+    """Note how often a loop runs."""
     graphs.set_attribute(op, *noted_steps(steps))
 
 
-def noted_steps(steps: int | None) -> tuple[str, Any]:
+def noted_steps(steps: int) -> tuple[str, Any]:
     """The attribute by which `note_steps` notes that, and its value."""
-    return _STEPS, tf.compat.v1.AttrValue(i=UNKNOWN_STEPS if steps is None else steps)
+    return _STEPS, tf.compat.v1.AttrValue(i=steps)
 
 
 def steps_of(op: tf.Operation) -> int:

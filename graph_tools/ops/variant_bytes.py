@@ -69,13 +69,11 @@ def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
             yield from map(_held, op.inputs)
             return
         if op.type in loops.LOOPS:
-            (body,) = loops.bodies(op)
-            if body is None:
+            if None in loops.bodies(op):
                 return
             number = tensor.value_index
-            size, replaced = _growth(body.outputs[number], body.inputs[number])
-            steps = steps_of(op)
-            yield Bytes(*(steps * part for part in size))
+            size, replaced = _growth_in_loop(tensor)
+            yield size
             every |= replaced
         elif op.type in op_types.FUNCTIONAL:
             # The lists of loops that are called are results of the call, where the gradient's call
@@ -105,12 +103,11 @@ def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
             item = op.inputs[_ITEMS[op.type]]
             sizes.append(_NONE if item.op.type in _SHARED else tensor_bytes(item))
         elif op.type in loops.LOOPS:
-            number = tensor.value_index
-            (body,) = loops.bodies(op)
-            if body is not None and _growth(body.outputs[number], body.inputs[number])[1]:
+            size, replaced = _growth_in_loop(tensor)
+            if replaced:
                 return _NONE, True
-            sizes.append(variant_bytes(tensor))
-            tensor = op.inputs[number]
+            sizes.append(size)
+            tensor = op.inputs[tensor.value_index]
             continue
         elif op.type in _LIKE_FIRST:
             return _NONE, True
@@ -118,6 +115,17 @@ def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
             break
         tensor = op.inputs[0]
     return _sum(sizes), False
+
+
+def _growth_in_loop(tensor: tf.Tensor) -> tuple[Bytes, bool]:
+    """As `_growth`, for all steps of the loop that gives ``tensor``."""
+    op, number = tensor.op, tensor.value_index
+    (body,) = loops.bodies(op)
+    if body is None:
+        return _NONE, False
+    size, replaced = _growth(body.outputs[number], body.inputs[number])
+    steps = steps_of(op)
+    return Bytes(*(steps * part for part in size)), replaced
 
 
 def _held(component: tf.Tensor) -> Bytes:
