@@ -190,8 +190,7 @@ class _Planning:
     def _follow_chain(self) -> None:
         """Note what a chain of stages comes to."""
         left = None if self.ends is None else max(0.0, self.ends - time.monotonic())
-        tell = None if self.limits.progress is None else self._tell
-        trial = chain.plan(self.graph, replace(self.limits, seconds=left, progress=tell))
+        trial = chain.plan(self.graph, replace(self.limits, seconds=left, progress=self._tell))
         self._note(trial)
         if not trial.complete:
             raise _Stopped

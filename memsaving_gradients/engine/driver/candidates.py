@@ -114,22 +114,30 @@ def _cheaper(
     take_back(site, found)
     _treat(attempts, ways[1])
     seconds = site.original()[0].graph.total_seconds
-    other: Followed | None = None
     if site.capture().graph.total_seconds / max(seconds, 1e-12) - 1 < extra:
-        try:
-            other = _packed_or_not(attempts)
-        except BudgetError:
-            other = None
-    if other is not None and other.outcome.plan.extra_time < extra:
-        return other
-    take_back(site, other)
+        other = _faster(site, extra, lambda: _packed_or_not(attempts))
+        if other is not None:
+            return other
     _treat(attempts, way)
     return _packed_or_not(attempts)
 
 
+def _faster(site: Site, extra: float, attempt: Callable[[], Followed | None]) -> Followed | None:
+    """The plan that ``attempt`` follows, if it takes less than ``extra`` time; else ``None``, and
+    the graph is as it was."""
+    try:
+        found = attempt()
+    except BudgetError:
+        return None
+    if found is not None and found.outcome.plan.extra_time < extra:
+        return found
+    take_back(site, found)
+    return None
+
+
 def _packed_or_not(attempts: Attempts) -> Followed | None:
-    """What masks packed as they are come to, or the other way, if that keeps no budget, or takes
-    longer than a first plan of the other way did."""
+    """Follow a plan for the masks as they are. Pack or unpack them instead if that keeps no budget,
+    or takes longer than a first plan of the other way did."""
     site = attempts.site
     try:
         found = attempts.kept()
@@ -147,8 +155,8 @@ def _packed_or_not(attempts: Attempts) -> Followed | None:
 def packed_otherwise(
     attempts: Attempts, found: Followed | None, attempt: Callable[[], Followed | None]
 ) -> Followed | None:
-    """``found``, or what ``attempt`` comes to with masks packed the other way, if a first plan of
-    that took less time, and this one does."""
+    """Follow ``found``, or with masks packed the other way the plan of ``attempt``, if that one
+    takes less time; it is tried if a first plan of that way did."""
     site = attempts.site
     if found is None or found.result is None or not has_other(site):
         return found
@@ -158,13 +166,9 @@ def packed_otherwise(
         return found
     take_back(site, found)
     switch_packing(attempts)
-    try:
-        other = attempt()
-    except BudgetError:
-        other = None
-    if other is not None and other.outcome.plan.extra_time < extra:
+    other = _faster(site, extra, attempt)
+    if other is not None:
         return other
-    take_back(site, other)
     switch_packing(attempts)
     return attempts.again(found)
 
