@@ -22,8 +22,8 @@ stalled for long, because its core is given to somebody else, is not considered.
 worst of these; that of the first run is what is to be expected (`simulate_execution` gives both). A
 large difference means that the order matters and nothing fixes it. Into which holes between chunks
 buffers fall is chance, too: chunks are counted as they are on average
-(:func:`graph_tools.memory.bfc_allocator.irregular_peaks`), and `CHANCE` is added to what is
-promised.
+(:func:`graph_tools.memory.bfc_allocator.irregular_peaks`), and
+`graph_tools.memory.timeline.CHANCE` is added to what is promised.
 
 Not covered: one inter-op thread alone, which runs all queued ops last; kernels' scratch space,
 which is small beside the peaks of the networks in the benchmarks, but was not listed for each of
@@ -46,7 +46,7 @@ from graph_tools.graph.capture import OpGraph
 from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.grappler.constant_folding import folded
 from graph_tools.memory.liveness import IntArray, timeline
-from graph_tools.memory.timeline import Timeline
+from graph_tools.memory.timeline import CHANCE, Timeline
 from graph_tools.memory.variables import Updated, persistent_bytes, updated_variables
 from graph_tools.ops import op_types
 from graph_tools.ops.views import viewed_input
@@ -65,9 +65,6 @@ RUNS = (
 )
 #: All runs together execute about so many ops, if that allows more than one run.
 RUN_OPS = 200_000
-#: By what share a step may need more chunks than it does on average: small changes of the order
-#: change into which holes buffers fall.
-CHANCE = 0.05
 #: Variables that get new buffers in every step leave holes elsewhere in every step: so much more.
 CHANCE_OF_MOVES = 0.03
 #: Kernels that the executor runs at once, without asking for a thread. All others count as dear for

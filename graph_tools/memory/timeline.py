@@ -12,10 +12,13 @@ import numpy.typing as npt
 
 from graph_tools.memory.bfc_allocator import Buffers, Peaks, allocated_peak, irregular_peaks
 
-__all__ = ["Alive", "Part", "Timeline"]
+__all__ = ["CHANCE", "Alive", "Part", "Timeline"]
 
 Part = Literal["forward", "recomputed", "backward", "scratch"]
 
+#: By what share a step may need more chunks than it does on average: small changes of the order
+#: change into which holes buffers fall.
+CHANCE = 0.05
 #: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many
 #: buffers, within bounds; …
 ALLOCATED, FEWEST_STEPS, MOST_STEPS = 50_000, 6, 8

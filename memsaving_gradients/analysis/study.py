@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools.memory.executor import CHANCE
+from graph_tools.memory.timeline import CHANCE
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import patching
@@ -24,7 +24,7 @@ from memsaving_gradients.budget import chunk_bytes, plain_bytes, safe_bytes
 from memsaving_gradients.engine import whole_step
 from memsaving_gradients.engine.driver.following import Following
 from memsaving_gradients.engine.options import Options
-from memsaving_gradients.engine.planning.within_limits import LARGE_SHARE, seek
+from memsaving_gradients.engine.planning.within_limits import first_share, seek
 from memsaving_gradients.engine.rewire import observing
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import ArgumentError
@@ -149,7 +149,7 @@ class Study:
         found = replace(self.search, planner=chain.plan).least()
         plain = chunk_bytes(self.before, self.site.gating) / max(self.before.peak, 1)
         self._holes = max(plain, found.need / max(found.proposal.peak, 1))
-        return replace(found, need=int(self.budget_for(found.need) / LARGE_SHARE))
+        return replace(found, need=int(found.need / first_share(self.site)))
 
     @property
     def search(self) -> Search | None:

@@ -123,7 +123,9 @@ class _Planning:
         found = [self._priced(pricing, Pace())]
         if self._is_small and not self.limits.quick:
             self._follow_chain()
-        if self._is_enough(SHALLOW) or self._is_enough(USUAL):
+        if self._is_enough(SHALLOW):
+            if self.quick and self._is_small and not self._is_within(FAR):
+                self._local_search([found[0].decisions], self.most_runs // QUICK)
             return
         work = GENTLE_STEPS // max(1, len(self.coarse.problem.reads))
         for pace in GENTLE:
@@ -140,6 +142,9 @@ class _Planning:
                 return
         runs = self.most_runs // QUICK if self.limits.quick else self.most_runs
         if not self._fits():
+            if not self.limits.quick:
+                # The bound of several moments takes seconds, and says where to begin.
+                self._refine_bound(USUAL)
             starts = [self.coarse.like(one.runs) for one in self.solved if one.runs]
             starts += (one.closest for one in found)
             self._local_search(starts, runs)

@@ -3,9 +3,11 @@ memory within a slowdown.
 
 A budget is a promise on the bytes that TensorFlow's allocator has in chunks. Planners do not know
 these: they count bytes asked for. So a planner is asked for a plan within fewer bytes, and the
-bytes to ask for are corrected by the ratio of what was wanted and what came out. (What the
+bytes to ask for are corrected by the ratio of what was wanted and what came out
+(:mod:`~memsaving_gradients.planners.meter`). That ratio differs by a tenth from plan to plan, so
+that small graphs are asked for several plans between one that fits and one that does not. (What the
 executor's own order adds is known when the graph is rewritten, and the search is asked again, for
-less: :mod:`memsaving_gradients.engine.rewire`.) Of all plans that fit, the one with the least extra
+less: :mod:`memsaving_gradients.engine.driver`.) Of all plans that fit, the one with the least extra
 time is taken. Any planner can be searched with in this way, and one that ignores budgets is simply
 tried.
 
@@ -29,20 +31,24 @@ from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bounds.integer import SHALLOW, bound_within
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
-from memsaving_gradients.planners.meter import MANY_OPS, Found, Meter
+from memsaving_gradients.planners.meter import Found, Meter
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedules.validation import problem_of
 
 __all__ = ["FLOORS", "Search"]
 
-#: Plans to ask for while one is sought that fits and uses the budget well, …
-MOST_ROUNDS = 5
-#: … on graphs of more ops than `MANY_OPS` so many, if one of them fits.
-FEW_ROUNDS = 2
+#: Plans to ask for while one is sought that fits and uses the budget well: as many as have about so
+#: many ops together, within bounds. Into which holes chunks fall is chance, and small plans take a
+#: tenth of a second.
+ROUND_OPS, FEW_ROUNDS, MOST_ROUNDS = 40_000, 2, 8
+#: The one that is used is asked for once more, with all that the planner can do; what that changes
+#: in the holes may leave room for so many more.
+POLISHED = 2
 #: The further ones are smaller by this factor.
 SMALLER = 0.95
-#: A plan that needs at least this share of the budget uses it well enough.
-CLOSE = 0.96
+#: A plan that needs at least this share of the budget uses it well enough; and where this share is
+#: left between what fits and what does not, no more is asked for.
+CLOSE, NEAR = 0.96, 0.015
 #: What is asked for last, as multiples of the peak that comes when a byte is asked for (a search
 #: for too much loses its way, and may do better with less to do); on large graphs only the first.
 FLOORS = (1.0, 0.85, 1.04, 1.1)
@@ -84,10 +90,12 @@ class Search:
         self._given = False
         self._by_key: KeyboardInterrupt | None = None
         self._tried: list[Found] = []
+        self._closed_in: set[int] = set()
         self._by_asked: dict[tuple[int | None, bool], Found] = {}
         self._shown = 0.0
-        self._large = self.meter.graph.length > MANY_OPS
-        self._rounds = FEW_ROUNDS if self._large else MOST_ROUNDS
+        self._large = self.meter.is_large
+        rounds = ROUND_OPS // max(self.meter.graph.length, 1)
+        self._rounds = min(max(rounds, FEW_ROUNDS), MOST_ROUNDS)
         if self._large:
             self.floors = self.floors[:1]
 
@@ -99,24 +107,20 @@ class Search:
             found = Found(self.meter.plain, self.meter.need(self.meter.plain), None)
         return self._with_end(found)
 
-    def within(self, goal: Goal, share: float = 1.0, below: int | None = None) -> Found:
+    def within(self, goal: Goal, share: float = 1.0) -> Found:
         """The fastest plan that needs at most a share of a budget: when it runs, it needs more by
         as much.
-
-        ``below``: what a plan needed that turned out to be too large. What an order makes of chunks
-        is chance: plans that need fewer than that, but more than the share, may fit, too.
 
         Raises
         ------
         BudgetError
             If no plan was found that fits.
         """
-        budget = _share_of(goal.budget, share)
-        most = budget if below is None else max(budget, below - 1)
-        fits = [found for found in self._fitting(most) if found.need >= budget]
-        if (below is None or not fits) and not self._is_hopeless(budget):
-            self._close_in(budget)
-            fits = self._fitting(most)
+        most = _share_of(goal.budget, share)
+        if most not in self._closed_in and not self._is_hopeless(most):
+            self._closed_in.add(most)
+            self._close_in(most)
+        fits = self._fitting(most)
         floors: list[Found] = []
         if not fits and self._stopped != "interrupted":
             floors = self._reach_floor()
@@ -130,9 +134,8 @@ class Search:
             least = min([goal.plain_need, *(found.need for found in floors or self._tried)])
             raise too_small(goal, least, self._stopped)
         best = min(fits, key=_by_time)
-        if best.proposal.quick:
-            # Once for what was asked for, all that the planner can do.
-            self._attempt(best.asked)
+        if best.proposal.quick and best.asked is not None:
+            self._polish(best.asked, most)
         self._given = True
         return self._with_end(min(self._fitting(most), key=_by_time))
 
@@ -200,39 +203,66 @@ class Search:
         return least == float("inf")
 
     def _close_in(self, budget: int) -> None:
-        """Ask for plans until one fits and uses most of the budget."""
+        """Ask for plans until one fits and uses most of the budget; in small graphs, for as many as
+        there are rounds.
+
+        Into which holes chunks fall is chance: a plan of a higher peak may need less.
+        """
         most = self.meter.most_to_ask(budget)
         asked = self._first_asked(budget)
         # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too
         # much.
         low, high = 0, most + 1
         for number in range(MOST_ROUNDS):
-            if low and number >= self._rounds:
+            if low and (number >= self._rounds or high - low <= NEAR * budget):
                 # One that fits is enough by now.
                 return
             found = self._attempt(asked, max(self._rounds - number, 1), quick=True)
             if found is None or self._stopped:
                 return
+            aimed = int(asked * (budget / max(found.need, 1)))
             if found.need <= budget:
                 low = asked
-                known = any(
-                    found.proposal.schedule == old.proposal.schedule for old in self._tried[:-1]
-                )
-                if not found.proposal.extra_seconds or known or found.need >= CLOSE * budget:
+                is_close = found.need >= CLOSE * budget
+                if not found.proposal.extra_seconds or self._is_known(found):
                     return
+                if is_close and self._rounds <= FEW_ROUNDS:
+                    return
+                asked = aimed if not is_close and aimed < high else (low + high) // 2
             elif found.proposal.peak > asked:
                 # The planner's least: to ask for less gives nothing else.
                 return
             else:
                 # Within its own peak it would come again.
                 high = min(asked, found.proposal.peak)
-            asked = int(asked * (budget / max(found.need, 1)))
-            if found.need > budget:
                 # Holes between chunks need not shrink with the plan: each step down is a larger
                 # one.
-                asked = int(asked * SMALLER**number)
+                asked = min(int(aimed * SMALLER**number), high - 1)
+                if asked <= low:
+                    asked = (low + high) // 2
             if not low < asked < high:
-                asked = (low + high) // 2 if low else high - 1
+                return
+
+    def _is_known(self, found: Found) -> bool:
+        """Whether the last plan came before."""
+        return any(found.proposal.schedule == old.proposal.schedule for old in self._tried[:-1])
+
+    def _polish(self, asked: int, budget: int) -> None:
+        """Ask for all that the planner can do, and for more while that leaves room."""
+        low, high = 0, self.meter.most_to_ask(budget) + 1
+        for _ in range(1 if self._large else 1 + POLISHED):
+            found = self._attempt(asked)
+            if found is None or self._stopped or not found.proposal.extra_seconds:
+                return
+            if found.need > budget:
+                high = asked
+            elif found.need >= CLOSE * budget:
+                return
+            else:
+                low = asked
+            if not low:
+                return
+            asked = (low + high) // 2 if high <= budget else int(low * (budget / found.need))
             if not low < asked < high:
                 return
 

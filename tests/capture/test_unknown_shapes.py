@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.memory.executor import CHANCE
 from graph_tools.memory.measure import measure_peak
+from graph_tools.memory.timeline import CHANCE
 from tests.helpers.fresh import fresh
 
 

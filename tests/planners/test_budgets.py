@@ -12,7 +12,8 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from benchmarks.networks import small
-from graph_tools.memory.bfc_allocator import irregular_peaks
+from graph_tools.memory.bfc_allocator import Peaks
+from graph_tools.memory.timeline import CHANCE
 from memsaving_gradients.budget import Goal, too_small
 from memsaving_gradients.engine.driver.attempt import take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
@@ -85,18 +86,16 @@ def test_the_plan_that_is_used_is_polished_once() -> None:
     assert found.need <= goal.budget and not found.proposal.quick
 
 
-def test_large_graphs_are_played_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_are_simulated_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     # What they leave of their regions is larger than a buffer, and smaller than two.
     graph, there = chain([1 << 18] * 8), [(5 << 17) + 256] * 2
-    alone = Meter(graph, "control")
-    small = Meter(graph, "control", there)
-    assert small.need(small.plain) == alone.need(alone.plain)
+    alone, amidst = Meter(graph, "control"), Meter(graph, "control", there)
+    assert amidst.need(amidst.plain) != alone.need(alone.plain)
+    assert Meter(graph, "data", there).need(alone.plain) == Meter(graph, "data").need(alone.plain)
+    monkeypatch.setattr(meter_module, "irregular_peaks", lambda *_, **__: Peaks(300, 420))
+    assert amidst.need(amidst.plain) == 420 / (1 + CHANCE)
     monkeypatch.setattr(meter_module, "MANY_OPS", 1)
-    large = Meter(graph, "control", there)
-    simulated = irregular_peaks(
-        [large.plain.simulation.buffers], before=there, steps=meter_module.STEPS
-    )
-    assert large.need(large.plain) == simulated.average != alone.need(alone.plain)
+    assert amidst.need(amidst.plain) == 300
 
 
 def test_out_of_time_the_least_is_asked_for_once() -> None:

@@ -60,8 +60,9 @@ def follow(
     ``None``: the gradients are alone.
     """
     if outcome.plain:
-        return Followed(outcome, None, outcome.need)
-    proposal, gates, planned = outcome.proposal, site.data_gates, outcome.need
+        return Followed(outcome, None, outcome.planned or outcome.need)
+    proposal, gates = outcome.proposal, site.data_gates
+    planned = outcome.planned or outcome.need
     result = rewrite(
         outcome.step,
         proposal.schedule,

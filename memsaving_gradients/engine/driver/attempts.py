@@ -31,9 +31,10 @@ from memsaving_gradients.errors import BudgetError, PlanError
 
 __all__ = ["Attempts"]
 
-#: Plans that are rewritten and simulated until one keeps the budget, and the most that the next one
-#: gets of what this one had.
-MOST_ATTEMPTS, MOST_SHARE = 8, 0.97
+#: Plans that are rewritten and simulated until one keeps the budget, and the share that the next
+#: one gets of what this one should have had. (The executor adds as much to one plan as to the next
+#: to within two per cent.)
+MOST_ATTEMPTS, NEXT_SHARE = 8, 0.985
 #: Where an attempt takes seconds (`Site.is_large`), there are fewer.
 FEW_ATTEMPTS = 5
 #: Plans that are tried after one that keeps the budget with some luck.
@@ -70,7 +71,6 @@ class Attempts:
     def start(self) -> None:
         """Begin anew, as for a step that was changed."""
         self.share = first_share(self.site)
-        self._below: int | None = None
         self._broke = 0
         self._by_luck = False
 
@@ -105,7 +105,7 @@ class Attempts:
         last = attempts if lucky is None else LUCKY_ATTEMPTS
         while attempt < last:
             try:
-                found = self._next(self.share, self._below)
+                found = self._next(self.share)
             except BudgetError as error:
                 if lucky is not None:
                     break
@@ -146,14 +146,9 @@ class Attempts:
         need = self.worst(found, simulate)
         take_back(self.site, found)
         self._broke = min(self._broke or need, need)
-        # What the executor adds to one plan it adds to the next, about. Holes between chunks need
-        # not shrink with the plan, and what the rest of a step takes grows: each step down is a
-        # larger one.
-        by_itself = simulate is alone
-        share = min(found.planned / need, self.share * (MOST_SHARE if by_itself else 1.0))
-        self.share = share * MOST_SHARE ** (attempt if by_itself else attempt + 1)
-        # Holes are chance, and the next plan may have fewer; what the rest of a step takes is not.
-        self._below = found.planned if by_itself and not self.site.is_large else None
+        # What the executor adds to one plan it adds to the next, about; and what the rest of a step
+        # takes grows as the plan shrinks: each step down is a larger one.
+        self.share = min(found.planned / need, self.share) * NEXT_SHARE ** (attempt + 1)
 
     def worst(self, found: Followed, simulate: Simulate) -> int:
         """The bytes of a budget that a step needs in the worst of the steps that were simulated, as
@@ -203,13 +198,13 @@ class Attempts:
         warn_nothing_saved(site.graph, f"a plan was found that takes less in order, but {figures}")
         return None
 
-    def _next(self, share: float, below: int | None = None) -> Followed | None:
+    def _next(self, share: float) -> Followed | None:
         """Plan and rewrite."""
         outcome: Outcome | None
         if self.mode == "saved":
             outcome = by_saved_plan(self.site)
         elif self.mode in LIMITED:
-            outcome = within_limits(self.site, self.mode, share, below)
+            outcome = within_limits(self.site, self.mode, share)
         else:
             outcome = by_mode(self.site, self.mode)
         return None if outcome is None else follow(self.site, outcome, self.updates)
