@@ -247,24 +247,15 @@ def _describe(
 ) -> OpGraph:
     inputs: list[tuple[int, ...]] = []
     controls: list[tuple[int, ...]] = []
-    producer: list[int] = []
     first_value: list[int] = []
-    storage: list[int] = []
-    fixed: list[int] = []
-    rate: list[int] = []
-    source: list[bool] = []
     clonable: list[bool] = []
-    constant: list[bool] = []
-    folds_on: list[bool] = []
-    folded: list[bool] = []
     here: list[bool] = []
+    values = _Values()
     place: dict[tf.Operation, int] = {op: i for i, op in enumerate(ops)}
     may_be_dead = conditional(ops, edges, place)
     assigned = _assigned(ops)
     for i, op in enumerate(ops):
-        kind = op.type
         before, waits = edges[op]
-        outputs = op.outputs
         reads = tuple(first_value[place[maker]] + k for maker, k in before)
         inputs.append(reads)
         controls.append(tuple(place[c] for c in waits))
@@ -273,71 +264,114 @@ def _describe(
         copies = copies and op_types.is_clonable(op)
         if assigned:
             # A copy would run behind the assignment, and read the new value.
-            copies = copies and not any(ops[producer[storage[v]]] in assigned for v in reads)
+            copies = copies and not any(ops[values.maker(v)] in assigned for v in reads)
         clonable.append(copies)
-        first_value.append(len(producer))
-        # Stateless random draws with a constant seed are folded like everything else.
-        is_shape = kind in op_types.SHAPES and bool(reads)
-        static = is_shape and op_types.reads_known_shapes(op)
-        may_fold = copies and all(folds_on[v] for v in reads) and _is_small(outputs)
+        first_value.append(len(values.producer))
         # What a late op makes must not be taken for a part of an early buffer: that may be lost
         # before, and recomputed.
         early = late is None or graphs.creation_index(op) < late or op in beside
-        is_folded = kind == "Const" or static or (may_fold and all(folded[v] for v in reads))
-        may_fold |= kind == "Const" or is_shape
         # A variable of another device is copied here when it is read.
-        is_source = is_folded or (kind in op_types.SOURCES and here[i])
-        constant.extend([may_fold] * len(outputs))
-        folds_on.extend([may_fold and _folds_on(op)] * len(outputs))
-        folded.extend([is_folded] * len(outputs))
-        for k, out in enumerate(outputs):
-            value = len(producer)
-            producer.append(i)
-            looks = reads and (early or kind in op_types.VIEWS)
-            viewed = viewed_input(op, k) if looks else None
-            if viewed is not None:
-                root = storage[reads[viewed]]
-                storage.append(root)
-                fixed.append(0)
-                rate.append(0)
-                source.append(source[root])
-                continue
-            size = buffer_bytes(out)
-            if kind in op_types.ELEMENTS or is_elsewhere(op):
-                size = Bytes(0, 0)
-            if kind in op_types.SIZED_BY_INPUTS and is_guess(out):
-                known = [Bytes(fixed[storage[v]], rate[storage[v]]) for v in reads]
-                size = max(known, key=sum) if any(map(any, known)) else size
-            storage.append(value)
-            fixed.append(0 if is_source else size.fixed)
-            rate.append(0 if is_source else size.per_example)
-            source.append(is_source)
+        is_source = values.fold(op, reads, copies) or (op.type in op_types.SOURCES and here[i])
+        values.add(i, op, reads, is_source, early)
     if not all(here):
-        touched = {
-            storage[v]
-            for i in range(len(ops))
-            if here[i]
-            for v in (*inputs[i], *range(first_value[i], first_value[i] + len(ops[i].outputs)))
-        }
-        for value in range(len(producer)):
-            if value not in touched:
-                fixed[value] = rate[value] = 0
+        values.leave_out(here, inputs)
     return OpGraph(
         ops=tuple(ops),
         inputs=tuple(inputs),
         controls=tuple(controls),
-        producer=np.array(producer, np.int64),
+        producer=np.array(values.producer, np.int64),
         first_value=np.array(first_value, np.int64),
-        storage=np.array(storage, np.int64),
-        fixed_bytes=np.array(fixed, np.int64),
-        bytes_per_example=np.array(rate, np.int64),
-        source=np.array(source, np.bool_),
-        constant=np.array(constant, np.bool_),
+        storage=np.array(values.storage, np.int64),
+        fixed_bytes=np.array(values.fixed, np.int64),
+        bytes_per_example=np.array(values.rate, np.int64),
+        source=np.array(values.source, np.bool_),
+        constant=np.array(values.constant, np.bool_),
         clonable=np.array(clonable, np.bool_),
         optional=np.array([op not in asked for op in ops], np.bool_),
         here=np.array(here, np.bool_),
         conditional=may_be_dead,
     )
+
+
+class _Values:
+    """What is known of each value, added op by op.
+
+    Attributes
+    ----------
+    producer, storage, fixed, rate, source, constant
+        As in `OpGraph`, where ``fixed`` and ``rate`` are the bytes.
+    folds_on
+        For each value, whether what is computed from it may become a constant.
+    folded
+        For each value, whether it is known to become a constant.
+    """
+
+    def __init__(self) -> None:
+        self.producer: list[int] = []
+        self.storage: list[int] = []
+        self.fixed: list[int] = []
+        self.rate: list[int] = []
+        self.source: list[bool] = []
+        self.constant: list[bool] = []
+        self.folds_on: list[bool] = []
+        self.folded: list[bool] = []
+
+    def maker(self, value: int) -> int:
+        """The op (position) whose buffer a value uses."""
+        return self.producer[self.storage[value]]
+
+    def fold(self, op: tf.Operation, reads: tuple[int, ...], copies: bool) -> bool:
+        """Note which outputs of ``op`` may become constants, and return whether they all do."""
+        # Stateless random draws with a constant seed are folded like everything else.
+        is_constant = op.type == "Const"
+        is_shape = op.type in op_types.SHAPES and bool(reads)
+        static = is_shape and op_types.reads_known_shapes(op)
+        may_fold = copies and all(self.folds_on[v] for v in reads) and _is_small(op.outputs)
+        is_folded = is_constant or static or (may_fold and all(self.folded[v] for v in reads))
+        may_fold |= is_constant or is_shape
+        many = len(op.outputs)
+        self.constant += [may_fold] * many
+        self.folds_on += [may_fold and _folds_on(op)] * many
+        self.folded += [is_folded] * many
+        return is_folded
+
+    def add(
+        self, position: int, op: tf.Operation, reads: tuple[int, ...], is_source: bool, early: bool
+    ) -> None:
+        """Give each output of ``op`` a buffer, or that of the input which it only looks at."""
+        looks = reads and (early or op.type in op_types.VIEWS)
+        for k, out in enumerate(op.outputs):
+            viewed = viewed_input(op, k) if looks else None
+            if viewed is not None:
+                root = self.storage[reads[viewed]]
+                size, outside = Bytes(0, 0), self.source[root]
+            else:
+                root = len(self.producer)
+                size, outside = self._bytes(op, out, reads), is_source
+            self.producer.append(position)
+            self.storage.append(root)
+            self.fixed.append(0 if outside else size.fixed)
+            self.rate.append(0 if outside else size.per_example)
+            self.source.append(outside)
+
+    def _bytes(self, op: tf.Operation, out: tf.Tensor, reads: tuple[int, ...]) -> Bytes:
+        size = buffer_bytes(out)
+        if op.type in op_types.ELEMENTS or is_elsewhere(op):
+            size = Bytes(0, 0)
+        if op.type in op_types.SIZED_BY_INPUTS and is_guess(out):
+            known = [Bytes(self.fixed[self.storage[v]], self.rate[self.storage[v]]) for v in reads]
+            size = max(known, key=sum) if any(map(any, known)) else size
+        return size
+
+    def leave_out(self, here: Sequence[bool], inputs: Sequence[tuple[int, ...]]) -> None:
+        """Count no bytes of what is neither made nor read here."""
+        touched = {self.storage[v] for i, read in enumerate(inputs) if here[i] for v in read}
+        for value, i in enumerate(self.producer):
+            if here[i]:
+                touched.add(self.storage[value])
+        for value in range(len(self.producer)):
+            if value not in touched:
+                self.fixed[value] = self.rate[value] = 0
 
 
 def _assigned(ops: Sequence[tf.Operation]) -> frozenset[tf.Operation]:
