@@ -220,26 +220,7 @@ def gradients(
             "gradients: there is no graph to rewire in eager execution; call it inside of a"
             " function decorated with @tf.function, or under tf.Graph().as_default()"
         )
-    _check_types("ys", ys)
-    _check_types("xs", xs)
-    if stop_gradients is not None:
-        _check_types("stop_gradients", stop_gradients)
-    graph = _graph_of(ys)
-    for argument, tensors in (
-        ("ys", ys),
-        ("xs", xs),
-        ("grad_ys", grad_ys),
-        ("stop_gradients", stop_gradients),
-    ):
-        _check_graph(argument, tensors, graph)
-    for y in tf.nest.flatten(ys):
-        dtype = tf.as_dtype(y.dtype)
-        if not (dtype.is_floating or dtype.is_complex):
-            raise ArgumentError(
-                "ys",
-                getattr(y, "name", y),
-                f"has dtype {dtype.name}, which cannot be differentiated; cast or drop it",
-            )
+    graph = _checked_graph(ys, xs, grad_ys, stop_gradients)
 
     def differentiate() -> Any:
         return tf.compat.v1.gradients(
@@ -275,6 +256,31 @@ def _check_name(name: Any) -> None:
             name,
             f"is taken for checkpoints; these are given by keyword: checkpoints={name!r}",
         )
+
+
+def _checked_graph(ys: Any, xs: Any, grad_ys: Any, stop_gradients: Any) -> tf.Graph:
+    """Return the graph to build gradients in, of tensors that can be differentiated there."""
+    _check_types("ys", ys)
+    _check_types("xs", xs)
+    if stop_gradients is not None:
+        _check_types("stop_gradients", stop_gradients)
+    graph = _graph_of(ys)
+    for argument, tensors in (
+        ("ys", ys),
+        ("xs", xs),
+        ("grad_ys", grad_ys),
+        ("stop_gradients", stop_gradients),
+    ):
+        _check_graph(argument, tensors, graph)
+    for y in tf.nest.flatten(ys):
+        dtype = tf.as_dtype(y.dtype)
+        if not (dtype.is_floating or dtype.is_complex):
+            raise ArgumentError(
+                "ys",
+                getattr(y, "name", y),
+                f"has dtype {dtype.name}, which cannot be differentiated; cast or drop it",
+            )
+    return graph
 
 
 def _check_types(argument: str, tensors: Any) -> None:
