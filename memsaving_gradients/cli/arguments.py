@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 __all__ = ["PROGRAM", "USAGE_ERROR", "parse"]
 
@@ -30,6 +30,10 @@ _TARGET = """\
 a saved Keras model (model.keras), or package.module:name of a Keras model, a function that returns
 one, or a function that returns (train_step, args); it is traced, and nothing is run"""
 
+_DESCRIPTION = (
+    "Where the memory of a training step goes, and what each budget costs, before a step is run."
+)
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -46,29 +50,23 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     0.5
     """
     # Options are written out: what is added later changes the meaning of none.
-    parser = _Parser(
-        PROGRAM,
-        description=(
-            "Where the memory of a training step goes, and what each budget costs, before a step is"
-            " run."
-        ),
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    about: dict[str, Any] = {
+        "description": _DESCRIPTION,
+        "epilog": _EXAMPLES,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+    }
+    parser = _Parser(PROGRAM, **about)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     explain = commands.add_parser(
-        "explain",
-        help="explain the memory of a model or a training step",
-        description=(
-            "Where the memory of a training step goes, and what each budget costs, before a step is"
-            " run."
-        ),
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "explain", help="explain the memory of a model or a training step", **about
     )
-    add = explain.add_argument
+    _accept_explain(explain)
+    return parser.parse_args(arguments)
+
+
+def _accept_explain(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("target", metavar="TARGET", help=_TARGET)
     add(
         "--budget",
@@ -111,7 +109,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="write the figure (PNG, SVG, PDF): of the explanation, or with --budget of the plan",
     )
     add("--debug", action="store_true", help="show tracebacks, warnings and TensorFlow's log")
-    return parser.parse_args(arguments)
 
 
 def _budget(text: str) -> int | float | str:
