@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -143,18 +144,76 @@ def narrowest_cuts(cuts: IntArray, width: IntArray, stretch: IntArray) -> IntArr
 def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segments:
     """Measure the forward half of ``graph``, with the storages in ``keep`` kept; linear in ops and
     edges."""
-    border = graph.first_backward
-    storage, source = graph.storage.tolist(), graph.source.tolist()
-    producer, clonable = graph.producer.tolist(), graph.clonable.tolist()
     residual = graph.residuals
     small = small_storages(graph, keep)
     needed = _needed(graph, residual, small | set(keep))
+    forward = _walk(graph, small | set(keep), needed)
+    pinned = _pinned(graph, forward.unmade, forward.readers, residual, needed)
+    pinned |= {s for s in keep if s in forward.parts_of and s not in small}
+    listed = [
+        s
+        for s, own in forward.parts_of.items()
+        if own == (s,) and s in forward.last and s not in pinned and graph.end_of_kernel(s) == s
+    ]
+    parts = np.array(listed, np.int64)
+    producer, source = graph.producer, graph.source
+    free = [
+        s
+        for s in residual
+        if s not in small and s not in pinned and graph.clonable[producer[s]] and not source[s]
+    ]
+    free.sort(key=lambda s: int(producer[s]))
+    residuals = np.array(free, np.int64)
 
+    border = graph.first_backward
+    pinned_list = np.array(sorted(pinned), np.int64)
+    pinned_held = _sum_by_position(producer, graph.size, pinned_list, border)
+    held = pinned_held + _sum_by_position(producer, graph.size, residuals, border)
+    return Segments(
+        parts=parts,
+        born=producer[parts],
+        last=np.array([forward.last[s] for s in listed], np.int64),
+        size=graph.size[parts],
+        small=frozenset(small),
+        pinned=frozenset(pinned),
+        residuals=residuals,
+        residual_born=producer[residuals],
+        held=held,
+        pinned_held=pinned_held,
+        working=_working(graph),
+        cuttable=_cuttable(graph, needed),
+    )
+
+
+class _Forward(NamedTuple):
+    """What a walk over the forward ops finds.
+
+    Attributes
+    ----------
+    parts_of
+        For each needed storage, the storages that a frontier keeps in its stead.
+    last
+        For each part, the last op that reads it and may run again.
+    readers
+        For each storage, the ops that read it and may run again.
+    unmade
+        The needed storages that cannot be recomputed.
+    """
+
+    parts_of: dict[int, tuple[int, ...]]
+    last: dict[int, int]
+    readers: dict[int, list[int]]
+    unmade: list[int]
+
+
+def _walk(graph: TrainingGraph, kept: Collection[int], needed: Collection[int]) -> _Forward:
+    storage, source = graph.storage.tolist(), graph.source.tolist()
+    clonable = graph.clonable.tolist()
     parts_of: dict[int, tuple[int, ...]] = {}
     last: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     unmade: list[int] = []
-    for op in range(border):
+    for op in range(graph.first_backward):
         if not any(storage[v] in needed for v in graph.writes[op]):
             continue
         read = [storage[v] for v in graph.reads[op] if not source[storage[v]]]
@@ -167,46 +226,14 @@ def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segmen
             root = storage[value]
             if root != value or root not in needed or source[root]:
                 continue
-            if root in small or root in keep:
+            if root in kept:
                 parts_of[root] = ()
             elif not clonable[op]:
                 parts_of[root] = ()
                 unmade.append(root)
             else:
                 parts_of[root] = _parts(graph, op, root, read, parts_of)
-    pinned = _pinned(graph, unmade, readers, residual, needed)
-    pinned |= {s for s in keep if s in parts_of and s not in small}
-    listed = [
-        s
-        for s, own in parts_of.items()
-        if own == (s,) and s in last and s not in pinned and graph.end_of_kernel(s) == s
-    ]
-    parts = np.array(listed, np.int64)
-    free = [
-        s
-        for s in residual
-        if s not in small and s not in pinned and clonable[producer[s]] and not source[s]
-    ]
-    free.sort(key=lambda s: producer[s])
-    residuals = np.array(free, np.int64)
-
-    pinned_list = np.array(sorted(pinned), np.int64)
-    pinned_held = _sum_by_position(graph.producer, graph.size, pinned_list, border)
-    held = pinned_held + _sum_by_position(graph.producer, graph.size, residuals, border)
-    return Segments(
-        parts=parts,
-        born=graph.producer[parts],
-        last=np.array([last[s] for s in listed], np.int64),
-        size=graph.size[parts],
-        small=frozenset(small),
-        pinned=frozenset(pinned),
-        residuals=residuals,
-        residual_born=graph.producer[residuals],
-        held=held,
-        pinned_held=pinned_held,
-        working=_working(graph),
-        cuttable=_cuttable(graph, needed),
-    )
+    return _Forward(parts_of, last, readers, unmade)
 
 
 def small_storages(graph: TrainingGraph, keep: Collection[int] = ()) -> set[int]:
