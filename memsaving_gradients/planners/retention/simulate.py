@@ -153,7 +153,11 @@ def advance(
     state: State,
     until: int,
 ) -> None:
-    """Simulate from where ``state`` stands, which is changed, to an event (excluded)."""
+    """Simulate from where ``state`` stands, which is changed, to an event (excluded).
+
+    This is one algorithm: searches spend their time here, and a call for each event would take as
+    long as all the rest.
+    """
     recipe, inputs, outputs = problem.recipe, problem.inputs, problem.outputs
     seconds, scratch, size_of = problem.seconds, problem.scratch, problem.size
     reads, writes, during, between = problem.reads, problem.writes, problem.during, problem.between
