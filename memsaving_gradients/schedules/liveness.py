@@ -206,39 +206,17 @@ def lifetimes(
     whose value is stored, how; their copies are loads. ``moved``: until when values of ops
     (originals) are there because they are being moved.
     """
-    arrays = _Arrays.of(graph)
-    ops, copies, picks = runs
-    many = len(graph.storage)
     stored = stored or {}
-    is_sum, is_load = _marked(graph, chained)[ops], _marked(graph, stored)[ops] & (copies > 0)
+    ops = runs.ops
+    is_sum = _marked(graph, chained)[ops]
+    is_load = _marked(graph, stored)[ops] & (runs.copies > 0)
     computes = ~(is_sum | is_load)
+    made = _make(graph, runs, is_sum, is_load, stored)
+    read_from, read = _see_through_views(graph, runs, computes, made)
+    buffer, sizes = made.buffer, graph.size[made.owner]
+    born, dies = made.at.copy(), made.at.copy()
 
-    # What is made: a number for each copy of each value that takes memory.
-    written = arrays.writes.items[arrays.writes.places(ops)]
-    makes = np.repeat(np.arange(len(ops)), arrays.writes.counts[ops])
-    takes = computes[makes] & (graph.size[written] > 0) | is_sum[makes]
-    if stored:
-        values = np.zeros(many, np.bool_)
-        values[[how.value for how in stored.values()]] = True
-        takes |= is_load[makes] & values[written]
-    keys = written + copies[makes] * many
-    owner, made_at = written[takes], makes[takes]
-    buffer = np.full(many * (int(copies.max(initial=0)) + 1), -1)
-    buffer[keys[takes]] = np.arange(len(owner))
-    sizes = graph.size[owner]
-    born, dies = made_at.copy(), made_at.copy()
-
-    # What is read, by which execution; views stand for what they look at.
-    read_from = np.concatenate([[0], arrays.reads.counts[ops].cumsum()])
-    read = arrays.reads.items[arrays.reads.places(ops)] + picks * many
-    looks = computes[makes] & arrays.is_view[written] & (arrays.slot[written] >= 0)
-    views, seen = keys[looks], read[read_from[makes[looks]] + arrays.slot[written[looks]]]
-    stands_for = np.arange(len(buffer))
-    stands_for[views] = seen
-    while not np.array_equal(further := stands_for[stands_for[views]], stands_for[views]):
-        stands_for[views] = further
-    buffer[views] = buffer[stands_for[views]]
-    reader = np.repeat(np.arange(len(ops)), arrays.reads.counts[ops])
+    reader = np.repeat(np.arange(len(ops)), np.diff(read_from))
     at = buffer[read]
     at[~computes[reader]] = -1
     # Where several read one buffer, the last assignment remains.
@@ -249,8 +227,6 @@ def lifetimes(
         moving = buffer[stored[op].value]
         dies[moving] = max(dies[moving], until)
     held = buffer[list(graph.targets)]
-    last_load = dict(zip(ops[is_load].tolist(), np.flatnonzero(is_load).tolist(), strict=True))
-    packed = [(op, now, stored[op]) for op, now in last_load.items() if stored[op].bytes]
     dies[held[held >= 0]] = len(ops) - 1
     for total, first_two in totals:
         for addend in first_two:
@@ -259,17 +235,89 @@ def lifetimes(
             if dies[addend] == begins and born[addend] < begins and sizes[addend] == sizes[total]:
                 dies[addend] = begins - 1
                 break
-    lives = Lives(born, dies, sizes, owner)
-    made = np.flatnonzero(graph.forwards[ops[made_at]] & computes[made_at])
-    _pass_on(made, made_at[made], read_from, at, lives, added_at)
+    lives = Lives(born, dies, sizes, made.owner)
+    may = np.flatnonzero(graph.forwards[ops[made.at]] & computes[made.at])
+    _pass_on(may, made.at[may], read_from, at, lives, added_at)
+    return _with_stored(lives, ops, is_load, stored)
+
+
+class _Made(NamedTuple):
+    """What executions make.
+
+    Attributes
+    ----------
+    written, by
+        The values that they write, one execution after the other, and the execution of each.
+    buffer
+        For each copy of each value (its number, and that of all values for each copy before it),
+        the number of its buffer, -1: none.
+    owner, at
+        For each buffer, the value that it is made for, and the execution that makes it.
+    """
+
+    written: IntArray
+    by: IntArray
+    buffer: IntArray
+    owner: IntArray
+    at: IntArray
+
+
+def _make(
+    graph: TrainingGraph,
+    runs: Runs,
+    is_sum: npt.NDArray[np.bool_],
+    is_load: npt.NDArray[np.bool_],
+    stored: Mapping[int, Stored],
+) -> _Made:
+    """Give a number to each copy of each value that takes memory; views have none yet."""
+    writes, many = _Arrays.of(graph).writes, len(graph.storage)
+    written = writes.items[writes.places(runs.ops)]
+    by = np.repeat(np.arange(len(runs.ops)), writes.counts[runs.ops])
+    takes = ~is_load[by] & (graph.size[written] > 0) | is_sum[by]
+    if stored:
+        values = np.zeros(many, np.bool_)
+        values[[how.value for how in stored.values()]] = True
+        takes |= is_load[by] & values[written]
+    owner, at = written[takes], by[takes]
+    buffer = np.full(many * (int(runs.copies.max(initial=0)) + 1), -1)
+    buffer[owner + runs.copies[at] * many] = np.arange(len(owner))
+    return _Made(written, by, buffer, owner, at)
+
+
+def _see_through_views(
+    graph: TrainingGraph, runs: Runs, computes: npt.NDArray[np.bool_], made: _Made
+) -> tuple[IntArray, IntArray]:
+    """Let views have the buffer that they look at; return the copies of values that are read, one
+    execution after the other, and before them where those of each execution begin."""
+    arrays, many = _Arrays.of(graph), len(graph.storage)
+    read_from = np.concatenate([[0], arrays.reads.counts[runs.ops].cumsum()])
+    read = arrays.reads.items[arrays.reads.places(runs.ops)] + runs.picks * many
+    written, by = made.written, made.by
+    looks = computes[by] & arrays.is_view[written] & (arrays.slot[written] >= 0)
+    written, by = written[looks], by[looks]
+    views, seen = written + runs.copies[by] * many, read[read_from[by] + arrays.slot[written]]
+    stands_for = np.arange(len(made.buffer))
+    stands_for[views] = seen
+    while not np.array_equal(further := stands_for[stands_for[views]], stands_for[views]):
+        stands_for[views] = further
+    made.buffer[views] = made.buffer[stands_for[views]]
+    return read_from, read
+
+
+def _with_stored(
+    lives: Lives, ops: IntArray, is_load: npt.NDArray[np.bool_], stored: Mapping[int, Stored]
+) -> Lives:
+    """Add what stands for stored values between their op and their last load."""
+    last_load = dict(zip(ops[is_load].tolist(), np.flatnonzero(is_load).tolist(), strict=True))
+    packed = [(op, now, stored[op]) for op, now in last_load.items() if stored[op].bytes]
     if not packed:
         return lives
     # Forward ops come first, in their order.
     return Lives(
-        np.concatenate([born, [op for op, _, _ in packed]]),
-        np.concatenate([dies, [now for _, now, _ in packed]]),
-        np.concatenate([sizes, [how.bytes for _, _, how in packed]]),
-        np.concatenate([owner, [how.value for _, _, how in packed]]),
+        np.concatenate([lives.born, [op for op, _, _ in packed]]),
+        np.concatenate([lives.dies, [now for _, now, _ in packed]]),
+        np.concatenate([lives.sizes, [how.bytes for _, _, how in packed]]),
+        np.concatenate([lives.owner, [how.value for _, _, how in packed]]),
     )
 
 
