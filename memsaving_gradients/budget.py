@@ -38,14 +38,14 @@ __all__ = [
     "worst_bytes",
 ]
 
-#: Bytes of each unit.
+#: Fact: bytes of each unit.
 UNITS = {
     "B": 1,
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)},
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
 }
 
-#: More bytes than this are a mistake.
+#: Fact: more bytes than any memory has are a mistake.
 MOST = 2**100
 
 _BY_LOWER = {unit.lower(): size for unit, size in UNITS.items()}
@@ -183,7 +183,7 @@ def format_share(share: float, digits: int = 0) -> str:
 RESERVE = 1 / 20
 """Of a device's memory, the share that is not planned with: metrics, libraries, holes between
 chunks; inputs, where they are not known."""
-#: Batches that are there at a time: the one in use, and the one that is fetched meanwhile.
+#: Fact: batches that are there at a time: the one in use, and the one that is fetched meanwhile.
 BATCHES = 2
 
 

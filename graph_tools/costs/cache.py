@@ -28,7 +28,7 @@ from graph_tools.warn import warn
 __all__ = ["CostCache", "describe", "folder"]
 
 ENVIRONMENT = "MEMSAVING_GRADIENTS_CACHE"
-#: What figures mean; another number makes old files void.
+#: Fact: the version of the files; files of another one are void.
 FORMAT = 1
 
 Entries = dict[str, Measured | None]

@@ -70,8 +70,8 @@ _PRODUCTS = {
     "BatchMatMulV2": "adj_x",
     "BatchMatMulV3": "adj_x",
 }
-# For each convolution kind: the input whose elements are each met by every element of one filter
-# (None: the output), and the input that holds the filter (None: the output).
+#: Fact: for each convolution kind: the input whose elements are each met by every element of one
+#: filter (None: the output), and the input that holds the filter (None: the output).
 _CONVOLUTIONS: dict[str, tuple[int | None, int | None]] = {
     "Conv2D": (None, 1),
     "Conv3D": (None, 1),
@@ -83,8 +83,8 @@ _CONVOLUTIONS: dict[str, tuple[int | None, int | None]] = {
     "Conv3DBackpropFilterV2": (2, None),
     "DepthwiseConv2dNativeBackpropFilter": (2, None),
 }
-# For each recurrent kernel: the input with the sequence, those with weights, and products per
-# weight and row.
+#: Fact: for each recurrent kernel: the input with the sequence, those with weights, and products
+#: per weight and row.
 _RECURRENT: dict[str, tuple[int, tuple[int, ...], int]] = {
     "BlockLSTM": (1, (4,), 1),
     "BlockLSTMV2": (1, (4,), 1),
@@ -101,7 +101,7 @@ _RECURRENT: dict[str, tuple[int, tuple[int, ...], int]] = {
     "CudnnRNNBackpropV2": (0, (3,), 2),
     "CudnnRNNBackpropV3": (0, (3,), 2),
 }
-# For each kind that works on square matrices: operations per element and row.
+#: Fact: for each kind that works on square matrices: operations per element and row.
 _MATRICES = {
     "Cholesky": 1 / 3,
     "CholeskyGrad": 2.0,

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = ["OpGraph", "capture"]
 
-#: Results of constants that are larger are computed at each step (``constant_folding.h``,
-#: TensorFlow 2.16 to 2.21).
+#: Fact: TensorFlow computes larger results of constants at each step; bytes
+#: (``constant_folding.h``, TensorFlow 2.16 to 2.21).
 LARGEST_FOLDED = 10 << 20
-#: Grappler makes no constants that are larger than this and than what they are computed from
+#: Fact: Grappler makes no constants that are larger than this and than what they are computed from
 #: (``kMaxConstantSize`` in ``constant_folding.cc``, TensorFlow 2.16 to 2.21), and what is computed
 #: from these is none either. Whether anything else folds more depends on the session.
 LARGEST_FOLDED_BY_GRAPPLER = 100 << 10

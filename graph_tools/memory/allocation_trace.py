@@ -153,6 +153,7 @@ def _raw_events(files: Sequence[Path], device: str) -> Iterator[dict[str, Any]]:
                         yield found
 
 
+#: Fact: the names of the profiler's events, and what each does to the bytes.
 _EVENTS = {"MemoryAllocation": 1, "MemoryDeallocation": -1}
 
 

@@ -33,11 +33,12 @@ __all__ = ["Buffers", "Peaks", "allocated_peak", "irregular_peaks"]
 #: For each buffer, the first and the last op during which it exists, and the bytes asked for.
 Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
-#: Sizes are rounded up to this.
+#: Fact: the allocator rounds sizes up to this, bytes (``kMinAllocationSize``).
 _GRAIN = 256
-#: A chunk larger than the request by this much is split in any case.
+#: Fact: a chunk larger than the request by this many bytes is split in any case
+#: (``kMaxInternalFragmentation``).
 _MOST_WASTE = 128 << 20
-#: The first region.
+#: Fact: bytes of the first region.
 _FIRST_REGION = 1 << 20
 #: Buffers below this share of all that is alive at the peak come and go irregularly, up to so many
 #: ops late.

@@ -17,7 +17,7 @@ from graph_tools.memory.timeline import Alive, Part, Timeline
 
 __all__ = ["MOST_NAMED", "with_names"]
 
-#: So many buffers get names.
+#: Layout: buffers that get names in a message.
 MOST_NAMED = 24
 
 AnyTimeline = TypeVar("AnyTimeline", bound=Timeline)

@@ -25,13 +25,14 @@ from graph_tools.tf_private import loops
 
 __all__ = ["buffer_bytes", "variant_bytes"]
 
-#: Ops that add an element to a list, and which of their inputs that is.
+#: Fact: ops that add an element to a list, and which of their inputs that is.
 _ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 #: What these give is the buffer of a variable, or a constant, however often it is in a list.
 _SHARED = op_types.READS | op_types.SHAPE_READERS | {"Const", "Fill"}
 #: Ops that make a list with elements of its own, as many and as large as those of their first
 #: input.
 _LIKE_FIRST = frozenset("ZerosLike AddN".split())
+#: Fact: what takes no memory.
 _NONE = Bytes(0, 0)
 
 

@@ -22,13 +22,13 @@ from graph_tools.tf_private import graphs
 
 __all__ = ["unchanged_input", "viewed_input"]
 
-#: Windows begin at multiples of this many bytes (``EIGEN_MAX_ALIGN_BYTES``, at most).
+#: Fact: windows begin at multiples of this many bytes (``EIGEN_MAX_ALIGN_BYTES``, at most).
 ALIGNMENT = 64
 
-#: Position of the input that is cut, for each op that cuts.
+#: Fact: position of the input that is cut, for each op that cuts.
 _CUTS = {"Unpack": 0, "Split": 1, "SplitV": 0, "Slice": 0, "StridedSlice": 0}
-#: The number with which each op gives its other operand; where the operand may only be the first
-#: one, ``True``.
+#: Fact: the number with which each op gives its other operand; where the operand may only be the
+#: first one, ``True``.
 _NEUTRAL = {
     "Mul": (1, False),
     "Add": (0, False),

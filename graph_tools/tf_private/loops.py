@@ -37,7 +37,7 @@ BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 #: Those that a call of a function becomes.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
-# The attributes of ops that run functions, other than conditions: those with the functions.
+#: Fact: the attributes of ops that run functions, other than conditions: those with the functions.
 _BODIES = {
     **dict.fromkeys(LOOPS, ("body",)),
     **dict.fromkeys(BRANCHES[:2], ("then_branch", "else_branch")),

@@ -37,7 +37,7 @@ __all__ = ["Study", "asked", "function_of", "specs_of"]
 
 #: The options of `memsaving_gradients.gradients` that matter to somebody who only looks.
 OPTIONS = ("batch_size", "hold_gradients", "xla", "accumulate", "profile", "progress")
-#: A budget is asked for, so that the search for plans is that of budgets; it decides nothing.
+#: Fact: any budget: it makes the search for plans that of budgets, and its size decides nothing.
 SOME = 1e-9
 #: Shares of the bytes that a budget has room for, if chunks are filled as in the plan of least
 #: memory: they may have more holes.

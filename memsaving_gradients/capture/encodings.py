@@ -23,6 +23,7 @@ __all__ = ["BLOCK", "ENCODINGS", "Encoding"]
 
 #: Numbers that share a scale.
 BLOCK = 256
+#: Fact: the largest number of ``int8`` whose negative is one, too.
 _LARGEST = 127
 
 

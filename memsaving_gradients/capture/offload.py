@@ -18,7 +18,7 @@ from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["Offload"]
 
-#: Bytes in a second and seconds before the first one, of 16 lanes of PCIe 3.
+#: Fact: bytes in a second and seconds before the first one, of 16 lanes of PCIe 3.
 BANDWIDTH, LATENCY = 12e9, 1e-5
 MEASURED = "measured"
 _NUMBERS = {

@@ -42,10 +42,10 @@ __all__ = ["Sums", "chainable", "may_become_variables"]
 LARGE_SHARE = 1 / 256
 #: Other readers of an addend are looked for among so many ops that the sum needs.
 MOST_LOOKED_AT = 1000
-#: Of a device's memory, the share from which on grappler's memory optimizer makes variables of sums
-#: (``SchedulingPass``, TensorFlow 2.21).
+#: Fact: of a device's memory, the share from which on grappler's memory optimizer makes variables
+#: of sums (``SchedulingPass``, TensorFlow 2.21).
 CROWDED = 0.8
-#: What TensorFlow takes a CPU's memory for, bytes, however much there is.
+#: Fact: what TensorFlow takes a CPU's memory for, bytes, however much there is.
 CPU_MEMORY = 256 << 20
 
 

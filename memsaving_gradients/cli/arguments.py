@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 __all__ = ["PROGRAM", "USAGE_ERROR", "parse"]
 
 PROGRAM = "python -m memsaving_gradients"
-#: The exit status for what cannot be used.
+#: Fact: the exit status for what cannot be used.
 USAGE_ERROR = 2
 
 _EXAMPLES = f"""\

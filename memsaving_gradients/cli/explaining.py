@@ -37,7 +37,7 @@ from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["main"]
 
-#: The exit status if the budget cannot be met.
+#: Fact: the exit status if the budget cannot be met.
 NOT_MET = 1
 
 

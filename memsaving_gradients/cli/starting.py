@@ -17,7 +17,7 @@ from memsaving_gradients.cli.arguments import parse
 
 __all__ = ["INTERRUPTED", "be_quiet", "if_command"]
 
-#: The exit status after Ctrl-C.
+#: Fact: the exit status after Ctrl-C, as shells give it: 128 and the number of the signal.
 INTERRUPTED = 130
 #: The name of the program, as in ``python -m``.
 _MODULE = "memsaving_gradients"

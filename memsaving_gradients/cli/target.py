@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["Target", "cause"]
 
-#: Letters of a cause that are shown.
+#: Layout: letters of a cause that are shown.
 MOST_LETTERS = 400
 
 

@@ -32,7 +32,7 @@ ATTENTION = ("keep", "blocks")
 #: How residuals may be encoded; all but the first lose digits.
 ENCODE = ("lossless", *ENCODINGS)
 
-#: Larger batches would overflow the bytes of tensors.
+#: Fact: larger batches would overflow the bytes of tensors.
 MOST_EXAMPLES = 10**9
 #: Stands in for an unknown batch dimension where nobody said how large it is.
 USUAL_BATCH = 32

@@ -13,7 +13,7 @@ from memsaving_gradients.planners.proposal import Interrupted
 
 __all__ = ["showing"]
 
-#: Planning that takes less is not worth a bar.
+#: Layout: planning that takes less is not worth a bar.
 PATIENCE_SECONDS = 1.0
 
 Hook = Callable[[float, str], None]

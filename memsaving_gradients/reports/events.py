@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Events"]
 
-#: Points of a timeline.
+#: Layout: points of a timeline.
 POINTS = 1000
-#: What kind of data each plugin reads (``summary.proto``).
+#: Fact: what kind of data each plugin reads (``summary.proto``).
 _KINDS = {"scalars": 1, "text": 2, "images": 3}
 
 

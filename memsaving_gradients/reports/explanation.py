@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "Layer", "Parts", "Point"]
 
-#: Lines of the tables.
+#: Layout: lines of the tables.
 MOST_LAYERS = 12
-#: Longer names lose their beginning.
+#: Layout: letters of a layer's name; longer ones lose their beginning.
 NAME_WIDTH = 56
 
 

@@ -27,6 +27,7 @@ __all__ = ["load", "packed_steps", "save", "unpacked_steps"]
 AnyPlan = TypeVar("AnyPlan", bound=PlanValues)
 
 FORMAT = "memsaving_gradients plan"
+#: Fact: the version of the files.
 VERSION = 1
 
 #: Fields of a plan that are written as they are.

@@ -13,9 +13,9 @@ from memsaving_gradients.reports.plan_values import PlanValues
 
 __all__ = ["below_here", "brief", "columns", "common_scope", "natural", "shorten", "text"]
 
-#: Lines of the table.
+#: Layout: lines of the table.
 MOST_LINES = 20
-#: Longer names lose their beginning.
+#: Layout: letters of a tensor's name; longer ones lose their beginning.
 NAME_WIDTH = 48
 
 

@@ -22,7 +22,7 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["SUMMED_AT_ONCE", "Lives", "Runs", "lifetimes", "runs_lazily", "runs_of", "summed_first"]
 
-#: Addends of one group in TensorFlow's kernel for sums.
+#: Fact: addends of one group in TensorFlow's kernel for sums (``aggregate_ops.cc``).
 SUMMED_AT_ONCE = 8
 
 IntArray = npt.NDArray[np.int64]

@@ -35,7 +35,7 @@ __all__ = [
     "run_order",
 ]
 
-#: A sum of so many addends is a long one. (`AddN` adds up to nine in one expression.)
+#: Fact: a sum of so many addends is a long one. (`AddN` adds up to nine in one expression.)
 LONG_SUM = 10
 #: A residual of at least this share of all is huge.
 HUGE_SHARE = 1 / 12

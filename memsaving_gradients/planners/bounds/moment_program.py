@@ -40,7 +40,7 @@ SMALL = 1e-3
 #: A solution that is above the budget by no more than this share of it says what there is to be
 #: said.
 NEAR = 5e-3
-#: HiGHS comes this close to the optimum; its word for a program that has no solution.
+#: Fact: HiGHS comes this close to the optimum; its word for a program that has no solution.
 TOLERANCE, INFEASIBLE = 1e-6, 2
 
 #: A row of the program: columns, each with its factor.

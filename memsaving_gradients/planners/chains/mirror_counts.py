@@ -41,8 +41,8 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["checked", "mirrored", "recursive", "scheduled", "sectioned"]
 
-#: Larger counts mean nothing: a recursion on this many levels halves a line of more ops than there
-#: can be.
+#: Fact: larger counts mean nothing: a recursion on this many levels halves a line of more ops than
+#: there can be.
 MOST_LEVELS = 64
 
 

@@ -30,7 +30,7 @@ if "tensorflow" in sys.modules:
 
 from ortools.sat.python import cp_model
 
-#: The cost of all recipes together, in the integers that CP-SAT counts in.
+#: Fact: the cost of all recipes together, in the integers that CP-SAT counts in.
 UNITS = 10**9
 
 

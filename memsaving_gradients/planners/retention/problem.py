@@ -46,8 +46,8 @@ __all__ = [
 
 IntArray = npt.NDArray[np.int64]
 
-#: Decisions on a gap; ``EARLY + 2 * event`` and ``LATE + 2 * event`` stand for one that names an
-#: event.
+#: Fact: the codes of decisions on a gap; ``EARLY + 2 * event`` and ``LATE + 2 * event`` stand for
+#: one that names an event.
 KEPT, DROPPED, STRICT, EARLY, LATE = 0, 1, 2, 3, 4
 
 #: A recipe that is run again, behind the event before which it is.

@@ -68,11 +68,12 @@ COLORS = {
 }
 #: Stands for the color of text in figures that are part of a page, which has its own.
 INK = "#010203"
-#: Pixels of an inch in PNG files.
+#: Layout: pixels of an inch in PNG files.
 DPI = 150
-#: Letters of a name beside a bar.
+#: Layout: letters of a name beside a bar.
 NAME_WIDTH = 34
 
+#: Layout: how figures look, in matplotlib's words.
 _STYLE = {
     "axes.grid": True,
     "axes.axisbelow": True,

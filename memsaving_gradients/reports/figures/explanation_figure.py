@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["figure", "headline"]
 
-#: Bars of the figure; what the rest takes is said.
+#: Layout: bars of the figure; what the rest takes is said.
 MOST_LAYERS = 14
-#: A least budget that takes so many times as long as any other is said, not drawn.
+#: Layout: a least budget that takes so many times as long as any other is said, not drawn.
 FAR = 8
 ORDER = ("activations", "temporaries", "gradients", "parameters", "slots")
 

@@ -34,11 +34,11 @@ __all__ = ["FATES", "PARTS", "by_layer", "figure", "headline"]
 #: In the order in which bars show them.
 FATES = ("keep", "recompute", "encode", "offload")
 PARTS = ("forward", "recomputed", "backward", "scratch")
-#: Bars of a panel; what the rest takes is said.
+#: Layout: bars of a panel; what the rest takes is said.
 MOST_LAYERS = 16
-#: Panels are as high as if they had so many.
+#: Layout: panels are as high as if they had so many.
 FEWEST_ROWS = 5
-#: Points of a line; of what lies between, the most is drawn.
+#: Layout: points of a line; of what lies between, the most is drawn.
 POINTS = 2000
 
 

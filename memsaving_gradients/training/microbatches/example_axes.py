@@ -34,7 +34,7 @@ Axes = frozenset[int]
 Numbers = npt.NDArray[np.integer[Any]]
 
 NONE: Axes = frozenset()
-#: In the place of sizes that are unknown: a prime, which no product of others is.
+#: Fact: in the place of sizes that are unknown: a prime, which no product of others is.
 UNKNOWN = 7919
 #: Products of two matrices, and the attributes that say whether each is transposed.
 PRODUCTS = {

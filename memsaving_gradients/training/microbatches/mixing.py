@@ -59,8 +59,8 @@ _QUOTIENTS = frozenset("Div DivNoNan RealDiv".split())
 _SELECTIONS = frozenset("Select SelectV2".split())
 #: Ops along whose axis, the second input, each example adds to those before it.
 _CUMULATIVE = frozenset("Cumsum Cumprod CumulativeLogsumexp".split())
-#: Ops that put examples into another order, with the input that holds the examples and the one that
-#: says the axis; ``None``: the first axis.
+#: Fact: ops that put examples into another order, with the input that holds the examples and the
+#: one that says the axis; ``None``: the first axis.
 _MOVES: dict[str, tuple[int, int | None]] = {
     "ConcatV2": (0, -1),
     "GatherV2": (0, 2),

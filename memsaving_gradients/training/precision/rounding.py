@@ -16,10 +16,11 @@ import tensorflow as tf
 
 __all__ = ["LOW", "number_of", "rounded"]
 
-#: Types to round to: bits after the point, and the exponent from which on steps are all the same:
-#: below the least of normal numbers, or, as processors take what is less for zero, where a step is
-#: the least normal number of ``float32``.
+#: Fact: types to round to: bits after the point, and the exponent from which on steps are all the
+#: same: below the least of normal numbers, or, as processors take what is less for zero, where a
+#: step is the least normal number of ``float32``.
 LOW: dict[tf.DType, tuple[int, int]] = {tf.bfloat16: (7, -119), tf.float16: (10, -14)}
+#: Fact: the bits of the exponent of ``float32``.
 _EXPONENT = 0x7F800000
 
 

@@ -17,10 +17,11 @@ from memsaving_gradients.training.sparsity.slots import first_values, optimizers
 
 __all__ = ["Reparameterize"]
 
-#: Of Mostafa & Wang for WideResNet-28-2, in 200 epochs: from which share of training on weights
-#: move every so many steps, and when they stop.
+#: Fact: the schedule of Mostafa & Wang for WideResNet-28-2, in 200 epochs: from which share of
+#: training on weights move every so many steps, and when they stop.
 SCHEDULE, UNTIL = ((0.0, 100), (25 / 200, 200), (80 / 200, 400), (140 / 200, 800)), 190 / 200
-#: 20,000 of 1,467,610 dense weights move at a time.
+#: Fact: in the same work, 20,000 of 1,467,610 dense weights move at a time, at first those below
+#: this number.
 MOVED, THRESHOLD = 20_000 / 1_467_610, 1e-3
 
 

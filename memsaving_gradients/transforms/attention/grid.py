@@ -34,7 +34,7 @@ __all__ = ["MASKED", "Grid", "Options"]
 #: The first block, the end, and whether positions mask some of the pairs in these blocks.
 Range = tuple[Any, Any, bool]
 
-#: A masked score. Every score below half of it is masked.
+#: Fact: a masked score. Every score below half of it is masked.
 MASKED = -1e30
 
 

@@ -21,7 +21,7 @@ from memsaving_gradients.transforms.attention.blocks import (
 
 __all__ = ["ONE", "BlockMatrix", "Place", "padded"]
 
-#: An axis of length 1.
+#: Fact: an axis of length 1.
 ONE = BlockedAxis(1, 1, 1)
 
 

@@ -45,7 +45,7 @@ from memsaving_gradients.transforms.loops.tensor_lists import (
 
 __all__ = ["Replay"]
 
-#: A loop's inputs begin with two that TensorFlow adds.
+#: Fact: a loop's inputs begin with two that TensorFlow adds.
 _FIRST_VARIABLE = 2
 
 

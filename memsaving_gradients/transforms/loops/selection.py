@@ -36,6 +36,7 @@ __all__ = ["LEVELS", "WAYS", "Loops", "Replayed", "division_for", "marked_way"]
 #: How loops are treated: as TensorFlow built them; in segments; in segments of segments of
 #: segments.
 WAYS = ("keep", "segments", "treeverse")
+#: Fact: the levels of segments of each way.
 LEVELS = {"segments": 1, "treeverse": 3}
 #: Loops of fewer steps are left alone, and those where less than this share is saved.
 FEWEST_STEPS, LEAST_SAVED = 4, 0.2

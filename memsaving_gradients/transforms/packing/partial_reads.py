@@ -33,7 +33,7 @@ from memsaving_gradients.schedules.order import huge_bytes
 
 __all__ = ["Part", "parts_read"]
 
-#: Which input of a gradient op is read for its sign alone.
+#: Fact: which input of a gradient op is read for its sign alone.
 _SIGNS = {"ReluGrad": 1, "LeakyReluGrad": 1, "Relu6Grad": 1}
 
 _Take = Callable[[tf.Tensor], tf.Tensor]

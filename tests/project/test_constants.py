@@ -1,0 +1,73 @@
+"""Numbers that somebody chose: how many there are, and that each says why.
+
+A module-level constant that holds a number is one of three kinds. The comment above a fact begins
+with ``Fact:`` (a format, a rule of TensorFlow, a figure of a cited work), and that above a measure
+of what people see with ``Layout:``. All others are tuning constants.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(
+    path for room in ("graph_tools", "memsaving_gradients") for path in (ROOT / room).rglob("*.py")
+)
+#: Tuning constants there are. Lower it when you remove one; a new one needs a better reason than
+#: that the algorithm has no better idea.
+MOST = 999
+
+
+def _constants(text: str) -> Iterator[tuple[list[str], int]]:
+    """The names of each module-level assignment of numbers to constants, and its line."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign):
+            target: ast.expr = node.targets[0]
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            target = node.target
+        else:
+            continue
+        elements = target.elts if isinstance(target, ast.Tuple) else [target]
+        names = [name.id for name in elements if isinstance(name, ast.Name)]
+        assert node.value is not None
+        numbers = (
+            type(part.value) in (int, float)
+            for part in ast.walk(node.value)
+            if isinstance(part, ast.Constant)
+        )
+        if any(numbers) and (constants := [n for n in names if n.strip("_").isupper()]):
+            yield constants, node.lineno
+
+
+def _comment(lines: list[str], line: int) -> str:
+    """The comment above a line, or above the constants right before it."""
+    first = line - 1
+    while first and not lines[first - 1].startswith("#") and lines[first - 1].strip():
+        first -= 1
+    begin = first
+    while begin and lines[begin - 1].startswith("#"):
+        begin -= 1
+    return " ".join(text.lstrip("#: ") for text in lines[begin:first])
+
+
+def _tuning(path: Path) -> list[tuple[str, str]]:
+    text = path.read_text()
+    found = [
+        (name, _comment(text.splitlines(), at)) for names, at in _constants(text) for name in names
+    ]
+    return [(name, why) for name, why in found if not why.startswith(("Fact:", "Layout:"))]
+
+
+def test_tuning_constants_do_not_grow() -> None:
+    found = [f"{path.relative_to(ROOT)} {name}" for path in FILES for name, _ in _tuning(path)]
+    assert len(found) <= MOST, "\n".join(found)
+    assert len(found) >= MOST, f"there are only {len(found)}: say so in MOST"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_tuning_constant_says_what_it_is(path: Path) -> None:
+    assert [name for name, why in _tuning(path) if len(why) < 20] == []
