@@ -21,8 +21,6 @@ from memsaving_gradients.training.precision.runs import runs_of
 __all__ = ["BUFFERS", "Reducer", "divided", "is_number", "last_of", "sum_of", "times"]
 
 BUFFERS = ("float32", "stochastic")
-#: A sum is in at most so many buffers, of about so many elements or more.
-MOST_RUNS, ELEMENTS = 16, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def sum_of(output: tf.Tensor, buffer: str, *, mean: bool) -> Reducer:
     add = _added_at_random if low and buffer == "stochastic" else _added
     runs: list[Any] = [None]
     if low:
-        runs = runs_of(output.shape, ELEMENTS, MOST_RUNS) or runs
+        runs = runs_of(output.shape) or runs
 
     def begin(before: Any, count: Any) -> list[Any]:
         return [_zeros(output, dtype, run) for run in runs] if before is None else before

@@ -48,7 +48,6 @@ ELEMENTWISE = {
     keras.optimizers.Ftrl,
     keras.optimizers.Lion,
 }
-MOST_RUNS, ELEMENTS = 16, 1 << 16
 _ADDS_UP = "adds up in variables of 16 bits, rounding to nearest"
 #: What an optimizer cannot do in 16 bits: why, and what else does it.
 EXCLUDED = {
@@ -271,7 +270,7 @@ class _LowPrecision(_Optimizer):
         """The rows of a variable, so many at a time as are updated together."""
         if not ELEMENTWISE.intersection(type(self).__bases__):
             return [Rows(stored)]
-        runs = runs_of(stored.shape, ELEMENTS, MOST_RUNS)
+        runs = runs_of(stored.shape)
         return [Rows(stored, places) for places in runs] or [Rows(stored)]
 
     @contextmanager

@@ -9,8 +9,14 @@ import tensorflow as tf
 
 __all__ = ["runs_of"]
 
+#: A tensor is taken in at most so many runs, of about so many elements or more, which take 256 KiB
+#: in 32 bits. Chosen by judgement.
+MOST_RUNS, ELEMENTS = 16, 1 << 16
 
-def runs_of(shape: tf.TensorShape, elements: int, most: int) -> list[tuple[int, int]]:
+
+def runs_of(
+    shape: tf.TensorShape, elements: int = ELEMENTS, most: int = MOST_RUNS
+) -> list[tuple[int, int]]:
     """Where runs of rows begin and end: ``most`` at the most, of about so many ``elements`` or
     more; none, if the tensor is to be left whole.
 
