@@ -28,8 +28,6 @@ from memsaving_gradients.patching import patched
 
 __all__ = ["assert_same_gradients"]
 
-SEED = 1
-
 
 @tf.autograph.experimental.do_not_convert
 def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) -> None:
@@ -134,7 +132,7 @@ class _Traced:
         @tf.function(autograph=False)
         def traced(*args: Any) -> Any:
             # The first ops of two graphs, and of the functions that they call, get the same seeds.
-            tf.compat.v1.set_random_seed(SEED)
+            tf.compat.v1.set_random_seed(1)
             with _recorded(seen):
                 return inner(*args)
 
