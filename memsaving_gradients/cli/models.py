@@ -16,13 +16,14 @@ import keras
 import tensorflow as tf
 
 from memsaving_gradients.cli.target import Target, cause
+from memsaving_gradients.engine.options import USUAL_BATCH
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.training.keras_models import holds_gradients, is_whole
 
 __all__ = ["ready"]
 
-#: A usual batch, a usual optimizer.
-BATCH, OPTIMIZER = 32, "adam"
+#: The optimizer of a model that is not compiled.
+OPTIMIZER = "adam"
 _WAY_OUT = "or name a function that returns (train_step, args)"
 
 
@@ -60,7 +61,7 @@ def _inputs(model: Any, options: argparse.Namespace, assumed: list[str]) -> Any:
     """Specs of a batch of inputs."""
     batch = options.batch
     if batch is None:
-        batch = BATCH
+        batch = USUAL_BATCH
 
     def spec(tensor: Any) -> tf.TensorSpec:
         shape = list(tensor.shape)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from graph_tools.errors import GraphError
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
-from graph_tools.ops.trip_counts import trip_count
+from graph_tools.ops.trip_counts import UNKNOWN_STEPS, trip_count
 from graph_tools.ops.variant_bytes import buffer_bytes
 from graph_tools.ops.while_loops import Loop
 from graph_tools.tf_private import autodiff
@@ -40,8 +40,6 @@ WAYS = ("keep", "segments", "treeverse")
 LEVELS = {"segments": 1, "treeverse": 3}
 #: Loops of fewer steps are left alone, and those where less than this share is saved.
 FEWEST_STEPS, LEAST_SAVED = 4, 0.2
-#: Stands in for the number of steps where that is known at run time only.
-USUAL_STEPS = 256
 
 
 @dataclass(eq=False)
@@ -85,7 +83,7 @@ def division_for(
     steps = trip_count(loop.op)
     if xla and steps is None:
         return "XLA must know how many steps there are; give maximum_iterations as a number"
-    many = USUAL_STEPS if steps is None else steps
+    many = UNKNOWN_STEPS if steps is None else steps
     repeats = LEVELS[way]
     leaf = leaf_for(many, repeats, max(state, 1), max(step, 1))
     held = states_for(many, repeats, leaf) * state + leaf * step + many * once
