@@ -28,13 +28,13 @@ import numpy.typing as npt
 
 from graph_tools.memory.liveness import timeline
 
-__all__ = ["Buffers", "Peaks", "allocated_peak", "irregular_peaks"]
+__all__ = ["GRAIN", "Buffers", "Peaks", "allocated_peak", "irregular_peaks"]
 
 #: For each buffer, the first and the last op during which it exists, and the bytes asked for.
 Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 #: Fact: the allocator rounds sizes up to this, bytes (``kMinAllocationSize``).
-_GRAIN = 256
+GRAIN = 256
 #: Fact: a chunk larger than the request by this many bytes is split in any case
 #: (``kMaxInternalFragmentation``).
 _MOST_WASTE = 128 << 20
@@ -223,7 +223,7 @@ class _Arena:
         base = peak = used = self.used
         for key, request in events:
             if request >= 0:
-                need = max(_GRAIN, -(-request // _GRAIN) * _GRAIN)
+                need = max(GRAIN, -(-request // GRAIN) * GRAIN)
                 place = bisect_left(holes, (need, -1))
                 if place == len(holes):
                     self._grow(need)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import tensorflow as tf
 
 from graph_tools.costs import estimates
+from graph_tools.memory.bfc_allocator import GRAIN
 from memsaving_gradients.capture.encodings import ENCODINGS, Encoding
 from memsaving_gradients.capture.offload import Offload
 from memsaving_gradients.capture.training_step import CapturedStep
@@ -18,8 +19,6 @@ from memsaving_gradients.schedules.storage import OFFLOAD, Stored
 __all__ = ["with_storable"]
 
 
-#: Smaller residuals (bytes) are not worth an op.
-SMALLEST = 256
 #: What cannot be copied to any other device: handles, lists of tensors, strings.
 _NO_NUMBERS = (tf.resource, tf.variant, tf.string)
 
@@ -73,7 +72,7 @@ def _candidates(step: CapturedStep) -> Iterator[tuple[int, int]]:
         op = int(graph.producer[value])
         if not step.source.here[op] or op in step.source.conditional:
             continue
-        if graph.size[value] >= SMALLEST and value not in small and len(graph.writes[op]) == 1:
+        if graph.size[value] >= GRAIN and value not in small and len(graph.writes[op]) == 1:
             yield op, value
 
 

@@ -33,6 +33,7 @@ import tensorflow as tf
 
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.graph.precedence import Precedence
+from graph_tools.memory.bfc_allocator import GRAIN
 from graph_tools.ops import op_types
 from graph_tools.ops.devices import Home
 from graph_tools.ops.sizes import tensor_bytes
@@ -43,9 +44,6 @@ __all__ = ["Updates"]
 #: What waits for one of these prevents, or changes, how it is merged with others, or waits for
 #: nothing.
 _NOT_WAITED_FOR = op_types.FUSED | op_types.MERGED_AT_RUN_TIME | op_types.VIEWS
-
-#: Tensors of at most so many bytes may be kept alive: losses, counters.
-SMALL = 256
 
 
 class Updates:
@@ -127,7 +125,7 @@ class Updates:
         it before a gradient is needed."""
         return (
             op.type in op_types.READS
-            and tensor_bytes(op.outputs[0]).at(1) > SMALL
+            and tensor_bytes(op.outputs[0]).at(1) > GRAIN
             and any(
                 reader not in owner and reader.type not in op_types.VIEWS
                 for reader in self.steps.after(op)
@@ -295,4 +293,4 @@ def _past(tensor: tf.Tensor) -> tf.Tensor:
 
 def _is_source(tensor: tf.Tensor) -> bool:
     """Whether a tensor is there before the step, or too small to matter."""
-    return tensor.op.type in op_types.SOURCES or tensor_bytes(tensor).at(1) <= SMALL
+    return tensor.op.type in op_types.SOURCES or tensor_bytes(tensor).at(1) <= GRAIN
