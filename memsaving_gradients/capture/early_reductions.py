@@ -21,17 +21,15 @@ import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
+from memsaving_gradients.schedules.order import EXPANSION, FAR
 
 __all__ = ["early_reductions"]
 
-#: What makes this many times less than it reads is a reduction, …
-SHRINKING = 16
-#: … together with the ops before it that only it needs, which are not more than these.
+#: A reduction is taken together with the ops before it that only it needs, at most so many.
+#: Chosen by judgement.
 MOST_OPS = 32
 #: What hands out for its gradient what it has read.
 HOLDING = op_types.FUNCTIONAL | op_types.PYTHON
-#: There has to be at least this share of the forward ops between what is read and the reduction.
-FAR = 1 / 16
 
 
 def early_reductions(
@@ -55,7 +53,7 @@ def early_reductions(
     groups: list[tuple[set[int], int, list[int]]] = []
     for end in range(border):
         made = sum(size[storage[v]] for v in _results(ops, end))
-        if made * SHRINKING > max((size[storage[v]] for v in ops.inputs[end]), default=0):
+        if made * EXPANSION > max((size[storage[v]] for v in ops.inputs[end]), default=0):
             continue
         group = _only_for(ops, readers, end)
         if group is None or any(ops.ops[i].type in HOLDING for i in group):
@@ -64,7 +62,7 @@ def early_reductions(
         read = {s for s in read if not source[s]}
         first = place[min(i for i in group if ops.inputs[i] or i == end)]
         if read and first - max(place[producer[s]] for s in read) >= far:
-            groups.append((group, first, [s for s in read if size[s] > made * SHRINKING]))
+            groups.append((group, first, [s for s in read if size[s] > made * EXPANSION]))
     in_groups = {i for group, *_ in groups for i in group}
     others = (i for i in range(border) if i not in in_groups)
     last = {storage[v]: place[i] for i in others for v in ops.inputs[i]}

@@ -26,6 +26,8 @@ from memsaving_gradients.schedules.dependency_order import after_needs
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = [
+    "EXPANSION",
+    "FAR",
     "LONG_SUM",
     "brought_forward",
     "deferrable",
@@ -39,13 +41,13 @@ __all__ = [
 LONG_SUM = 10
 #: A residual of at least this share of all is huge.
 HUGE_SHARE = 1 / 12
-#: An op that makes this many times the bytes that it reads is better run late.
+#: An op that makes this many times the bytes that it reads is better run late; a reduction, which
+#: reads this many times what it makes, early. Chosen by judgement.
 EXPANSION = 16
-#: What is read first after this share of the backward ops waits for something far away, …
+#: What is read first after this share of the forward or backward ops waits for something far away.
+#: Chosen by judgement.
 FAR = 1 / 16
-#: … and so many ops at least, …
-FEWEST = 2
-#: … and what else reads the same about then comes after at least this share of the ops between.
+#: What else reads the same about then comes after at least this share of the ops between.
 ABOUT_THEN = 1 / 2
 #: What is recomputed from what is read about then is made so many ops in a row behind that, at
 #: most.
@@ -198,7 +200,7 @@ def _is_near(graph: TrainingGraph, root: int, last: Mapping[int, int], turn: flo
 def _groups(graph: TrainingGraph, readers: Sequence[Sequence[int]]) -> dict[int, set[int]]:
     """For each backward op whose result waits for something far away, it and the backward ops that
     only it needs."""
-    far = max((graph.length - graph.first_backward) * FAR, FEWEST)
+    far = max((graph.length - graph.first_backward) * FAR, 2)
     group: dict[int, int] = {}
     found: dict[int, set[int]] = {}
     for op in range(graph.length - 1, graph.first_backward - 1, -1):
