@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from memsaving_gradients.rewriting.fusion import Merging
-from memsaving_gradients.rewriting.ordering import EARLY_SHARE, SLACK_SHARE
+from memsaving_gradients.rewriting.ordering import EARLY_SHARE, MOST_TRIGGERS, SLACK_SHARE
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["Runs"]
 
-#: So many of the latest clones of a run are waited for where it is parted.
-MOST_TRIGGERS = 8
 
 Key = tuple[int, int]
 

@@ -33,16 +33,15 @@ __all__ = ["Holds"]
 
 #: An op that is ready too early is held back if it makes at least this share of the peak …
 EARLY_SHARE = 1 / 512
-#: … and if other ops write this share of the peak before its turn.
+#: … and if other ops write this share of the peak before its turn. Addends that together take as
+#: much are made one by one, each when the last one has been added. Both by judgement: a smaller
+#: share costs control edges, a larger one breaks budgets more often.
 SLACK_SHARE = 1 / 8
 #: Ops of the backward pass that make or read a buffer of at least this share of the peak run one
 #: after the other, …
 HUGE_SHARE = 1 / 48
 #: … where at least this share of the peak is alive.
 CLOSE_SHARE = 1 / 2
-#: Addends of sums that together take this share of the peak are made one by one, each when the last
-#: one has been added.
-LONG_SHARE = 1 / 8
 #: Of those that cannot be made to wait, so many of the latest are waited for together.
 MOST_TRIGGERS = 8
 
@@ -82,7 +81,6 @@ class Holds:
         peak = simulation.peak
         self.slack, self.large = peak * SLACK_SHARE, peak * EARLY_SHARE
         self.huge = peak * HUGE_SHARE
-        self.long = peak * LONG_SHARE
         self.close = iter((simulation.bytes_alive >= peak * CLOSE_SHARE).tolist())
 
     def place(self, entry: Step, op: tf.Operation) -> None:
@@ -118,7 +116,7 @@ class Holds:
         sums that it makes an addend of."""
         line = self.last_huge if lined_up else []
         if self._have_run(self.sums.of(position), position):
-            line = [*line, *self.sums.last_of(position, self.long)]
+            line = [*line, *self.sums.last_of(position, self.slack)]
         waits_for = dict.fromkeys(line)
         return bool(waits_for) and self.hold_back(position, list(waits_for))
 
