@@ -38,14 +38,12 @@ from graph_tools.tf_private import graphs
 
 __all__ = ["Input", "Kernel", "Measured", "default_device", "measure"]
 
-#: Copies of an op in one run; those of an op that takes longer than some seconds.
+#: Copies of an op in one run. Chosen by judgement.
 COPIES = 6
-FEW = 2
-LONG = 0.05
-#: Times of single copies that one is chosen from, and the seconds after which it is chosen from
-#: fewer.
-SAMPLES = 18
-ENOUGH_SECONDS = 0.15
+#: Rounds of a measurement, of which the shortest time counts, and the seconds after which there are
+#: fewer. Of an op that takes longer than a round's share, two copies run. Chosen by judgement: a
+#: hundred kernels take 15 seconds.
+ROUNDS, SECONDS = 3, 0.15
 #: Seconds below which the slope over the number of copies is taken, and the most copies for that.
 SHORT = 2e-4
 QUEUED = 32
@@ -139,12 +137,12 @@ def _by_statistics(
 ) -> Measured:
     start = time.perf_counter()
     session.run(ops[0], feed)  # warm-up: oneDNN prepares its kernels
-    many = FEW if time.perf_counter() - start > LONG else COPIES
+    many = 2 if time.perf_counter() - start > SECONDS / ROUNDS else COPIES
     names = {op.name for op in ops[:many]}
     seconds: list[float] = []
     workspace = 0
     start = time.perf_counter()
-    while len(seconds) < SAMPLES and time.perf_counter() - start < ENOUGH_SECONDS:
+    while len(seconds) < ROUNDS * COPIES and time.perf_counter() - start < SECONDS:
         for stats in _statistics(session, ops[many - 1], feed):
             if stats.node_name in names:
                 seconds.append((stats.op_end_rel_nanos - stats.op_start_rel_nanos) / 1e9)
@@ -154,7 +152,7 @@ def _by_statistics(
 
 def _by_slope(session: tf.compat.v1.Session, ops: Sequence[tf.Operation], feed: Feed) -> float:
     one = _fastest(session, ops[0], feed)
-    many = FEW if one > LONG else len(ops)
+    many = 2 if one > SECONDS / ROUNDS else len(ops)
     return max(_fastest(session, ops[many - 1], feed) - one, 0.0) / (many - 1)
 
 

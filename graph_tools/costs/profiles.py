@@ -33,7 +33,7 @@ import tensorflow as tf
 
 from graph_tools.costs import estimates, kernels
 from graph_tools.costs.cache import CostCache, describe
-from graph_tools.costs.kernels import Input, Kernel
+from graph_tools.costs.kernels import ROUNDS, Input, Kernel
 from graph_tools.costs.parameters import known_shape, parameters
 from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
@@ -44,8 +44,9 @@ __all__ = ["Costs", "estimated", "measured"]
 LIMIT = 30.0
 #: Kernels that together take less than this share of a step, as estimated, are not measured.
 NEGLIGIBLE = 0.002
-#: A kernel that takes at least this share of a step, as estimated, is measured so many times.
-WEIGHTY, ROUNDS = 0.01, 3
+#: A kernel that takes at least this share of a step, as estimated, is measured in several rounds.
+#: Chosen by judgement.
+WEIGHTY = 0.01
 #: A kernel with more bytes of inputs is not run.
 LARGEST = 1 << 30
 
