@@ -34,18 +34,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Action", "Chain", "Table", "least_budget"]
+__all__ = ["Action", "Chain", "Table"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-#: Slots that the bytes of a table are counted in.
+#: Slots that the bytes of a table are counted in, at the least. Chosen by judgement.
 SLOTS = 500
-#: `least_budget` is that of the model within this share.
-CLOSE = 0.01
 #: Slots that are tried: those that whole numbers of make up the sizes that hold most.
 UNITS = 100
-#: Times that differ by less are the same.
+#: Fact: times that differ by less are the same in the ``float32`` of the tables.
 CERTAIN = 1 - 1e-6
 
 
@@ -302,19 +300,6 @@ class Table:
             if way[k] < best * CERTAIN:
                 return int(cuts[k]), 0
         return found
-
-
-def least_budget(chain: Chain, slots: int = SLOTS) -> float:
-    """The least bytes beside the input of the first stage that a table has a way for, about: see
-    `CLOSE`."""
-    top = chain.most
-    while True:
-        table = Table(chain, top, slots)
-        if not (budgets := table.budgets):
-            return top
-        if (top - budgets[-1]) <= CLOSE * top or table.unit <= CLOSE * budgets[-1] / 10:
-            return budgets[-1]
-        top = budgets[-1]
 
 
 def _first_finite(block: npt.NDArray[np.float32]) -> IntArray:
