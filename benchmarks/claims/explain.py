@@ -26,11 +26,10 @@ from benchmarks.planning.simulation import NETWORKS
 from benchmarks.steps import make_optimizer, make_step
 from benchmarks.tables import mark
 from graph_tools.memory.allocation_trace import allocation_events, requested_peak
-from memsaving_gradients.analysis.explain import NEAR
 from memsaving_gradients.analysis.study import Study, asked
 from memsaving_gradients.planners import Limits, auto
 from memsaving_gradients.schedules.schedule import plain
-from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.simulate import TIE, simulate
 
 #: Two more networks, after Sohoni et al. 2019.
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -107,10 +106,10 @@ def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, i
     for _ in range(2):
         step.run()
     runs = [allocation_events(step.run) for _ in range(steps)]
-    enough = (1 - NEAR) * max(map(requested_peak, runs))
+    enough = (1 - TIE) * max(map(requested_peak, runs))
     site = Study(step.function, step.batch, asked({})).site
     parts = [
-        parts_at_peak(run, kinds_of(site.first_operation, site.grads, run), NEAR)
+        parts_at_peak(run, kinds_of(site.first_operation, site.grads, run), TIE)
         for run in runs
         if requested_peak(run) >= enough
     ]

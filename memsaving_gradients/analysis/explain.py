@@ -30,6 +30,7 @@ from memsaving_gradients.engine.progress import showing
 from memsaving_gradients.planners import Limits, Proposal, budget_curve
 from memsaving_gradients.reports.describe import source_line
 from memsaving_gradients.reports.explanation import Explanation, Layer, Parts, Point
+from memsaving_gradients.schedules.simulate import TIE
 
 __all__ = ["explain"]
 
@@ -37,9 +38,6 @@ Curve = Sequence[tuple[int, Proposal]]
 
 #: Points of the curve, plain training and the least budget among them.
 POINTS = 20
-#: Moments that take less than the peak by at most this share tie with it: which of them takes most
-#: is decided by chance. Parts are the first's.
-NEAR = 0.01
 
 
 @tf.autograph.experimental.do_not_convert
@@ -163,7 +161,8 @@ def _at_peak(study: Study, ops: OpGraph) -> tuple[Parts, list[Layer]]:
     producer, storage = ops.producer.tolist(), ops.storage.tolist()
     residual = {storage[v] for op, values in enumerate(ops.inputs) if late[op] for v in values}
     results = {storage[ops.value(t)] for t in site.grads if t.op.name in ops.position}
-    at = int(np.argmax(simulated.bytes_alive >= (1 - NEAR) * simulated.peak))
+    # Which of the moments that tie with the peak takes most is decided by chance.
+    at = int(np.argmax(simulated.bytes_alive >= (1 - TIE) * simulated.peak))
     born, dies, size = simulated.buffers
     total = {"gradients": 0, "activations": 0, "temporaries": 0}
     layers: defaultdict[str, dict[int, int]] = defaultdict(dict)

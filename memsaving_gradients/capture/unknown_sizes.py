@@ -17,11 +17,9 @@ from graph_tools.ops import op_types
 from graph_tools.ops.sizes import is_guess, tensor_bytes
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.schedules.simulate import TIE
 
 __all__ = ["check_known"]
-
-#: Guesses of less than this share of the plain peak do not matter.
-SHARE_THAT_MATTERS = 0.01
 
 
 def check_known(
@@ -46,7 +44,7 @@ def check_known(
         It names the tensor, and the way out.
     """
     source, size = step.source, step.graph.size
-    matters = (size >= SHARE_THAT_MATTERS * plain_peak) & (source.bytes_per_example > 0)
+    matters = (size >= TIE * plain_peak) & (source.bytes_per_example > 0)
     forward = source.producer < step.graph.first_backward
     unknown = np.flatnonzero(matters & forward).tolist()
     guessed = _guessed(step) if unknown else set()

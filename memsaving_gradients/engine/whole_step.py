@@ -42,15 +42,12 @@ from memsaving_gradients.engine.driver.following import Following
 from memsaving_gradients.engine.notices import warn_stopped
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
+from memsaving_gradients.planners.proposal import SLACK
 from memsaving_gradients.rewriting.optimizer_ops import Updates
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.attention.pattern.reachability import plain_as_well
 
 __all__ = ["added_up", "consumed_at_once", "note", "note_added_up", "will_be_reduced"]
-
-#: Where less than this share of the budget is done with gradients, a step is not simulated as a
-#: whole.
-LITTLE = 1 / 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +186,7 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
         if budget is None:
             updates.defer(site.home)
             return
-        if updates.take_memory(autodiff.outputs_of(graph), site.options.batch) < budget * LITTLE:
+        if updates.take_memory(autodiff.outputs_of(graph), site.options.batch) < budget * SLACK:
             return
         worst = following.attempts.worst(followed, simulate)
         if worst > budget and updates.defer(site.home):
@@ -228,7 +225,7 @@ def _way_out(graph: tf.Graph, grads: Collection[tf.Operation], site: Site, budge
         tensor for tensor in autodiff.outputs_of(graph) if behind_identities(tensor).op in grads
     ]
     held = sum(tensor_bytes(tensor).at(site.options.batch) for tensor in given)
-    if held < budget * LITTLE:
+    if held < budget * SLACK:
         return smaller
     return (
         f"{len(given)} gradients that the function returns ({format_bytes(int(held))}) are all"

@@ -20,7 +20,7 @@ operations when possible"), plans that recompute recursively
 (:mod:`~memsaving_gradients.planners.chains.mirror_counts`) are tried too, and the one with the
 least extra time that fits is returned. What is tried depends on the graph alone, so a larger budget
 never costs more time. Never optimal but by luck: the baseline that other planners have to beat.
-O(n) for each plan tried; `SIMULATED_STEPS` bounds their number.
+O(n) for each plan tried; `TRIALS` bounds their number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,14 @@ from memsaving_gradients.planners.chains.frontiers import (
     narrow_cuts,
 )
 from memsaving_gradients.planners.chains.mirror_counts import checked, scheduled, sectioned
-from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
+from memsaving_gradients.planners.proposal import (
+    ROUNDING,
+    Interrupted,
+    Limits,
+    Proposal,
+    Trials,
+    proposed,
+)
 from memsaving_gradients.schedules.schedule import recompute_lazily
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
@@ -47,9 +54,8 @@ from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 __all__ = ["Division", "divide", "plan"]
 
 
-#: Plans to simulate: as many as this many op executions allow, within bounds.
-SIMULATED_STEPS = 2_000_000
-FEWEST_TRIALS, MOST_TRIALS = 12, 120
+#: Plans to simulate. Chosen by judgement.
+TRIALS = Trials(executions=2_000_000, fewest=12, most=120)
 #: Values of b around √(xy) for each kind of places; the paper has 6, from 1/√2 to √2 times √(xy).
 GRID, SPREAD = 8, 2.0
 #: With a budget: behind these parts of the bytes the walk stops, and the rest is kept, or what is
@@ -59,8 +65,6 @@ STOPS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.825, 0.9, 0.95)
 WIDEST = 16.0
 #: How often √(xy) is worked out anew.
 ROUNDS = 3
-#: Sums of the same seconds in another order may differ by this share.
-ROUNDING = 1e-9
 #: Cuts at a time of the recursive plans.
 SECTIONS = (1, 2, 4, 8, 16)
 
@@ -122,7 +126,7 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     ``limits.mirror`` goes before what the algorithm decides.
     """
     checked(limits.mirror)
-    trials = max(FEWEST_TRIALS, min(MOST_TRIALS, SIMULATED_STEPS // (2 * graph.length + 1)))
+    trials = TRIALS.of(graph)
     begin = time.perf_counter()
     best: Proposal | None = None
     complete = True

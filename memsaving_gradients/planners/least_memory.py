@@ -30,7 +30,8 @@ from memsaving_gradients.planners.chains.frontiers import (
     narrow_cuts,
     narrowest_cuts,
 )
-from memsaving_gradients.planners.proposal import Limits, Proposal, Trial, tried
+from memsaving_gradients.planners.proposal import Limits, Proposal, Trial, Trials, tried
+from memsaving_gradients.schedules.simulate import TIE
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["kept_sets", "plan"]
@@ -42,14 +43,10 @@ MOST_CUTS = 1000
 #: (30 layers and then 60 readers of one tensor: 12 MB instead of 21. A residual chain of 100, of
 #: which no such stretch holds a fiftieth, takes 16 units instead of 15 if all of them may be cut.)
 LONG_STRETCH = 1 / 16
-#: Plans to simulate: as many as this many op executions allow, within bounds.
-SIMULATED_STEPS = 400_000
-FEWEST_TRIALS, MOST_TRIALS = 2, 24
+#: Plans to simulate. Chosen by judgement.
+TRIALS = Trials(executions=400_000, fewest=2, most=24)
 #: On graphs small enough for all of those: changes of single kept storages to try.
 MOST_MOVES = 100
-#: Simulated peaks within this factor count as equal there: what the allocator makes of them
-#: decides.
-ABOUT = 1.01
 #: Steps of the bisection for the place from which residuals are kept.
 FEWEST_BISECTIONS, MOST_BISECTIONS = 2, 7
 
@@ -60,9 +57,9 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     segments = measure_segments(graph, limits.keep)
     cuts = _candidates(segments)
     tables = _tables(segments, cuts)
-    thorough = graph.length * MOST_TRIALS <= SIMULATED_STEPS
-    affordable = SIMULATED_STEPS // (2 * graph.length + 1)
-    trials = MOST_TRIALS if thorough else max(FEWEST_TRIALS, affordable)
+    thorough = graph.length * TRIALS.most <= TRIALS.executions
+    affordable = TRIALS.affordable(graph)
+    trials = TRIALS.most if thorough else max(TRIALS.fewest, affordable)
     paths = _paths(tables, trials) or [()]
     found = [tried(graph, limits, segments.kept_by([int(cuts[k]) for k in path])) for path in paths]
     best = _best(found, thorough)
@@ -90,7 +87,7 @@ def _best(trials: list[Trial], thorough: bool) -> Trial:
     """The least peak; of those about as low the one that the allocator needs least for, or takes
     least time."""
     least = min(trial.peak for trial in trials)
-    near = [trial for trial in trials if trial.peak <= least * ABOUT]
+    near = [trial for trial in trials if trial.peak <= least * (1 + TIE)]
     if not thorough:
         return min(near, key=lambda trial: (trial.extra_seconds, trial.peak))
     return min(near, key=lambda trial: (trial.allocated, trial.peak, trial.extra_seconds))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from memsaving_gradients.schedules.liveness import Runs, runs_lazily
 from memsaving_gradients.schedules.schedule import Schedule, as_schedule, ordered, plain
@@ -16,15 +17,46 @@ from memsaving_gradients.schedules.simulate import Simulation, simulate, simulat
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = [
+    "QUARTERS",
+    "ROUNDING",
+    "SLACK",
     "Interrupted",
     "Limits",
     "Proposal",
     "Trial",
+    "Trials",
     "propose",
     "proposed",
     "tried",
     "untouched",
 ]
+
+
+#: Sums of the same seconds in another order may differ by this share: some hundred thousand
+#: roundings of 1e-16 each, and room for more.
+ROUNDING = 1e-9
+#: Shares that are tried where any may be best: of values that are offloaded where they may be
+#: encoded as well; of a stage's bytes that are kept.
+QUARTERS = (1.0, 0.75, 0.5, 0.25, 0.0)
+#: A share of the budget for which nothing is planned anew. Chosen by judgement.
+SLACK = 0.005
+
+
+class Trials(NamedTuple):
+    """How many plans a planner may simulate: as many as fit into so many executions of ops, within
+    bounds."""
+
+    executions: int
+    fewest: int
+    most: int
+
+    def affordable(self, graph: TrainingGraph) -> int:
+        """How many fit if each runs every op twice."""
+        return self.executions // (2 * graph.length + 1)
+
+    def of(self, graph: TrainingGraph) -> int:
+        """How many there are for a graph."""
+        return min(max(self.affordable(graph), self.fewest), self.most)
 
 
 class Interrupted(Exception):

@@ -27,9 +27,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.planners.proposal import Limits, Proposal, proposed, untouched
+from memsaving_gradients.planners.proposal import QUARTERS, Limits, Proposal, proposed, untouched
 from memsaving_gradients.schedules.builder import Recorder
-from memsaving_gradients.schedules.schedule import Schedule
+from memsaving_gradients.schedules.schedule import LAG, Schedule
 from memsaving_gradients.schedules.storage import Stored
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 from memsaving_gradients.schedules.transfers import ahead
@@ -43,10 +43,6 @@ LARGER = 1.05
 #: A value that was loaded stays until its next reader if fewer bytes are written until then than
 #: this many times its own.
 PATIENCE = 4
-#: How far the forward pass may run ahead of its transfers, where there is room.
-LAGS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
-#: Shares of the values that are offloaded, where they may be encoded as well.
-MIXED = (1.0, 0.75, 0.5, 0.25, 0.0)
 #: Without a budget, transfers back may begin so early that the peak is larger by this factor.
 EARLY = 1.02
 #: Where nothing fits, so many parts of what may be stored are tried for the least peak.
@@ -145,7 +141,7 @@ def _within(graph: TrainingGraph, limits: Limits, planner: Planner) -> Proposal:
     if plain.optimal:
         return plain
     found: list[Proposal] = []
-    shares = MIXED if any(len(ways) > 1 for ways in graph.storable.values()) else MIXED[:1]
+    shares = QUARTERS if any(len(ways) > 1 for ways in graph.storable.values()) else QUARTERS[:1]
     for base in _bases(graph, limits, planner, plain):
         storing = _Storing(graph, limits, base)
         for share in shares:
@@ -162,7 +158,9 @@ def _relaxed(graph: TrainingGraph, limits: Limits, found: Proposal, budget: int)
     room for that."""
     if not found.schedule.moves or not limits.early:
         return found
-    for lag in LAGS:
+    lag = LAG
+    while lag < 1:
+        lag *= 2
         trial = proposed(graph, limits, replace(found.schedule, lag=lag))
         if trial.peak <= budget and trial.extra_seconds < found.extra_seconds:
             found = replace(

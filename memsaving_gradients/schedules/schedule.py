@@ -25,7 +25,7 @@ __all__ = [
     "recompute_lazily",
 ]
 
-#: See `Schedule.lag`.
+#: `Schedule.lag` where nothing else is asked for. Chosen by judgement.
 LAG = 1 / 32
 
 

@@ -19,7 +19,11 @@ from memsaving_gradients.schedules.storage import Stored
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 from memsaving_gradients.schedules.transfers import transfers
 
-__all__ = ["Simulation", "simulate", "simulate_runs"]
+__all__ = ["TIE", "Simulation", "simulate", "simulate_runs"]
+
+#: Peaks that differ by at most this share are equal, and what is below this share of a peak does
+#: not matter: which chunks buffers get changes a peak by more. Chosen by judgement.
+TIE = 0.01
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,12 +24,11 @@ from dataclasses import dataclass
 
 from memsaving_gradients.planners.bounds.moment_program import NEAR_ENOUGH, Program, Solved
 from memsaving_gradients.planners.bounds.relaxation import Crowd
+from memsaving_gradients.planners.meter import MANY_OPS
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["SHALLOW", "USUAL", "Bound", "Depth", "bound_within", "tightest_bound"]
 
-#: In graphs of more ops, no moments are looked at.
-MANY_OPS = 30_000
 #: Branches of the programs for several moments.
 BRANCHES = 20
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memsaving_gradients.planners.bounds.relaxation import Crowd
+from memsaving_gradients.planners.proposal import SLACK
 from memsaving_gradients.schedules.order import run_order
 
 __all__ = ["NEAR_ENOUGH", "Moment", "Program", "Rows", "Solved"]
@@ -37,9 +38,6 @@ __all__ = ["NEAR_ENOUGH", "Moment", "Program", "Rows", "Solved"]
 BRANCHES, NEAR_ENOUGH = 2_000, 1e-3
 #: Values of fewer bytes than this share of the budget are taken to be there.
 SMALL = 1e-3
-#: A solution that is above the budget by no more than this share of it says what there is to be
-#: said.
-NEAR = 5e-3
 #: Fact: HiGHS comes this close to the optimum; its word for a program that has no solution.
 TOLERANCE, INFEASIBLE = 1e-6, 2
 
@@ -165,7 +163,7 @@ class Program:
 
     def most_crowded(self, solved: Solved) -> int | None:
         """Where a solution is furthest above the budget, if all that is run again is so as late as
-        it can be; by `NEAR` at least."""
+        it can be; by `SLACK` at least."""
         crowd, graph = self.crowd, self.crowd.graph
         change = np.zeros(graph.length + 2, np.int64)
         spans: dict[int, list[tuple[int, int]]] = {}
@@ -175,7 +173,7 @@ class Program:
                 change[end] -= self._size[k]
                 spans.setdefault(k, []).append((begin, end))
         across = np.cumsum(change)
-        worst, most = None, int(NEAR * crowd.budget)
+        worst, most = None, int(SLACK * crowd.budget)
         for place in crowd.places.tolist():
             fixed = self._fixed(place)
             read = {

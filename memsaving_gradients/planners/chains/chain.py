@@ -26,9 +26,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from memsaving_gradients.planners.chains.rotor import Action, Table
+from memsaving_gradients.planners.chains.rotor import SLOTS, Action, Table
 from memsaving_gradients.planners.chains.stages import Stages, cut_stages
-from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
+from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, Trials, proposed
 from memsaving_gradients.schedules.builder import Recorder
 from memsaving_gradients.schedules.schedule import Schedule, ordered
 from memsaving_gradients.schedules.simulate import simulate
@@ -40,12 +40,11 @@ __all__ = ["candidates", "plan", "record"]
 FINE = 0.25
 #: Slots of a table: so many that rounding a stage's bytes wastes little, as few as keep the
 #: additions below this number.
-FEWEST_SLOTS, MOST_SLOTS, ADDITIONS = 500, 2000, 8e8
+MOST_SLOTS, ADDITIONS = 2000, 8e8
 #: Budgets of neighboring candidates differ by about this factor, …
 RATIO = 0.95
-#: … or more: plans to simulate are as many as this many op executions allow, within bounds.
-SIMULATED_STEPS = 500_000
-FEWEST_TRIALS, MOST_TRIALS = 8, 64
+#: … or more: plans to simulate. Chosen by judgement.
+TRIALS = Trials(executions=500_000, fewest=8, most=64)
 #: Where fewer can be simulated than this, only those near the budget are, in steps of this factor.
 MANY_TRIALS, STEP = 24, 0.99
 
@@ -177,8 +176,7 @@ class _Curve:
         self.chained = limits.sums(graph)
         self.tables = graph.derived(_Tables, frozenset(limits.keep))
         self.stages = self.tables.stages
-        trials = SIMULATED_STEPS // (2 * graph.length + 1)
-        self.trials = min(max(trials, FEWEST_TRIALS), MOST_TRIALS)
+        self.trials = TRIALS.of(graph)
         self._seen: set[tuple[Action, ...]] = set()
 
     def everything(self) -> Schedule:
@@ -238,7 +236,7 @@ class _Tables:
     def __init__(self, graph: TrainingGraph, keep: frozenset[int]) -> None:
         self.stages = cut_stages(graph, keep)
         length = self.stages.chain.length
-        self._slots = int(min(max(6 * ADDITIONS / length**3, FEWEST_SLOTS), MOST_SLOTS))
+        self._slots = int(min(max(6 * ADDITIONS / length**3, SLOTS), MOST_SLOTS))
         self._made: dict[int, Table] = {}
 
     def finest(self, budget: float) -> Table:

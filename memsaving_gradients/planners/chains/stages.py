@@ -31,6 +31,7 @@ from memsaving_gradients.planners.chains.frontiers import (
 )
 from memsaving_gradients.planners.chains.rotor import Chain
 from memsaving_gradients.planners.chains.stage_cuts import early, narrow, places
+from memsaving_gradients.planners.proposal import QUARTERS
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import simulate
@@ -42,8 +43,6 @@ FloatArray = npt.NDArray[np.float64]
 
 #: Stages at the most: the table of the dynamic program grows with the third power.
 MOST_STAGES = 160
-#: Options keep about these shares of the bytes of a stage's history.
-SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,7 +275,7 @@ class _Measure:
             ranked = sorted(whole, key=lambda r: self._dearness(r, there))
             # What is kept for its own sake must not be recomputed from what is dropped.
             ranked.sort(key=dear.__contains__)
-            for share in SHARES:
+            for share in QUARTERS:
                 left, kept = total, list(ranked)
                 while kept and left > share * total:
                     left -= self.size[kept.pop(0)]

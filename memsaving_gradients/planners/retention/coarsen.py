@@ -34,12 +34,9 @@ from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Coarse", "coarsen"]
 
-#: Up to so many ops, backward ops are not joined: what is dropped within an event is freed only at
-#: its end.
-FEW_OPS = 200
-
-
-#: In graphs of no more storages, all are decided on that are not inside of a fused kernel.
+#: In graphs of at most so many ops, backward ops are not joined, for what is dropped within an
+#: event is freed only at its end; with at most so many storages, all are decided on that are not
+#: inside of a fused kernel. Chosen by judgement.
 FEW = 200
 
 
@@ -265,7 +262,7 @@ def _stretches(graph: TrainingGraph, number: dict[int, int], beside: IntArray) -
             continue
         roots = {storage[v] for v in graph.reads[op] if storage[v] in number}
         first = not stretches[-1] or stretches[-1][0] < graph.first_backward
-        alone = graph.length <= FEW_OPS
+        alone = graph.length <= FEW
         if first or alone or (roots != read if roots else read and beside[place] > most):
             stretches.append([])
             read, most = roots, 0

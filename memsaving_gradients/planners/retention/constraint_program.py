@@ -33,8 +33,6 @@ __all__ = ["Solution", "check_installed", "is_installed", "solve"]
 #: Workers of CP-SAT within a limit on seconds; within one on effort there is one, so that chance
 #: decides nothing.
 WORKERS = 4
-#: So often somebody is told that nothing is new, seconds.
-PATIENCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ class _Solver:
             while not answers or "status" not in answers[-1]:
                 tick()
                 try:
-                    line = self._lines.get(timeout=PATIENCE)
+                    line = self._lines.get(timeout=0.1)
                 except queue.Empty:
                     continue
                 if not line.endswith("\n"):

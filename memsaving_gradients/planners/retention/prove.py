@@ -25,7 +25,7 @@ from dataclasses import replace
 from graph_tools.warn import warn
 from memsaving_gradients.errors import PlanNote, SolverError
 from memsaving_gradients.planners.bounds.integer import tightest_bound
-from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed
+from memsaving_gradients.planners.proposal import SLACK, Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.retention import constraint_program
 from memsaving_gradients.planners.retention.coarsen import Coarse, coarsen
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -40,8 +40,8 @@ ROUNDS_OF_FEW, FEW = 4, 24
 COPIES, MOST_COPIES = 3, 2_000
 #: A plan this close to the lower bound is optimal: CP-SAT counts in integers.
 EQUAL = 1e-7
-#: CP-SAT is asked so often, and the slack that is left alone.
-ROUNDS, SLACK = 3, 0.005
+#: CP-SAT is asked so often for one plan. Chosen by judgement.
+ROUNDS = 3
 
 
 def prove(
