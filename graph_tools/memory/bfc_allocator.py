@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from graph_tools.memory.liveness import timeline
 
-__all__ = ["GRAIN", "Buffers", "Peaks", "allocated_peak", "irregular_peaks"]
+__all__ = ["GRAIN", "SMALL", "Buffers", "Peaks", "allocated_peak", "irregular_peaks"]
 
 #: For each buffer, the first and the last op during which it exists, and the bytes asked for.
 Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -41,8 +41,8 @@ _MOST_WASTE = 128 << 20
 #: Fact: bytes of the first region.
 _FIRST_REGION = 1 << 20
 #: Buffers below this share of all that is alive at the peak come and go irregularly, up to so many
-#: ops late.
-_SMALL, _LATE = 1 / 256, 8
+#: ops late. (Addends that are larger are worth an order.) Chosen by judgement.
+SMALL, _LATE = 1 / 256, 8
 
 
 class Peaks(NamedTuple):
@@ -126,7 +126,7 @@ def irregular_peaks(
 
     Notes
     -----
-    Buffers of less than `_SMALL` of the peak are freed up to `_LATE` ops late, and those of one op
+    Buffers of less than `SMALL` of the peak are freed up to `_LATE` ops late, and those of one op
     are allocated in any order. The same numbers every time.
 
     Examples
@@ -149,7 +149,7 @@ def irregular_peaks(
             # The steps that count begin with another order in each.
             which = (number + arena_number * (steps - first)) % len(orders)
             born, dies, size = orders[which]
-            late = random.integers(0, _LATE + 1, len(dies)) * (size < peaks[which] * _SMALL)
+            late = random.integers(0, _LATE + 1, len(dies)) * (size < peaks[which] * SMALL)
             into = replaces[which] if replaces else None
             used = arena.step(born, dies + late, size, random.random(len(born)), into)
             if number >= first:

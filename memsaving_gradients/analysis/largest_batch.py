@@ -25,17 +25,16 @@ from graph_tools.memory.measure import (
     measure_peak,
 )
 from memsaving_gradients import patching
-from memsaving_gradients.analysis.study import Study, asked, function_of
+from memsaving_gradients.analysis.study import MOST_PROOFS, Study, asked, function_of
 from memsaving_gradients.budget import DeviceMemory, exact_bytes, format_share, parse_bytes
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError
+from memsaving_gradients.planners.proposal import SMALLER
 
 __all__ = ["LargestBatch", "largest_batch"]
 
 #: Batches that are tried, at most; after so many, the largest that fitted is taken.
 MOST_TRIALS = 20
-#: Batches that are run, at most, each with this much less of the memory than the last.
-MOST_PROOFS, SMALLER = 8, 0.95
 #: Nobody trains with more examples.
 MOST_EXAMPLES = 2**20
 

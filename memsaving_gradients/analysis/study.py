@@ -39,6 +39,8 @@ __all__ = ["Study", "asked", "function_of", "specs_of"]
 OPTIONS = ("batch_size", "hold_gradients", "xla", "accumulate", "profile", "progress")
 #: Fact: any budget: it makes the search for plans that of budgets, and its size decides nothing.
 SOME = 1e-9
+#: Steps that are run, or rehearsed, to prove an answer, at most. Chosen by judgement.
+MOST_PROOFS = 8
 #: Shares of the bytes that a budget has room for, if chunks are filled as in the plan of least
 #: memory: they may have more holes.
 ASKED = (1.0, 0.8, 0.6)

@@ -30,6 +30,7 @@ import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph
 from graph_tools.grappler.constant_folding import input_name
+from graph_tools.memory.bfc_allocator import SMALL
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs
 from memsaving_gradients.schedules.liveness import SUMMED_AT_ONCE, summed_first
@@ -38,8 +39,6 @@ from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Sums", "chainable", "may_become_variables"]
 
-#: Addends of shorter sums have at least this share of the bytes that the forward pass writes.
-LARGE_SHARE = 1 / 256
 #: Other readers of an addend are looked for among so many ops that the sum needs.
 MOST_LOOKED_AT = 1000
 #: Fact: of a device's memory, the share from which on grappler's memory optimizer makes variables
@@ -87,7 +86,7 @@ def chainable(
         for value in values:
             readers[value].append(op)
     forward = (ops.producer < first_backward) & ~ops.source
-    large = LARGE_SHARE * float(sizes[forward].sum())
+    large = SMALL * float(sizes[forward].sum())
     by_name = _sorts_addends()
 
     def is_free(value: int, position: int) -> bool:

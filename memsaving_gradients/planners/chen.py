@@ -56,8 +56,8 @@ __all__ = ["Division", "divide", "plan"]
 
 #: Plans to simulate. Chosen by judgement.
 TRIALS = Trials(executions=2_000_000, fewest=12, most=120)
-#: Values of b around √(xy) for each kind of places; the paper has 6, from 1/√2 to √2 times √(xy).
-GRID, SPREAD = 8, 2.0
+#: Values of b for each kind of places, as multiples of √(xy); the paper has 6, from 1/√2 to √2.
+AROUND = (1.0, *np.geomspace(0.5, 2.0, 8))
 #: With a budget: behind these parts of the bytes the walk stops, and the rest is kept, or what is
 #: expensive of it, …
 STOPS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.825, 0.9, 0.95)
@@ -215,7 +215,7 @@ def _choices(segments: Segments, most: int, *, wide: bool) -> Iterator[tuple[tup
     found: dict[tuple[tuple[int, ...], int], None] = {}
     kinds = _places(segments, width)
     balanced = [_balance(held, width, places) for places in kinds]
-    for factor in (1.0, *np.geomspace(1 / SPREAD, SPREAD, GRID)):
+    for factor in AROUND:
         for places, b in zip(kinds, balanced, strict=True):
             found[divide(held, width, places, b * float(factor)).cuts, end] = None
     found[divide(held, width, kinds[0], 0.0).cuts, end] = None

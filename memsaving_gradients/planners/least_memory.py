@@ -45,10 +45,10 @@ MOST_CUTS = 1000
 LONG_STRETCH = 1 / 16
 #: Plans to simulate. Chosen by judgement.
 TRIALS = Trials(executions=400_000, fewest=2, most=24)
-#: On graphs small enough for all of those: changes of single kept storages to try.
+#: Steps of the bisection for the place from which residuals are kept: to one per cent.
+BISECTIONS = 7
+#: On graphs small enough for all of `TRIALS`: changes of single kept storages to try.
 MOST_MOVES = 100
-#: Steps of the bisection for the place from which residuals are kept.
-FEWEST_BISECTIONS, MOST_BISECTIONS = 2, 7
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -149,7 +149,7 @@ def _keep_late(
     """Keep as many of the residuals made last as do not raise the peak: recomputing those would
     save nothing."""
     fewest, most = 0, len(segments.residuals)
-    for _ in range(MOST_BISECTIONS if thorough else FEWEST_BISECTIONS):
+    for _ in range(BISECTIONS if thorough else TRIALS.fewest):
         count = (fewest + most + 1) // 2
         late = segments.residuals[len(segments.residuals) - count :].tolist()
         trial = tried(

@@ -20,6 +20,7 @@ __all__ = [
     "QUARTERS",
     "ROUNDING",
     "SLACK",
+    "SMALLER",
     "Interrupted",
     "Limits",
     "Proposal",
@@ -38,6 +39,8 @@ ROUNDING = 1e-9
 #: Shares that are tried where any may be best: of values that are offloaded where they may be
 #: encoded as well; of a stage's bytes that are kept.
 QUARTERS = (1.0, 0.75, 0.5, 0.25, 0.0)
+#: Where a search goes on with less, it has this share of what it had. Chosen by judgement.
+SMALLER = 0.95
 #: A share of the budget for which nothing is planned anew. Chosen by judgement.
 SLACK = 0.005
 

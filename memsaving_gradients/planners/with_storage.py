@@ -27,7 +27,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.planners.proposal import QUARTERS, Limits, Proposal, proposed, untouched
+from memsaving_gradients.planners.proposal import (
+    QUARTERS,
+    SMALLER,
+    Limits,
+    Proposal,
+    proposed,
+    untouched,
+)
 from memsaving_gradients.schedules.builder import Recorder
 from memsaving_gradients.schedules.schedule import LAG, Schedule
 from memsaving_gradients.schedules.storage import Stored
@@ -38,8 +45,6 @@ __all__ = ["planner_that_stores", "store"]
 
 #: Budgets of the plans to begin with, as shares of the plain peak, beside the budget itself.
 SHARES = (0.85, 0.7, 0.55, 0.4)
-#: … that are larger than it by this factor at least.
-LARGER = 1.05
 #: A value that was loaded stays until its next reader if fewer bytes are written until then than
 #: this many times its own.
 PATIENCE = 4
@@ -176,7 +181,7 @@ def _bases(
     once for a graph."""
     assert limits.budget is not None
     asked = [int(plain.peak * share) for share in SHARES]
-    budgets = [*(most for most in asked if most > limits.budget * LARGER), limits.budget]
+    budgets = [*(most for most in asked if most * SMALLER > limits.budget), limits.budget]
     found = [plain]
     for budget in budgets:
         base = graph.derived(_planned, planner, budget, _Key(limits))

@@ -26,7 +26,7 @@ from memsaving_gradients.transforms.loops.selection import Loops
 __all__ = ["describe", "source_line", "why_nothing"]
 
 #: The folder of this package, whose frames are nobody's program.
-_OWN = str(Path(__file__).parents[1])
+_OWN = str(Path(__file__).parent.parent)
 
 
 def describe(

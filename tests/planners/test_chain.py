@@ -145,14 +145,14 @@ def test_plans_are_valid_within_the_budget_and_faster_with_more(name):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_same_where_few_plans_can_be_simulated(name, monkeypatch):
-    monkeypatch.setattr(chain, "MANY_TRIALS", chain.MOST_TRIALS + 1)
+    monkeypatch.setattr(chain, "MANY_TRIALS", chain.TRIALS.most + 1)
     check_budgets(GRAPHS[name]())
 
 
 def test_the_least_is_found_from_any_budget(monkeypatch):
     graph = unit_chain([1 + k % 3 for k in range(60)])
     least = chain.plan(graph).peak
-    monkeypatch.setattr(chain, "MANY_TRIALS", chain.MOST_TRIALS + 1)
+    monkeypatch.setattr(chain, "MANY_TRIALS", chain.TRIALS.most + 1)
     for budget in (1, least // 2, least - 1):
         assert chain.plan(graph, Limits(budget=budget)).peak <= 1.1 * least
     assert chain.plan(graph, Limits(budget=least + 1)).peak <= least + 1

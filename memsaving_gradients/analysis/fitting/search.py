@@ -24,6 +24,7 @@ from memsaving_gradients.analysis.fitting.fit import Candidate, Fit
 from memsaving_gradients.analysis.fitting.rehearsal import Rehearsal, rehearse
 from memsaving_gradients.analysis.fitting.steps import Rung, Steps, bytes_of_specs
 from memsaving_gradients.analysis.fitting.variants import MAY, Variant, variants_of
+from memsaving_gradients.analysis.study import MOST_PROOFS
 from memsaving_gradients.budget import BATCHES, DeviceMemory, exact_bytes, parse_bytes
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError
@@ -33,8 +34,6 @@ __all__ = ["MAY", "fit_to"]
 
 #: Numbers of microbatches that are tried until one fits, at most.
 MOST_TRIALS = 4
-#: For an error, at most so many steps are rehearsed.
-MOST_REHEARSALS = 8
 PLAIN = "plain"
 
 
@@ -294,7 +293,7 @@ class _Search:
 
     def _least(self) -> Candidate:
         """Of what was looked at, what keeps the least memory when it is rehearsed with that."""
-        for _ in range(MOST_REHEARSALS):
+        for _ in range(MOST_PROOFS):
             best = min(self.ways, key=lambda way: self.found[way.place].device)
             device = replace(self.device, value=self.found[best.place].device)
             if self._rehearsed(best, device):

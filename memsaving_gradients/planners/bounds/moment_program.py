@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memsaving_gradients.planners.bounds.relaxation import Crowd
+from memsaving_gradients.planners.chains.frontiers import TINY
 from memsaving_gradients.planners.proposal import SLACK
 from memsaving_gradients.schedules.order import run_order
 
@@ -36,8 +37,6 @@ __all__ = ["NEAR_ENOUGH", "Moment", "Program", "Rows", "Solved"]
 
 #: Branches that HiGHS may look at, and the share of the bound that is near enough.
 BRANCHES, NEAR_ENOUGH = 2_000, 1e-3
-#: Values of fewer bytes than this share of the budget are taken to be there.
-SMALL = 1e-3
 #: Fact: HiGHS comes this close to the optimum; its word for a program that has no solution.
 TOLERANCE, INFEASIBLE = 1e-6, 2
 
@@ -92,7 +91,7 @@ class Program:
     def __init__(self, crowd: Crowd) -> None:
         self.crowd = crowd
         graph = crowd.graph
-        large = crowd.size >= SMALL * crowd.budget
+        large = crowd.size >= TINY * crowd.budget
         items = np.flatnonzero(crowd.free & ~crowd.summed & large)
         self.values: list[int] = crowd.storages[items].tolist()
         self._size: list[int] = crowd.size[items].tolist()

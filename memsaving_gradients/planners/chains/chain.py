@@ -26,12 +26,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from memsaving_gradients.planners.chains.rotor import SLOTS, Action, Table
+from memsaving_gradients.planners.chains.rotor import Action, Table
 from memsaving_gradients.planners.chains.stages import Stages, cut_stages
-from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, Trials, proposed
+from memsaving_gradients.planners.proposal import (
+    SMALLER,
+    Interrupted,
+    Limits,
+    Proposal,
+    Trials,
+    proposed,
+)
 from memsaving_gradients.schedules.builder import Recorder
 from memsaving_gradients.schedules.schedule import Schedule, ordered
-from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.simulate import TIE, simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["candidates", "plan", "record"]
@@ -41,12 +48,12 @@ FINE = 0.25
 #: Slots of a table: so many that rounding a stage's bytes wastes little, as few as keep the
 #: additions below this number.
 MOST_SLOTS, ADDITIONS = 2000, 8e8
-#: Budgets of neighboring candidates differ by about this factor, …
-RATIO = 0.95
-#: … or more: plans to simulate. Chosen by judgement.
+#: Plans to simulate: budgets of neighboring candidates differ by `SMALLER`, or more. Chosen by
+#: judgement.
 TRIALS = Trials(executions=500_000, fewest=8, most=64)
-#: Where fewer can be simulated than this, only those near the budget are, in steps of this factor.
-MANY_TRIALS, STEP = 24, 0.99
+#: Where fewer can be simulated than this, only those near the budget are. Chosen by
+#: judgement.
+MANY_TRIALS = 24
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -213,13 +220,13 @@ class _Curve:
         found: list[float] = []
         budgets = self.tables.budgets()
         for budget in budgets:
-            if not found or budget <= found[-1] * RATIO or budget == budgets[-1]:
+            if not found or budget <= found[-1] * SMALLER or budget == budgets[-1]:
                 found.append(budget)
         return _thinned(found, self.trials)
 
     def step(self, number: int) -> float:
         """The budgets of an endless row, from large to small."""
-        return self.stages.chain.most * STEP**number
+        return self.stages.chain.most * (1 - TIE) ** number
 
 
 def _thinned(row: list[float], most: int) -> list[float]:
@@ -236,7 +243,7 @@ class _Tables:
     def __init__(self, graph: TrainingGraph, keep: frozenset[int]) -> None:
         self.stages = cut_stages(graph, keep)
         length = self.stages.chain.length
-        self._slots = int(min(max(6 * ADDITIONS / length**3, SLOTS), MOST_SLOTS))
+        self._slots = int(min(6 * ADDITIONS / length**3, MOST_SLOTS))
         self._made: dict[int, Table] = {}
 
     def finest(self, budget: float) -> Table:
@@ -338,7 +345,7 @@ class _Search:
         fastest plan that fits."""
 
         def steps(bytes_: float) -> float:
-            return math.log(bytes_ / curve.step(0), STEP)
+            return math.log(bytes_ / curve.step(0), 1 - TIE)
 
         wanted = steps(max(budget, 1))
         number = max(0, math.ceil(wanted))

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from graph_tools.graph.separators import frontier, frontier_bytes
 from memsaving_gradients.schedules.schedule import recompute_lazily
-from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.schedules.simulate import TIE, simulate
 from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = [
@@ -41,12 +41,10 @@ __all__ = [
 ]
 
 #: Residuals that together hold no more than this share of all residual bytes are kept without being
-#: weighed, …
-SMALL_SHARE = 1e-3
-#: … and so are those below this share of the largest one (statistics of normalizations: reductions,
-#: dear to recompute), as long as they hold no more than this share together; so is what only
-#: recomputations read, up to the former.
-TINY, TINY_SHARE = 1 / 1024, 1e-2
+#: weighed. So are those below this share of the largest one (statistics of normalizations:
+#: reductions, dear to recompute), as long as they hold no more than `TIE` together; so is what only
+#: recomputations read. Chosen by judgement.
+TINY = 1e-3
 #: A value with more parts than this stands for itself.
 MOST_PARTS = 64
 
@@ -251,7 +249,7 @@ def _small(residual: Collection[int], size: list[int]) -> set[int]:
     held = 0
     for s in sorted(residual, key=lambda s: (size[s], s)):
         held += size[s]
-        if held > total * (TINY_SHARE if size[s] <= tiny else SMALL_SHARE):
+        if held > total * (TIE if size[s] <= tiny else TINY):
             break
         small.add(s)
     return small
@@ -270,7 +268,7 @@ def _tiny(graph: TrainingGraph, residual: Collection[int], needed: set[int]) -> 
         and graph.clonable[graph.producer[s]]
         and not graph.fuses[graph.producer[s]]
     ]
-    return set(tiny) if sum(int(graph.size[s]) for s in tiny) <= total * SMALL_SHARE else set()
+    return set(tiny) if sum(int(graph.size[s]) for s in tiny) <= total * TINY else set()
 
 
 def _needed(graph: TrainingGraph, residual: Collection[int], kept: set[int]) -> set[int]:

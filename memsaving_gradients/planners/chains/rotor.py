@@ -39,10 +39,6 @@ __all__ = ["Action", "Chain", "Table"]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-#: Slots that the bytes of a table are counted in, at the least. Chosen by judgement.
-SLOTS = 500
-#: Slots that are tried: those that whole numbers of make up the sizes that hold most.
-UNITS = 100
 #: Fact: times that differ by less are the same in the ``float32`` of the tables.
 CERTAIN = 1 - 1e-6
 
@@ -152,7 +148,7 @@ class Table:
      'history 1', 'history 2', 'backward 2', 'backward 1', 'backward 0']
     """
 
-    def __init__(self, chain: Chain, top: float, slots: int = SLOTS) -> None:
+    def __init__(self, chain: Chain, top: float, slots: int = 500) -> None:
         self.chain = chain
         self.unit = _unit(chain, top, slots)
         self.top = int(top / self.unit)
@@ -327,8 +323,7 @@ def _unit(chain: Chain, top: float, slots: int) -> float:
             return common
     kept = np.concatenate([chain.saved.ravel(), np.diag(chain.added, 1)])
     sizes, counts = np.unique(kept[np.isfinite(kept) & (kept > 0)], return_counts=True)
-    often = np.sort(np.argsort(-counts * sizes, kind="stable")[:UNITS])
-    whole = sizes[often]
-    units = np.concatenate([[least], whole[whole >= least] / (whole[whole >= least] // least)])
+    large = sizes[sizes >= least]
+    units = np.concatenate([[least], large / (large // least)])
     waste = [float((np.ceil(sizes / u * (1 - 1e-12)) * u - sizes) @ counts) for u in units]
     return float(units[int(np.argmin(waste))])

@@ -49,8 +49,6 @@ MOST_EVENTS = 6
 TAKEN_BACK = (1, 1, 2, 2, 3, 4, 6)
 #: How much the rates are shaken then, and to which power excess is weighed.
 NOISE, POWER = (0.0, 0.3, 0.8), (1, 1, 3)
-#: What has no room is given up in batches of at least one in so many of what is dropped.
-MOST_BATCHES = 400
 #: In this share of the attempts, any gaps are decided anew at random instead.
 SHAKEN = 0.3
 #: Up to this much more extra time is borne on the way to less, for at most so many stretches in a
@@ -254,7 +252,7 @@ class Search:
                 decisions, found, base = changed(decisions, change), result, None
                 at += len(batch)
                 many *= 2
-            elif len(batch) == 1 or many <= len(left) // MOST_BATCHES:
+            elif len(batch) == 1:
                 at += len(batch)
             else:
                 many = max(1, len(batch) // 2)
