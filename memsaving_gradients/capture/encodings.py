@@ -113,6 +113,7 @@ def _from_blocks(parts: Sequence[tf.Tensor], like: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.cast(tf.reshape(flat, shape), like.dtype), like.shape)
 
 
+#: Fact: each encoding's bits, operations per number, and largest error.
 ENCODINGS: Mapping[str, Encoding] = {
     encoding.name: encoding
     for encoding in (

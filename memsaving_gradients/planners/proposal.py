@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-#: Sums of the same seconds in another order may differ by this share: some hundred thousand
+#: Fact: sums of the same seconds in another order may differ by this share: some hundred thousand
 #: roundings of 1e-16 each, and room for more.
 ROUNDING = 1e-9
 #: Shares that are tried where any may be best: of values that are offloaded where they may be

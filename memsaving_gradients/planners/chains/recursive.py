@@ -32,7 +32,7 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["advances", "levels", "plan", "recomputations_by_level", "reversal"]
 
-#: Stages at the most.
+#: Stages at the most: a recursion that halves them has twelve levels. Chosen by judgement.
 MOST_STAGES = 4096
 
 

@@ -32,7 +32,11 @@ from memsaving_gradients.schedules.schedule import Schedule, ordered
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
-__all__ = ["Coarse", "coarsen"]
+__all__ = ["CORRECTIONS", "Coarse", "coarsen"]
+
+#: How often a plan of the coarse graph is asked for, at most: each time with the budget that the
+#: last one was off by on the graph itself. Chosen by judgement.
+CORRECTIONS = 3
 
 #: In graphs of at most so many ops, backward ops are not joined, for what is dropped within an
 #: event is freed only at its end; with at most so many storages, all are decided on that are not

@@ -30,6 +30,7 @@ from memsaving_gradients.planners.retention.problem import (
     EARLY,
     KEPT,
     LATE,
+    NEAR,
     STRICT,
     Problem,
 )
@@ -39,8 +40,6 @@ __all__ = ["Search"]
 
 #: Changes that are simulated at each step of the descent, of either kind.
 PROMISING = 5
-#: Where the peak is this many times the budget, many changes may be made at once.
-FAR = 1.1
 #: All others at the worst step that are, where a stretch is planned anew; in a descent, all are.
 OTHERS = 40
 #: Events above the budget that are looked at when nothing helps at the worst one.
@@ -154,7 +153,7 @@ class Search:
         base = Base(self.problem, decisions.copy())
         decisions, now = base.decisions, base.run
         end = self.runs + most
-        while bold and now.peak > FAR * self.budget and self.runs < end:
+        while bold and now.peak > NEAR * self.budget and self.runs < end:
             changes, _ = self._changes(now, decisions, fixed, int(np.argmax(now.bytes_alive)))
             many = changed(decisions, *changes[: 1 + len(changes) // bold])
             self._count()

@@ -37,6 +37,7 @@ __all__ = [
     "EARLY",
     "KEPT",
     "LATE",
+    "NEAR",
     "STRICT",
     "Execution",
     "Problem",
@@ -46,6 +47,8 @@ __all__ = [
 
 IntArray = npt.NDArray[np.int64]
 
+#: Decisions whose peak is at most this many times the budget are near it. Chosen by judgement.
+NEAR = 1.1
 #: Fact: the codes of decisions on a gap; ``EARLY + 2 * event`` and ``LATE + 2 * event`` stand for
 #: one that names an event.
 KEPT, DROPPED, STRICT, EARLY, LATE = 0, 1, 2, 3, 4

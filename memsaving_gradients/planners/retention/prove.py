@@ -27,7 +27,7 @@ from memsaving_gradients.errors import PlanNote, SolverError
 from memsaving_gradients.planners.bounds.integer import tightest_bound
 from memsaving_gradients.planners.proposal import SLACK, Interrupted, Limits, Proposal, proposed
 from memsaving_gradients.planners.retention import constraint_program
-from memsaving_gradients.planners.retention.coarsen import Coarse, coarsen
+from memsaving_gradients.planners.retention.coarsen import CORRECTIONS, Coarse, coarsen
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["FEW", "prove"]
@@ -38,10 +38,8 @@ ROUNDS_OF_FEW, FEW = 4, 24
 #: Copies of each value that are considered at first; of all values together when more of some could
 #: pay.
 COPIES, MOST_COPIES = 3, 2_000
-#: A plan this close to the lower bound is optimal: CP-SAT counts in integers.
+#: Fact: a plan this close to the lower bound is optimal, as CP-SAT counts in integers.
 EQUAL = 1e-7
-#: CP-SAT is asked so often for one plan. Chosen by judgement.
-ROUNDS = 3
 
 
 def prove(
@@ -57,8 +55,8 @@ def prove(
 
     Each time that it is asked it may make so much ``effort``, in its own measure (a unit takes some
     seconds), or, if they are given, all together may take so many ``seconds``. It is asked at most
-    `ROUNDS` times: for more copies, or with another budget, where bytes on the graph are others
-    than those of the problem.
+    `CORRECTIONS` times: for more copies, or with another budget, where bytes on the graph are
+    others than those of the problem.
     """
     return _Proving(graph, limits, found, effort, seconds).plan()
 
@@ -127,7 +125,7 @@ class _Proving:
 
     def _solve(self) -> None:
         budget, copies = self.budget, self._enough(math.inf, COPIES)
-        for _ in range(ROUNDS):
+        for _ in range(CORRECTIONS):
             solution = self._asked(budget, copies)
             extra = math.inf
             if solution.executions is not None:

@@ -38,6 +38,7 @@ from memsaving_gradients.transforms.attention.arguments import (
     floating,
 )
 from memsaving_gradients.transforms.attention.blocks import (
+    BLOCK_BYTES,
     maximum,
     shape_of,
     zero_like,
@@ -55,11 +56,6 @@ from memsaving_gradients.transforms.attention.scores import (
 )
 
 __all__ = ["additive_attention", "additive_scores"]
-
-#: Bytes of a block of sums. A step with 16 batches of 100 queries and keys of width 256 took 310,
-#: 172, 145, 132 and 188 ms of a CPU with 1, 2, 4, 16 and 64 MiB; a pass holds two or three such
-#: blocks.
-BLOCK_BYTES = 4 * 2**20
 
 Tensors = Sequence[tf.Tensor]
 
@@ -247,7 +243,9 @@ class AdditiveScores(TwiceDifferentiable):
         query, key, scale = inputs[0], inputs[1], inputs[-1]
         dtype = tf.float64 if query.dtype == tf.float64 else tf.float32
         batch, _, width = shape_of(query)
-        side = _side(BLOCK_BYTES // 4, batch, width)
+        # A pass holds two or three blocks of sums. A step with 16 batches of 100 queries and keys
+        # of width 256 took 310, 172, 145, 132 and 188 ms of a CPU with 1, 2, 4, 16 and 64 MiB each.
+        side = _side(BLOCK_BYTES // 2 // 4, batch, width)
         grid = Grid.of(options, query, key, dtype, (side, side))
         return AdditiveScores(
             grid.masked(masks, seed),
