@@ -71,8 +71,8 @@ CHANCE_OF_MOVES = 0.03
 #: their first twenty runs or so, until their measured times outweigh the high estimate that they
 #: begin with.
 CHEAP = op_types.SOURCES | op_types.VIEWS | op_types.SHAPES | {"NoOp"}
-#: What starting a kernel takes beside its work, and what passing a buffer on takes, in seconds.
-OVERHEAD, PASSING = 2e-6, 1e-7
+#: Seconds that passing a buffer on takes. Chosen by judgement.
+PASSING = 1e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +287,7 @@ def _run(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]:
             return
         idle.discard(thread)
         order.append(op)
-        takes = PASSING if cheap[op] else seconds[op] + OVERHEAD
+        takes = PASSING if cheap[op] else seconds[op] + estimates.START_SECONDS
         heappush(running, (now + takes * slowness[thread], len(order), thread, op))
 
     for thread in range(threads):

@@ -26,15 +26,21 @@ from memsaving_gradients.planners.bounds.moment_program import Solved
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.chains import chain
 from memsaving_gradients.planners.prices.iteration import GENTLE, Pace, Priced, Pricing
-from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
-from memsaving_gradients.planners.retention.coarsen import Coarse, coarsen
+from memsaving_gradients.planners.proposal import (
+    ROUNDING,
+    SLACK,
+    Interrupted,
+    Limits,
+    Proposal,
+    proposed,
+    untouched,
+)
+from memsaving_gradients.planners.retention.coarsen import CORRECTIONS, Coarse, coarsen
 from memsaving_gradients.planners.retention.local_search import Search
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]
 
-#: A plan this close to the lower bound is optimal: sums of times differ in their last bits.
-EQUAL = 1e-9
 #: A plan is near the lower bound at this many times of it, or at this share of a step above it.
 TIMES, POINTS = 1.15, 0.003
 #: In coarse graphs of so few events chains of stages take no time, and are looked at before that.
@@ -42,8 +48,6 @@ FEW = 300
 #: From this many times the lower bound on, chains of stages may do better: values are recomputed
 #: several times at small budgets. (An LSTM of 100 steps at 10 %: 30 % extra time instead of 107.)
 FAR = 1.5
-#: Corrections of the coarse budget, and the slack that is left alone, as a share of the budget.
-CORRECTIONS, SLACK = 3, 0.005
 #: Smaller steps of prices are taken as long as all of them simulate no more than so many events;
 #: and not at all where the usual ones came no closer than this to the budget.
 GENTLE_STEPS, HOPELESS = 1_200_000, 1.5
@@ -108,7 +112,7 @@ class _Planning:
         return replace(
             self.found,
             lower_bound=self.bound,
-            optimal=self._fits() and self.found.extra_seconds <= self.bound * (1 + EQUAL),
+            optimal=self._fits() and self.found.extra_seconds <= self.bound * (1 + ROUNDING),
             complete=complete,
             quick=self.quick,
         )
@@ -180,7 +184,7 @@ class _Planning:
         found: Priced | None = None
         for correction in range(CORRECTIONS):
             budget = max(0, self.budget - self.off)
-            found = pricing.plan(budget, pace, self.bound * (1 + EQUAL), found)
+            found = pricing.plan(budget, pace, self.bound * (1 + ROUNDING), found)
             trial = self._follow(found.decisions)
             if found.run.peak > budget:
                 break
@@ -213,7 +217,9 @@ class _Planning:
             found.append(search.keep_again(decisions, result, range(len(decisions))))
         best = min(found, key=lambda one: one[1].worth(budget))
         self._follow(best[0])
-        decisions, _ = search.improve(*best, max(0, runs - search.runs), self.bound * (1 + EQUAL))
+        decisions, _ = search.improve(
+            *best, max(0, runs - search.runs), self.bound * (1 + ROUNDING)
+        )
         self._follow(decisions)
 
     def _follow(self, decisions: list[int]) -> Proposal:

@@ -27,18 +27,19 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from memsaving_gradients.planners.prices.gaps import FloatArray, Gaps, IntArray, Times, spans
+from memsaving_gradients.planners.proposal import ROUNDING
 from memsaving_gradients.planners.retention.problem import DROPPED, KEPT, STRICT
 
 __all__ = ["Closure"]
 
-#: Capacities are integers of 32 bits, of which all finite ones together take at most half; ties are
-#: broken in favor of keeping.
-FINITE, INFINITE, TIE = 2**29, 2**30, 1e-9
+#: Fact: capacities are integers of 32 bits, of which all finite ones together take at most half.
+FINITE, INFINITE = 2**29, 2**30
 
 #: So many values that are recomputed sooner are counted for each gap (a chain of 1,000 layers
 #: without any that is kept takes 0.3 s a cut with all of them, and plans are the same).
 FAR = 16
 
+#: Fact: the nodes that `maximum_flow` is asked for.
 _SOURCE, _SINK = 0, 1
 
 
@@ -90,7 +91,8 @@ class Closure:
         """
         gaps, inner, tails = self.gaps, self.gaps.inner, self.gaps.tails
         total = np.concatenate([[0.0], np.cumsum(prices)])
-        tie = TIE * self._unit
+        # Ties are broken in favor of keeping.
+        tie = ROUNDING * self._unit
 
         def held(which: IntArray, begin: IntArray, end: IntArray) -> FloatArray:
             return gaps.size[which] * spans(total, begin[which], end[which])

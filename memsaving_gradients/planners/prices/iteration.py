@@ -28,8 +28,9 @@ import numpy as np
 from memsaving_gradients.planners.prices.closure import Closure
 from memsaving_gradients.planners.prices.gaps import FloatArray, Gaps
 from memsaving_gradients.planners.prices.rounding import fill, profile, repair
-from memsaving_gradients.planners.retention.problem import Problem
+from memsaving_gradients.planners.retention.problem import NEAR, Problem
 from memsaving_gradients.planners.retention.simulate import Run, run
+from memsaving_gradients.schedules.simulate import TIE
 
 __all__ = ["GENTLE", "Pace", "Priced", "Pricing"]
 
@@ -69,15 +70,13 @@ GOING_ON = 0.3
 IN_VAIN = 16
 #: The least share of the changes that a step takes.
 LEAST_TAKEN = 0.03
-#: Decisions up to this many times the budget are rounded: with at most so many repairs, and with
-#: more where nothing else has fitted.
-NEAR, REPAIRS, MORE_REPAIRS = 1.1, 60, 300
+#: Decisions near the budget are rounded with at most so many repairs, and with more where nothing
+#: else has fitted. Chosen by judgement.
+REPAIRS, MORE_REPAIRS = 60, 300
 #: So many steps in a row that are this many times worse than the closest decisions are astray.
 ASTRAY, WORSE = 6, 4.0
 #: Up to so many changes are taken at once.
 FEW = 4
-#: The slack, as a share of the budget, from which on prices fall.
-SLACK = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,5 +259,5 @@ class _Iteration:
         prices = self.prices
         if most := float(above.max()):
             prices = prices + unit * rate * min(1.0, 4 * most) * above / above.sum()
-        below = -np.minimum(over + SLACK, 0.0)
+        below = -np.minimum(over + TIE, 0.0)
         self.prices = prices * (1 - np.minimum(1.0, rate * np.minimum(1.0, 4 * below)))
