@@ -35,7 +35,7 @@ O(ops + edges) a run, about 10 µs an op; large graphs are simulated less often.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
@@ -248,6 +248,51 @@ def _storages(ops: OpGraph) -> list[int]:
     return storage
 
 
+class _Ready:
+    """The ops that may start.
+
+    Attributes
+    ----------
+    inline
+        For each thread, the ops that it runs next, one after the other.
+    queues
+        For each thread, the ops that it runs after those, unless another one takes them before.
+    """
+
+    def __init__(self, roots: Iterable[int], threads: int) -> None:
+        self.inline: list[deque[int]] = [deque() for _ in range(threads)]
+        self.queues: list[deque[int]] = [deque() for _ in range(threads)]
+        for k, op in enumerate(roots):
+            self.queues[k % threads].append(op)
+
+    def take(self, thread: int) -> int | None:
+        """The next op of a thread; ``None``: there is none for it."""
+        for mine in (self.inline[thread], self.queues[thread]):
+            if mine:
+                return mine.popleft()
+        for k in range(1, len(self.queues)):
+            theirs = self.queues[(thread + k) % len(self.queues)]
+            if theirs:
+                return theirs.pop()
+        return None
+
+    def add(self, thread: int, ops: Sequence[int], cheap: Sequence[bool]) -> None:
+        """Add what an op of a thread was the last one to be waited for."""
+        last = None
+        for op in ops:
+            if cheap[op]:
+                self.inline[thread].append(op)
+                continue
+            if last is not None:
+                self.queues[thread].appendleft(last)
+            last = op
+        if last is not None:
+            if self.inline[thread]:
+                self.queues[thread].appendleft(last)
+            else:
+                self.inline[thread].append(last)
+
+
 def _run(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]:
     """The ops in the order in which they start; for each op, the last place in that order that
     begins before it ends.
@@ -261,27 +306,14 @@ def _run(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]:
     until = [0] * many
     for place, op in enumerate(order):
         until[op] = place
-    inline: list[deque[int]] = [deque() for _ in range(threads)]
-    queues: list[deque[int]] = [deque() for _ in range(threads)]
     roots = (op for op in range(many) if not missing[op] and not work.there[op])
-    for k, op in enumerate(roots):
-        queues[k % threads].append(op)
+    ready = _Ready(roots, threads)
     running: list[tuple[float, int, int, int]] = []
     idle = set(range(threads))
     now = 0.0
 
-    def next_op(thread: int) -> int | None:
-        for mine in (inline[thread], queues[thread]):
-            if mine:
-                return mine.popleft()
-        for k in range(1, threads):
-            theirs = queues[(thread + k) % threads]
-            if theirs:
-                return theirs.pop()
-        return None
-
     def begin(thread: int) -> None:
-        op = next_op(thread)
+        op = ready.take(thread)
         if op is None:
             idle.add(thread)
             return
@@ -295,27 +327,37 @@ def _run(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]:
     while running:
         now, _, thread, op = heappop(running)
         until[op] = len(order) - 1
-        last = None
+        freed = []
         for reader in after[op]:
             missing[reader] -= 1
-            if missing[reader]:
-                continue
-            if cheap[reader]:
-                inline[thread].append(reader)
-                continue
-            if last is not None:
-                queues[thread].appendleft(last)
-            last = reader
-        if last is not None:
-            if inline[thread]:
-                queues[thread].appendleft(last)
-            else:
-                inline[thread].append(last)
+            if not missing[reader]:
+                freed.append(reader)
+        ready.add(thread, freed, cheap)
         begin(thread)
         if idle:
             for other in sorted(idle):
                 begin(other)
     return order, until
+
+
+def _let_go(
+    work: _Work, start: Sequence[int], until: Sequence[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """The op that lets go of each buffer last, when, and when the last but one does.
+
+    ``start``: the place of each op in the order; ``until``: as `_run` says.
+    """
+    many = len(work.storage)
+    holder, dies, others = [-1] * many, [-1] * many, [-1] * many
+    for op, end in enumerate(until):
+        for root in work.touches[op]:
+            if end > dies[root] or (end == dies[root] and start[op] > start[holder[root]]):
+                holder[root], dies[root], others[root] = op, end, dies[root]
+            elif end > others[root]:
+                others[root] = end
+    for value in work.held:
+        dies[work.storage[value]] = others[work.storage[value]] = len(start) - 1
+    return holder, dies, others
 
 
 def _lives(
@@ -330,16 +372,7 @@ def _lives(
     start = [0] * len(order)
     for place, op in enumerate(order):
         start[op] = place
-    # The op that lets go of each buffer last, when, and when the last but one does.
-    holder, dies, others = [-1] * len(storage), [-1] * len(storage), [-1] * len(storage)
-    for op, end in enumerate(until):
-        for root in work.touches[op]:
-            if end > dies[root] or (end == dies[root] and start[op] > start[holder[root]]):
-                holder[root], dies[root], others[root] = op, end, dies[root]
-            elif end > others[root]:
-                others[root] = end
-    for value in work.held:
-        dies[storage[value]] = others[storage[value]] = len(order) - 1
+    holder, dies, others = _let_go(work, start, until)
     copies: list[tuple[int, int, int, int]] = []
     into: dict[int, int] = {}
     for variable in work.variables:
