@@ -1,8 +1,10 @@
-"""Numbers that somebody chose: how many there are, and that each says why.
+"""Numbers that somebody chose: how many there are, and that each says what it is.
 
 A module-level constant that holds a number is one of three kinds. The comment above a fact begins
-with ``Fact:`` (a format, a rule of TensorFlow, a figure of a cited work), and that above a measure
-of what people see with ``Layout:``. All others are tuning constants.
+with ``Fact:`` (a format, a rule of TensorFlow, a measured figure), that above a measure of what
+people see with ``Layout:``. All others are tuning constants. Their comments say what the number
+decides, its unit, and how it was measured; a number of which no measurement is named was chosen by
+judgement.
 """
 
 from __future__ import annotations
@@ -11,15 +13,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
     path for room in ("graph_tools", "memsaving_gradients") for path in (ROOT / room).rglob("*.py")
 )
-#: Tuning constants there are. Lower it when you remove one; a new one needs a better reason than
-#: that the algorithm has no better idea.
-MOST = 999
+#: Tuning constants there are. Lower it when one goes; raise it only for a number that can neither
+#: be derived nor shared with another place. 120 is the aim.
+MOST = 168
 
 
 def _constants(text: str) -> Iterator[tuple[list[str], int]]:
@@ -44,17 +44,23 @@ def _constants(text: str) -> Iterator[tuple[list[str], int]]:
 
 
 def _comment(lines: list[str], line: int) -> str:
-    """The comment above a line, or above the constants right before it."""
+    """The comment above a line, or above the constants right before it; or else the string below
+    it."""
     first = line - 1
     while first and not lines[first - 1].startswith("#") and lines[first - 1].strip():
         first -= 1
     begin = first
     while begin and lines[begin - 1].startswith("#"):
         begin -= 1
-    return " ".join(text.lstrip("#: ") for text in lines[begin:first])
+    return " ".join(text.lstrip("#: ") for text in lines[begin:first]) or _string(lines[line:])
+
+
+def _string(lines: list[str]) -> str:
+    return lines[0].strip('"') if lines and lines[0].startswith('"""') else ""
 
 
 def _tuning(path: Path) -> list[tuple[str, str]]:
+    """The tuning constants of a module, and what is said of each."""
     text = path.read_text()
     found = [
         (name, _comment(text.splitlines(), at)) for names, at in _constants(text) for name in names
@@ -65,9 +71,14 @@ def _tuning(path: Path) -> list[tuple[str, str]]:
 def test_tuning_constants_do_not_grow() -> None:
     found = [f"{path.relative_to(ROOT)} {name}" for path in FILES for name, _ in _tuning(path)]
     assert len(found) <= MOST, "\n".join(found)
-    assert len(found) >= MOST, f"there are only {len(found)}: say so in MOST"
+    assert len(found) == MOST, f"there are {len(found)} left: say so in MOST"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_tuning_constant_says_what_it_is(path: Path) -> None:
-    assert [name for name, why in _tuning(path) if len(why) < 20] == []
+def test_each_tuning_constant_says_what_it_is() -> None:
+    silent = [
+        f"{path.relative_to(ROOT)} {name}"
+        for path in FILES
+        for name, why in _tuning(path)
+        if len(why) < 20
+    ]
+    assert silent == []
