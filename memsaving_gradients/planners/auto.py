@@ -36,7 +36,7 @@ from memsaving_gradients.planners.proposal import (
     untouched,
 )
 from memsaving_gradients.planners.retention.coarsen import CORRECTIONS, Coarse, coarsen
-from memsaving_gradients.planners.retention.local_search import Search
+from memsaving_gradients.planners.retention.local_search import RUNS_OF_A_STRETCH, Search
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]
@@ -49,13 +49,11 @@ FEW = 300
 #: several times at small budgets. (An LSTM of 100 steps at 10 %: 30 % extra time instead of 107.)
 FAR = 1.5
 #: Smaller steps of prices are taken as long as all of them simulate no more than so many events;
-#: and not at all where the usual ones came no closer than this to the budget.
-GENTLE_STEPS, HOPELESS = 1_200_000, 1.5
+#: and not at all where the usual ones stayed above `FAR` times the budget.
+GENTLE_STEPS = 1_200_000
 #: What a local search may cost where prices are not near the bound: steps simulated, in at most so
 #: many runs; and the share of them for coming down to the budget.
 MOST_STEPS, MOST_RUNS, DESCENT = 800_000, 8_000, 0.6
-#: Where that is fewer runs than this, a search improves nothing.
-FEWEST_RUNS = 400
 #: Quick plans take this part of it.
 QUICK = 8
 #: How boldly it comes down at first.
@@ -133,7 +131,7 @@ class _Planning:
             return
         work = GENTLE_STEPS // max(1, len(self.coarse.problem.reads))
         for pace in GENTLE:
-            if found[0].run.peak > HOPELESS * self.budget:
+            if found[0].run.peak > FAR * self.budget:
                 break
             work -= pace.steps
             if work >= 0:
@@ -152,7 +150,7 @@ class _Planning:
             starts = [self.coarse.like(one.runs) for one in self.solved if one.runs]
             starts += (one.closest for one in found)
             self._local_search(starts, runs)
-        elif self.most_runs >= FEWEST_RUNS:
+        elif self.most_runs >= RUNS_OF_A_STRETCH:
             fits = min(found, key=lambda one: one.run.worth(self.budget - self.off))
             self._local_search([fits.decisions], runs)
         self.quick = self.limits.quick

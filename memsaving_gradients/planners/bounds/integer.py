@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memsaving_gradients.planners.bounds.moment_program import NEAR_ENOUGH, Program, Solved
+from memsaving_gradients.planners.bounds.moment_program import Program, Solved
 from memsaving_gradients.planners.bounds.relaxation import Crowd
+from memsaving_gradients.planners.chains.frontiers import TINY
 from memsaving_gradients.planners.meter import MANY_OPS
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
@@ -55,7 +56,7 @@ class Depth:
     together: int
     integers: int
     gain: float
-    near: float = NEAR_ENOUGH
+    near: float = TINY
 
 
 #: One moment; what a bound is worth some seconds for.

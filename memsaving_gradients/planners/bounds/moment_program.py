@@ -33,10 +33,10 @@ from memsaving_gradients.planners.chains.frontiers import TINY
 from memsaving_gradients.planners.proposal import SLACK
 from memsaving_gradients.schedules.order import run_order
 
-__all__ = ["NEAR_ENOUGH", "Moment", "Program", "Rows", "Solved"]
+__all__ = ["Moment", "Program", "Rows", "Solved"]
 
-#: Branches that HiGHS may look at, and the share of the bound that is near enough.
-BRANCHES, NEAR_ENOUGH = 2_000, 1e-3
+#: Branches that HiGHS may look at for one moment.
+BRANCHES = 2_000
 #: Fact: HiGHS comes this close to the optimum; its word for a program that has no solution.
 TOLERANCE, INFEASIBLE = 1e-6, 2
 
@@ -129,7 +129,7 @@ class Program:
         rows: Rows,
         branches: int = BRANCHES,
         seconds: float | None = None,
-        near: float = NEAR_ENOUGH,
+        near: float = TINY,
     ) -> Solved:
         """The least time that a program says, to within a share of it, looked for in so many
         ``branches`` and ``seconds`` at most."""

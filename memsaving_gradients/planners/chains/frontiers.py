@@ -43,7 +43,8 @@ __all__ = [
 #: Residuals that together hold no more than this share of all residual bytes are kept without being
 #: weighed. So are those below this share of the largest one (statistics of normalizations:
 #: reductions, dear to recompute), as long as they hold no more than `TIE` together; so is what only
-#: recomputations read. Chosen by judgement.
+#: recomputations read. A bound that is lower by no more than this share is near enough. Chosen by
+#: judgement.
 TINY = 1e-3
 #: A value with more parts than this stands for itself.
 MOST_PARTS = 64

@@ -36,7 +36,7 @@ from memsaving_gradients.planners.retention.problem import (
 )
 from memsaving_gradients.planners.retention.simulate import Run
 
-__all__ = ["Search"]
+__all__ = ["RUNS_OF_A_STRETCH", "Search"]
 
 #: Changes that are simulated at each step of the descent, of either kind.
 PROMISING = 5
@@ -55,8 +55,8 @@ SHAKEN = 0.3
 WORSE, ASTRAY = 0.03, 60
 #: As many stretches in a row are planned anew in vain.
 PATIENCE = 1500
-#: A stretch is planned anew in at most this many runs.
-MOST_RUNS = 400
+#: A stretch is planned anew in at most this many runs; a search of fewer improves nothing.
+RUNS_OF_A_STRETCH = 400
 
 
 class Search:
@@ -211,7 +211,7 @@ class Search:
             bearable = worth[0], worth[1] * (1 + WORSE * self._random.random())
             trial, result = self.descend(
                 changed(now, change),
-                min(MOST_RUNS, end - self.runs),
+                min(RUNS_OF_A_STRETCH, end - self.runs),
                 fixed=frozenset(chosen) if self._random.random() < 0.4 else (),
                 limit=float("inf") if worth[0] else bearable[1],
                 noise=self._random.choice(NOISE),
