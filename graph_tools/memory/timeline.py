@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from graph_tools.memory.bfc_allocator import Buffers, Peaks, allocated_peak, irregular_peaks
 
-__all__ = ["CHANCE", "Alive", "Part", "Timeline"]
+__all__ = ["CHANCE", "Alive", "Part", "Timeline", "steps_for"]
 
 Part = Literal["forward", "recomputed", "backward", "scratch"]
 
 #: By what share a step may need more chunks than it does on average: small changes of the order
-#: change into which holes buffers fall.
+#: change into which holes buffers fall. Chosen by judgement.
 CHANCE = 0.05
 #: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many
 #: buffers, within bounds; …
@@ -119,7 +119,12 @@ class Timeline:
         return irregular_peaks(
             orders,
             before=self.persistent,
-            steps=min(max(ALLOCATED // max(many, 1), FEWEST_STEPS), MOST_STEPS),
+            steps=steps_for(many),
             arenas=ARENAS if many < FEW_BUFFERS else 1,
             replaces=self.replaces,
         )
+
+
+def steps_for(many: int) -> int:
+    """In how many steps of so many buffers chunks are simulated."""
+    return min(max(ALLOCATED // max(many, 1), FEWEST_STEPS), MOST_STEPS)

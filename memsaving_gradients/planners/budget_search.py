@@ -15,7 +15,7 @@ If nothing fits, planners are asked for the least they can do, and for a little 
 chunks make the least peak not always the least need). These last attempts do not depend on the
 budget, so that the least budget an error names works when it is asked for.
 
-Deterministic, unless a time limit is set. Cost: at most `MOST_ROUNDS` plans each time it is asked,
+Deterministic, unless a time limit is set. Cost: at most `ROUNDS` plans each time it is asked,
 fewer on large graphs, and `FLOORS` once.
 """
 
@@ -32,20 +32,15 @@ from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bounds.integer import SHALLOW, bound_within
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.meter import Found, Meter
+from memsaving_gradients.planners.proposal import SMALLER, Trials
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedules.validation import problem_of
 
 __all__ = ["FLOORS", "Search"]
 
-#: Plans to ask for while one is sought that fits and uses the budget well: as many as have about so
-#: many ops together, within bounds. Into which holes chunks fall is chance, and small plans take a
-#: tenth of a second.
-ROUND_OPS, FEW_ROUNDS, MOST_ROUNDS = 40_000, 2, 8
-#: The one that is used is asked for once more, with all that the planner can do; what that changes
-#: in the holes may leave room for so many more.
-POLISHED = 2
-#: The further ones are smaller by this factor.
-SMALLER = 0.95
+#: Plans to ask for while one is sought that fits and uses the budget well. Into which holes chunks
+#: fall is chance, and small plans take a tenth of a second. Chosen by judgement.
+ROUNDS = Trials(80_000, 2, 8)
 #: A plan that needs at least this share of the budget uses it well enough; and where this share is
 #: left between what fits and what does not, no more is asked for.
 CLOSE, NEAR = 0.96, 0.015
@@ -94,8 +89,7 @@ class Search:
         self._by_asked: dict[tuple[int | None, bool], Found] = {}
         self._shown = 0.0
         self._large = self.meter.is_large
-        rounds = ROUND_OPS // max(self.meter.graph.length, 1)
-        self._rounds = min(max(rounds, FEW_ROUNDS), MOST_ROUNDS)
+        self._rounds = ROUNDS.of(self.meter.graph)
         if self._large:
             self.floors = self.floors[:1]
 
@@ -213,7 +207,7 @@ class Search:
         # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too
         # much.
         low, high = 0, most + 1
-        for number in range(MOST_ROUNDS):
+        for number in range(ROUNDS.most):
             if low and (number >= self._rounds or high - low <= NEAR * budget):
                 # One that fits is enough by now.
                 return
@@ -226,7 +220,7 @@ class Search:
                 is_close = found.need >= CLOSE * budget
                 if not found.proposal.extra_seconds or self._is_known(found):
                     return
-                if is_close and self._rounds <= FEW_ROUNDS:
+                if is_close and self._rounds == ROUNDS.fewest:
                     return
                 asked = aimed if not is_close and aimed < high else (low + high) // 2
             elif found.proposal.peak > asked:
@@ -248,9 +242,12 @@ class Search:
         return any(found.proposal.schedule == old.proposal.schedule for old in self._tried[:-1])
 
     def _polish(self, asked: int, budget: int) -> None:
-        """Ask for all that the planner can do, and for more while that leaves room."""
+        """Ask for all that the planner can do.
+
+        What that changes in the holes between chunks may leave room for more, which is asked for.
+        """
         low, high = 0, self.meter.most_to_ask(budget) + 1
-        for _ in range(1 if self._large else 1 + POLISHED):
+        for _ in range(1 if self._large else 1 + ROUNDS.fewest):
             found = self._attempt(asked)
             if found is None or self._stopped or not found.proposal.extra_seconds:
                 return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graph_tools.memory.bfc_allocator import irregular_peaks
-from graph_tools.memory.timeline import CHANCE
+from graph_tools.memory.timeline import CHANCE, steps_for
 from memsaving_gradients.budget import chunk_bytes, one_chunk
 from memsaving_gradients.planners.proposal import Proposal
 from memsaving_gradients.schedules.schedule import plain
@@ -17,11 +17,9 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["MANY_OPS", "Found", "Meter"]
 
-#: In graphs of more ops an attempt takes seconds: there are fewer.
+#: In graphs of more ops an attempt takes seconds: there are fewer, and bounds are simple ones.
+#: Chosen by judgement.
 MANY_OPS = 30_000
-#: Chunks are simulated for so many steps: as many as allocate about `ALLOCATED` buffers, within
-#: bounds.
-ALLOCATED, FEWEST_STEPS, MOST_STEPS = 50_000, 5, 8
 
 
 class Meter:
@@ -53,12 +51,8 @@ class Meter:
         simulation = proposal.simulation
         if not self.persistent:
             return chunk_bytes(simulation, self.gating)
-        many = len(simulation.buffers[0])
-        peaks = irregular_peaks(
-            [simulation.buffers],
-            before=self.persistent,
-            steps=min(max(ALLOCATED // max(many, 1), FEWEST_STEPS), MOST_STEPS),
-        )
+        steps = steps_for(len(simulation.buffers[0]))
+        peaks = irregular_peaks([simulation.buffers], before=self.persistent, steps=steps)
         if self.is_large:
             return peaks.average
         return max(peaks.average, int(peaks.worst / (1 + CHANCE)))

@@ -22,7 +22,7 @@ from memsaving_gradients.engine.driver.attempt import (
     take_back,
 )
 from memsaving_gradients.engine.notices import warn_nothing_saved
-from memsaving_gradients.engine.planning.by_mode import MARGIN, by_mode
+from memsaving_gradients.engine.planning.by_mode import by_mode
 from memsaving_gradients.engine.planning.outcome import LIMITED, Outcome, nothing_else
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
 from memsaving_gradients.engine.planning.within_limits import first_share, within_limits
