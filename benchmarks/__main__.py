@@ -34,6 +34,7 @@ EXPERIMENTS: dict[str, str] = {
     "explain": "claims.explain",
     "largest": "claims.largest",
     "gpu": "claims.gpu",
+    "xla": "claims.compiled",
     "attention": "techniques.attention",
     "encodings": "techniques.encodings",
     "loops": "techniques.loops",

@@ -6,12 +6,13 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from benchmarks.claims import xla
 from benchmarks.steps import Step, make_step
 from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 from graph_tools.memory.measure import measure_peak, time_ratio
+from graph_tools.xla import buffers, dumps, hlo
 
 # By name: a plain step does not import the package that it is compared with.
 _WARNING = "NothingSavedWarning"
@@ -55,8 +56,8 @@ def peak(
     }
     if dump is not None:
         result["xla"] = {
-            "largest": xla.largest_allocation(dump),
-            "instructions": xla.instruction_counts(dump),
+            "largest": buffers.parse(_text(dumps.assignment_file(dump))).largest,
+            "instructions": hlo.parse(_text(dumps.module_file(dump))).counts(),
         }
     if requested:
         result["requested"] = _requested(step.run)
@@ -65,6 +66,10 @@ def peak(
 
         ms.plans(step.graph)[-1].save(save)
     return result
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def ratio(

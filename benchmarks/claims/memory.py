@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.claims import xla
 from benchmarks.claims.cases import CASES, CLONES, Case
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import ENVIRONMENT, fresh
 from benchmarks.tables import mark
+from graph_tools.xla import dumps
 
 #: What the simulation is held to, over all cases: the median and the worst error.
 SIMULATION = (0.10, 0.25)
@@ -48,7 +48,7 @@ def _peak(what: dict[str, Any], ours: bool) -> dict[str, Any]:
         result: dict[str, Any] = fresh("probes:peak", **what, ours=ours)
         return result
     with tempfile.TemporaryDirectory(prefix="xla-") as dump:
-        flags = {**ENVIRONMENT, "XLA_FLAGS": xla.flags(dump)}
+        flags = {**ENVIRONMENT, "XLA_FLAGS": dumps.flags(dump)}
         result = fresh("probes:peak", flags, **what, ours=ours, dump=dump)
     return result
 
