@@ -27,6 +27,7 @@ __all__ = [
     "add_control_inputs",
     "as_autograph_would",
     "conditional",
+    "conditional_on",
     "create_gate",
     "create_held",
     "create_in",
@@ -179,24 +180,38 @@ def create_in(
 
 
 def conditional(predicate: tf.Tensor, tensor: tf.Tensor, then: Any, otherwise: Any) -> tf.Tensor:
-    """``then(tensor)`` or ``otherwise(tensor)``, which are concrete functions.
+    """``then(tensor)`` or ``otherwise(tensor)``, which are concrete functions."""
+    (result,) = conditional_on(predicate, [tensor], then, otherwise, [tensor])
+    return result
+
+
+def conditional_on(
+    predicate: tf.Tensor,
+    tensors: Sequence[tf.Tensor],
+    then: Any,
+    otherwise: Any,
+    like: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """``then(*tensors)`` or ``otherwise(*tensors)``, concrete functions that return tensors like
+    those given.
 
     ``tf.cond`` traces its branches anew each time, which takes 10 ms; the raw op takes functions,
     and leaves it to its caller that the graph knows them (``add_to_graph`` is public but
     undocumented; 2.16 to 2.21).
     """
     for function in (then, otherwise):
-        function.add_to_graph(tensor.graph)
-    (result,) = tf.raw_ops.StatelessIf(
+        function.add_to_graph(predicate.graph)
+    results = tf.raw_ops.StatelessIf(
         cond=predicate,
-        input=[tensor],
-        Tout=[tensor.dtype],
+        input=list(tensors),
+        Tout=[t.dtype for t in like],
         then_branch=then,
         else_branch=otherwise,
-        output_shapes=[tensor.shape],
+        output_shapes=[t.shape for t in like],
     )
-    result.set_shape(tensor.shape)
-    return result
+    for result, one in zip(results, like, strict=True):
+        result.set_shape(one.shape)
+    return list(results)
 
 
 def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:

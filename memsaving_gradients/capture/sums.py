@@ -157,6 +157,7 @@ class Sums:
     def __init__(
         self, graph: TrainingGraph, ops: Sequence[tf.Operation], chained: Collection[int]
     ) -> None:
+        self.chained = frozenset(chained)
         self._chains: dict[int, _Chain] = {}
         self._sums_of: dict[int, list[int]] = {}
         self._bytes: dict[int, int] = {}

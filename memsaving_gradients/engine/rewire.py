@@ -155,7 +155,8 @@ def _stand_in(grad: Any, result: Rewrite) -> Any:
     It stays what it is when the chain is taken back, and recomputed in another way.
     """
     if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(_stand_in(grad.values, result), grad.indices, grad.dense_shape)
+        parts = (grad.values, grad.indices, grad.dense_shape)
+        return tf.IndexedSlices(*(_stand_in(part, result) for part in parts))
     if grad is None or grad.ref() not in result.replaced:
         return grad
     with graphs.outside_scopes(grad.graph), graphs.unrecorded():

@@ -51,11 +51,11 @@ from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.rewriting.clone_groups import Runs
 from memsaving_gradients.rewriting.fusion import Merging
-from memsaving_gradients.rewriting.gates import ControlGate, DataGate, Gate, fixed_inputs, gated
+from memsaving_gradients.rewriting.gates import ControlGate, Gate, OpenGate, fixed_inputs, gated
 from memsaving_gradients.rewriting.ordering import Holds
+from memsaving_gradients.rewriting.regions import Regions
 from memsaving_gradients.rewriting.stored_values import Loads
 from memsaving_gradients.rewriting.stragglers import Stragglers
-from memsaving_gradients.rewriting.xla_barriers import Barriers
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.schedules.storage import OFFLOAD
@@ -98,6 +98,7 @@ def rewrite(
     data_gates: bool,
     updates: Mapping[str, Sequence[tf.Operation]] | None = None,
     host: str = "",
+    grads: Sequence[tf.Tensor] = (),
 ) -> Rewrite:
     """Rewire the graph behind ``step`` so that it follows ``schedule``.
 
@@ -116,6 +117,8 @@ def rewrite(
         built already.
     host
         The device that values are offloaded to.
+    grads
+        The gradients, which are read by ops that are not there yet.
     """
     writer = _Writer(step, schedule, simulation, data_gates, updates or {}, host)
     graph = step.source.ops[0].graph
@@ -123,8 +126,7 @@ def rewrite(
     with graphs.outside_scopes(graph), graphs.unrecorded():
         writer.store()
         for entry in schedule.steps:
-            if writer.barriers is not None and entry.op >= step.graph.first_backward:
-                writer.barriers.pass_backward(entry.op)
+            begun = graph.version
             if entry.copy and entry.op in schedule.stored:
                 writer.add_load(entry)
             elif entry.copy:
@@ -135,7 +137,12 @@ def rewrite(
                 writer.pass_backward(entry)
             if writer.holds is not None:
                 writer.holds.place(entry, writer.op_of(entry))
-        writer.finish()
+            if writer.regions is not None:
+                writer.note(entry, begun)
+        if writer.regions is None:
+            writer.finish()
+        else:
+            writer.enclose(grads)
     writer.result.built += graph.get_operations()[known:]
     return writer.result
 
@@ -166,9 +173,9 @@ class _Writer:
         # XLA orders by data alone.
         self.holds: Holds | None = None
         self.stragglers: Stragglers | None = None
-        self.barriers: Barriers | None = None
+        self.regions: Regions | None = None
         if data_gates:
-            self.barriers = Barriers(step, simulation.peak, self.result.rewiring)
+            self.regions = Regions(step.source, self.result.rewiring)
         else:
             self.holds = Holds(
                 step, simulation, self.result.rewiring, self.merging, self.sums, updates
@@ -178,6 +185,8 @@ class _Writer:
         self.runs = Runs(step.graph, self.merging, simulation.peak)
         self.gate: Any = None
         self.gates: dict[tuple[int, int], Gate] = {}
+        self.noted: list[tuple[int, int, list[tf.Operation], int, bool]] = []
+        self.parts = False
         self.loads = Loads(step, schedule.stored, host)
         self.unmerged: list[tuple[tf.Operation, tf.Operation]] = []
         self.two_readers: set[object] = set()
@@ -202,12 +211,12 @@ class _Writer:
         else:
             if not self.runs.open:
                 self._open_gate(key)
-            elif self.runs.must_part(key, reads, in_order=self.barriers is None):
+            elif self.runs.must_part(key, reads, in_order=self.regions is None):
                 self._part_run(op)
             gate = self.gate
             fixed = fixed_inputs(op, self.ops.constants(entry.op))
             inside = self.runs.inside(reads)
-            if inside and self.barriers is None and op.type in op_types.MERGES_AT_RUN_TIME:
+            if inside and self.regions is None and op.type in op_types.MERGES_AT_RUN_TIME:
                 # Through the gate, or it might be merged with an original that reads the same.
                 fixed = [held or bool(copy) for held, copy in zip(fixed, copies, strict=True)]
                 inside = all(fixed)
@@ -274,7 +283,7 @@ class _Writer:
         if not self.runs.open:
             self._open_gate(key)
         gate = self.gate
-        if self.runs.must_part(key, (), in_order=self.barriers is None):
+        if self.runs.must_part(key, (), in_order=self.regions is None):
             # A gate of its own: the run goes on, or clones would not be merged as their originals
             # are.
             gate = self._behind_run(op)
@@ -344,8 +353,6 @@ class _Writer:
             self.result.rewiring.point(reader, k, total)
         self.result.replaced[op.outputs[0].ref()] = total
         self.result.rewiring.forbid_feeding(op.outputs)
-        if self.barriers is not None:
-            self.barriers.replace(self.graph.writes[position][0], total)
         self.runs.close()
         if self.merging.may_be_waited_for(position):
             self.window.append(position)
@@ -370,6 +377,10 @@ class _Writer:
 
     def _open_gate(self, first: tuple[int, int]) -> None:
         """Begin a run, of which this is the first clone, behind the backward ops of the window."""
+        if self.regions is not None:
+            self.gate = self._next_region()
+            self.runs.begin()
+            return
         root, sinks = self.ops.ops[first[0]], self._sinks()
         if self.stragglers is not None:
             sinks = self.stragglers.waited_for(sinks, first)
@@ -378,13 +389,8 @@ class _Writer:
         if not triggers:
             self._part_run(root)
             return
-        if self.barriers is None:
-            waits_for = [self.merging.trigger(op) for op in triggers]
-            self.gate = ControlGate.after(waits_for, root, self.gate)
-        else:
-            self.gate = DataGate.after(triggers, root, self.gate)
-            if self.gate.shut is not None:
-                self.barriers.close(self.gate.shut)
+        waits_for = [self.merging.trigger(op) for op in triggers]
+        self.gate = ControlGate.after(waits_for, root, self.gate)
         self.runs.begin()
 
     def _part_run(self, root: tf.Operation) -> None:
@@ -394,19 +400,61 @@ class _Writer:
 
     def _behind_run(self, root: tf.Operation) -> Gate:
         """A gate behind the clones of the current run."""
+        if self.regions is not None:
+            return self._next_region()
         sinks = self.runs.sinks()
         clones = [self.result.clones[key] for key in sinks]
-        if self.barriers is None:
-            # A control edge would keep a clone from being fused as its original is; the reader of a
-            # result does not.
-            triggers = [
-                gated(copy.outputs[0], [], self.ops.ops[op].name).op
-                if copy.type in op_types.FUSED
-                else copy
-                for (op, _), copy in zip(sinks, clones, strict=True)
-            ]
-            return ControlGate.after(triggers, root, self.gate)
-        return DataGate.after(clones, root, self.gate)
+        # A control edge would keep a clone from being fused as its original is; the reader of a
+        # result does not.
+        triggers = [
+            gated(copy.outputs[0], [], self.ops.ops[op].name).op
+            if copy.type in op_types.FUSED
+            else copy
+            for (op, _), copy in zip(sinks, clones, strict=True)
+        ]
+        return ControlGate.after(triggers, root, self.gate)
+
+    def _next_region(self) -> OpenGate:
+        """Begin a region: its conditional is the gate."""
+        self.window = []
+        self.parts = True
+        return OpenGate()
+
+    def note(self, entry: Step, begun: int) -> None:
+        """Note which ops stand for an entry: those that were built since the graph had ``begun``
+        ops, and the original."""
+        if entry.op < self.graph.first_backward and not entry.copy:
+            return
+        position, graph = entry.op, self.ops.ops[0].graph
+        original = [] if entry.copy or position in self.sums.chained else [self.ops.ops[position]]
+        middle = graph.version
+        if not entry.copy:
+            self.sums.add(position, self._original(position))
+        self.noted.append((begun, middle, original, graph.version, self.parts))
+        self.parts = False
+
+    def enclose(self, grads: Sequence[tf.Tensor]) -> None:
+        """Make conditionals of the backward pass."""
+        assert self.regions is not None
+        built = self.ops.ops[0].graph.get_operations()
+        for begun, middle, original, ended, parts in self.noted:
+            if parts:
+                self.regions.part()
+            self.regions.add([*built[begun:middle], *original, *built[middle:ended]])
+        ends = [out for end in self.graph.ends for out in self.ops.ops[end].outputs]
+        replaced = self.result.replaced
+        wanted = [replaced.get(t.ref(), t) for t in grads]
+        self.regions.enclose(
+            next((t for t in ends if t.dtype.is_floating), None),
+            wanted,
+            set(self.result.clones.values()),
+        )
+        stands = self.regions.replaced
+        for key, tensor in replaced.items():
+            replaced[key] = stands.get(tensor.ref(), tensor)
+        for t in grads:
+            if t.ref() in stands and t.ref() not in replaced:
+                replaced[t.ref()] = stands[t.ref()]
 
     def _sinks(self) -> list[int]:
         """Backward ops of the window whose results no other op of it reads; at first, the ends of

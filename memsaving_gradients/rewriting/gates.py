@@ -5,9 +5,8 @@ by control edges and is exempt from grappler. A control edge on the root itself 
 but keeps grappler from fusing the root into kernels that its original is fused into, and fused
 kernels give other last bits.
 
-XLA drops control edges and merges equal ops. There the root reads an input through an identity that
-XLA cannot look through, and that needs a gradient computed just before the run
-(:mod:`graph_tools.editing.opaque`).
+XLA drops control edges and merges equal ops. There the run is part of a region, which waits as a
+whole (:mod:`memsaving_gradients.rewriting.regions`).
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from graph_tools.editing import opaque
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs, loops
 
-__all__ = ["ControlGate", "DataGate", "Gate", "fixed_inputs", "gated", "widest_input"]
+__all__ = ["ControlGate", "Gate", "OpenGate", "fixed_inputs", "gated", "widest_input"]
 
 
 class Gate(Protocol):
@@ -148,30 +146,11 @@ class ControlGate:
 
 
 @dataclass(eq=False)
-class DataGate:
-    """A gate for XLA. ``shut``: false, once what the gate waits for has run."""
+class OpenGate:
+    """A gate that holds nothing back: a run of clones begins a region, and the region waits
+    (:mod:`memsaving_gradients.rewriting.regions`)."""
 
-    shut: tf.Tensor | None
     held: dict[object, tf.Tensor] = field(default_factory=dict)
-
-    @classmethod
-    def after(
-        cls, triggers: Sequence[tf.Operation], root: tf.Operation, before: DataGate | None
-    ) -> DataGate:
-        """A gate that opens when the last of ``triggers`` has run (XLA keeps no closer order for
-        more of them)."""
-        numbers = [
-            out
-            for op in triggers
-            for out in op.outputs
-            if (out.dtype.is_floating or out.dtype.is_complex) and out.shape.rank is not None
-        ]
-        source = numbers[-1] if numbers else before.shut if before else None
-        if source is None:
-            return cls(None)
-        with tf.name_scope(root.name + "_gate/"), tf.device(root.device):
-            # A predicate of its own in any case: equal clones behind the same one would be merged.
-            return cls(opaque.never(source))
 
     def hold(
         self,
@@ -183,10 +162,4 @@ class DataGate:
         copied: bool = False,
         matched: bool = False,
     ) -> None:
-        """See `Gate.hold`; XLA compiles for one device, and knows no control edges."""
-        index = widest_input(inputs, constant)
-        if self.shut is None or index is None or not opaque.can_pass(inputs[index]):
-            return
-        key = inputs[index].ref()
-        if key not in self.held:
-            self.held[key] = opaque.behind(inputs[index], self.shut)
+        """See `Gate.hold`."""

@@ -70,6 +70,7 @@ def follow(
         data_gates=gates,
         updates=updates or {},
         host=site.host,
+        grads=site.grads,
     )
     if not gates and updates is None:
         outcome = outcome.as_it_runs(site.simulate_rewritten(result, proposal.extra_seconds))

@@ -1,0 +1,147 @@
+"""Gradients of convolutions in the form that XLA runs fast on a CPU wherever it finds them.
+
+XLA's fast kernel for CPUs takes images with channels last, and filters with outputs last. A pass
+brings other convolutions into this form, but only those in the entry computation of a program: in
+the branch of a conditional, the gradients of a convolution run thirty times longer. Their copies in
+branches are therefore written in the fast form, as the pass would write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from graph_tools.tf_private import xla_ops
+
+__all__ = ["fast_copy", "is_slow"]
+
+#: Gradients of convolutions, by the number of spatial dimensions.
+_INPUT_GRADIENTS = {"Conv2DBackpropInput": 2, "Conv3DBackpropInputV2": 3}
+_FILTER_GRADIENTS = {"Conv2DBackpropFilter": 2, "Conv3DBackpropFilterV2": 3}
+_FORWARD = {"Conv2D": 2, "Conv3D": 3}
+
+
+def is_slow(op: tf.Operation) -> bool:
+    """Return whether XLA runs ``op`` slowly in a branch on a CPU, and `fast_copy` cannot help."""
+    spatial = (_INPUT_GRADIENTS | _FILTER_GRADIENTS | _FORWARD).get(op.type)
+    if spatial is None:
+        return False
+    return not _channels_last(op) or (op.type not in _FORWARD and _windows(op, spatial) is None)
+
+
+def fast_copy(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    """Return what ``op`` makes of ``inputs``, or ``None`` where a copy of it is as good.
+
+    Parameters
+    ----------
+    op
+        Any op; its own inputs tell the shapes.
+    inputs
+        What the copy reads.
+    """
+    if op.type in _INPUT_GRADIENTS and not is_slow(op):
+        return _input_gradient(op, inputs, _INPUT_GRADIENTS[op.type])
+    if op.type in _FILTER_GRADIENTS and not is_slow(op):
+        return _filter_gradient(op, inputs, _FILTER_GRADIENTS[op.type])
+    return None
+
+
+def _input_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor], spatial: int) -> tf.Tensor:
+    windows = _windows(op, spatial)
+    assert windows is not None
+    last = [*range(spatial), spatial + 1, spatial]
+    turned = tf.transpose(tf.reverse(inputs[1], list(range(spatial))), last)
+    made = xla_ops.convolution(
+        inputs[2],
+        turned,
+        strides=[1] * spatial,
+        padding=[
+            (
+                window.extent - 1 - window.before,
+                window.size + window.before - (window.results - 1) * window.stride - 1,
+            )
+            for window in windows
+        ],
+        dilation=[window.stride for window in windows],
+        filter_dilation=[window.dilation for window in windows],
+    )
+    made.set_shape(op.outputs[0].shape)
+    return made
+
+
+def _filter_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor], spatial: int) -> tf.Tensor:
+    windows = _windows(op, spatial)
+    assert windows is not None
+    middle = list(range(1, spatial + 1))
+    made = xla_ops.convolution(
+        tf.transpose(inputs[0], [spatial + 1, *middle, 0]),
+        tf.transpose(inputs[2], [*middle, 0, spatial + 1]),
+        strides=[window.dilation for window in windows],
+        padding=[
+            (
+                window.before,
+                (window.results - 1) * window.stride + window.extent - window.size - window.before,
+            )
+            for window in windows
+        ],
+        dilation=[1] * spatial,
+        filter_dilation=[window.stride for window in windows],
+    )
+    made = tf.transpose(made, [*middle, 0, spatial + 1])
+    made.set_shape(op.outputs[0].shape)
+    return made
+
+
+class _Window:
+    """One spatial dimension of a convolution.
+
+    ``size``, ``results``: of the image and of what the convolution makes of it; ``extent``: of the
+    filter, with its gaps; ``before``: zeros before the image.
+    """
+
+    def __init__(
+        self, size: int, results: int, extent: int, stride: int, dilation: int, before: int
+    ) -> None:
+        self.size, self.results, self.extent = size, results, extent
+        self.stride, self.dilation, self.before = stride, dilation, before
+
+
+def _windows(op: tf.Operation, spatial: int) -> list[_Window] | None:
+    """The spatial dimensions of a gradient; ``None`` if they are unknown, or channels are in
+    groups."""
+    filters = op.type in _FILTER_GRADIENTS
+    images = op.inputs[0] if filters else op.outputs[0]
+    kernel = op.outputs[0] if filters else op.inputs[1]
+    shapes = [t.shape for t in (images, kernel, op.inputs[2])]
+    if any(shape.rank != spatial + 2 for shape in shapes):
+        return None
+    sizes, extents, results = (
+        shapes[0].as_list()[1:],
+        shapes[1].as_list()[:-1],
+        shapes[2].as_list()[1:-1],
+    )
+    known = [*sizes, *extents, *results]
+    if None in known or sizes[-1] != extents[-1]:
+        return None
+    return list(_each_window(op, sizes[:-1], extents[:-1], results))
+
+
+def _each_window(
+    op: tf.Operation, sizes: Sequence[int], kernel: Sequence[int], results: Sequence[int]
+) -> Iterator[_Window]:
+    strides, dilations = op.get_attr("strides")[1:-1], op.get_attr("dilations")[1:-1]
+    padding = op.get_attr("padding").decode()
+    explicit = op.get_attr("explicit_paddings") if padding == "EXPLICIT" else ()
+    for k, (size, width, made) in enumerate(zip(sizes, kernel, results, strict=True)):
+        extent = (width - 1) * dilations[k] + 1
+        before = 0
+        if padding == "SAME":
+            before = max((made - 1) * strides[k] + extent - size, 0) // 2
+        elif padding == "EXPLICIT":
+            before = explicit[2 * (k + 1)]
+        yield _Window(size, made, extent, strides[k], dilations[k], before)
+
+
+def _channels_last(op: tf.Operation) -> bool:
+    return op.get_attr("data_format").decode().endswith("C")
