@@ -20,10 +20,13 @@ __all__ = ["fast_copy", "is_slow"]
 _INPUT_GRADIENTS = {"Conv2DBackpropInput": 2, "Conv3DBackpropInputV2": 3}
 _FILTER_GRADIENTS = {"Conv2DBackpropFilter": 2, "Conv3DBackpropFilterV2": 3}
 _FORWARD = {"Conv2D": 2, "Conv3D": 3}
+_DEPTHWISE_FILTER_GRADIENT = "DepthwiseConv2dNativeBackpropFilter"
 
 
 def is_slow(op: tf.Operation) -> bool:
     """Return whether XLA runs ``op`` slowly in a branch on a CPU, and `fast_copy` cannot help."""
+    if op.type == _DEPTHWISE_FILTER_GRADIENT:
+        return not _channels_last(op) or _windows(op, 2) is None
     spatial = (_INPUT_GRADIENTS | _FILTER_GRADIENTS | _FORWARD).get(op.type)
     if spatial is None:
         return False
@@ -44,7 +47,30 @@ def fast_copy(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None
         return _input_gradient(op, inputs, _INPUT_GRADIENTS[op.type])
     if op.type in _FILTER_GRADIENTS and not is_slow(op):
         return _filter_gradient(op, inputs, _FILTER_GRADIENTS[op.type])
+    if op.type == _DEPTHWISE_FILTER_GRADIENT and not is_slow(op):
+        return _depthwise_filter_gradient(op, inputs)
     return None
+
+
+def _depthwise_filter_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    """A sum for each element of a filter, which takes no longer than XLA's convolution."""
+    windows = _windows(op, 2)
+    assert windows is not None
+    shape = op.outputs[0].shape.as_list()
+    sides = [(window.before, max(window.after, 0)) for window in windows]
+    images = tf.pad(inputs[0], [(0, 0), *sides, (0, 0)])[..., tf.newaxis]
+    grad = tf.reshape(inputs[2], [-1, *(window.results for window in windows), *shape[2:]])
+    reach = [(window.results - 1) * window.stride + 1 for window in windows]
+    sums = []
+    for row in range(0, windows[0].extent, windows[0].dilation):
+        for column in range(0, windows[1].extent, windows[1].dilation):
+            part = images[
+                :,
+                row : row + reach[0] : windows[0].stride,
+                column : column + reach[1] : windows[1].stride,
+            ]
+            sums.append(tf.reduce_sum(part * grad, [0, 1, 2]))
+    return tf.reshape(tf.stack(sums), shape)
 
 
 def _input_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor], spatial: int) -> tf.Tensor:
@@ -78,13 +104,7 @@ def _filter_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor], spatial: int
         tf.transpose(inputs[0], [spatial + 1, *middle, 0]),
         tf.transpose(inputs[2], [*middle, 0, spatial + 1]),
         strides=[window.dilation for window in windows],
-        padding=[
-            (
-                window.before,
-                (window.results - 1) * window.stride + window.extent - window.size - window.before,
-            )
-            for window in windows
-        ],
+        padding=[(window.before, window.after) for window in windows],
         dilation=[1] * spatial,
         filter_dilation=[window.stride for window in windows],
     )
@@ -96,8 +116,16 @@ def _filter_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor], spatial: int
 class _Window:
     """One spatial dimension of a convolution.
 
-    ``size``, ``results``: of the image and of what the convolution makes of it; ``extent``: of the
-    filter, with its gaps; ``before``: zeros before the image.
+    Attributes
+    ----------
+    size, results
+        Of the image, and of what the convolution makes of it.
+    extent
+        Of the filter, with its gaps.
+    stride, dilation
+        As in TensorFlow.
+    before, after
+        Zeros around the image; negative where some of it is not read.
     """
 
     def __init__(
@@ -105,12 +133,13 @@ class _Window:
     ) -> None:
         self.size, self.results, self.extent = size, results, extent
         self.stride, self.dilation, self.before = stride, dilation, before
+        self.after = (results - 1) * stride + extent - size - before
 
 
 def _windows(op: tf.Operation, spatial: int) -> list[_Window] | None:
     """The spatial dimensions of a gradient; ``None`` if they are unknown, or channels are in
     groups."""
-    filters = op.type in _FILTER_GRADIENTS
+    filters = op.type in (*_FILTER_GRADIENTS, _DEPTHWISE_FILTER_GRADIENT)
     images = op.inputs[0] if filters else op.outputs[0]
     kernel = op.outputs[0] if filters else op.inputs[1]
     shapes = [t.shape for t in (images, kernel, op.inputs[2])]

@@ -445,7 +445,7 @@ class _Writer:
         replaced = self.result.replaced
         wanted = [replaced.get(t.ref(), t) for t in grads]
         self.regions.enclose(
-            next((t for t in ends if t.dtype.is_floating), None),
+            next((t for t in ends if t.dtype.is_floating or t.dtype.is_complex), None),
             wanted,
             set(self.result.clones.values()),
         )

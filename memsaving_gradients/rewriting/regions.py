@@ -110,7 +110,7 @@ class Regions:
                 name=f"region_{number}",
             )
             self.replaced.update(zip((t.ref() for t in results), made, strict=True))
-            numbers = [t for t in made if t.dtype.is_floating]
+            numbers = [t for t in made if t.dtype.is_floating or t.dtype.is_complex]
             trigger = min(numbers, key=_elements, default=trigger)
 
     def _repoint(self, op: tf.Operation, never: tf.Tensor | None) -> None:
