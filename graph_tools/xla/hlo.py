@@ -18,7 +18,7 @@ __all__ = ["Computation", "Instruction", "Module", "parse", "shape_bytes"]
 
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,<=]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations)="

@@ -15,13 +15,14 @@ from rich.console import Console
 from benchmarks import __main__ as command
 from benchmarks import records, running
 from benchmarks.__main__ import EXPERIMENTS, experiment, main
-from benchmarks.claims import memory, xla
+from benchmarks.claims import memory
 from benchmarks.claims.cases import CASES, Case
 from benchmarks.claims.memory import figures, judged, simulation_errors
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Page, Results, Setting
 from benchmarks.networks import SMALL, ZOO, build, small
 from benchmarks.tables import print_results
 from graph_tools.errors import GraphToolsError
+from graph_tools.xla import buffers, dumps, hlo
 
 ASSIGNMENT = """\
 BufferAssignment:
@@ -138,14 +139,14 @@ def test_xla_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "m1.cpu_after_optimizations-buffer-assignment.txt").write_text(ASSIGNMENT)
     (tmp_path / "m1.cpu_after_optimizations.txt").write_text(MODULE)
     (tmp_path / "m0.cpu_after_optimizations.txt").write_text("ENTRY %main {\n}\n")
-    assert xla.largest_allocation(tmp_path) == 8192
-    counts = xla.instruction_counts(tmp_path)
+    assert buffers.parse(dumps.assignment_file(tmp_path).read_text()).largest == 8192
+    counts = hlo.parse(dumps.module_file(tmp_path).read_text()).counts()
     assert counts == {"parameter": 2, "tanh": 2, "multiply": 1, "tuple": 1}
 
 
 def test_xla_that_wrote_nothing_says_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="--xla_dump_to"):
-        xla.largest_allocation(tmp_path)
+        dumps.assignment_file(tmp_path)
 
 
 def test_unknown_networks() -> None:
