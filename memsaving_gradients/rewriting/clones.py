@@ -30,6 +30,9 @@ A sum of many addends becomes a chain of additions in the order in which TensorF
 them (the remainder of a division by eight first, then groups of eight), so that it gives the same
 bits and holds a few addends only.
 
+XLA needs none of that but the runs. Each of them, with the backward ops up to the next one, becomes
+a conditional (:mod:`memsaving_gradients.rewriting.regions`).
+
 Cost: one op creation for each clone, about 0.1 ms. No knowledge of budgets or of how the schedule
 was found.
 """
