@@ -16,7 +16,6 @@ from memsaving_gradients.engine.notices import note_unused, warn_nothing_saved, 
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite
-from memsaving_gradients.rewriting.gates import gated
 from memsaving_gradients.transforms.attention.pattern.substitution import Substituted
 
 __all__ = ["components", "observing", "save_memory"]
@@ -149,18 +148,20 @@ def components(
 
 
 def _stand_in(grad: Any, result: Rewrite) -> Any:
-    """What the user gets for a gradient: where that became a chain of additions, a tensor that
-    reads the chain's end.
+    """What the user gets for a gradient that another tensor took the place of: where it became a
+    chain of additions, the chain's end; under XLA, a result of a region.
 
-    It stays what it is when the chain is taken back, and recomputed in another way.
+    It stays what it is when the plan is taken back, and another one followed. To whoever
+    differentiates, tapes included, it is the plain gradient.
     """
     if isinstance(grad, tf.IndexedSlices):
         parts = (grad.values, grad.indices, grad.dense_shape)
         return tf.IndexedSlices(*(_stand_in(part, result) for part in parts))
     if grad is None or grad.ref() not in result.replaced:
         return grad
-    with graphs.outside_scopes(grad.graph), graphs.unrecorded():
-        stands = gated(grad, [], grad.op.name)
+    with graphs.outside_scopes(grad.graph):
+        stands = tf.identity(grad, name=grad.op.name + "_held")
+    graphs.protect(stands.op)
     result.rewiring.point(stands.op, 0, result.replaced[grad.ref()])
     return stands
 

@@ -168,6 +168,30 @@ def test_second_order():
     assert_near(ours(x), expected(x))
 
 
+def test_penalties_of_nested_tapes():
+    """The outer tape sees what stands for the inner tape's gradient."""
+    ws, x = weights(), numbers("x", 8, WIDTH)
+
+    def penalty(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape(persistent=True) as inner:
+                inner.watch(x)
+                loss = forward(x, ws)
+                # A sum of many addends, which may become a chain.
+                long = tf.add_n([tf.reduce_sum(tf.sin(x * scale)) for scale in range(1, 13)])
+            gradients = [inner.gradient(loss, x), inner.gradient(long, x)]
+            penalty = tf.add_n([tf.reduce_sum(tf.square(one)) for one in gradients])
+        return outer.gradient(penalty, [x, *ws])
+
+    expected = tf.function(penalty, jit_compile=True)(x)
+    for mode in ("memory", None):
+        step = tf.function(lambda x: penalty(x), jit_compile=True, autograph=False)
+        with ms.patched(checkpoints=mode):
+            assert_near(step(x), expected)
+        assert len(ms.plans(step)) > 1
+
+
 def test_what_is_allocated_is_one_buffer():
     ws, x = weights(), tf.constant(numbers("x", 128, WIDTH))
     ours = compiled(saving("memory"), ws)
