@@ -16,7 +16,7 @@ from graph_tools.tf_private import xla_ops
 
 __all__ = ["fast_copy", "is_slow"]
 
-#: Gradients of convolutions, by the number of spatial dimensions.
+#: Fact: gradients of convolutions, by the number of spatial dimensions.
 _INPUT_GRADIENTS = {"Conv2DBackpropInput": 2, "Conv3DBackpropInputV2": 3}
 _FILTER_GRADIENTS = {"Conv2DBackpropFilter": 2, "Conv3DBackpropFilterV2": 3}
 _FORWARD = {"Conv2D": 2, "Conv3D": 3}

@@ -132,7 +132,7 @@ def test_large_variables_are_updated_some_rows_at_a_time(
     gradients = np.random.default_rng(0).standard_normal((4, 23, 3)).astype(np.float32)
 
     def trained(elements: int) -> list[Any]:
-        monkeypatch.setattr("memsaving_gradients.training.precision.optimizer.ELEMENTS", elements)
+        monkeypatch.setattr("memsaving_gradients.training.precision.runs.ELEMENTS", elements)
         optimizer = ms.keras.low_precision(make(), "nearest")
         weight = keras.Variable(gradients[-1], dtype="bfloat16")
         optimizer.build([weight])
@@ -153,7 +153,7 @@ def test_large_variables_are_updated_some_rows_at_a_time(
 def test_rows_are_rounded_by_numbers_of_their_own(
     monkeypatch: pytest.MonkeyPatch, rounding: str
 ) -> None:
-    monkeypatch.setattr("memsaving_gradients.training.precision.optimizer.ELEMENTS", 256)
+    monkeypatch.setattr("memsaving_gradients.training.precision.runs.ELEMENTS", 256)
     weight = keras.Variable(np.ones([4, 256]), dtype="bfloat16")
     optimizer = ms.keras.low_precision(keras.optimizers.SGD(0.1, momentum=0.9), rounding)
     optimizer.apply([np.full([4, 256], 0.0123)], [weight])
@@ -460,7 +460,7 @@ def test_rows_that_come_a_thousand_times_are_added_up_in_32_bits(
     monkeypatch: pytest.MonkeyPatch, elements: int
 ) -> None:
     """In bfloat16, 256 and one are 256."""
-    monkeypatch.setattr("memsaving_gradients.training.precision.optimizer.ELEMENTS", elements)
+    monkeypatch.setattr("memsaving_gradients.training.precision.runs.ELEMENTS", elements)
     weights = keras.Variable(np.zeros([10, 4]), dtype="bfloat16")
     optimizer = ms.keras.low_precision(keras.optimizers.SGD(1.0), "nearest")
     ones = tf.ones([1001, 4], tf.bfloat16)

@@ -15,10 +15,10 @@ MOST_RUNS, ELEMENTS = 16, 1 << 16
 
 
 def runs_of(
-    shape: tf.TensorShape, elements: int = ELEMENTS, most: int = MOST_RUNS
+    shape: tf.TensorShape, elements: int | None = None, most: int = MOST_RUNS
 ) -> list[tuple[int, int]]:
-    """Where runs of rows begin and end: ``most`` at the most, of about so many ``elements`` or
-    more; none, if the tensor is to be left whole.
+    """Where runs of rows begin and end: ``most`` at the most, of about so many ``elements`` or more
+    (``None``: `ELEMENTS`); none, if the tensor is to be left whole.
 
     Examples
     --------
@@ -29,5 +29,5 @@ def runs_of(
     """
     count = shape.num_elements()
     rows = shape.as_list()[0] if shape.rank else 1
-    many = min((count or 0) // elements, most, rows or 1)
+    many = min((count or 0) // (elements or ELEMENTS), most, rows or 1)
     return [*itertools.pairwise(rows * k // many for k in range(many + 1))] if many > 1 else []
