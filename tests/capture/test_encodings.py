@@ -19,7 +19,6 @@ from tests.helpers.sampling import covering, examples
 from tests.helpers.support import (
     Inputs,
     asking,
-    assert_identical,
     check_error,
     in_function,
     numbers,
@@ -228,7 +227,11 @@ def test_saved_plans_know_encodings(tmp_path, plain):
     first.plans[-1].save(path)
     again = in_function(network, inputs(), asking(plan=str(path), encode="int8"))
     assert again.plans[-1].schedule.stored == first.plans[-1].schedule.stored
-    assert_identical(again.results, first.results, "a saved plan")
+    # Names of ops differ where a plan was not the first that was tried, and grappler goes by names
+    # where it may add up in one order or another.
+    found, expected = tf.nest.flatten(again.results), tf.nest.flatten(first.results)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max())
     for other in ({}, {"encode": "bfloat16"}, {"encode": {"layer1*": "int8"}}):
         with pytest.raises(PlanError, match="changes gradients: give encode='int8' as well"):
             in_function(network, inputs(), asking(plan=str(path), **other))
