@@ -36,7 +36,7 @@ Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int
 #: Fact: the allocator rounds sizes up to this, bytes (``kMinAllocationSize``).
 GRAIN = 256
 #: Fact: a chunk larger than the request by this many bytes is split in any case
-#: (``kMaxInternalFragmentation``).
+#: (``max_internal_fragmentation_bytes``).
 _MOST_WASTE = 128 << 20
 #: Fact: bytes of the first region.
 _FIRST_REGION = 1 << 20

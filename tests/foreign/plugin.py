@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import re
 import sys
 import time
 import types
@@ -35,6 +36,8 @@ __all__ = ["pytest_addoption", "pytest_runtest_protocol"]
 _TALLY = pytest.StashKey[Tally]()
 _REPORTS = pytest.StashKey[list[pytest.TestReport]]()
 _TOTALS = pytest.StashKey[dict[str, int]]()
+#: Names of tests whose arguments are functions have their addresses.
+_ADDRESS = re.compile("0x[0-9a-f]+")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,8 +78,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if file is None:
         return
     known = results.read(file)
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in known])
-    items[:] = [item for item in items if item.nodeid not in known]
+    config.hook.pytest_deselected(items=[item for item in items if _name(item) in known])
+    items[:] = [item for item in items if _name(item) not in known]
+
+
+def _name(item: pytest.Item) -> str:
+    """What pytest calls a test, in every process."""
+    return _ADDRESS.sub("0x", item.nodeid)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -86,7 +94,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     options = options_of(mode, item.config.getoption("foreign_planning"))
     item.stash[_REPORTS] = []
     if file is not None:
-        results.note(file, item.nodeid, Result("began"))
+        results.note(file, _name(item), Result("began"))
     began = time.perf_counter()
     with _seeded(), everywhere(options) as tally:
         answer = yield
@@ -95,7 +103,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         totals[what] = totals.get(what, 0) + count
     if file is not None:
         seconds = time.perf_counter() - began
-        results.note(file, item.nodeid, _result(item.stash[_REPORTS], tally, seconds))
+        results.note(file, _name(item), _result(item.stash[_REPORTS], tally, seconds))
     return answer
 
 
