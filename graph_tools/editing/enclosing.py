@@ -141,7 +141,7 @@ def _is_known(op: tf.Operation) -> bool:
 
 
 def _known(op: tf.Operation) -> list[tf.Tensor]:
-    """What an op makes of known shapes, as constants."""
+    """The results of an op that reads known shapes, as constants."""
     made = []
     for out, read in zip(op.outputs, op.inputs, strict=True):
         value: Any = read.shape.as_list()

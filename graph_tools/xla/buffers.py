@@ -57,7 +57,7 @@ class Allocation:
 
     @property
     def temporary(self) -> bool:
-        """Whether it is scratch memory of the program."""
+        """Whether the program uses it as scratch memory."""
         return self.kind.startswith(_TEMPORARY)
 
 
@@ -83,7 +83,7 @@ class Live:
 
 @dataclass(frozen=True)
 class Peak:
-    """What is alive when most temporaries are, the largest first."""
+    """The moment with the most bytes of temporaries, and its values, the largest first."""
 
     place: int
     instruction: str
@@ -135,7 +135,7 @@ class Assignment:
         ]
         alive = np.zeros(len(self.sequence) + 2, np.int64)
         # Values that share a place are one buffer: it counts once.
-        for (_, _), (bytes_, first, last) in _merged(values, self.ranges):
+        for bytes_, first, last in _merged(values, self.ranges):
             alive[first] += bytes_
             alive[last + 1] -= bytes_
         alive = alive.cumsum()
@@ -153,22 +153,22 @@ class Assignment:
 
 def _merged(
     values: Iterable[Value], ranges: dict[str, tuple[int, int]]
-) -> list[tuple[tuple[int, int], tuple[int, int, int]]]:
-    """Return offset and bytes of each buffer with its bytes and live range: values at one place
-    whose ranges meet are one buffer."""
+) -> list[tuple[int, int, int]]:
+    """Return the bytes and the live range of each buffer: values at one place whose ranges meet are
+    one buffer."""
     by_place: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for value in values:
         by_place.setdefault((value.offset, value.bytes), []).append(ranges[value.name])
     merged = []
-    for (offset, bytes_), found in by_place.items():
+    for (_, bytes_), found in by_place.items():
         found.sort()
         first, last = found[0]
         for begin, end in found[1:]:
             if begin > last:
-                merged.append(((offset, bytes_), (bytes_, first, last)))
+                merged.append((bytes_, first, last))
                 first, last = begin, end
             last = max(last, end)
-        merged.append(((offset, bytes_), (bytes_, first, last)))
+        merged.append((bytes_, first, last))
     return merged
 
 

@@ -125,7 +125,9 @@ class _Planning:
         found = [self._priced(pricing, Pace())]
         if self._is_small and not self.limits.quick:
             self._follow_chain()
-        if self._is_enough(SHALLOW):
+        if not self.limits.quick:
+            self._refine_bound(SHALLOW)
+        if self._is_enough():
             if self.quick and self._is_small and not self._is_within(FAR):
                 self._local_search([found[0].decisions], self.most_runs // QUICK)
             return
@@ -155,14 +157,12 @@ class _Planning:
             self._local_search([fits.decisions], runs)
         self.quick = self.limits.quick
 
-    def _is_enough(self, depth: Depth | None = None) -> bool:
-        """Whether what is found fits, and is near the lower bound, of this depth, unless a quick
-        plan is wanted."""
+    def _is_enough(self) -> bool:
+        """Whether the plan that was found fits and, unless a quick one is wanted, is near the
+        lower bound."""
         if self.limits.quick:
             self.quick = self._fits()
             return self.quick
-        if depth is not None:
-            self._refine_bound(depth)
         return self._is_within(TIMES)
 
     def _refine_bound(self, depth: Depth) -> None:

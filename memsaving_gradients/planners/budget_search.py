@@ -238,14 +238,12 @@ class Search:
                 return
 
     def _is_known(self, found: Found) -> bool:
-        """Whether the last plan came before."""
+        """Whether an earlier plan has the same schedule as ``found``, the last one."""
         return any(found.proposal.schedule == old.proposal.schedule for old in self._tried[:-1])
 
     def _polish(self, asked: int, budget: int) -> None:
-        """Ask for all that the planner can do.
-
-        What that changes in the holes between chunks may leave room for more, which is asked for.
-        """
+        """Ask the planner for its best plan, and for larger ones while that leaves room: another
+        schedule has other holes between chunks."""
         low, high = 0, self.meter.most_to_ask(budget) + 1
         for _ in range(1 if self._large else 1 + ROUNDS.fewest):
             found = self._attempt(asked)

@@ -59,10 +59,10 @@ def follow(
     ``updates``: by name of a gradient's op, the ops that end what is done with the gradient;
     ``None``: the gradients are alone.
     """
-    if outcome.plain:
-        return Followed(outcome, None, outcome.planned or outcome.need)
-    proposal, gates = outcome.proposal, site.data_gates
     planned = outcome.planned or outcome.need
+    if outcome.plain:
+        return Followed(outcome, None, planned)
+    proposal, gates = outcome.proposal, site.data_gates
     result = rewrite(
         outcome.step,
         proposal.schedule,

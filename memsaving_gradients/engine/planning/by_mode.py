@@ -30,8 +30,7 @@ __all__ = ["MARGIN", "by_mode"]
 
 _BY_MODE = {"memory": least_memory.plan, "speed": cheap_ops.plan}
 #: Packing has to leave at most this share of the bytes, or of the extra time, of a plan without;
-#: for plans may need more when they run. The plan after one that broke the budget gets at most this
-#: share, too.
+#: for plans may need more when they run.
 MARGIN = 0.97
 
 
