@@ -23,6 +23,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from graph_tools.costs.function_bodies import inside
+from graph_tools.costs.scratch import scratch_bytes
 from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
@@ -246,12 +247,15 @@ def _einsum(op: tf.Operation, batch: int) -> float:
 
 
 def op_workspace(graph: OpGraph, batch: int) -> npt.NDArray[np.int64]:
-    """Bytes that every op of ``graph`` takes beside its outputs while it runs, as far as its type
-    says: loops, branches and calls do."""
+    """Bytes that every op of ``graph`` takes beside its outputs while it runs: scratch space of its
+    kernel, and what is alive inside of loops, branches and calls."""
     found = np.zeros(len(graph.ops), np.int64)
     for i, op in enumerate(graph.ops):
-        if op.type in op_types.FUNCTIONAL and (within := inside(op, batch, op_seconds)) is not None:
-            found[i] = within.workspace
+        if op.type in op_types.FUNCTIONAL:
+            within = inside(op, batch, op_seconds)
+            found[i] = 0 if within is None else within.workspace
+        else:
+            found[i] = scratch_bytes(op, batch)
     return found
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from graph_tools.costs.scratch import scratch_bytes
 from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
@@ -36,8 +37,8 @@ OpSeconds: TypeAlias = Callable[[OpGraph, int], npt.NDArray[np.float64]]
 
 
 class _Known(dict[tuple[int, int, bool], tuple[float, int]]):
-    """Seconds and bytes of a step of a body: by batch, number of its ops, and whether XLA expands
-    its filters."""
+    """Seconds and bytes of a step of a body: by batch, number of its ops, and whether XLA compiles
+    it."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,12 @@ def inside(op: tf.Operation, batch: int, op_seconds: OpSeconds) -> Inside | None
         return None
     # The attribute is how TensorFlow asks for a function to be compiled (2.16 to 2.21).
     compiled = not is_loop and op.node_def.attr["_XlaMustCompile"].b
-    expands = compiled and not tf.config.list_logical_devices("GPU")
     takes = []
     for body in bodies:
         found = notes(body, _Known)
-        key = batch, len(body.get_operations()), expands
+        key = batch, len(body.get_operations()), compiled
         if key not in found:
-            found[key] = _step(body, batch, op_seconds, called=not is_loop, expands=expands)
+            found[key] = _step(body, batch, op_seconds, called=not is_loop, compiled=compiled)
         takes.append(found[key])
     seconds, workspace = map(max, zip(*takes, strict=True))
     steps = steps_of(op) if is_loop else 1
@@ -72,14 +72,14 @@ def inside(op: tf.Operation, batch: int, op_seconds: OpSeconds) -> Inside | None
 
 
 def _step(
-    body: Any, batch: int, op_seconds: OpSeconds, *, called: bool, expands: bool
+    body: Any, batch: int, op_seconds: OpSeconds, *, called: bool, compiled: bool
 ) -> tuple[float, int]:
     """Seconds of a step, and the most bytes alive in it beside the op's outputs, which the graph
     around it counts all the while.
 
     What a step of a loop begins with is in these outputs' place, until it is read for the last
-    time. What a function is ``called`` with is counted around it. ``expands``: depthwise filters
-    have their gradients made as those of whole ones.
+    time. What a function is ``called`` with is counted around it. ``compiled``: by
+    XLA, whose kernels are others.
     """
     graph = capture(body.outputs, besides=body.inputs)
     sizes, storage = graph.value_bytes(batch).tolist(), graph.storage.tolist()
@@ -104,10 +104,13 @@ def _step(
         made = [v for v in range(bounds[i], bounds[i + 1]) if storage[v] == v]
         taken = _taken_over(op, made, dying, sizes)
         alive += sum(sizes[v] for v in made) - taken
-        within = inside(op, batch, op_seconds) if op.type in op_types.FUNCTIONAL else None
-        workspace = 0 if within is None else within.workspace
-        if expands and op.type == "Conv2DBackpropFilter":
+        if op.type in op_types.FUNCTIONAL:
+            within = inside(op, batch, op_seconds)
+            workspace = 0 if within is None else within.workspace
+        elif compiled:
             workspace = _expanded(op)
+        else:
+            workspace = scratch_bytes(op, batch)
         most = max(most, alive + workspace)
         alive -= sum(sizes[root] for root in dying) - taken
         alive -= sum(sizes[v] for v in made if v not in last)
@@ -115,8 +118,10 @@ def _step(
 
 
 def _expanded(op: tf.Operation) -> int:
-    """Bytes of twice the filter between all channels, if that of ``op`` is depthwise, with one
-    output for each channel."""
+    """Bytes of twice the filter between all channels, if XLA on a CPU makes the gradient of a
+    depthwise filter, with one output for each channel, as that of a whole one."""
+    if op.type != "Conv2DBackpropFilter" or tf.config.list_logical_devices("GPU"):
+        return 0
     filters, images = op.outputs[0], op.inputs[0]
     if not filters.shape.is_fully_defined() or images.shape.rank is None:
         return 0

@@ -34,6 +34,7 @@ __all__ = [
     "MERGES_AT_RUN_TIME",
     "PYTHON",
     "READS",
+    "REDUCTIONS",
     "REFERENCE_VARIABLES",
     "SHAPES",
     "SHAPE_READERS",
@@ -212,9 +213,12 @@ COLLECTIVES = frozenset(
     HorovodGroupedReducescatter CrossReplicaSum AllToAll CollectivePermute""".split()
 )
 
+#: Ops that reduce their first input over the axes in the second.
+REDUCTIONS = frozenset("Sum Mean Prod Max Min All Any EuclideanNorm".split())
+
 #: Ops that make no more bytes than the largest of their inputs: where shapes are unknown, that says
 #: more than a guess.
-SIZED_BY_INPUTS = FORWARDING | frozenset("Sum Mean Prod Max Min All Any".split())
+SIZED_BY_INPUTS = FORWARDING | REDUCTIONS
 
 # Of these the result depends on more than the inputs' values, whatever their definition says, or
 # the inputs are consumed: copying them is never right.

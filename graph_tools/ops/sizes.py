@@ -96,7 +96,7 @@ def _is_reserve(tensor: tf.Tensor) -> bool:
 def _reserved_bytes(tensor: tf.Tensor) -> Bytes:
     item, output = tensor.dtype.base_dtype.size, tensor.op.outputs[0]
     readers = [op.type for op in output.consumers()]
-    if readers != ["Relu"] or not graphs.normalizes_with_onednn():
+    if readers != ["Relu"] or not graphs.has_onednn():
         return Bytes(item, 0)
     bits = output.dtype.base_dtype.size * 8
     return Bytes(*(size * item // bits for size in tensor_bytes(output)))

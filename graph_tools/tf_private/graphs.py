@@ -33,13 +33,13 @@ __all__ = [
     "create_in",
     "create_op",
     "creation_index",
+    "has_onednn",
     "in_v1_control_flow",
     "is_registered",
     "is_watched",
     "left_by_autograph",
     "let_feed",
     "may_be_fed",
-    "normalizes_with_onednn",
     "outside_scopes",
     "profile",
     "protect",
@@ -337,8 +337,8 @@ def in_v1_control_flow(op: tf.Operation) -> bool:
 
 
 @cache
-def normalizes_with_onednn() -> bool:
-    """Whether batch normalizations are oneDNN's: on CPUs, where it is switched on (which nothing
+def has_onednn() -> bool:
+    """Whether kernels are oneDNN's where it has one: on CPUs, if it is switched on (which nothing
     public tells, 2.16 to 2.21)."""
     return bool(_pywrap_util_port.IsMklEnabled()) and not tf.config.list_physical_devices("GPU")
 

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.ops import op_types
+from graph_tools.tf_private import graphs
 from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.rewriting.fusion import Merging
@@ -37,16 +38,13 @@ EARLY_SHARE = 1 / 512
 #: much are made one by one, each when the last one has been added. Both by judgement: a smaller
 #: share costs control edges, a larger one breaks budgets more often.
 SLACK_SHARE = 1 / 8
-#: Ops of the backward pass that make or read a buffer of at least this share of the peak run one
-#: after the other, …
+#: Ops of the backward pass that make or read a buffer of at least this share of the peak, or take as
+#: much scratch space, run one after the other, …
 HUGE_SHARE = 1 / 48
 #: … where at least this share of the peak is alive.
 CLOSE_SHARE = 1 / 2
 #: Of those that cannot be made to wait, so many of the latest are waited for together.
 MOST_TRIGGERS = 8
-
-_UNORDERED = op_types.MERGES_AT_RUN_TIME | op_types.VIEWS
-_NOTHING_WAITS_FOR = op_types.MERGED_AT_RUN_TIME | op_types.VIEWS
 
 
 class Holds:
@@ -78,6 +76,11 @@ class Holds:
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
         self.last_huge: list[tf.Operation] = []
         self._added_until: dict[int, int] = {}
+        merges = graphs.has_onednn()
+        self._unordered = op_types.VIEWS | (op_types.MERGES_AT_RUN_TIME if merges else set())
+        self._nothing_waits_for = op_types.VIEWS | (
+            op_types.MERGED_AT_RUN_TIME if merges else set()
+        )
         peak = simulation.peak
         self.slack, self.large = peak * SLACK_SHARE, peak * EARLY_SHARE
         self.huge = peak * HUGE_SHARE
@@ -199,15 +202,15 @@ class Holds:
             self.turn[key] = due + made
 
     def _is_huge(self, entry: Step, op: tf.Operation) -> bool:
-        """Whether an execution touches a huge buffer, and can be ordered."""
+        """Whether an execution touches a huge buffer, or takes as much scratch space, and can be
+        ordered."""
         graph, position = self.graph, entry.op
         if (position < graph.first_backward and not entry.copy) or not self.ops.here[position]:
             return False
-        sizes = (
-            int(graph.size[graph.storage[v]])
-            for v in (*graph.reads[position], *graph.writes[position])
-        )
-        return max(sizes, default=0) >= self.huge and op.type not in _NOTHING_WAITS_FOR
+        touched = (*graph.reads[position], *graph.writes[position])
+        sizes = [int(graph.size[graph.storage[v]]) for v in touched]
+        scratch = 0 if graph.workspace is None else int(graph.workspace[position])
+        return max([scratch, *sizes]) >= self.huge and op.type not in self._nothing_waits_for
 
     def _may_trigger(self, entry: Step, op: tf.Operation) -> bool:
         """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it
@@ -228,7 +231,7 @@ class Holds:
         """Let an original wait for ``triggers``, unless that could change which kernels it is fused
         into."""
         op = self.ops.ops[position]
-        if op.type in _UNORDERED or not self.ops.here[position]:
+        if op.type in self._unordered or not self.ops.here[position]:
             return False
         if position in self.merging.twin_of:
             return self._wait_with_twin(position)
