@@ -38,8 +38,8 @@ EARLY_SHARE = 1 / 512
 #: much are made one by one, each when the last one has been added. Both by judgement: a smaller
 #: share costs control edges, a larger one breaks budgets more often.
 SLACK_SHARE = 1 / 8
-#: Ops of the backward pass that make or read a buffer of at least this share of the peak, or take as
-#: much scratch space, run one after the other, …
+#: Ops of the backward pass that make or read a buffer of at least this share of the peak, or take
+#: as much scratch space, run one after the other, …
 HUGE_SHARE = 1 / 48
 #: … where at least this share of the peak is alive.
 CLOSE_SHARE = 1 / 2
