@@ -212,7 +212,7 @@ def train(run: str, settings: Settings, folder: Path) -> None:
     if run == "ours":
         plan = saving.plans[-1]
         result["plan"] = str(plan)
-        result["simulated"] = {"plain": plan.peak_plain, "ours": plan.peak}
+        result["simulated"] = {"plain": plan.allocated_plain, "ours": plan.allocated}
         result["timelines"] = {
             "plain": plan.timeline_plain.tolist(),
             "ours": plan.timeline.tolist(),
@@ -268,7 +268,7 @@ def table(results: dict[str, dict[str, Any]], settings: Settings) -> Table:
     view = Table(
         title=f"{settings.depth}-layer ResNet, {count} digits, batch {settings.batch}",
         caption="measured: what the worst step allocates beyond weights and inputs; "
-        "simulated: what its forward and backward ops ask for, without the optimizer's",
+        "simulated: what its forward and backward ops take of it, without the optimizer's",
     )
     view.add_column("")
     for run in RUNS.values():

@@ -51,6 +51,10 @@ _choices = st.one_of(
 )
 
 
+#: A few units in the last place of half precision.
+HALF = 2.0**-6
+
+
 class _Spy:
     """What the engine planned and rewrote, and its plan replaced where a test wants another one."""
 
@@ -117,7 +121,12 @@ def _adds_in_any_order(graph: tf.Graph, forward: int) -> bool:
     return any(op.type == "AddN" and len(op.inputs) > 2 for op in backward)
 
 
-def _same(plain, ours, *, unordered: bool = False) -> None:
+def _rounding(built_graphs) -> float:
+    return 1e-6 if any(_adds_in_any_order(*built) for built in built_graphs) else 0.0
+
+
+def _same(plain, ours, *, rounding: float = 0.0) -> None:
+    """Both to the bit, or to a ``rounding``, a share of the largest value."""
     assert len(plain) == len(ours)
     for a, b in zip(plain, ours, strict=True):
         assert type(a) is type(b)
@@ -128,9 +137,9 @@ def _same(plain, ours, *, unordered: bool = False) -> None:
             parts = [(a.values, b.values), (a.indices, b.indices)]
         for p, q in parts:
             assert p.dtype == q.dtype and p.shape == q.shape
-            if unordered:
+            if rounding:
                 far = np.abs(p.numpy().astype(np.float64) - q.numpy()).max(initial=0)
-                assert far <= 1e-6 * max(1.0, np.abs(p.numpy()).max(initial=0)), (p, q)
+                assert far <= rounding * max(1.0, np.abs(p.numpy()).max(initial=0)), (p, q)
             else:
                 assert p.numpy().tobytes() == q.numpy().tobytes(), (p.numpy(), q.numpy())
 
@@ -195,7 +204,7 @@ def _check(program: Program, choice) -> None:
         rigid = dataclasses.replace(step.graph, forwards=np.zeros_like(step.graph.forwards))
         assert simulate(rigid, unchained).peak == naive
         assert simulate(step.graph, unchained).peak <= naive
-    _same(plain, ours, unordered=any(_adds_in_any_order(*built) for built in built_graphs))
+    _same(plain, ours, rounding=_rounding(built_graphs))
 
 
 @given(programs(), _choices)
@@ -214,14 +223,14 @@ def test_gradients_of_a_thousand_random_programs_are_bit_identical(program, choi
 @given(programs(most=14), _choices)
 @settings(_fast, max_examples=examples(12))
 def test_data_gates_change_no_value(program, choice):
-    """Data gates outside of XLA."""
+    """Conditionals outside of XLA: half precision may be rounded where it was fused before."""
     weights = _shared_weights()
     plain, _, _ = _run(program, "plain", weights)
     ours, seen, built_graphs = _run(program, choice, weights, xla=True)
     for step, schedule in seen:
         check_schedule(step.graph, schedule)
-    unordered = any(_adds_in_any_order(*built) for built in built_graphs)
-    _same(plain, ours, unordered=unordered)
+    halves = any(kind.startswith("half") for kind, *_ in program.steps)
+    _same(plain, ours, rounding=HALF if halves else _rounding(built_graphs))
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS)))
