@@ -24,8 +24,10 @@ __all__ = ["can_enclose", "enclose"]
 
 
 def can_enclose(op: tf.Operation) -> bool:
-    """Return whether ``op`` may run in a branch: it changes nothing, needs no variable's handle,
-    and XLA has fast code for it there."""
+    """Return whether ``op`` may run in a branch: it changes nothing, needs no variable's handle, is
+    no input of the function, and XLA has fast code for it there."""
+    if op.type in op_types.SOURCES - {"Const"}:
+        return False
     if op_types.is_stateful(op) or (_on_cpu() and convolutions.is_slow(op)):
         return False
     return all(

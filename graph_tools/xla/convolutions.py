@@ -58,8 +58,11 @@ def _depthwise_filter_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor]) ->
     assert windows is not None
     shape = op.outputs[0].shape.as_list()
     sides = [(window.before, max(window.after, 0)) for window in windows]
-    images = tf.pad(inputs[0], [(0, 0), *sides, (0, 0)])[..., tf.newaxis]
-    grad = tf.reshape(inputs[2], [-1, *(window.results for window in windows), *shape[2:]])
+    # Products and sums of 16 bits would be rounded each, where XLA's convolution rounds once.
+    wide = tf.float32 if inputs[0].dtype.size < tf.float32.size else inputs[0].dtype
+    images = tf.pad(tf.cast(inputs[0], wide), [(0, 0), *sides, (0, 0)])[..., tf.newaxis]
+    grad = tf.cast(inputs[2], wide)
+    grad = tf.reshape(grad, [-1, *(window.results for window in windows), *shape[2:]])
     reach = [(window.results - 1) * window.stride + 1 for window in windows]
     sums = []
     for row in range(0, windows[0].extent, windows[0].dilation):
@@ -70,7 +73,7 @@ def _depthwise_filter_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor]) ->
                 column : column + reach[1] : windows[1].stride,
             ]
             sums.append(tf.reduce_sum(part * grad, [0, 1, 2]))
-    return tf.reshape(tf.stack(sums), shape)
+    return tf.cast(tf.reshape(tf.stack(sums), shape), inputs[0].dtype)
 
 
 def _input_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor], spatial: int) -> tf.Tensor:

@@ -263,3 +263,55 @@ def test_sums_that_were_replaced_stay_replaced():
     sums = [op for op in operations if op.type == "AddN" and len(op.inputs) >= 10]
     replaced = [op for op in sums if not op.outputs[0].consumers()]
     assert len(replaced) == 3
+
+
+@pytest.mark.parametrize("gives", ["output_gradients", "grad_ys", "a custom gradient"])
+def test_what_is_captured_while_gradients_are_built(gives):
+    """A tensor from outside that the forward pass does not read is an input of the function, made
+    among the backward ops."""
+    ws, x = weights(), numbers("x", 32, WIDTH)
+    given = tf.constant(numbers("given", 32, WIDTH))
+
+    @tf.custom_gradient
+    def scaled(h):
+        return h, lambda upstream: upstream * given
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for w in ws:
+                h = tf.tanh(h @ w)
+            if gives == "a custom gradient":
+                h = scaled(h)
+        if gives == "grad_ys":
+            return tf.gradients(h, ws, grad_ys=given)
+        upstream = given if gives == "output_gradients" else None
+        return tape.gradient(h, ws, output_gradients=upstream)
+
+    expected = tf.function(step, jit_compile=True)(x)
+    with ms.patched(checkpoints=None):
+        ours = tf.function(step, jit_compile=True)
+        assert_near(ours(x), expected)
+    assert ms.plans(ours)[-1].clones
+
+
+def test_depthwise_filters_of_half_precision():
+    """Products smaller than any number of 16 bits, whose sum is not."""
+    ws = [
+        tf.Variable(tf.cast(numbers(f"w{i}", 3, 3, 4, 1, scale=0.3), tf.float16)) for i in range(8)
+    ]
+    x = tf.cast(tf.abs(numbers("x", 2, 16, 16, 4, scale=0.01)), tf.float16)
+
+    def step(gradients):
+        def compute(x):
+            h = x
+            for w in ws:
+                h += tf.nn.relu(tf.nn.depthwise_conv2d(h, w, [1] * 4, "SAME"))
+            return gradients(tf.reduce_sum(h * tf.constant(2e-6, tf.float16)), ws)
+
+        return tf.function(compute, jit_compile=True, autograph=False)
+
+    ours = step(lambda loss, ws: ms.gradients(loss, ws, checkpoints=None))
+    for mine, theirs in zip(ours(x), step(tf.gradients)(x), strict=True):
+        assert np.abs(theirs).max() > 0
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=2e-3 * np.abs(theirs).max())
