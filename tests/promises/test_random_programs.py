@@ -226,7 +226,7 @@ def test_data_gates_change_no_value(program, choice):
     """Conditionals outside of XLA, but for rounding: grappler does not fuse across their ends."""
     weights = _shared_weights()
     plain, _, _ = _run(program, "plain", weights)
-    ours, seen, built_graphs = _run(program, choice, weights, xla=True)
+    ours, seen, _ = _run(program, choice, weights, xla=True)
     for step, schedule in seen:
         check_schedule(step.graph, schedule)
     halves = any(kind.startswith("half") for kind, *_ in program.steps)
