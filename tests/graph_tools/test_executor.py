@@ -263,3 +263,20 @@ def run_normalizations(dtype: str) -> dict[str, int]:
 def test_what_a_normalization_reserves_for_its_gradient_is_counted(dtype):
     bytes_ = fresh("tests.graph_tools.test_executor:run_normalizations", {"dtype": dtype})
     assert bytes_["simulated"] == pytest.approx(bytes_["measured"], rel=0.02)
+
+
+@pytest.mark.parametrize(("given", "simulated"), [(1, 2), (2, 2), (4, 4), (64, 64)])
+def test_as_many_threads_as_the_process_has(monkeypatch, given, simulated):
+    monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: given)
+    run, seen = executor._run, set()
+
+    def spied(work, slowness):
+        seen.add(len(slowness))
+        return run(work, slowness)
+
+    monkeypatch.setattr(executor, "_run", spied)
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [64, 64])
+        graph = capture([tf.matmul(x, x)])
+    executor.simulate_execution(graph, batch=1)
+    assert seen == {simulated}
