@@ -14,7 +14,7 @@ MB for 768 channels and 7 × 7 pixels).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from graph_tools.costs.scratch import scratch_bytes
 from graph_tools.graph.capture import OpGraph, capture
+from graph_tools.memory.liveness import taken_over
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
@@ -102,7 +103,9 @@ def _step(
             continue
         dying = {root for v in graph.inputs[i] if last[root := storage[v]] == i}
         made = [v for v in range(bounds[i], bounds[i + 1]) if storage[v] == v]
-        taken = _taken_over(op, made, dying, sizes)
+        hands_over = op.type in op_types.FORWARDING or op.type in loops.LOOPS
+        free = [sizes[root] for root in dying] if hands_over else ()
+        taken = taken_over((sizes[v] for v in made), free)
         alive += sum(sizes[v] for v in made) - taken
         if op.type in op_types.FUNCTIONAL:
             within = inside(op, batch, op_seconds)
@@ -139,20 +142,3 @@ def _last_readers(graph: OpGraph) -> dict[int, int]:
         for value in values:
             last[int(graph.storage[value])] = i
     return last
-
-
-def _taken_over(
-    op: tf.Operation,
-    made: Sequence[int],
-    dying: Collection[int],
-    sizes: Sequence[int],
-) -> int:
-    """Bytes of inputs that nobody reads after an op, and that it writes its outputs to."""
-    free = [sizes[root] for root in dying]
-    taken = 0
-    if op.type in op_types.FORWARDING or op.type in loops.LOOPS:
-        for value in made:
-            if sizes[value] and sizes[value] in free:
-                free.remove(sizes[value])
-                taken += sizes[value]
-    return taken

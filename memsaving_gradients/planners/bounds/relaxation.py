@@ -21,6 +21,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from graph_tools.memory.liveness import taken_over
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import simulate
@@ -196,9 +197,6 @@ def _last_reads(graph: TrainingGraph, place: IntArray) -> IntArray:
 def _made(graph: TrainingGraph, op: int) -> int:
     """Bytes that an op certainly takes beside what it reads: an output may lie in the buffer of an
     input."""
-    made = sorted((int(graph.size[v]) for v in graph.writes[op]), reverse=True)
-    if graph.forwards[op] and made:
-        read = {int(graph.size[graph.storage[v]]) for v in graph.reads[op]}
-        taken = next((s for s in made if s in read), 0)
-        return sum(made) - taken
-    return sum(made)
+    made = [int(graph.size[v]) for v in graph.writes[op]]
+    read = {int(graph.storage[v]) for v in graph.reads[op]} if graph.forwards[op] else ()
+    return sum(made) - taken_over(made, (int(graph.size[root]) for root in read))

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.memory.liveness import timeline
+from graph_tools.memory.liveness import taken_over, timeline
 from memsaving_gradients.planners.chains.frontiers import (
     Segments,
     expensive_storages,
@@ -250,11 +250,8 @@ class _Measure:
             dying = [r for r in read if r in made and last[r] == now and r not in stays]
             outputs = [v for v in self.graph.writes[op] if self.size[v]]
             alive += sum(self.size[v] for v in outputs)
-            # An output may take over the buffer of an input that dies.
-            passed = self.forwards[op] and any(
-                self.size[r] == self.size[v] for r in dying for v in outputs
-            )
-            over = self.size[outputs[0]] if passed else 0
+            free = [self.size[r] for r in dying] if self.forwards[op] else ()
+            over = taken_over((self.size[v] for v in outputs), free)
             peak = max(peak, alive - over + self.workspace[op])
             made.update(outputs)
             gone = [*dying, *(v for v in outputs if v not in last and v not in stays)]

@@ -22,7 +22,7 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_tools.memory.liveness import timeline
+from graph_tools.memory.liveness import taken_over, timeline
 from memsaving_gradients.planners.chains.frontiers import small_storages
 from memsaving_gradients.planners.retention.problem import DROPPED, KEPT, Problem, decide
 from memsaving_gradients.planners.retention.simulate import run
@@ -354,15 +354,15 @@ class _Recipes:
         alive, most = 0, 0
         mine: set[int] = set()
         for op in ops:
-            made = sum(size[v] for v in graph.writes[op])
+            made = [size[v] for v in graph.writes[op]]
             dying = {
                 r for r in (storage[v] for v in graph.reads[op]) if r in mine and last[r] == op
             }
-            freed = sum(size[r] for r in dying)
+            free = [size[r] for r in dying]
             work = int(graph.workspace[op]) if graph.workspace is not None else 0
-            in_place = graph.forwards[op] and any(size[r] == made for r in dying)
-            most = max(most, alive + work + (0 if in_place else made))
-            alive += made - freed
+            taken = taken_over(made, free) if graph.forwards[op] else 0
+            most = max(most, alive + work + sum(made) - taken)
+            alive += sum(made) - sum(free)
             mine.update(graph.writes[op])
         return max(0, most - wanted)
 
