@@ -34,6 +34,7 @@ def gradients(
     hold_gradients: bool = False,
     xla: bool | None = None,
     batch_size: int | None = None,
+    loop_steps: int | None = None,
     budget: int | float | str | None = None,
     planner: Any = "auto",
     max_slowdown: float | None = None,
@@ -76,6 +77,10 @@ def gradients(
     batch_size
         Stands in for an unknown batch dimension when bytes are estimated: 32 if not given. A budget
         in bytes must be told.
+    loop_steps
+        The most steps of loops that do not show how many they take before they run: 256 if not
+        given. A budget in bytes must be told; it is kept for any number of steps up to this one.
+        (More steps give the same gradients, and take more memory.)
     budget
         The most memory of a step's transient peak (activations, temporaries and gradients; not
         variables, optimizer slots and inputs), in the chunks of TensorFlow's allocator: the plan
@@ -201,6 +206,7 @@ def gradients(
         hold_gradients=hold_gradients,
         xla=xla,
         batch_size=batch_size,
+        loop_steps=loop_steps,
         budget=budget,
         planner=planner,
         max_slowdown=max_slowdown,

@@ -98,9 +98,9 @@ class MemorySavingGradients(keras.callbacks.Callback):
         A folder for TensorBoard: each plan when it is made, as text, figure and numbers. Needs
         matplotlib.
     **options
-        ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``, ``progress``,
-        ``planning_seconds``, ``loops``, ``attention``, ``encode``, ``offload``, as for
-        `memsaving_gradients.gradients`.
+        ``loop_steps``, ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``,
+        ``progress``, ``planning_seconds``, ``loops``, ``attention``, ``encode``, ``offload``, as
+        for `memsaving_gradients.gradients`.
 
     Raises
     ------

@@ -84,9 +84,9 @@ def patch(**options: Any) -> None:
     ----------
     **options
         ``checkpoints``, ``budget``, ``planner``, ``max_slowdown``, ``hold_gradients``,
-        ``accumulate``, ``xla``, ``batch_size``, ``profile``, ``plan``, ``progress``,
-        ``planning_seconds``, ``loops``, ``attention``, ``encode``, ``offload`` as for
-        `memsaving_gradients.gradients`. A budget holds for each gradient computation by itself.
+        ``accumulate``, ``xla``, ``batch_size``, ``loop_steps``, ``profile``, ``plan``,
+        ``progress``, ``planning_seconds``, ``loops``, ``attention``, ``encode``, ``offload`` as
+        for `memsaving_gradients.gradients`. A budget holds for each gradient computation by itself.
 
     Raises
     ------
@@ -280,7 +280,9 @@ def _standing_rule() -> Rule | None:
     options = _stack[-1].options
     searches = options.searches or not isinstance(options.checkpoints, str)
     way = inner_way(options, "budget" if searches else options.checkpoints)
-    return None if way == "keep" else inner_rule(way, options.batch, options.xla)
+    if way == "keep":
+        return None
+    return inner_rule(way, options.batch, options.xla, options.loop_steps)
 
 
 def _gradients(inner: Callable[..., Any], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -28,7 +28,7 @@ from graph_tools.memory.liveness import taken_over
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
-from graph_tools.ops.trip_counts import steps_of
+from graph_tools.ops.trip_counts import steps_of, told_steps
 from graph_tools.tf_private import loops
 
 __all__ = ["Inside", "OpSeconds", "inside"]
@@ -37,9 +37,9 @@ __all__ = ["Inside", "OpSeconds", "inside"]
 OpSeconds: TypeAlias = Callable[[OpGraph, int], npt.NDArray[np.float64]]
 
 
-class _Known(dict[tuple[int, int, bool], tuple[float, int]]):
-    """Seconds and bytes of a step of a body: by batch, number of its ops, and whether XLA compiles
-    it."""
+class _Known(dict[tuple[int, int, bool, int | None], tuple[float, int]]):
+    """Seconds and bytes of a step of a body: by batch, number of its ops, whether XLA compiles it,
+    and what was told of steps of loops."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def inside(op: tf.Operation, batch: int, op_seconds: OpSeconds) -> Inside | None
     takes = []
     for body in bodies:
         found = notes(body, _Known)
-        key = batch, len(body.get_operations()), compiled
+        key = batch, len(body.get_operations()), compiled, told_steps(body)
         if key not in found:
             found[key] = _step(body, batch, op_seconds, called=not is_loop, compiled=compiled)
         takes.append(found[key])

@@ -3,26 +3,32 @@
 A bound is a ``maximum_iterations``, or a counter that a condition compares with a number that is
 known before the loop runs: a constant, a dimension, what a function is called with, or how often
 another loop runs. The rest of a condition can only end a loop sooner. What is known otherwise is
-noted on the loop. O(ops of the condition), and once for each graph its calls.
+noted on the loop. Of loops that show nothing, somebody may tell the most steps (`tell_steps`).
+O(ops of the condition), and once for each graph its calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from graph_tools.notes import notes
+from graph_tools.notes import has_notes, notes
+from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs, loops
 
 __all__ = [
     "UNKNOWN_STEPS",
     "behind_identities",
+    "known_steps",
     "note_steps",
     "noted_steps",
     "steps_of",
+    "tell_steps",
+    "told_steps",
     "trip_count",
 ]
 
@@ -204,10 +210,48 @@ def noted_steps(steps: int) -> tuple[str, Any]:
     return _STEPS, tf.compat.v1.AttrValue(i=steps)
 
 
-def steps_of(op: tf.Operation) -> int:
-    """Return how often a loop runs: as noted on it, or known from its condition; else
-    `UNKNOWN_STEPS`."""
+@dataclass(eq=False)
+class _Told:
+    """The most steps of a graph's loops that do not show how many they take, as somebody told;
+    ``None``: nobody did."""
+
+    steps: int | None = None
+
+
+def tell_steps(graph: Any, steps: int | None) -> None:
+    """Note the most steps of loops in ``graph``, and in functions that it runs, of which nothing
+    else is known; ``None``: what was told of ``graph`` before. O(ops of all of them)."""
+    told = notes(graph, _Told)
+    told.steps = told.steps if steps is None else steps
+    found, stack = {id(graph)}, [graph]
+    while stack:
+        around = stack.pop()
+        notes(around, _Told).steps = told.steps
+        for op in around.get_operations():
+            if op.type in op_types.FUNCTIONAL:
+                for body in loops.bodies(op):
+                    if body is not None and id(body) not in found:
+                        found.add(id(body))
+                        stack.append(body)
+
+
+def told_steps(graph: Any) -> int | None:
+    """Return what `tell_steps` noted of a graph, or of the nearest one around it."""
+    while graph is not None and not has_notes(graph, _Told):
+        graph = getattr(graph, "outer_graph", None)
+    return None if graph is None else notes(graph, _Told).steps
+
+
+def known_steps(op: tf.Operation) -> int | None:
+    """Return how often a loop runs at most: as noted on it, known from its condition, or told;
+    ``None`` where nothing is known."""
     if _STEPS in op.node_def.attr:
         return int(op.node_def.attr[_STEPS].i)
     steps = trip_count(op)
+    return told_steps(op.graph) if steps is None else steps
+
+
+def steps_of(op: tf.Operation) -> int:
+    """Return `known_steps`, or `UNKNOWN_STEPS` where nothing is known."""
+    steps = known_steps(op)
     return UNKNOWN_STEPS if steps is None else steps

@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import Bytes, tensor_bytes
-from graph_tools.ops.trip_counts import steps_of
+from graph_tools.ops.trip_counts import known_steps, steps_of
 from graph_tools.tf_private import loops
 
-__all__ = ["buffer_bytes", "variant_bytes"]
+__all__ = ["buffer_bytes", "guessed_loops", "variant_bytes"]
 
 #: Fact: ops that add an element to a list, and which of their inputs that is.
 _ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
@@ -55,6 +55,29 @@ def variant_bytes(tensor: tf.Tensor) -> Bytes:
 def buffer_bytes(tensor: tf.Tensor) -> Bytes:
     """Bytes of the buffer of ``tensor``, or those behind it if it is a variant."""
     return variant_bytes(tensor) if tensor.dtype == tf.variant else tensor_bytes(tensor)
+
+
+def guessed_loops(ops: Iterable[tf.Operation]) -> dict[tf.Operation, Bytes]:
+    """Return the loops of which nobody knows how many steps they take, among ``ops`` and in
+    functions that these run, and the bytes of their lists, which are a guess therefore.
+
+    Loops without lists take as much for any number of steps. O(all of these ops).
+    """
+    found: dict[tf.Operation, Bytes] = {}
+    seen: set[int] = set()
+    stack = [op for op in ops if op.type in op_types.FUNCTIONAL]
+    while stack:
+        op = stack.pop()
+        for body in loops.bodies(op):
+            if body is not None and id(body) not in seen:
+                seen.add(id(body))
+                inner = body.get_operations()
+                stack += [one for one in inner if one.type in op_types.FUNCTIONAL]
+        if op.type in loops.LOOPS and known_steps(op) is None:
+            size = _sum(map(variant_bytes, op.outputs))
+            if any(size):
+                found[op] = size
+    return found
 
 
 def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:

@@ -55,8 +55,8 @@ def explain(fn: Any, *args: Any, **options: Any) -> Explanation:
         Its arguments: tensors, arrays or ``tf.TensorSpec``, of which only shapes and dtypes matter.
         For a model: what ``train_step`` gets, such as x and y.
     **options
-        ``batch_size``, ``hold_gradients``, ``xla``, ``accumulate``, ``profile``, ``progress`` as in
-        `memsaving_gradients.gradients`.
+        ``batch_size``, ``loop_steps``, ``hold_gradients``, ``xla``, ``accumulate``, ``profile``,
+        ``progress`` as in `memsaving_gradients.gradients`.
 
     Returns
     -------
@@ -114,6 +114,7 @@ def _explanation(study: Study) -> Explanation:
         computations=study.computations,
         sums=study.sums,
         assumed_batch=site.options.batch if study.assumes_batch else None,
+        assumed_steps=site.assumed_steps,
     )
 
 

@@ -27,6 +27,7 @@ from graph_tools.memory.measure import (
 from memsaving_gradients import patching
 from memsaving_gradients.analysis.study import MOST_PROOFS, Study, asked, function_of
 from memsaving_gradients.budget import DeviceMemory, exact_bytes, format_share, parse_bytes
+from memsaving_gradients.capture.unknown_sizes import unknown_steps
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from memsaving_gradients.planners.proposal import SMALLER
@@ -239,7 +240,8 @@ class _Search:
                 break
             batch = fits
             budget = self.allowed(self.trials[batch])
-            measured = _measured(self.make, batch, budget, self.device_memory)
+            steps = self.options.loop_steps
+            measured = _measured(self.make, batch, budget, self.device_memory, steps)
             if measured is not None and measured <= budget:
                 return self.found(batch, plain, measured)
         raise MeasurementError(
@@ -271,6 +273,9 @@ class _Search:
                     "gives a step of unknown shapes; the arguments that it returns must have the"
                     " batch in their shapes",
                 )
+            guessed = list(study.site.guessed_loops)
+            if guessed:
+                raise unknown_steps(guessed[0].name)
             budget = self.budget
             if budget is None:
                 assert self.device_memory is not None
@@ -330,10 +335,17 @@ def _target(make: Any) -> str:
     return f"{module}:{name}"
 
 
-def _measured(make: Make, batch: int, budget: int, device_memory: int | str | None) -> int | None:
+def _measured(
+    make: Make,
+    batch: int,
+    budget: int,
+    device_memory: int | str | None,
+    loop_steps: int | None = None,
+) -> int | None:
     """Bytes that a step takes in a process of its own, on a device of that memory; ``None``: it
     does not get what it asks for."""
     request: dict[str, Any] = {"target": _target(make), "batch": batch, "budget": budget}
+    request["loop_steps"] = None if loop_steps is None else int(loop_steps)
     environment = {}
     if device_memory is not None:
         request["limit"] = -(-parse_bytes(device_memory, "device_memory") // 2**20)
@@ -350,12 +362,18 @@ def _measured(make: Make, batch: int, budget: int, device_memory: int | str | No
     return found
 
 
-def run_once(target: str, batch: int, budget: int, limit: int | None = None) -> int | None:
+def run_once(
+    target: str,
+    batch: int,
+    budget: int,
+    limit: int | None = None,
+    loop_steps: int | None = None,
+) -> int | None:
     """Run a step of ``batch`` examples of zeros within ``budget``; the bytes that it took, the
     worst of five times.
 
     ``limit``: MiB that the allocator has, of any GPU too; ``None`` comes back where that was not
-    enough.
+    enough. ``loop_steps``: as of `memsaving_gradients.gradients`.
     """
     for device in tf.config.list_physical_devices("GPU") if limit is not None else ():
         only = tf.config.LogicalDeviceConfiguration(memory_limit=limit)
@@ -365,7 +383,7 @@ def run_once(target: str, batch: int, budget: int, limit: int | None = None) -> 
         fn, args = _made(getattr(importlib.import_module(module), name), batch)
         zeros = tf.nest.map_structure(_zeros, list(args))
         step = function_of(fn, zeros)
-        with patching.patched(budget=budget, batch_size=batch):
+        with patching.patched(budget=budget, batch_size=batch, loop_steps=loop_steps):
             return measure_peak(lambda: step(*zeros)).peak
     except tf.errors.ResourceExhaustedError:
         return None

@@ -36,7 +36,15 @@ from memsaving_gradients.planners.meter import Found
 __all__ = ["Study", "asked", "function_of", "specs_of"]
 
 #: The options of `memsaving_gradients.gradients` that matter to somebody who only looks.
-OPTIONS = ("batch_size", "hold_gradients", "xla", "accumulate", "profile", "progress")
+OPTIONS = (
+    "batch_size",
+    "loop_steps",
+    "hold_gradients",
+    "xla",
+    "accumulate",
+    "profile",
+    "progress",
+)
 #: Fact: any budget: it makes the search for plans that of budgets, and its size decides nothing.
 SOME = 1e-9
 #: Steps that are run, or rehearsed, to prove an answer, at most. Chosen by judgement.
@@ -84,9 +92,8 @@ class Study:
         self.site = max(sites, key=lambda site: len(site.operations) - site.first_backward)
         # Those of other replicas are not this one's.
         self.computations = sum(self.site.is_here(site.first_operation) for site in sites)
-        self.step = self.site.capture()
+        self.step, self.before = self.site.original()
         self.graph = self.step.graph
-        self.before = self.site.simulate_plain(self.step)
         self.plain = plain_bytes(self.before, self.site.gating)
         self.loops_alone: list[tuple[int, float]] = []
         self._holes: float | None = None

@@ -1,25 +1,26 @@
 """Refusing budgets in bytes where bytes are guesses.
 
 Sizes are *fixed + per example × batch*; without a batch size, or with a second unknown dimension or
-an unknown rank, they are guessed. Modes can live with that, since guesses steer choices only; a
-promise in bytes cannot. Looked at are forward tensors: gradients are as large as what they are
+an unknown rank, they are guessed, and so are the lists of loops of which nobody knows how many
+steps they take. Modes can live with that, since guesses steer choices only; a promise in bytes
+cannot. Looked at are forward tensors: gradients are as large as what they are
 gradients of, and nobody can give them a shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from graph_tools.ops import op_types
-from graph_tools.ops.sizes import is_guess, tensor_bytes
+from graph_tools.ops.sizes import Bytes, is_guess, tensor_bytes
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.schedules.simulate import TIE
 
-__all__ = ["check_known"]
+__all__ = ["check_known", "check_steps", "unknown_steps"]
 
 
 def check_known(
@@ -69,6 +70,40 @@ def check_known(
             " does not see what fit was given: MemorySavingGradients(..., batch_size=64)), or give"
             " the budget as a fraction of what plain training takes, such as budget=0.5",
         )
+
+
+def check_steps(guessed: Mapping[tf.Operation, Bytes], plain_peak: int, batch: int) -> None:
+    """Raise if bytes that matter depend on a number of steps that nobody knows.
+
+    Parameters
+    ----------
+    guessed
+        The loops, and the bytes of their lists (`graph_tools.ops.variant_bytes.guessed_loops`).
+    plain_peak
+        Simulated transient peak of plain training, bytes.
+    batch
+        The batch size to plan for.
+
+    Raises
+    ------
+    ArgumentError
+        It names the loop with most bytes, and the way out.
+    """
+    held = {op: size.at(batch) for op, size in guessed.items()}
+    if held and max(held.values()) >= TIE * plain_peak:
+        raise unknown_steps(max(held, key=held.__getitem__).name)
+
+
+def unknown_steps(loop: str) -> ArgumentError:
+    """The error for a budget in bytes that depends on the steps of a loop, by name."""
+    return ArgumentError(
+        "loop_steps",
+        None,
+        f"a budget in bytes needs the number of steps, and the loop {loop!r} does not show it"
+        " before it runs; give loop_steps=, the most steps that such loops take, or the loop a"
+        " maximum_iterations=, or give the budget as a fraction of what plain training takes, such"
+        " as budget=0.5",
+    )
 
 
 def _guessed(step: CapturedStep) -> set[int]:

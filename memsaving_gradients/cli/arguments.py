@@ -81,6 +81,12 @@ def _accept_explain(parser: argparse.ArgumentParser) -> None:
         help="examples of a batch (32, where the model leaves it open)",
     )
     add(
+        "--loop-steps",
+        type=_count,
+        metavar="N",
+        help="steps at most of loops that do not show how many they take (256)",
+    )
+    add(
         "--length",
         type=_count,
         metavar="N",

@@ -53,7 +53,8 @@ def ready(model: Any, options: argparse.Namespace) -> Target:
             "has nothing that can be trained; set trainable=True on it, or on its layers",
         )
     y = _labels(model, y_pred)
-    looked = {"hold_gradients": holds_gradients(model.optimizer)}
+    held = holds_gradients(model.optimizer)
+    looked = {"hold_gradients": held, "loop_steps": options.loop_steps}
     return Target(model, (x, y), looked, tuple(assumed))
 
 

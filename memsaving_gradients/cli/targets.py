@@ -61,7 +61,7 @@ def target_of(options: argparse.Namespace) -> Target:
                 getattr(options, name),
                 f"{options.target} is a training step, which has its own; leave it out",
             )
-    looked: dict[str, Any] = {"batch_size": options.batch}
+    looked: dict[str, Any] = {"batch_size": options.batch, "loop_steps": options.loop_steps}
     if options.xla:
         looked["xla"] = True
     return Target(step, args, looked)

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools.editing import original_view
+from graph_tools.ops.trip_counts import tell_steps
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.capture.encodings import ENCODINGS
 from memsaving_gradients.engine import graph_state, whole_step
@@ -91,7 +92,9 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
         with paused():
             found = prepare(graph, ends, graph_state.idle(graph))
         first_backward = len(graph.get_operations())
-    rule = inner_rule(inner_way(options, mode, kept), options.batch, options.xla)
+    way = inner_way(options, mode, kept)
+    tell_steps(graph, options.loop_steps)
+    rule = inner_rule(way, options.batch, options.xla, options.loop_steps)
     with paused(), replaying(graph, rule):
         grads = differentiate()
     flat = tf.nest.flatten(grads)

@@ -32,7 +32,7 @@ ATTENTION = ("keep", "blocks")
 #: How residuals may be encoded; all but the first lose digits.
 ENCODE = ("lossless", *ENCODINGS)
 
-#: Fact: larger batches would overflow the bytes of tensors.
+#: Fact: larger batches would overflow the bytes of tensors, and more steps their counters.
 MOST_EXAMPLES = 10**9
 #: Stands in for an unknown batch dimension where nobody said how large it is.
 USUAL_BATCH = 32
@@ -55,6 +55,9 @@ class Options:
     batch_size
         Stands in for an unknown batch dimension when bytes are estimated; ``None``: 32, but a
         budget in bytes must know.
+    loop_steps
+        The most steps of loops that do not show how many they take before they run; ``None``: 256,
+        but a budget in bytes must know.
     budget
         The most bytes of a step's transient peak: an int, a string with a unit, or a float, a
         fraction of what plain training takes; or a `DeviceMemory`, of what it leaves.
@@ -102,6 +105,7 @@ class Options:
     hold_gradients: bool = False
     xla: bool | None = None
     batch_size: int | None = None
+    loop_steps: int | None = None
     budget: Any = None
     planner: Any = "auto"
     max_slowdown: float | None = None
@@ -178,14 +182,8 @@ class Options:
                 raise ArgumentError(name, getattr(self, name), "give True or False")
         if self.xla is not None and not isinstance(self.xla, bool):
             raise ArgumentError("xla", self.xla, "give True, False or None (find out)")
-        whole = isinstance(self.batch_size, (int, np.integer))
-        whole = whole and not isinstance(self.batch_size, bool)
-        if self.batch_size is not None and not (whole and 1 <= self.batch_size <= MOST_EXAMPLES):
-            raise ArgumentError(
-                "batch_size",
-                self.batch_size,
-                f"give a number of examples from 1 to {MOST_EXAMPLES:,}",
-            )
+        _check_count("batch_size", self.batch_size, "examples")
+        _check_count("loop_steps", self.loop_steps, "steps")
         if self.budget is not None and not isinstance(self.budget, DeviceMemory):
             parse_budget(self.budget)
         _check_planner(self.planner)
@@ -250,6 +248,12 @@ class Options:
                 f"excludes checkpoints={self.checkpoints!r}: here a planner chooses what to keep"
                 f" (marked tensors are kept besides); leave one of them out{hint}",
             )
+
+
+def _check_count(name: str, value: Any, what: str) -> None:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if value is not None and not (whole and 1 <= value <= MOST_EXAMPLES):
+        raise ArgumentError(name, value, f"give a number of {what} from 1 to {MOST_EXAMPLES:,}")
 
 
 def _is_auto(checkpoints: Any) -> bool:

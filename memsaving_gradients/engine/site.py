@@ -20,6 +20,9 @@ from graph_tools.memory.executor import simulate_execution
 from graph_tools.memory.peak_tensors import with_names
 from graph_tools.memory.timeline import Part
 from graph_tools.ops.devices import Home
+from graph_tools.ops.sizes import Bytes
+from graph_tools.ops.trip_counts import UNKNOWN_STEPS, tell_steps
+from graph_tools.ops.variant_bytes import guessed_loops
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.budget import Goal
 from memsaving_gradients.capture.storable import with_storable
@@ -33,7 +36,7 @@ from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.transforms.attention.pattern.substitution import Substituted
-from memsaving_gradients.transforms.loops.selection import Loops
+from memsaving_gradients.transforms.loops.selection import Loops, Replayed
 from memsaving_gradients.transforms.packing.packing import Packed, pack, packable
 
 __all__ = ["Site", "Sought"]
@@ -123,6 +126,7 @@ class Site:
     reduced: bool = False
 
     def __post_init__(self) -> None:
+        tell_steps(self.graph, self.options.loop_steps)
         self.operations = self.graph.get_operations()
         self.sought: Sought | None = None
         self.loops = Loops(self.graph, self.first_backward, self.options.batch, self.data_gates)
@@ -130,6 +134,7 @@ class Site:
         self._aside: Packed | None = None
         self._for_loops: set[int] = set()
         self._original: tuple[CapturedStep, Simulation] | None = None
+        self.guessed_loops: Mapping[tf.Operation, Bytes] = {}
         if self.attention is not None and self.attention.names:
             self._note_original(self.attention.rewiring)
 
@@ -194,6 +199,18 @@ class Site:
         """``"data"`` or ``"control"``."""
         return "data" if self.data_gates else "control"
 
+    @property
+    def assumed_steps(self) -> int | None:
+        """The number of steps that stands in for that of loops, where bytes depend on it and nobody
+        knows it; for after `original`."""
+        return UNKNOWN_STEPS if self.guessed_loops or self.guessed_inside else None
+
+    @property
+    def guessed_inside(self) -> list[Replayed]:
+        """The loops of functions, branches and other loops that are replayed for a number of steps
+        that nobody knows."""
+        return [how for how in self.loops.inside if how.division.planned is None]
+
     def capture(self) -> CapturedStep:
         """The training step as it stands; nothing may be rewritten but masks that are packed."""
         if self._captured is None:
@@ -206,6 +223,8 @@ class Site:
         if self._original is None:
             step = self.capture()
             self._original = step, self.simulate_plain(step)
+            # Once they are replayed, the graph shows the steps that were planned for.
+            self.guessed_loops = guessed_loops(step.source.ops)
         return self._original
 
     def _note_original(self, rewiring: Rewiring) -> None:

@@ -40,6 +40,7 @@ def describe(
     packed: bool,
     before: Simulation,
     batch_is_known: bool = True,
+    assumed_steps: int | None = None,
     budget: int | None = None,
     earlier: CapturedStep | None = None,
     loops: Loops | None = None,
@@ -56,6 +57,8 @@ def describe(
         What was asked for.
     batch, batch_is_known
         The batch size that was planned for, and whether somebody gave it.
+    assumed_steps
+        The steps of loops that were planned for, where nobody gave their number; else ``None``.
     data_gates
         Whether gating is for XLA.
     packed
@@ -100,6 +103,7 @@ def describe(
         reasons=proposal.reasons,
         fingerprint=mark,
         assumed_batch=None if batch_is_known or not mark.batch else batch,
+        assumed_steps=assumed_steps,
         simulation_plain=before,
         simulation=_named(step, proposal),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
+from memsaving_gradients.reports.assumptions import assumed
 from memsaving_gradients.reports.explanation_values import ExplanationValues, Layer, Parts, Point
 from memsaving_gradients.reports.plan_text import below_here, columns, common_scope, shorten
 from memsaving_gradients.reports.report import Report
@@ -47,6 +48,9 @@ class Explanation(ExplanationValues, Report):
         How many times the step asks for gradients. Explained is the one with most ops.
     assumed_batch
         The batch size that stands in for an unknown dimension; ``None``: bytes are known.
+    assumed_steps
+        The number of steps that stands in for that of loops which do not show it; ``None``: bytes
+        do not depend on any.
     sums
         In a step with microbatches, of which one is explained: bytes of the gradients that are
         added up, which are there besides.
@@ -98,17 +102,13 @@ class Explanation(ExplanationValues, Report):
             size = getattr(parts, field.name)
             share = format_share(size / max(parts.total, 1))
             rows.append((f"{size:,}", field.name, share, words[field.name]))
-        batch = (
-            f" for a batch of {self.assumed_batch}, assumed: give batch_size="
-            if self.assumed_batch
-            else ""
-        )
+        guess = "; ".join(["", *assumed(self)])
         step, besides = "training step", "its variables"
         if self.sums:
             step = "microbatch"
             besides = f"variables, and the gradients that are added up, {exact_bytes(self.sums)}"
         return [
-            f"a plain {step} takes {exact_bytes(self.allocated_plain)} beside {besides}{batch}",
+            f"a plain {step} takes {exact_bytes(self.allocated_plain)} beside {besides}{guess}",
             *columns(rows),
         ]
 

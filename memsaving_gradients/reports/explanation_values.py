@@ -101,6 +101,7 @@ class ExplanationValues:
     seconds: float
     computations: int = 1
     assumed_batch: int | None = None
+    assumed_steps: int | None = None
     sums: int = 0
 
     @property

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
 from memsaving_gradients.reports import figures
+from memsaving_gradients.reports.assumptions import assumed
 from memsaving_gradients.reports.explanation_values import ExplanationValues
 from memsaving_gradients.reports.figures import explanation_figure, plan_figure
 from memsaving_gradients.reports.figures.drawing import check_folder
@@ -92,7 +93,7 @@ def _of_plan(plan: PlanValues) -> str:
         [
             f"<section>\n<h2>Plan: {escape(plan_figure.headline(plan))}</h2>",
             _cards(cards),
-            *_assumed(plan.assumed_batch),
+            *_assumed(plan),
             *(f'<p class="note">{escape(note)}</p>' for note in notes),
             _figure(
                 plan, "Memory over the step, what is alive at the peak, and the fate of layers"
@@ -140,7 +141,7 @@ def _of_explanation(explanation: ExplanationValues) -> str:
         [
             f"<section>\n<h2>{escape(explanation_figure.headline(explanation))}</h2>",
             _cards(cards),
-            *_assumed(explanation.assumed_batch),
+            *_assumed(explanation),
             _figure(explanation, "Extra time of each budget, parts at the peak, largest layers"),
             "<h3>Budgets</h3>",
             _table(("budget", "of plain", "extra time", "at least", "ops run again"), budgets),
@@ -155,10 +156,9 @@ def _of_explanation(explanation: ExplanationValues) -> str:
     )
 
 
-def _assumed(batch: int | None) -> list[str]:
-    if batch is None:
-        return []
-    return [f'<p class="note">For a batch of {batch}, which was assumed: give batch_size=.</p>']
+def _assumed(found: PlanValues | ExplanationValues) -> list[str]:
+    said = assumed(found)
+    return [f'<p class="note">Figures are {escape("; ".join(said))}.</p>'] if said else []
 
 
 def _cards(cards: Iterable[tuple[str, str, str]]) -> str:

@@ -89,6 +89,9 @@ class Plan(PlanValues, Report):
     assumed_batch
         The batch size that stands in for an unknown dimension, and was told by nobody; ``None``:
         bytes are known.
+    assumed_steps
+        The number of steps that stands in for that of loops which do not show it, and was told by
+        nobody; ``None``: bytes do not depend on any.
     file
         The file that it was read from, or an empty string.
     """

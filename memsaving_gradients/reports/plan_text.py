@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
+from memsaving_gradients.reports.assumptions import assumed
 from memsaving_gradients.reports.plan_values import PlanValues
 
 __all__ = ["below_here", "brief", "columns", "common_scope", "natural", "shorten", "text"]
@@ -106,11 +107,10 @@ def _budget(plan: PlanValues, budget: int) -> str:
 
 
 def _requested(plan: PlanValues) -> str:
-    known = plan.assumed_batch is None
-    batch = "" if known else f"; for a batch of {plan.assumed_batch}, assumed: give batch_size="
+    guess = "; ".join(["", *assumed(plan)])
     return (
         f"simulated peak {plan.peak:,} bytes asked for, plain {plan.peak_plain:,}; "
-        f"activations {plan.activations:,}, plain {plan.activations_plain:,}{batch}"
+        f"activations {plan.activations:,}, plain {plan.activations_plain:,}{guess}"
     )
 
 

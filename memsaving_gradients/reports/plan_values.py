@@ -89,6 +89,7 @@ class PlanValues:
     chunks: tuple[int, int] | None = field(default=None, compare=False)
     whole_step: int | None = field(default=None, compare=False)
     assumed_batch: int | None = None
+    assumed_steps: int | None = None
     file: str = field(default="", compare=False)
 
     @property

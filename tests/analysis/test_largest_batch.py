@@ -103,7 +103,7 @@ def test_a_device_has_variables_too(make, monkeypatch):
 def test_a_proof_that_fails_is_followed_by_one_in_less_memory(monkeypatch):
     ran = []
 
-    def measured(make, batch, budget, device_memory):
+    def measured(make, batch, budget, device_memory, loop_steps):
         ran.append((budget, batch))
         return None if len(ran) < 3 else budget - 1
 

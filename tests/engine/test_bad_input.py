@@ -217,6 +217,15 @@ CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
         "True",
         "from 1",
     ),
+    **{
+        f"loop_steps {value!r}": (
+            lambda n, value=value: ms.gradients(n.y, n.x, loop_steps=value),
+            "loop_steps",
+            repr(value),
+            "number of steps from 1",
+        )
+        for value in (0, -1, 1.5, "x", True)
+    },
     "batch_size without end": (
         lambda n: ms.gradients(n.y, n.x, batch_size=10**30),
         "batch_size",

@@ -82,13 +82,14 @@ def test_a_plan_has_headline_numbers_a_figure_and_a_table_of_decisions(tmp_path:
 
 
 def test_an_explanation_has_tables_of_budgets_and_layers() -> None:
-    found = Page(page.html(explanation(assumed_batch=32)))
+    found = Page(page.html(explanation(assumed_batch=32, assumed_steps=256)))
     budgets, layers = found.tables
     assert [row[0] for row in budgets[1:]] == ["8,388,608", "6,291,456", "3,145,728"]
     assert budgets[2][1:] == ["0.750", "10.0 %", "5.0 %", "4"]
     assert layers[1] == ["3,145,728", "net/block_0", "model.py:1"]
     shown = " ".join(found.texts)
-    assert "batch of 32, which was assumed" in shown and "budget=3145728" in shown
+    assert "batch of 32, assumed" in shown and "loops of 256 steps, assumed" in shown
+    assert "budget=3145728" in shown
     assert "assumed" not in page.html(explanation())
 
 

@@ -225,7 +225,7 @@ LOOPS = {
 ALONE = {"one step", "no step"}
 
 
-def assert_replayed_same(build, inputs, kinds, replayed=True):
+def assert_replayed_same(build, inputs, kinds, replayed=True, **options):
     """Gradients with loops replayed are TensorFlow's own, to the last bit."""
 
     def program(gradients, p, _):
@@ -237,7 +237,7 @@ def assert_replayed_same(build, inputs, kinds, replayed=True):
         run = RUNNERS[kind]
         plain = run(functools.partial(program, tf.gradients), inputs)
         for way in one_of(WAYS):
-            ours = functools.partial(ms.gradients, checkpoints="memory", loops=way)
+            ours = functools.partial(ms.gradients, checkpoints="memory", loops=way, **options)
             found = run(functools.partial(program, ours), inputs)
             assert_identical(found.results, plain.results, f"{kind}, loops={way!r}")
             if replayed:
@@ -260,6 +260,21 @@ def test_number_of_steps_known_at_run_time(steps):
     inputs = data(steps=np.array(steps, np.int32))
     inputs.shape = lambda name: list(inputs.arrays[name].shape)
     assert_replayed_same(bounded_at_run_time, inputs, RUNNERS)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 11, 12, 13, 40])
+def test_number_of_steps_that_was_told(steps):
+    """Fewer steps than 12 and more have the same gradients as TensorFlow's."""
+
+    def build(p):
+        _, y = tf.while_loop(
+            lambda i, _: i < p["steps"], lambda i, h: (i + 1, layer(p, i, h)), (0, p["x"])
+        )
+        return Net(tf.reduce_sum(y))
+
+    inputs = data(steps=np.array(steps, np.int32))
+    inputs.shape = lambda name: list(inputs.arrays[name].shape)
+    assert_replayed_same(build, inputs, RUNNERS, loop_steps=12)
 
 
 def test_random_numbers_are_drawn_once():

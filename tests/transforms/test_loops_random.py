@@ -651,6 +651,20 @@ def test_a_loop_that_ends_before_its_bound(steps, more, repeats):
         assert max(scheme.runs) <= repeats and min(scheme.runs) >= 1
 
 
+@given(st.integers(1, 200), st.integers(1, 300), st.integers(1, 3), st.integers(1, 30))
+@settings(_fast, max_examples=examples(20))
+def test_a_number_of_steps_that_was_told(told, steps, repeats, leaf):
+    """States and stretches are those of the number that was told, for fewer steps as well; more
+    steps are reversed, too."""
+    scheme = Scheme(Division(repeats, None, leaf, told=told), steps, -1)
+    assert max(scheme.runs) <= repeats and min(scheme.runs) >= 1
+    assert scheme.longest <= leaf
+    blocks = -(-steps // told)
+    assert scheme.outermost <= blocks * (states_for(told, repeats, leaf) + 1)
+    if blocks == 1:
+        assert scheme.most_held <= states_for(told, repeats, leaf) + 1
+
+
 def test_long_loops_are_divided_without_overflow():
     for repeats in (1, 2, 3):
         steps = 2**31 - 2

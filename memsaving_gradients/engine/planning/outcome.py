@@ -83,6 +83,7 @@ def described(
         planner=planner,
         batch=site.options.batch,
         batch_is_known=site.options.batch_size is not None,
+        assumed_steps=site.assumed_steps,
         data_gates=site.data_gates,
         packed=packed,
         budget=budget,

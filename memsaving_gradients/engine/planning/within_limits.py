@@ -12,7 +12,7 @@ from dataclasses import replace
 from graph_tools.memory.timeline import CHANCE
 from memsaving_gradients.budget import Goal, chunk_bytes, plain_bytes, safe_bytes
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.capture.unknown_sizes import check_known
+from memsaving_gradients.capture.unknown_sizes import check_known, check_steps, unknown_steps
 from memsaving_gradients.engine.notices import ENDED, note_ample, warn_nothing_saved
 from memsaving_gradients.engine.planning.by_mode import MARGIN
 from memsaving_gradients.engine.planning.outcome import (
@@ -189,4 +189,7 @@ def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
         limit = max(1, int(limit * (most if limit == 1 else base)))
     else:
         check_known(step, before.peak, site.options.batch_size, site.options.asked_budget[0])
+        check_steps(site.guessed_loops, before.peak, site.options.batch)
+        for loop in site.guessed_inside:
+            raise unknown_steps(loop.name)
     return Goal(limit, most, base, site.options.budget)

@@ -30,6 +30,7 @@ import tensorflow as tf
 
 __all__ = [
     "Binomial",
+    "Blocks",
     "Cut",
     "Division",
     "Replayed",
@@ -198,6 +199,23 @@ class Binomial(Cut):
         ]
 
 
+@dataclass(frozen=True, eq=False)
+class Blocks(Cut):
+    """Ranges of ``length`` steps from step 0 on, each cut by ``block``, which is a cut of the
+    first one."""
+
+    length: tf.Tensor
+    block: Cut
+
+    def after(self, step: tf.Tensor) -> tf.Tensor:
+        first = step // self.length * self.length
+        return first + self.block.after(step - first)
+
+    def before(self, step: tf.Tensor) -> tf.Tensor:
+        first = (step - 1) // self.length * self.length
+        return first + self.block.before(step - first)
+
+
 @dataclass(frozen=True)
 class Division:
     """How a loop's steps are divided.
@@ -209,19 +227,28 @@ class Division:
     steps
         The most steps, or ``None`` where these are known at run time at most.
     leaf
-        Steps of the last segments; with ``steps=None`` of one unit.
+        Steps of the last segments; where nothing is known of steps, of one unit.
     ratio
-        Where ``steps`` is not known: a step's bytes by those of a state.
+        Where nothing is known of steps: a step's bytes by those of a state.
+    told
+        Where ``steps`` is not known: the most steps that the memory is divided for, as somebody
+        told; ``None``: nobody did. More steps work, too, and take more memory.
     """
 
     repeats: int
     steps: int | None
     leaf: int
     ratio: float = 1.0
+    told: int | None = None
 
     def __str__(self) -> str:
-        how = f"{self.leaf} steps to a segment" if self.steps else "segments of √T steps"
+        how = f"{self.leaf} steps to a segment" if self.planned else "segments of √T steps"
         return how if self.repeats == 1 else f"{how}, {self.repeats} levels"
+
+    @property
+    def planned(self) -> int | None:
+        """The most steps that the memory is divided for; ``None``: nothing was known of them."""
+        return self.told if self.steps is None else self.steps
 
     @property
     def most_states(self) -> int | None:
@@ -233,7 +260,7 @@ class Division:
     @property
     def most_leaf(self) -> int | None:
         """The most steps to a last segment, if that is known."""
-        return self.leaf if self.steps is not None else None
+        return None if self.planned is None else self.leaf
 
     def counts(self, usual_steps: int) -> list[int]:
         """About how many segments there are at each level, and how many steps to one at the last;
@@ -246,8 +273,8 @@ class Division:
         >>> Division(1, None, 1).counts(64)
         [8, 8]
         """
-        steps = self.steps or usual_steps
-        known = self.steps is not None
+        steps = self.planned or usual_steps
+        known = self.planned is not None
         leaf = self.leaf if known else max(1, round(steps ** (1 / (self.repeats + 1))))
         found = [states_for(steps, self.repeats, leaf) + 1]
         left = steps / leaf / found[0]
@@ -262,6 +289,9 @@ class Division:
         zero = tf.constant(0)
         if self.steps is not None:
             return self._divide(zero, tf.constant(self.steps), tf.constant(self.leaf), self.repeats)
+        if self.told is not None:
+            length = tf.constant(self.told)
+            return Blocks(length, self._divide(zero, length, tf.constant(self.leaf), self.repeats))
         length = tf.maximum(bound, 1)
         bounded = self._divide(zero, length, self._leaf_of(length, self.repeats), self.repeats)
         return _Either(bound >= 0, bounded, Triangular(tf.constant(self.leaf)))
@@ -271,13 +301,15 @@ class Division:
         ``stop``."""
         repeats = self.repeats - level
         length = stop - first
-        leaf = tf.constant(self.leaf) if self.steps is not None else self._leaf_of(length, repeats)
+        known = self.planned is not None
+        leaf = tf.constant(self.leaf) if known else self._leaf_of(length, repeats)
         return self._divide(first, length, leaf, repeats)
 
     def _divide(self, first: tf.Tensor, length: tf.Tensor, leaf: tf.Tensor, repeats: int) -> Cut:
         if repeats == 1:
             return Uniform(first, leaf)
-        most = _MOST_STATES if self.most_states is None else self.most_states
+        steps = self.planned
+        most = _MOST_STATES if steps is None else states_for(steps, self.repeats, self.leaf) + 1
         return Binomial(first, length, leaf, repeats, most)
 
     def _leaf_of(self, length: tf.Tensor, repeats: int) -> tf.Tensor:
@@ -310,6 +342,8 @@ class Replayed:
 
     def __str__(self) -> str:
         steps = "as many steps as it takes" if self.steps is None else f"{self.steps:,} steps"
+        if self.division.told is not None:
+            steps = f"{self.division.told:,} steps at most, as told"
         return f"{self.name}: {steps}, {self.division}"
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from graph_tools.errors import GraphError
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
-from graph_tools.ops.trip_counts import UNKNOWN_STEPS, trip_count
+from graph_tools.ops.trip_counts import UNKNOWN_STEPS, tell_steps, told_steps, trip_count
 from graph_tools.ops.variant_bytes import buffer_bytes
 from graph_tools.ops.while_loops import Loop
 from graph_tools.tf_private import autodiff
@@ -83,7 +83,9 @@ def division_for(
     steps = trip_count(loop.op)
     if xla and steps is None:
         return "XLA must know how many steps there are; give maximum_iterations as a number"
-    many = UNKNOWN_STEPS if steps is None else steps
+    told = told_steps(loop.op.graph) if steps is None else None
+    planned = told if steps is None else steps
+    many = UNKNOWN_STEPS if planned is None else planned
     repeats = LEVELS[way]
     leaf = leaf_for(many, repeats, max(state, 1), max(step, 1))
     held = states_for(many, repeats, leaf) * state + leaf * step + many * once
@@ -92,7 +94,7 @@ def division_for(
     if many < FEWEST_STEPS:
         return f"it has {many} steps"
     ratio = max(step, 1) / max(state, 1)
-    division = Division(repeats, steps, 1 if steps is None else leaf, ratio)
+    division = Division(repeats, steps, 1 if planned is None else leaf, ratio, told)
     return Replayed(loop.op.name, division, state, step, steps)
 
 
@@ -139,7 +141,13 @@ class Loops:
         """Those that are replayed, now or since earlier gradients, here or in functions, branches
         and other loops."""
         here = (replay.how for replay in self._replays)
-        return (*self._since_earlier, *here, *gradient_hook.inside(self.graph))
+        return (*self._since_earlier, *here, *self.inside)
+
+    @property
+    def inside(self) -> tuple[Replayed, ...]:
+        """Those of functions, branches and other loops, which were replayed while TensorFlow built
+        their gradients."""
+        return gradient_hook.inside(self.graph)
 
     @property
     def kept(self) -> dict[str, str]:
@@ -188,11 +196,18 @@ class Loops:
         return before or bool(self._replays)
 
 
-def inner_rule(way: str, batch: int, xla: bool | None) -> gradient_hook.Rule:
+def inner_rule(
+    way: str, batch: int, xla: bool | None, loop_steps: int | None
+) -> gradient_hook.Rule:
     """How loops inside of functions, branches and other loops are replayed, which cannot be decided
-    later."""
+    later.
+
+    ``loop_steps``: the most steps of those that do not show how many they take.
+    """
 
     def rule(loop: Loop, gradient: Gradient) -> Replayed | None:
+        if loop_steps is not None:
+            tell_steps(loop.op.graph, loop_steps)
         compiled = autodiff.compiled_by_xla() if xla is None else xla
         how = division_for(loop, [gradient], marked_way(loop.op, way), batch, compiled)
         return how if isinstance(how, Replayed) else None
