@@ -7,23 +7,26 @@ those of all other branches are empty, so that the largest counts. Zeros like a 
 it has, each in a buffer of its own, and adding two lists adds their elements, in loops inside of
 loops as well.
 
-Only what an op makes itself is counted: an element that is a variable's buffer, a constant, or an
-argument of a branch has its bytes elsewhere. O(ops between a body's outputs and its arguments) for
+Only what an op makes itself is counted: an element that is a variable's buffer, a constant, an
+argument of a branch, or in another list already has its bytes elsewhere. O(ops between a body's outputs and its arguments) for
 a variant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
+from graph_tools.notes import has_notes, notes
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import Bytes, tensor_bytes
 from graph_tools.ops.trip_counts import known_steps, steps_of
 from graph_tools.tf_private import loops
 
-__all__ = ["buffer_bytes", "guessed_loops", "variant_bytes"]
+__all__ = ["buffer_bytes", "guessed_loops", "note_copies", "variant_bytes"]
 
 #: Fact: ops that add an element to a list, and which of their inputs that is.
 _ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
@@ -125,7 +128,7 @@ def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
         op = tensor.op
         if op.type in _ITEMS:
             item = op.inputs[_ITEMS[op.type]]
-            sizes.append(_NONE if item.op.type in _SHARED else tensor_bytes(item))
+            sizes.append(_NONE if _is_shared(item, argument) else tensor_bytes(item))
         elif op.type in loops.LOOPS:
             size, replaced = _growth_in_loop(tensor)
             if replaced:
@@ -139,6 +142,52 @@ def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
             break
         tensor = op.inputs[0]
     return _sum(sizes), False
+
+
+def _is_shared(item: tf.Tensor, argument: tf.Tensor) -> bool:
+    """Whether what a step adds to the list that comes in as ``argument`` has its bytes elsewhere:
+    in a variable, in a constant, or in another list, to which this step or the one before adds
+    it."""
+    if item.op.type in _SHARED:
+        return True
+    body = argument.graph
+    if _copies(body):
+        return False
+    wanted = _made_as(item)
+    for arg, out in zip(body.inputs, body.outputs, strict=False):
+        number = _ITEMS.get(out.op.type)
+        if number is not None and _made_as(out.op.inputs[number]) is wanted:
+            return arg is not argument
+    return False
+
+
+def _made_as(item: tf.Tensor) -> tf.Tensor:
+    """The tensor of a loop's body in whose buffer an item is, in this step or the one before."""
+    item = _viewed(item)
+    body = item.graph
+    if item.op.type == "Placeholder":
+        for arg, out in zip(body.inputs, body.outputs, strict=False):
+            if arg is item:
+                return _viewed(out)
+    return item
+
+
+@dataclass(eq=False)
+class _Lists:
+    """Whether the lists of a graph's loops copy what is added to them."""
+
+    copied: bool = False
+
+
+def note_copies(graph: Any) -> None:
+    """Note that lists of loops in ``graph`` copy what is added to them, as under XLA."""
+    notes(graph, _Lists).copied = True
+
+
+def _copies(graph: Any) -> bool:
+    while graph is not None and not has_notes(graph, _Lists):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
 
 
 def _growth_in_loop(tensor: tf.Tensor) -> tuple[Bytes, bool]:

@@ -22,7 +22,7 @@ from graph_tools.memory.timeline import Part
 from graph_tools.ops.devices import Home
 from graph_tools.ops.sizes import Bytes
 from graph_tools.ops.trip_counts import UNKNOWN_STEPS, tell_steps
-from graph_tools.ops.variant_bytes import guessed_loops
+from graph_tools.ops.variant_bytes import guessed_loops, note_copies
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.budget import Goal
 from memsaving_gradients.capture.storable import with_storable
@@ -127,6 +127,8 @@ class Site:
 
     def __post_init__(self) -> None:
         tell_steps(self.graph, self.options.loop_steps)
+        if self.data_gates:
+            note_copies(self.graph)
         self.operations = self.graph.get_operations()
         self.sought: Sought | None = None
         self.loops = Loops(self.graph, self.first_backward, self.options.batch, self.data_gates)

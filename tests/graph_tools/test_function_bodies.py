@@ -36,9 +36,25 @@ def test_lists_of_called_loops_have_bytes() -> None:
     lists = [
         [variant_bytes(out).fixed for out in op.outputs if out.dtype == tf.variant] for op in calls
     ]
-    # What the gradients of the sine and of the hyperbolic tangent read, of each step; the backward
-    # call gives none.
-    assert sorted(lists) == [[], [4 * STEPS * SIZE] * 2]
+    # What the gradients of the sine and of the hyperbolic tangent read, of each step, where the
+    # sine's argument is the tangent of the step before; the backward call gives none.
+    assert sorted(map(sorted, lists)) == [[], [0, 4 * STEPS * SIZE]]
+
+
+def test_a_state_in_two_lists_is_counted_once() -> None:
+    """The gradient of a product reads what goes in, that of a hyperbolic tangent what comes out,
+    which goes into the next step."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [SIZE, SIZE])
+        _, y = tf.while_loop(
+            lambda i, h: i < STEPS, lambda i, h: (i + 1, tf.tanh(tf.sin(h) * h)), (0, x)
+        )
+        tf.gradients(y, x)
+    (loop, _) = (op for op in graph.get_operations() if op.type in loops.LOOPS)
+    lists = [out for out in loop.outputs if out.dtype == tf.variant]
+    # Of a step: the sine, and the result. The argument is the result of the step before.
+    assert len(lists) == 3
+    assert sum(variant_bytes(out).fixed for out in lists) == 2 * STEPS * 4 * SIZE**2
 
 
 def test_steps_are_known_by_an_element_of_a_constant() -> None:
