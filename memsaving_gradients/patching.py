@@ -282,7 +282,8 @@ def _standing_rule() -> Rule | None:
     way = inner_way(options, "budget" if searches else options.checkpoints)
     if way == "keep":
         return None
-    return inner_rule(way, options.batch, options.xla, options.loop_steps)
+    asked = options.loops != "auto"
+    return inner_rule(way, options.batch, options.xla, options.loop_steps, asked)
 
 
 def _gradients(inner: Callable[..., Any], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:

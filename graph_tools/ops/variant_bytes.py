@@ -8,8 +8,8 @@ it has, each in a buffer of its own, and adding two lists adds their elements, i
 loops as well.
 
 Only what an op makes itself is counted: an element that is a variable's buffer, a constant, an
-argument of a branch, or in another list already has its bytes elsewhere. O(ops between a body's outputs and its arguments) for
-a variant.
+argument of a branch, or in another list already has its bytes elsewhere. O(ops between a body's
+outputs and its arguments) for a variant.
 """
 
 from __future__ import annotations

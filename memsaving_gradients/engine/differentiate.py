@@ -94,7 +94,8 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
         first_backward = len(graph.get_operations())
     way = inner_way(options, mode, kept)
     tell_steps(graph, options.loop_steps)
-    rule = inner_rule(way, options.batch, options.xla, options.loop_steps)
+    asked = options.loops != "auto"
+    rule = inner_rule(way, options.batch, options.xla, options.loop_steps, asked)
     with paused(), replaying(graph, rule):
         grads = differentiate()
     flat = tf.nest.flatten(grads)

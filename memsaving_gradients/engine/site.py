@@ -131,7 +131,9 @@ class Site:
             note_copies(self.graph)
         self.operations = self.graph.get_operations()
         self.sought: Sought | None = None
-        self.loops = Loops(self.graph, self.first_backward, self.options.batch, self.data_gates)
+        asked = self.options.loops != "auto"
+        of = self.graph, self.first_backward, self.options.batch, self.data_gates
+        self.loops = Loops(*of, asked=asked)
         self._captured: CapturedStep | None = None
         self._aside: Packed | None = None
         self._for_loops: set[int] = set()

@@ -43,7 +43,7 @@ def everywhere(options: Mapping[str, Any] | None) -> Iterator[Tally]:
             least = _within_the_least_budget(rewire.save_memory, tally)
             stack.enter_context(mock.patch.object(differentiate, "save_memory", least))
             # The loops of tests have few steps, and nothing to save.
-            short = mock.patch.multiple(selection, FEWEST_STEPS=2, LEAST_SAVED=-1e9)
+            short = mock.patch.multiple(selection, LEAST_SAVED=-1e9)
             stack.enter_context(short)
         if (trainer := _trainer()) is not None:
             fit = _fitting(trainer.fit, options, tally)

@@ -262,6 +262,23 @@ def test_number_of_steps_known_at_run_time(steps):
     assert_replayed_same(bounded_at_run_time, inputs, RUNNERS)
 
 
+@pytest.mark.parametrize("steps", [2, 3])
+@pytest.mark.parametrize("loops", ["auto", "segments", "treeverse"])
+def test_few_large_steps_are_replayed(steps, loops):
+    def build(p):
+        return counted(lambda p, _, h: tf.sin(tf.tanh(tf.sin(tf.tanh(h)))), steps)(p)
+
+    def program(gradients, p, _):
+        net = build(p)
+        return [net.ys, gradients(net.ys, p["x"])]
+
+    ours = functools.partial(ms.gradients, checkpoints="memory", loops=loops)
+    plain = in_function(functools.partial(program, tf.gradients), data())
+    found = in_function(functools.partial(program, ours), data())
+    assert_identical(found.results, plain.results, loops)
+    assert [how.steps for how in found.plans[-1].replayed] == [steps]
+
+
 @pytest.mark.parametrize("steps", [0, 1, 11, 12, 13, 40])
 def test_number_of_steps_that_was_told(steps):
     """Fewer steps than 12 and more have the same gradients as TensorFlow's."""

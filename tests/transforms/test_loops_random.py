@@ -369,14 +369,14 @@ def _compare(loop, found, plain, graph, what):
 def always_replayed(leaf):
     """Loops are replayed also where that saves nothing, in segments of ``leaf`` steps; ``None``: as
     ever."""
-    before = selection.LEAST_SAVED, selection.FEWEST_STEPS, selection.leaf_for
+    before = selection.LEAST_SAVED, selection.leaf_for
     if leaf is not None:
-        selection.LEAST_SAVED, selection.FEWEST_STEPS = -math.inf, 1
+        selection.LEAST_SAVED = -1e9
         selection.leaf_for = lambda *_: leaf
     try:
         yield
     finally:
-        selection.LEAST_SAVED, selection.FEWEST_STEPS, selection.leaf_for = before
+        selection.LEAST_SAVED, selection.leaf_for = before
 
 
 def check(loop):

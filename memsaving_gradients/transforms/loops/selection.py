@@ -38,8 +38,9 @@ __all__ = ["LEVELS", "WAYS", "Loops", "Replayed", "division_for", "marked_way"]
 WAYS = ("keep", "segments", "treeverse")
 #: Fact: the levels of segments of each way.
 LEVELS = {"segments": 1, "treeverse": 3}
-#: Loops of fewer steps are left alone, and those where less than this share is saved.
-FEWEST_STEPS, LEAST_SAVED = 4, 0.2
+#: Loops where less than this share of their bytes is saved are left alone, unless somebody asks for
+#: them. Chosen by judgement.
+LEAST_SAVED = 0.2
 
 
 @dataclass(eq=False)
@@ -61,9 +62,16 @@ def marked_way(loop: tf.Operation, otherwise: str) -> str:
 
 
 def division_for(
-    loop: Loop, gradients: Sequence[Gradient], way: str, batch: int, xla: bool
+    loop: Loop,
+    gradients: Sequence[Gradient],
+    way: str,
+    batch: int,
+    xla: bool,
+    least_saved: float,
 ) -> Replayed | str:
     """How a loop is divided, or why it is kept as it is.
+
+    ``least_saved``: the share of its bytes to be saved at least.
 
     ``xla``: whether it is compiled by XLA, which must know how long lists are, and copies into
     lists what is read of variables.
@@ -89,10 +97,9 @@ def division_for(
     repeats = LEVELS[way]
     leaf = leaf_for(many, repeats, max(state, 1), max(step, 1))
     held = states_for(many, repeats, leaf) * state + leaf * step + many * once
-    if not part.states or held > (1 - LEAST_SAVED) * many * step:
-        return f"of the {many * step:,} bytes that it keeps less than a fifth would be saved"
-    if many < FEWEST_STEPS:
-        return f"it has {many} steps"
+    if not part.states or held >= (1 - least_saved) * many * step:
+        saved = "less than a fifth" if least_saved else "nothing"
+        return f"of the {many * step:,} bytes that it keeps {saved} would be saved"
     ratio = max(step, 1) / max(state, 1)
     division = Division(repeats, steps, 1 if planned is None else leaf, ratio, told)
     return Replayed(loop.op.name, division, state, step, steps)
@@ -118,6 +125,8 @@ class Loops:
         Stands in for an unknown batch dimension.
     xla
         Whether it is compiled by XLA.
+    asked
+        Whether the user asked for a way: any loop is replayed then that holds less so.
     way
         How they are treated now; ``None``: as TensorFlow built them, marked or not.
     """
@@ -126,6 +135,7 @@ class Loops:
     since: int
     batch: int
     xla: bool = False
+    asked: bool = False
     way: str | None = None
     _replays: list[Replay] = field(default_factory=list)
     _refused: dict[str, str] = field(default_factory=dict)
@@ -175,7 +185,7 @@ class Loops:
 
     def _asked(self, gradients: list[Gradient], way: str) -> Replayed | str:
         loop = gradients[-1].loop
-        return division_for(loop, gradients, marked_way(loop.op, way), self.batch, self.xla)
+        return _division(loop, gradients, way, self.batch, self.xla, self.asked)
 
     def treat(self, way: str | None) -> bool:
         """Treat the loops in another way; whether anything changed."""
@@ -196,20 +206,30 @@ class Loops:
         return before or bool(self._replays)
 
 
+def _division(
+    loop: Loop, gradients: Sequence[Gradient], way: str, batch: int, xla: bool, asked: bool
+) -> Replayed | str:
+    """`division_for` a loop that may be marked; ``asked``: whether the user asked for ``way``."""
+    marked = marked_way(loop.op, "")
+    least = min(LEAST_SAVED, 0.0) if marked or asked else LEAST_SAVED
+    return division_for(loop, gradients, marked or way, batch, xla, least)
+
+
 def inner_rule(
-    way: str, batch: int, xla: bool | None, loop_steps: int | None
+    way: str, batch: int, xla: bool | None, loop_steps: int | None, asked: bool
 ) -> gradient_hook.Rule:
     """How loops inside of functions, branches and other loops are replayed, which cannot be decided
     later.
 
-    ``loop_steps``: the most steps of those that do not show how many they take.
+    ``loop_steps``: the most steps of those that do not show how many they take. ``asked``: whether
+    the user asked for ``way``.
     """
 
     def rule(loop: Loop, gradient: Gradient) -> Replayed | None:
         if loop_steps is not None:
             tell_steps(loop.op.graph, loop_steps)
         compiled = autodiff.compiled_by_xla() if xla is None else xla
-        how = division_for(loop, [gradient], marked_way(loop.op, way), batch, compiled)
+        how = _division(loop, [gradient], way, batch, compiled, asked)
         return how if isinstance(how, Replayed) else None
 
     return rule
