@@ -26,6 +26,7 @@ from graph_tools.costs.function_bodies import inside
 from graph_tools.costs.scratch import scratch_bytes
 from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
+from graph_tools.ops.elements import rows
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import loops
 
@@ -176,9 +177,17 @@ _READ_NOTHING = op_types.SHAPE_READERS | {"Fill", "BroadcastGradientArgs"}
 
 
 def _elements(tensor: tf.Tensor, batch: int) -> float:
+    shape = _shape(tensor, batch)
+    return float(batch if shape is None else math.prod(shape))
+
+
+def _shape(tensor: tf.Tensor, batch: int) -> list[int] | None:
+    """The dimensions of a tensor at a batch of ``batch`` examples; ``None``: nothing is known."""
     if tensor.shape.rank is None:
-        return float(batch)
-    return float(math.prod(batch if dim is None else dim for dim in tensor.shape.as_list()))
+        return None
+    dimensions = tensor.shape.as_list()
+    unknown = rows(tensor).at(batch) if dimensions.count(None) == 1 else batch
+    return [unknown if dim is None else dim for dim in dimensions]
 
 
 def op_flops(op: tf.Operation, batch: int) -> float:
@@ -197,9 +206,8 @@ def op_flops(op: tf.Operation, batch: int) -> float:
         return 0.0
     out = _elements(op.outputs[0], batch)
     kind = op.type
-    if kind in _PRODUCTS and (first := op.inputs[0].shape).rank is not None:
-        inner = first.as_list()[-2 if op.get_attr(_PRODUCTS[kind]) else -1]
-        return 2.0 * out * (batch if inner is None else inner)
+    if kind in _PRODUCTS and (first := _shape(op.inputs[0], batch)) is not None:
+        return 2.0 * out * first[-2 if op.get_attr(_PRODUCTS[kind]) else -1]
     if kind == "Einsum":
         return _einsum(op, batch)
     if kind in _CONVOLUTIONS:
@@ -213,8 +221,8 @@ def op_flops(op: tf.Operation, batch: int) -> float:
         sequence, weights, products = _RECURRENT[kind]
         x = op.inputs[sequence]
         width = x.shape.as_list()[-1] if x.shape.rank else None
-        rows = _elements(x, batch) / (width or 1)
-        return 2.0 * products * rows * sum(_elements(op.inputs[w], batch) for w in weights)
+        vectors = _elements(x, batch) / (width or 1)
+        return 2.0 * products * vectors * sum(_elements(op.inputs[w], batch) for w in weights)
     if kind in _MATRICES and (first := op.inputs[0].shape).rank is not None:
         rows = first.as_list()[-1] if first.rank else 1
         return _MATRICES[kind] * _elements(op.inputs[0], batch) * (batch if rows is None else rows)

@@ -16,6 +16,8 @@ from graph_tools.tf_private import graphs
 
 __all__ = [
     "ASSIGNS",
+    "AXES",
+    "CHOOSERS",
     "COLLECTIVES",
     "CONCATENATIONS",
     "ELEMENTS",
@@ -113,6 +115,15 @@ SHAPE_READERS = SHAPES | {"ZerosLike", "OnesLike"}
 
 #: Ops that give an element of a tensor list, which lives in the list's buffers.
 ELEMENTS = frozenset("TensorListGetItem TensorListPopBack".split())
+
+#: Ops that give axes: at most one for each element of their inputs, which are shapes.
+AXES = frozenset({"BroadcastGradientArgs"})
+
+#: Ops that choose rows of their first input when they run: they give no more elements than it has.
+CHOOSERS = frozenset(
+    """Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 DynamicPartition ListDiff Slice
+    StridedSlice""".split()
+)
 
 #: Ops that only put their inputs side by side: as many bytes out as in, almost no time.
 CONCATENATIONS = frozenset("ConcatV2 Concat Pack".split())

@@ -1,8 +1,7 @@
 """Bytes of a tensor before it exists: *fixed + per_example × batch*.
 
-A shape that is known gives fixed bytes. The first unknown dimension is taken for the batch, and
-bytes become a rate for each example; a further unknown dimension counts as ``UNKNOWN_DIM``
-elements, an unknown rank as one example of ``UNKNOWN_DIM`` elements. What a batch normalization
+A shape that is known gives fixed bytes, of an unknown one `graph_tools.ops.elements` says how many
+elements there are at most. What a batch normalization
 reserves for its gradient has no shape, but its bytes are known: where oneDNN merges it with a ReLU
 a bit for each element, of which eight are held in one number of the reserve's type (measured with
 TensorFlow 2.21), next to nothing elsewhere. Estimates steer choices only: no result ever depends on
@@ -17,12 +16,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from graph_tools.ops import op_types
+from graph_tools.ops.elements import elements
 from graph_tools.tf_private import graphs
 
-__all__ = ["UNKNOWN_DIM", "Bytes", "tensor_bytes"]
-
-#: Stands in for unknown dimensions other than the batch.
-UNKNOWN_DIM = 64
+__all__ = ["Bytes", "tensor_bytes"]
 
 
 class Bytes(NamedTuple):
@@ -59,17 +56,10 @@ def tensor_bytes(tensor: tf.Tensor) -> Bytes:
     item = _item_bytes(tensor.dtype)
     if not item:
         return Bytes(0, 0)
-    shape = tensor.shape
-    if shape.rank is None:
-        return _reserved_bytes(tensor) if _is_reserve(tensor) else Bytes(0, item * UNKNOWN_DIM)
-    elements, unknown = 1, 0
-    for dim in shape.as_list():
-        if dim is None:
-            unknown += 1
-            elements *= UNKNOWN_DIM if unknown > 1 else 1
-        else:
-            elements *= dim
-    return Bytes(0, item * elements) if unknown else Bytes(item * elements, 0)
+    if tensor.shape.rank is None and _is_reserve(tensor):
+        return _reserved_bytes(tensor)
+    fixed, rate = elements(tensor)
+    return Bytes(item * fixed, item * rate)
 
 
 @cache

@@ -30,6 +30,7 @@ __all__ = [
     "tell_steps",
     "told_steps",
     "trip_count",
+    "whole_steps",
 ]
 
 #: Stands in for the number of steps of a loop where nothing is known of it.
@@ -249,6 +250,14 @@ def known_steps(op: tf.Operation) -> int | None:
         return int(op.node_def.attr[_STEPS].i)
     steps = trip_count(op)
     return told_steps(op.graph) if steps is None else steps
+
+
+def whole_steps(op: tf.Operation) -> int:
+    """Return how often a loop runs at most, as it was before it was replayed: `UNKNOWN_STEPS` where
+    nothing is known."""
+    steps = trip_count(op)
+    steps = told_steps(op.graph) if steps is None else steps
+    return UNKNOWN_STEPS if steps is None else steps
 
 
 def steps_of(op: tf.Operation) -> int:

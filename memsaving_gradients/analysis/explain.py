@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.memory.executor import simulate_execution
+from graph_tools.ops.elements import most_chosen
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.analysis.study import Study, asked
 from memsaving_gradients.engine.no_gc import uncollected
@@ -115,6 +116,7 @@ def _explanation(study: Study) -> Explanation:
         sums=study.sums,
         assumed_batch=site.options.batch if study.assumes_batch else None,
         assumed_steps=site.assumed_steps,
+        assumed_rows=most_chosen(ops.ops, site.options.batch),
     )
 
 

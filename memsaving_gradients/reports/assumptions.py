@@ -15,4 +15,6 @@ def assumed(found: PlanValues | ExplanationValues) -> list[str]:
         said.append(f"for a batch of {found.assumed_batch}, assumed: give batch_size=")
     if found.assumed_steps is not None:
         said.append(f"for loops of {found.assumed_steps} steps, assumed: give loop_steps=")
+    if found.assumed_rows is not None:
+        said.append(f"for {found.assumed_rows:,} rows, the most that the run may choose")
     return said

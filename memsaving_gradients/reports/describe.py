@@ -11,6 +11,7 @@ import tensorflow as tf
 from graph_tools.memory.liveness import timeline
 from graph_tools.memory.peak_tensors import with_names
 from graph_tools.memory.timeline import Part
+from graph_tools.ops.elements import most_chosen
 from graph_tools.tf_private import graphs
 from memsaving_gradients.capture.fingerprint import fingerprint
 from memsaving_gradients.capture.training_step import CapturedStep
@@ -104,6 +105,7 @@ def describe(
         fingerprint=mark,
         assumed_batch=None if batch_is_known or not mark.batch else batch,
         assumed_steps=assumed_steps,
+        assumed_rows=most_chosen(step.source.ops, batch),
         simulation_plain=before,
         simulation=_named(step, proposal),
     )

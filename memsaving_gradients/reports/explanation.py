@@ -51,6 +51,9 @@ class Explanation(ExplanationValues, Report):
     assumed_steps
         The number of steps that stands in for that of loops which do not show it; ``None``: bytes
         do not depend on any.
+    assumed_rows
+        The most rows that an op may choose when it runs, which figures are for; ``None``: none are
+        chosen.
     sums
         In a step with microbatches, of which one is explained: bytes of the gradients that are
         added up, which are there besides.

@@ -102,6 +102,7 @@ class ExplanationValues:
     computations: int = 1
     assumed_batch: int | None = None
     assumed_steps: int | None = None
+    assumed_rows: int | None = None
     sums: int = 0
 
     @property

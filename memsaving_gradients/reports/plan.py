@@ -92,6 +92,9 @@ class Plan(PlanValues, Report):
     assumed_steps
         The number of steps that stands in for that of loops which do not show it, and was told by
         nobody; ``None``: bytes do not depend on any.
+    assumed_rows
+        The most rows that an op may choose when it runs (a mask, unique values, a slice), which
+        figures are for; ``None``: none are chosen.
     file
         The file that it was read from, or an empty string.
     """

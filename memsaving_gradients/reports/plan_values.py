@@ -90,6 +90,7 @@ class PlanValues:
     whole_step: int | None = field(default=None, compare=False)
     assumed_batch: int | None = None
     assumed_steps: int | None = None
+    assumed_rows: int | None = None
     file: str = field(default="", compare=False)
 
     @property
