@@ -75,6 +75,8 @@ def trip_count(op: tf.Operation) -> int | None:
         test = behind_identities(tests.pop()).op
         if test.type == "LogicalAnd":
             tests += test.inputs
+        elif test.type in loops.BRANCHES and _is_conjunction(test):
+            tests.append(test.inputs[0])
         elif test.type in ("Less", "LessEqual"):
             bounds.append(_most_steps(op, test, condition, body))
     return min((bound for bound in bounds if bound is not None), default=None)
@@ -84,46 +86,64 @@ def _most_steps(op: tf.Operation, test: tf.Operation, condition: Any, body: Any)
     """How often a loop runs at most while a comparison holds, if that is known before it runs."""
     counter, limit = (behind_identities(t) for t in test.inputs)
     number = next((i for i, arg in enumerate(condition.inputs) if arg is counter), None)
-    end = _constant(limit, condition.inputs, op)
+    end = _constant(limit, condition.inputs, op, _most)
     if number is None or end is None:
         return None
     begin = _value(op.inputs[number])
-    step = _increment(body, number)
+    step = _increment(op, body, number)
     if begin is None or step is None or step <= 0:
         return None
     return max(0, -(-(int(end) + (test.type == "LessEqual") - int(begin)) // step))
 
 
-def _constant(tensor: tf.Tensor, arguments: Sequence[tf.Tensor], op: tf.Operation) -> Any:
-    """The value of a tensor of a loop's function, if it is one before the loop runs."""
+def _constant(
+    tensor: tf.Tensor,
+    arguments: Sequence[tf.Tensor],
+    op: tf.Operation,
+    value: Callable[[tf.Tensor], Any],
+) -> Any:
+    """The ``value`` of a tensor of a loop's function, if it is one before the loop runs."""
     if not tensor.dtype.is_integer:
         return None
     for i, arg in enumerate(arguments):
         if arg is tensor:
             body = loops.body_of(op)
             passed_on = behind_identities(body.outputs[i]) is body.inputs[i]
-            return _most(op.inputs[i]) if passed_on else None
-    return _most(tensor)
+            return value(op.inputs[i]) if passed_on else None
+    return value(tensor)
 
 
 def _most(tensor: tf.Tensor) -> Any:
-    """The value of an integer scalar; where it is how often another loop runs, the most it can
-    be."""
+    """The value of an integer scalar; where it is how often another loop runs, or the least of
+    several numbers, the most it can be."""
     known = _value(tensor)
     source = _source(tensor)
+    if known is None and source.op.type == "Minimum":
+        return min((end for t in source.op.inputs if (end := _value(t)) is not None), default=None)
     if known is None and source.op.type in loops.LOOPS and source.value_index == 0:
         return trip_count(source.op)
     return known
 
 
-def _increment(body: Any, number: int) -> int | None:
+def _is_conjunction(branches: tf.Operation) -> bool:
+    """Whether what two branches give is true only if their predicate is: AutoGraph writes ``p and
+    q`` as ``q if p else p``."""
+    bodies = loops.bodies(branches)
+    if len(bodies) != 2 or None in bodies or branches.inputs[0].dtype != tf.bool:
+        return False
+    otherwise = behind_identities(bodies[1].outputs[branches.outputs[0].value_index])
+    given = zip(bodies[1].inputs, branches.inputs[1:], strict=True)
+    return any(arg is otherwise and t is branches.inputs[0] for arg, t in given)
+
+
+def _increment(op: tf.Operation, body: Any, number: int) -> int | None:
     """What a step adds to an integer loop variable, if that is a constant."""
     made = behind_identities(body.outputs[number]).op
     if made.type not in ("Add", "AddV2"):
         return None
     for one, other in (made.inputs, reversed(made.inputs)):
         if behind_identities(one) is body.inputs[number]:
-            value = _value(other)
+            value = _constant(behind_identities(other), body.inputs, op, _value)
             return None if value is None else int(value)
     return None
 

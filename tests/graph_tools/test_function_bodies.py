@@ -82,6 +82,45 @@ def test_a_bound_holds_whatever_else_a_condition_asks(condition, steps) -> None:
     assert trip_count(loop) == steps
 
 
+@tf.function
+def _of_range(x):
+    for _ in tf.range(12):
+        x = tf.tanh(x)
+    return x
+
+
+@tf.function
+def _while_both(x):
+    i = tf.constant(0)
+    while i < 12 and tf.reduce_sum(x) > 0.1:
+        x, i = tf.tanh(x), i + 1
+    return x
+
+
+@tf.function
+def _while_either(x):
+    i = tf.constant(0)
+    while i < 12 or tf.reduce_sum(x) > 0.1:
+        x, i = tf.tanh(x), i + 1
+    return x
+
+
+@tf.function(autograph=False)
+def _least_of_two(x):
+    steps = tf.minimum(tf.cast(x[0], tf.int32), 12)
+    return tf.while_loop(lambda i, _: i < steps, lambda i, h: (i + 1, tf.tanh(h)), (0, x))[1]
+
+
+@pytest.mark.parametrize(
+    ("looping", "steps"),
+    [(_of_range, 12), (_while_both, 12), (_while_either, None), (_least_of_two, 12)],
+)
+def test_steps_are_known_as_autograph_writes_loops(looping, steps) -> None:
+    graph = looping.get_concrete_function(tf.TensorSpec([SIZE])).graph
+    (loop,) = (op for op in graph.get_operations() if op.type in loops.LOOPS)
+    assert trip_count(loop) == steps
+
+
 def test_steps_are_known_through_calls() -> None:
     """A persistent tape puts a loop and its gradient into functions, which are given where it
     begins and ends."""
