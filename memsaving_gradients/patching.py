@@ -207,7 +207,9 @@ def for_batches_of(size: int) -> Iterator[None]:
         mine.options = options
 
 
-def rewired(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options) -> Any:
+def rewired(
+    differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options, tape: Any = None
+) -> Any:
     """`saving`, for gradients that may be composite (of ragged tensors)."""
     graph = tf.compat.v1.get_default_graph()
     whole: list[Any] = []
@@ -224,7 +226,7 @@ def rewired(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options
         parts.extend(tf.nest.flatten(whole[0], expand_composites=True))
         return [part if ours(part) else None for part in parts]
 
-    saved = saving(in_parts, ys, xs, options)
+    saved = saving(in_parts, ys, xs, options, tape)
     if not parts:
         return tf.nest.pack_sequence_as(whole[0], saved)
     saved = [new if ours(old) else old for old, new in zip(parts, saved, strict=True)]
@@ -304,7 +306,7 @@ def _tape_gradient(
     _note_asked()
     if _stays_plain("GradientTape.gradient"):
         return inner(tape, target, sources, *args, **kwargs)
-    return _patched(lambda: inner(tape, target, sources, *args, **kwargs), target, sources)
+    return _patched(lambda: inner(tape, target, sources, *args, **kwargs), target, sources, tape)
 
 
 def _plain_inside(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -333,7 +335,7 @@ def _stays_plain(what: str) -> bool:
     return True
 
 
-def _patched(differentiate: Callable[[], Any], ys: Any, xs: Any) -> Any:
+def _patched(differentiate: Callable[[], Any], ys: Any, xs: Any, tape: Any = None) -> Any:
     graph = tf.compat.v1.get_default_graph()
     ends = ends_in(graph, ys)
     if not ends:
@@ -351,4 +353,4 @@ def _patched(differentiate: Callable[[], Any], ys: Any, xs: Any) -> Any:
         tensors = resolve(graph, operations, options.checkpoints, ends, starts, skipped=skipped)
         now.note(skipped)
         options = replace(options, checkpoints=tuple(tensors))
-    return rewired(differentiate, ends, starts, options)
+    return rewired(differentiate, ends, starts, options, tape)

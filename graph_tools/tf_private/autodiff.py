@@ -5,13 +5,14 @@ Each comment says why there is no public way. Seen in TensorFlow 2.16 to 2.21.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import backprop
+from tensorflow.python.eager import backprop, record
 from tensorflow.python.eager.polymorphic_function import concrete_function, polymorphic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import (
@@ -31,6 +32,7 @@ __all__ = [
     "graphs_of",
     "home_of",
     "in_py_function",
+    "is_recorded",
     "orders_effects",
     "outputs_of",
     "passes_gradient",
@@ -44,6 +46,17 @@ __all__ = [
 
 #: The class behind ``tf.GradientTape``.
 GradientTape = backprop.GradientTape
+
+
+def is_recorded(tensors: Sequence[tf.Tensor], besides: Any = None) -> bool:
+    """Whether a tape records what is done with any of ``tensors``, other than the tape ``besides``:
+    whether somebody may differentiate what becomes of them.
+
+    Which tapes are recording is not public (2.16 to 2.21).
+    """
+    own = besides is not None and besides._recording
+    with besides.stop_recording() if own else contextlib.nullcontext():
+        return bool(record.should_record_backprop(tensors))
 
 
 def compiled_by_xla() -> bool:

@@ -14,7 +14,7 @@ from graph_tools.editing import original_view
 from graph_tools.ops.trip_counts import tell_steps
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.capture.encodings import ENCODINGS
-from memsaving_gradients.engine import graph_state, whole_step
+from memsaving_gradients.engine import graph_state, inner_calls, whole_step
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.rewire import components, save_memory
@@ -63,7 +63,9 @@ def is_paused() -> bool:
 
 @tf.autograph.experimental.do_not_convert
 @uncollected()
-def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options) -> Any:
+def saving(
+    differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options, tape: Any = None
+) -> Any:
     """Run ``differentiate`` in the current graph and rewire what it built.
 
     Parameters
@@ -76,6 +78,8 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
     options
         How to save memory. Checkpoints are resolved before anything is built, so that an error
         leaves the graph as it was.
+    tape
+        Whose gradients they are, if a tape's.
     """
     graph = tf.compat.v1.get_default_graph()
     first_backward = len(graph.get_operations())
@@ -87,6 +91,17 @@ def saving(differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options)
             return differentiate()
     mode, kept = _chosen(graph, first_backward, ends, starts, options)
     encode = _encodings(graph, first_backward, ends, starts, options)
+    if options.budget is not None and inner_calls.is_inner(graph, ends, tape):
+        with paused():
+            grads = differentiate()
+        flat, built = tf.nest.flatten(grads), graph.get_operations()
+
+        def alone() -> list[Any]:
+            return save_memory(
+                graph, first_backward, ends, starts, flat, mode, kept, options, encode, None, built
+            )
+
+        return tf.nest.pack_sequence_as(grads, inner_calls.left(graph, flat, alone))
     found = None
     if options.blocks_attention and not autodiff.vectorized():
         with paused():

@@ -45,6 +45,7 @@ def save_memory(
     options: Options,
     encode: Mapping[Any, str],
     in_blocks: Substituted | None = None,
+    operations: Sequence[tf.Operation] | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Rewire the backward ops of ``graph`` so that they hold less memory.
 
@@ -67,13 +68,15 @@ def save_memory(
         Encodings of tensors that were named, by reference.
     in_blocks
         What became of attention that was found, if it was looked for.
+    operations
+        Those of the graph when ``grads`` were built; all of them if not given.
 
     Returns
     -------
     list
         The gradients, in which tensors that became chains of additions are replaced.
     """
-    operations = graph.get_operations()
+    operations = graph.get_operations() if operations is None else operations
     flat = components(grads, graph)
     if not flat or len(operations) <= first_backward:
         return list(grads)

@@ -36,7 +36,7 @@ from graph_tools.ops.trip_counts import behind_identities
 from graph_tools.tf_private import autodiff, graphs, hooks
 from graph_tools.warn import warn
 from memsaving_gradients.budget import exact_bytes, format_bytes, safe_bytes
-from memsaving_gradients.engine import graph_state, replicas
+from memsaving_gradients.engine import graph_state, inner_calls, replicas
 from memsaving_gradients.engine.driver.attempt import Followed
 from memsaving_gradients.engine.driver.following import Following
 from memsaving_gradients.engine.notices import warn_stopped
@@ -76,6 +76,7 @@ _consumed: ContextVar[bool] = ContextVar("memsaving_gradients_consumed", default
 
 def _traced(graph: tf.Graph) -> None:
     """Look at a step, which was just traced to its end."""
+    inner_calls.plan_alone(graph)
     if not has_notes(graph, _Step):
         return
     step = notes(graph, _Step)
