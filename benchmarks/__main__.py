@@ -51,6 +51,7 @@ EXPERIMENTS: dict[str, str] = {
     "compatibility": "zoo.compatibility",
     "peers": "peers.experiment",
     "papers": "papers.experiment",
+    "users": "users.experiment",
 }
 
 
