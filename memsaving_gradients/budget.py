@@ -327,8 +327,14 @@ def chunk_bytes(simulation: Timeline, gating: str) -> int:
 
 def plain_bytes(simulation: Timeline, gating: str) -> int:
     """What fractions are of: the least that plain training may take in chunks, whatever is in the
-    allocator before."""
-    return one_chunk(simulation.peak) if gating == "data" else simulation.allocated_least
+    allocator before.
+
+    An allocator without a past may be worse off than one whose holes buffers fit into. So it is no
+    more than `chunk_bytes`: a larger fraction is never a smaller budget.
+    """
+    if gating == "data":
+        return one_chunk(simulation.peak)
+    return min(simulation.allocated_least, simulation.allocated_peak)
 
 
 def safe_bytes(simulation: Timeline, gating: str) -> int:

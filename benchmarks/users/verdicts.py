@@ -36,11 +36,21 @@ _MAY_TAKE = re.compile(r"may take ([\d,]+)")
 
 
 def simulated(result: Mapping[str, Any]) -> int | None:
-    """Return the largest peak that plans promised, with the rest of the step where it is known."""
-    promises = [
-        max(p["allocated"], (p["whole_step"] or 0) / (1 + p["margin"])) for p in result["plans"]
-    ]
-    return int(max(promises)) if promises else None
+    """Return the peak that plans promise for the step; ``None``: none of them covers it.
+
+    With budgets, the rest of the step is in the promise where it was simulated, else the largest
+    plan is it. Without, one plan is a promise for its gradients, several are none.
+    """
+    plans = result["plans"]
+    alone = len(plans) == 1 and not any("NothingSaved" in w for w in result["warnings"])
+    if not alone and not any(plan["budget"] for plan in plans):
+        return None
+    return int(max(max(p["allocated"], _whole(p)) for p in plans))
+
+
+def _whole(plan: Mapping[str, Any]) -> float:
+    """Return what a step was simulated to take, without what is left to chance."""
+    return (plan["whole_step"] or 0) / (1 + plan["margin"])
 
 
 def kept(result: Mapping[str, Any], plain: Mapping[str, Any] | None, share: float | None) -> str:

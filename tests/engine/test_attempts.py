@@ -11,7 +11,8 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.memory.bfc_allocator import irregular_peaks
-from memsaving_gradients.budget import safe_bytes, worst_bytes
+from graph_tools.memory.timeline import Timeline
+from memsaving_gradients.budget import plain_bytes, safe_bytes, worst_bytes
 from memsaving_gradients.engine.driver import attempts
 
 LAYERS = 24
@@ -90,3 +91,13 @@ def test_a_step_needs_at_least_what_it_does_on_average(planner):
     assert simulation is not None
     assert worst_bytes(simulation, "control") >= safe_bytes(simulation, "control")
     assert worst_bytes(simulation, "data") == safe_bytes(simulation, "data")
+
+
+def test_fractions_are_of_no_more_than_plain_training_takes():
+    # In an arena of its own, each buffer gets a chunk that is larger than it. Here they fit into
+    # the holes that variables have left.
+    born = np.arange(3)
+    buffers = born, born + 1, np.array([1_900_000, 1_450_000, 1_250_000])
+    step = Timeline(np.zeros(3, np.int64), 0, buffers, persistent=(1_700_000, 2_800_000))
+    assert step.allocated_least > step.allocated_peak
+    assert plain_bytes(step, "control") == step.allocated_peak <= safe_bytes(step, "control")
