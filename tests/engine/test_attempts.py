@@ -101,3 +101,16 @@ def test_fractions_are_of_no_more_than_plain_training_takes():
     step = Timeline(np.zeros(3, np.int64), 0, buffers, persistent=(1_700_000, 2_800_000))
     assert step.allocated_least > step.allocated_peak
     assert plain_bytes(step, "control") == step.allocated_peak <= safe_bytes(step, "control")
+
+
+def test_plain_gradients_within_a_budget_are_described_as_they_run():
+    # In the order of creation, all of the wide tensors would be there together.
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2**16])
+        wide = [tf.repeat(x * (k + 1.0), 8) for k in range(16)]
+        total = tf.add_n([tf.reduce_sum(w) for w in wide])
+        with pytest.warns(ms.errors.PlanNote):
+            ms.gradients(total, x, budget=1.0)
+    (plan,) = ms.plans(graph)
+    assert plan.clones == 0
+    assert plan.allocated <= plan.budget

@@ -59,7 +59,7 @@ def within_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
         note_ample(site.graph, goal)
         untouched = Found(Meter(step.graph, site.gating).plain, plain_need, None)
         plan = described(site, step, untouched, mode, name, before=sought.before, budget=budget)
-        return Outcome(step, untouched.proposal, plan, plain=True)
+        return Outcome(step, untouched.proposal, plan, plain=True).as_it_runs(sought.before)
     found: Found | None
     search.progress = site.progress
     if goal is not None:
