@@ -118,7 +118,7 @@ def misses(result: Mapping[str, Any], mode: str) -> list[str]:
     if kept(result, None, _share(mode)) == "no":
         found.append(f"took {result['peak']:,} of {budget_of(result):,}")
     promise = simulated(result)
-    if promise and promise / result["peak"] - 1 < -MOST_UNDER:
+    if promise and _share(mode) and promise / result["peak"] - 1 < -MOST_UNDER:
         found.append(f"{promise:,} were simulated and {result['peak']:,} measured")
     return found
 
@@ -137,7 +137,8 @@ def bars(results: Results) -> list[Figure]:
     good = [(mode, result, plain) for _, mode, result, plain in made if "peak" in result]
     verdicts = [kept(result, plain, _share(mode)) for mode, result, plain in good]
     other = sum(bool(r.get("different")) for _, r, _ in good)
-    off = [s / r["peak"] - 1 for _, r, _ in good if (s := simulated(r))]
+    # Without a budget, the update of variables is no part of what is simulated.
+    off = [s / r["peak"] - 1 for mode, r, _ in good if _share(mode) and (s := simulated(r))]
     figures = [
         Figure("cells that failed", len(made) - len(good), 0, count=len(made)),
         Figure("budgets broken", verdicts.count("no"), 0, count=len(verdicts)),
