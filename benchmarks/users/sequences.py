@@ -76,7 +76,10 @@ def dreamer() -> Program:
     def step(x: tf.Tensor, actions: tf.Tensor, rewards: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         start = (tf.zeros([64, 128]), tf.zeros([64, 64]), tf.zeros([64]))
         with tf.GradientTape() as tape:
-            h, z, divergence = tf.scan(observe, (tf.nn.elu(x @ encode), actions), start)
+            # One after the other: iterations at the same time draw numbers in any order, even under
+            # op determinism.
+            inputs = tf.nn.elu(x @ encode), actions
+            h, z, divergence = tf.scan(observe, inputs, start, parallel_iterations=1)
             both = tf.concat([h, z], 2)
             loss = tf.reduce_mean((both @ decode - x) ** 2) + tf.reduce_mean(divergence)
             loss += tf.reduce_mean((both @ reward - rewards) ** 2)

@@ -52,13 +52,13 @@ __all__ = ["added_up", "consumed_at_once", "note", "note_added_up", "will_be_red
 
 @dataclass(frozen=True, eq=False)
 class _Built:
-    """Gradients that were built, what they follow, the tensors that the user got, and whether there
-    was a warning."""
+    """Gradients that were built, what they follow, the tensors that the user got, and the bytes
+    that a warning said the step may take (0: there was none)."""
 
     following: Following
     followed: Followed
     grads: Sequence[tf.Tensor]
-    said: bool
+    said: int
 
 
 @dataclass(eq=False)
@@ -147,7 +147,7 @@ def note(following: Following, followed: Followed, grads: Sequence[tf.Tensor]) -
     """Note gradients that were built, and that the user gets as ``grads``; warn if they break the
     budget with those before."""
     budget = followed.outcome.plan.budget
-    said = budget is not None and _check_calls(following.site, budget, grads)
+    said = 0 if budget is None else _check_calls(following.site, budget, grads)
     graph = following.site.graph
     if graphs.is_function(graph):
         hooks.when_traced(_traced)
@@ -206,7 +206,7 @@ def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
     if site.stopped != stopped:
         warn_stopped(plan, site.stopped)
     graph_state.amend(graph, built[-1].followed.outcome.plan, replace(plan, whole_step=need))
-    if need > budget and not any(entry.said for entry in built):
+    if need > max(budget, *(entry.said for entry in built)):
         warn(
             f"gradients keep their budget of {exact_bytes(budget)}, but with what the rest of the"
             f" step does, such as the optimizer, it may take {need:,} ({format_bytes(need)}), and"
@@ -259,9 +259,9 @@ class _Simulated:
         return self.simulated[followed]
 
 
-def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> bool:
+def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> int:
     """Warn of a step that does not keep a budget that each of its calls for gradients keeps by
-    itself; whether that is so."""
+    itself; the bytes that it may take then, else 0."""
     simulated = site.simulate_together(grads)
     need = 0 if simulated is None else safe_bytes(simulated, site.gating)
     if need > budget:
@@ -272,4 +272,4 @@ def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> bool:
             " their own.",
             BudgetWarning,
         )
-    return need > budget
+    return need if need > budget else 0

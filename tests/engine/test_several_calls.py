@@ -92,3 +92,19 @@ def peaks_together() -> tuple[int, int]:
 def test_what_the_step_may_take_is_about_what_it_takes() -> None:
     peak, need = fresh("tests.engine.test_several_calls:peaks_together")
     assert 0.7 * need <= peak <= 1.2 * need
+
+
+def test_a_step_that_takes_more_than_was_said_is_said_again() -> None:
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+        found = [
+            ms.gradients(tower(one), one, budget=10 * UNIT, planner="chain")[0] for one in (x, z)
+        ]
+        return tf.tile(sum(found), [64])
+
+    spec = tf.TensorSpec([2**14])
+    with pytest.warns(BudgetWarning) as said:
+        step.get_concrete_function(spec, spec)
+    texts = [str(w.message) for w in said if w.category is BudgetWarning]
+    first, last = (int(re.findall(r"take ([\d,]+)", t)[0].replace(",", "")) for t in texts)
+    assert first < 64 * UNIT < last
