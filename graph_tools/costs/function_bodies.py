@@ -24,9 +24,9 @@ import tensorflow as tf
 
 from graph_tools.costs.scratch import scratch_bytes
 from graph_tools.graph.capture import OpGraph, capture
-from graph_tools.memory.liveness import taken_over
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
+from graph_tools.ops.in_place import taken_over
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.ops.trip_counts import steps_of, told_steps
 from graph_tools.tf_private import loops

@@ -7,12 +7,10 @@ running sum over births and deaths; the whole is linear and vectorized.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["IntArray", "taken_over", "timeline"]
+__all__ = ["IntArray", "timeline"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -39,26 +37,3 @@ def timeline(born: IntArray, dies: IntArray, size: IntArray, steps: int) -> IntA
     np.add.at(delta, born, size)
     np.add.at(delta, dies + 1, -size)
     return np.cumsum(delta[:steps])
-
-
-def taken_over(made: Iterable[int], free: Iterable[int]) -> int:
-    """Bytes of outputs that an op writes into the buffers of inputs, instead of new ones.
-
-    Parameters
-    ----------
-    made
-        Bytes of each output of an op that may do so (`op_types.FORWARDING`).
-    free
-        Bytes of each input that nobody holds after the op. One of the same size takes an output.
-
-    Examples
-    --------
-    >>> taken_over(made=[8, 8, 4], free=[8, 16])
-    8
-    """
-    left, taken = list(free), 0
-    for size in made:
-        if size and size in left:
-            left.remove(size)
-            taken += size
-    return taken

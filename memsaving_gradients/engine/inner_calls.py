@@ -86,7 +86,7 @@ def plan_alone(graph: tf.Graph) -> None:
             found = tf.nest.flatten(call.plan(), expand_composites=True)
         rewiring = Rewiring()
         for stands, made in zip(call.given, found, strict=True):
-            if isinstance(stands, tf.Tensor) and stands.graph is graph:
-                if stands.op.inputs[0] is not made:
-                    rewiring.point(stands.op, 0, made)
+            ours = isinstance(stands, tf.Tensor) and stands.graph is graph
+            if ours and stands.op.inputs[0] is not made:
+                rewiring.point(stands.op, 0, made)
         original_view.remember(graph, rewiring)

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.memory.liveness import taken_over, timeline
+from graph_tools.memory.liveness import timeline
+from graph_tools.ops.in_place import taken_over
 from memsaving_gradients.planners.chains.frontiers import (
     Segments,
     expensive_storages,

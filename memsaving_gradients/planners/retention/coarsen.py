@@ -22,7 +22,8 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_tools.memory.liveness import taken_over, timeline
+from graph_tools.memory.liveness import timeline
+from graph_tools.ops.in_place import taken_over
 from memsaving_gradients.planners.chains.frontiers import small_storages
 from memsaving_gradients.planners.retention.problem import DROPPED, KEPT, Problem, decide
 from memsaving_gradients.planners.retention.simulate import run
