@@ -6,11 +6,11 @@ them, weak or not, would keep it alive.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-__all__ = ["has_notes", "notes"]
+__all__ = ["has_notes", "nearest_notes", "notes"]
 
 _ATTRIBUTE = "_memsaving_gradients"
 
@@ -41,3 +41,11 @@ def notes(owner: tf.Graph | tf.Operation, kind: type[Notes]) -> Notes:
 def has_notes(owner: tf.Graph | tf.Operation, kind: type) -> bool:
     """Return whether there are notes of a kind on ``owner``."""
     return kind in getattr(owner, _ATTRIBUTE, ())
+
+
+def nearest_notes(graph: Any, kind: type[Notes]) -> Notes | None:
+    """Return the notes of a kind on ``graph``, or on the nearest graph around it that has some;
+    ``None``: none has."""
+    while graph is not None and not has_notes(graph, kind):
+        graph = getattr(graph, "outer_graph", None)
+    return None if graph is None else notes(graph, kind)

@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.costs.kernels import Measured
+from graph_tools.costs.kernels import Measured, threads
 from graph_tools.errors import CacheWarning
 from graph_tools.warn import warn
 
@@ -53,9 +53,8 @@ def describe(device: str) -> str:
         )
         name, capability = details.get("device_name"), details.get("compute_capability")
         return f"GPU {name} {capability}"
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
     kernels = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "default")
-    return f"CPU {_processor()}, {threads} threads, oneDNN {kernels}"
+    return f"CPU {_processor()}, {threads()} threads, oneDNN {kernels}"
 
 
 def _processor() -> str:

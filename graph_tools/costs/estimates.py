@@ -224,8 +224,8 @@ def op_flops(op: tf.Operation, batch: int) -> float:
         vectors = _elements(x, batch) / (width or 1)
         return 2.0 * products * vectors * sum(_elements(op.inputs[w], batch) for w in weights)
     if kind in _MATRICES and (first := op.inputs[0].shape).rank is not None:
-        rows = first.as_list()[-1] if first.rank else 1
-        return _MATRICES[kind] * _elements(op.inputs[0], batch) * (batch if rows is None else rows)
+        side = first.as_list()[-1] if first.rank else 1
+        return _MATRICES[kind] * _elements(op.inputs[0], batch) * (batch if side is None else side)
     if kind in _FOURIER:
         points = max(out, _elements(op.inputs[0], batch))
         return 5.0 * points * math.log2(points + 1.0)

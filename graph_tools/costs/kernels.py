@@ -25,6 +25,7 @@ else zeros, which are valid indices.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ import tensorflow as tf
 
 from graph_tools.tf_private import graphs
 
-__all__ = ["Input", "Kernel", "Measured", "default_device", "measure"]
+__all__ = ["Input", "Kernel", "Measured", "default_device", "measure", "threads"]
 
 #: Copies of an op in one run. Chosen by judgement.
 COPIES = 6
@@ -91,6 +92,11 @@ class Kernel:
 def default_device() -> str:
     """The device that TensorFlow places ops on: the first GPU, or the CPU."""
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
+def threads() -> int:
+    """How many threads a kernel may run on."""
+    return tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
 
 
 def measure(kernel: Kernel, device: str) -> Measured | None:

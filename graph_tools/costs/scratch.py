@@ -25,6 +25,7 @@ from itertools import groupby
 
 import tensorflow as tf
 
+from graph_tools.costs.kernels import threads
 from graph_tools.costs.parameters import known_shape
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
@@ -98,7 +99,7 @@ def _unfolded(op: tf.Operation, batch: int) -> int:
     item = int(op.outputs[0].dtype.size)
     if len(size) == 2:
         # Gradients of images take one at a time where that keeps all threads busy.
-        busy = work // _threads() >= THREAD_CACHE // item
+        busy = work // threads() >= THREAD_CACHE // item
         one, cache = not of_filter and (images == 1 or busy), CACHE
     else:
         one, cache = images == 1, _third_level_cache()
@@ -122,10 +123,6 @@ _WITHOUT_ONEDNN: dict[str, Callable[[tf.Operation, int], int]] = {
     "Conv3DBackpropInputV2": _unfolded,
     "MaxPoolGrad": _pooled_again,
 }
-
-
-def _threads() -> int:
-    return tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
 
 
 def _third_level_cache() -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools.notes import has_notes, notes
+from graph_tools.notes import nearest_notes, notes
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs, loops
 
@@ -258,9 +258,8 @@ def tell_steps(graph: Any, steps: int | None) -> None:
 
 def told_steps(graph: Any) -> int | None:
     """Return what `tell_steps` noted of a graph, or of the nearest one around it."""
-    while graph is not None and not has_notes(graph, _Told):
-        graph = getattr(graph, "outer_graph", None)
-    return None if graph is None else notes(graph, _Told).steps
+    told = nearest_notes(graph, _Told)
+    return None if told is None else told.steps
 
 
 def known_steps(op: tf.Operation) -> int | None:

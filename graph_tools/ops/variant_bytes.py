@@ -15,12 +15,11 @@ outputs and its arguments) for a variant.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.notes import has_notes, notes
+from graph_tools.notes import nearest_notes, notes
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import Bytes, tensor_bytes
 from graph_tools.ops.trip_counts import known_steps, steps_of
@@ -151,7 +150,7 @@ def _is_shared(item: tf.Tensor, argument: tf.Tensor) -> bool:
     if item.op.type in _SHARED:
         return True
     body = argument.graph
-    if _copies(body):
+    if nearest_notes(body, _Copied) is not None:
         return False
     wanted = _made_as(item)
     for arg, out in zip(body.inputs, body.outputs, strict=False):
@@ -172,22 +171,13 @@ def _made_as(item: tf.Tensor) -> tf.Tensor:
     return item
 
 
-@dataclass(eq=False)
-class _Lists:
-    """Whether the lists of a graph's loops copy what is added to them."""
-
-    copied: bool = False
+class _Copied:
+    """The lists of a graph's loops copy what is added to them."""
 
 
 def note_copies(graph: Any) -> None:
     """Note that lists of loops in ``graph`` copy what is added to them, as under XLA."""
-    notes(graph, _Lists).copied = True
-
-
-def _copies(graph: Any) -> bool:
-    while graph is not None and not has_notes(graph, _Lists):
-        graph = getattr(graph, "outer_graph", None)
-    return graph is not None
+    notes(graph, _Copied)
 
 
 def _growth_in_loop(tensor: tf.Tensor) -> tuple[Bytes, bool]:
