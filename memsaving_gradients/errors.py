@@ -162,8 +162,8 @@ class BatchStatisticsWarning(UserWarning):
 
 
 class BudgetWarning(UserWarning):
-    """Gradients keep their budget, but not the whole step, with those of earlier calls or the
-    optimizer's part."""
+    """Gradients keep their budget, but not with those of earlier calls in a graph of which nobody
+    says when it is complete."""
 
 
 class NothingSavedWarning(UserWarning):

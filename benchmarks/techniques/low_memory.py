@@ -40,7 +40,7 @@ from graph_tools.graph.capture import capture
 from graph_tools.memory.allocation_trace import allocation_events
 from graph_tools.memory.measure import measure_peak
 from graph_tools.tf_private import autodiff
-from memsaving_gradients.engine.rewire import components
+from memsaving_gradients.engine.call import components
 from memsaving_gradients.training.keras_models import bytes_of
 
 PRECISION = "bfloat16"

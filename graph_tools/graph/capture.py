@@ -11,7 +11,7 @@ view, once, for whoever wants its algorithms. Capture is linear in ops and edges
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -179,6 +179,7 @@ def capture(
     besides: Iterable[tf.Tensor] = (),
     late: int | None = None,
     beside: Collection[tf.Operation] = (),
+    without: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
     home: Home | None = None,
 ) -> OpGraph:
     """Capture every op that ``targets`` need, back to ``stop`` or to the sources of the graph.
@@ -199,6 +200,8 @@ def capture(
     beside
         Ops that stand right behind the last one that they read, whenever they were created, and are
         not late.
+    without
+        Control edges that are not looked at: for an op, others that it waits for.
     home
         The device to capture for, if several compute; ``None``: all there are, as one.
 
@@ -225,7 +228,7 @@ def capture(
     homes = {id(op.graph) for op in (*roots, *others)}
     if len(homes) > 1:
         raise GraphError(f"targets are of {len(homes)} different graphs")
-    edges = Edges(cut)
+    edges = Edges(cut, without)
     asked = ancestors(roots, edges)
     found = ancestors(others, edges, asked)
     keep_order_of_collectives(found, edges)

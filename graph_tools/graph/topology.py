@@ -29,17 +29,26 @@ class Edges(dict[tf.Operation, tuple[list[tuple[tf.Operation, int]], list[tf.Ope
     """What each op reads (op and number of output), and what it waits for; TensorFlow is asked
     once, for it takes its time.
 
-    ``cut``: ops of which nothing is to be known.
+    ``cut``: ops of which nothing is to be known. ``without``: for an op, others that it waits for,
+    which is not to be known.
     """
 
-    def __init__(self, cut: Collection[tf.Operation]) -> None:
+    def __init__(
+        self,
+        cut: Collection[tf.Operation],
+        without: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
+    ) -> None:
         super().__init__((op, ([], [])) for op in cut)
         self.cut = cut
+        self._without = without or {}
 
     def __missing__(
         self, op: tf.Operation
     ) -> tuple[list[tuple[tf.Operation, int]], list[tf.Operation]]:
-        found = self[op] = [(t.op, t.value_index) for t in op.inputs], op.control_inputs
+        waits = op.control_inputs
+        if op in self._without:
+            waits = [other for other in waits if other not in self._without[op]]
+        found = self[op] = [(t.op, t.value_index) for t in op.inputs], waits
         return found
 
     def before(self, op: tf.Operation) -> list[tf.Operation]:

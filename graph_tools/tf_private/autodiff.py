@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import backprop, record
+from tensorflow.python.eager import backprop, record, wrap_function
 from tensorflow.python.eager.polymorphic_function import concrete_function, polymorphic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import (
@@ -28,6 +28,7 @@ __all__ = [
     "captures_of",
     "compiled_by_xla",
     "enclosing_graphs",
+    "end_is_told",
     "ends_of",
     "graphs_of",
     "home_of",
@@ -77,6 +78,13 @@ def compiled_by_xla() -> bool:
             if isinstance(traced, polymorphic_function.Function) and traced._jit_compile:
                 return True
     return False
+
+
+def end_is_told() -> bool:
+    """Whether TensorFlow says when what is being traced now is complete
+    (`graph_tools.tf_private.hooks.when_traced`): not so under ``tf.compat.v1.wrap_function``, whose
+    private module is on the stack then (2.16 to 2.21)."""
+    return not any(frame.f_code.co_filename == wrap_function.__file__ for frame in _callers())
 
 
 def vectorized() -> bool:

@@ -89,7 +89,7 @@ class Study:
 
     def __init__(self, fn: Any, args: Sequence[Any], options: Options) -> None:
         sites, self._whole = _traced(fn, args, options)
-        self.site = max(sites, key=lambda site: len(site.operations) - site.first_backward)
+        self.site = max(sites, key=lambda site: len(site.call.own))
         # Those of other replicas are not this one's.
         self.computations = sum(self.site.is_here(site.first_operation) for site in sites)
         self.step, self.before = self.site.original()
@@ -124,7 +124,8 @@ class Study:
         self.site.floors = FLOORS[:1]
         if self.site.is_large:
             return self._least_of_chains()
-        following = Following(self.site, "budget")
+        self.site.call = replace(self.site.call, mode="budget")
+        following = Following(self.site)
         outcome = following.least()
         self.loops_alone = [
             (need, self.of_step(seconds - self.graph.total_seconds))

@@ -10,7 +10,7 @@ readers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,7 @@ def capture_step(
     short_sums: bool = True,
     idle: Collection[int] = (),
     beside: Collection[tf.Operation] = (),
+    without: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
     home: Home | None = None,
     profile: bool = False,
     progress: profiles.Progress | None = None,
@@ -63,17 +64,24 @@ def capture_step(
     backward ops.
 
     ``may_chain``: whether sums may be added up as their addends come, and with ``short_sums`` those
-    of few, but large addends, too. ``idle``: creation indices of forward ops that will be pruned
-    when the graph runs. ``beside``: forward ops that were created late, and run right behind what
-    they read. ``home``: the device to capture for, if several compute. ``profile``: whether costs
-    are measured on this device instead of estimated; ``progress`` is called with how many kernels
-    are measured and how many there are.
+    of few, but large addends, too. ``idle``: creation indices of forward ops that will be
+    pruned when the graph runs. ``beside``: forward ops that were created late, and run right
+    behind what they read. ``without``: control edges that are not looked at. ``home``: the
+    device to capture for, if several compute. ``profile``: whether costs are measured on this
+    device instead of estimated; ``progress`` is called with how many kernels are measured and
+    how many there are.
     """
-    ops = capture(grads, besides=ys, late=first_backward, beside=beside, home=home)
+
+    def seen(beside: Collection[tf.Operation]) -> OpGraph:
+        return capture(
+            grads, besides=ys, late=first_backward, beside=beside, without=without, home=home
+        )
+
+    ops = seen(beside)
     border = _border(ops, first_backward, beside)
     if early := early_reductions(ops, border, ops.value_bytes(batch), beside):
         beside = {*beside, *(ops.ops[i] for i in early)}
-        ops = capture(grads, besides=ys, late=first_backward, beside=beside, home=home)
+        ops = seen(beside)
     reads = [() if op_types.reads_shapes(op) else ops.inputs[i] for i, op in enumerate(ops.ops)]
     bounds = [*ops.first_value.tolist(), len(ops.producer)]
     results = [ops.value(t) for t in grads]

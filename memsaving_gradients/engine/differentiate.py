@@ -14,10 +14,13 @@ from graph_tools.editing import original_view
 from graph_tools.ops.trip_counts import tell_steps
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.capture.encodings import ENCODINGS
-from memsaving_gradients.engine import graph_state, inner_calls, whole_step
+from memsaving_gradients.engine import graph_state, whole_step
+from memsaving_gradients.engine.call import Call, components
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.options import Options
-from memsaving_gradients.engine.rewire import components, save_memory
+from memsaving_gradients.engine.replicas import home_of
+from memsaving_gradients.engine.rewire import save_memory
+from memsaving_gradients.engine.step_budget import is_inner, leave, leave_to, waits_for_its_step
 from memsaving_gradients.engine.tensor_selection import marks_between, resolve
 from memsaving_gradients.errors import ArgumentError, SelectionError
 from memsaving_gradients.transforms.attention.pattern.substitution import (
@@ -82,53 +85,63 @@ def saving(
         Whose gradients they are, if a tape's.
     """
     graph = tf.compat.v1.get_default_graph()
-    first_backward = len(graph.get_operations())
     ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
     starts = tf.nest.flatten(xs)
     if _all_plain.get() or graph_state.is_differentiated(graph, ends):
         # What is left to do is to hand on what is there.
         with paused():
             return differentiate()
-    mode, kept = _chosen(graph, first_backward, ends, starts, options)
-    encode = _encodings(graph, first_backward, ends, starts, options)
-    if options.budget is not None and inner_calls.is_inner(graph, ends, tape):
+    built = graph.get_operations()
+    mode, kept = _chosen(graph, len(built), ends, starts, options)
+    encode = _encodings(graph, len(built), ends, starts, options)
+    data_gates = autodiff.compiled_by_xla() if options.xla is None else bool(options.xla)
+    found, inner = None, is_inner(graph, options, ends, tape)
+    if inner:
         with paused():
             grads = differentiate()
-        flat, built = tf.nest.flatten(grads), graph.get_operations()
-
-        def alone() -> list[Any]:
-            return save_memory(
-                graph, first_backward, ends, starts, flat, mode, kept, options, encode, None, built
-            )
-
-        return tf.nest.pack_sequence_as(grads, inner_calls.left(graph, flat, alone))
-    found = None
-    if options.blocks_attention and not autodiff.vectorized():
-        with paused():
-            found = prepare(graph, ends, graph_state.idle(graph))
-        first_backward = len(graph.get_operations())
-    way = inner_way(options, mode, kept)
-    tell_steps(graph, options.loop_steps)
-    asked = options.loops != "auto"
-    rule = inner_rule(way, options.batch, options.xla, options.loop_steps, asked)
-    with paused(), replaying(graph, rule):
-        grads = differentiate()
-    flat = tf.nest.flatten(grads)
+    else:
+        if options.blocks_attention and not autodiff.vectorized():
+            with paused():
+                found = prepare(graph, ends, graph_state.idle(graph))
+            built = graph.get_operations()
+        way = inner_way(options, mode, kept)
+        tell_steps(graph, options.loop_steps)
+        asked = options.loops != "auto"
+        rule = inner_rule(way, options.batch, options.xla, options.loop_steps, asked)
+        with paused(), replaying(graph, rule):
+            grads = differentiate()
+    flat, in_blocks = tf.nest.flatten(grads), None
     if found is not None:
-        in_blocks = _in_blocks(graph, first_backward, found, flat, ends, kept)
+        in_blocks = _in_blocks(graph, len(built), found, flat, ends, kept)
         flat = [_stand_in(grad, in_blocks) for grad in flat]
         kept = [in_blocks.outputs.get(t.ref(), t) for t in kept]
-        try:
-            flat = save_memory(
-                graph, first_backward, ends, starts, flat, mode, kept, options, encode, in_blocks
-            )
-        except BaseException:
-            _take_back(graph, found, in_blocks)
-            raise
+    call = Call(
+        graph=graph,
+        first_backward=len(built),
+        operations=graph.get_operations(),
+        ys=ends,
+        xs=starts,
+        grads=flat,
+        mode=mode,
+        kept=kept,
+        options=options,
+        encode=encode,
+        data_gates=data_gates,
+        attention=in_blocks,
+        home=home_of([y for y in ends if y.graph is graph]),
+        reduced=whole_step.will_be_reduced(),
+    )
+    if inner or waits_for_its_step(call):
+        flat = leave(call)
     else:
-        flat = save_memory(graph, first_backward, ends, starts, flat, mode, kept, options, encode)
-    held = options.hold_gradients or whole_step.will_be_reduced()
-    graph_state.returned(graph, components(flat, graph), held)
+        leave_to(call)
+        try:
+            flat = save_memory(call)
+        except BaseException:
+            if found is not None and in_blocks is not None:
+                _take_back(graph, found, in_blocks)
+            raise
+    graph_state.returned(graph, components(flat, graph), options.hold_gradients or call.reduced)
     return tf.nest.pack_sequence_as(grads, flat)
 
 

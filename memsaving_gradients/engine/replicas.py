@@ -30,8 +30,8 @@ __all__ = ["Shared", "home_of", "in_sync", "per_replica", "shared", "unsupported
 
 @dataclass(eq=False)
 class Shared:
-    """What replicas of one step have in common: what was asked for, and the plan that the last of
-    them follows.
+    """What equal computations have in common, such as the replicas of a step: what was asked for,
+    and the plan that the last of them follows.
 
     ``marks``: the mode, and the places of what was named.
     """
@@ -84,7 +84,7 @@ def unsupported() -> str:
     return ""
 
 
-def shared(site: Site, mode: str) -> Shared | None:
+def shared(site: Site) -> Shared | None:
     """What ``site`` shares with other replicas of its step, in which the same was asked for;
     ``None``: there are none."""
     if site.home is None or site.options.plan:
@@ -93,10 +93,10 @@ def shared(site: Site, mode: str) -> Shared | None:
         position = site.capture().source.position
     except GraphError:
         return None
-    kept = tuple(position.get(tensor.op.name, -1) for tensor in site.kept)
+    kept = tuple(position.get(tensor.op.name, -1) for tensor in site.call.kept)
     named: list[tuple[Any, str]] = list(site.encode.items())
     encode = [(position.get(key.deref().op.name, -1), how) for key, how in named]
-    marks = (mode, kept, tuple(encode))
+    marks = (site.call.mode, kept, tuple(encode))
     options = replace(
         site.options, checkpoints="auto", encode=None if encode else site.options.encode
     )

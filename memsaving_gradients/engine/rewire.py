@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -11,14 +12,15 @@ import tensorflow as tf
 from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.engine import graph_state, replicas, whole_step
+from memsaving_gradients.engine.call import Call, Gradient, components
+from memsaving_gradients.engine.driver.attempt import Followed, take_back
 from memsaving_gradients.engine.driver.following import Following
 from memsaving_gradients.engine.notices import note_unused, warn_nothing_saved, warn_stopped
-from memsaving_gradients.engine.options import Options
+from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite
-from memsaving_gradients.transforms.attention.pattern.substitution import Substituted
 
-__all__ = ["components", "observing", "save_memory"]
+__all__ = ["Saved", "is_observed", "observing", "save", "save_memory", "site_of"]
 
 #: Innermost last. Not a context variable: distribution strategies trace in threads of their own.
 _observers: list[Callable[[Site], None]] = []
@@ -34,120 +36,141 @@ def observing(observer: Callable[[Site], None]) -> Iterator[None]:
         _observers.remove(observer)
 
 
-def save_memory(
-    graph: tf.Graph,
-    first_backward: int,
-    ys: Sequence[tf.Tensor],
-    xs: Sequence[Any],
-    grads: Sequence[tf.Tensor | tf.IndexedSlices | None],
-    mode: str,
-    kept: Sequence[tf.Tensor],
-    options: Options,
-    encode: Mapping[Any, str],
-    in_blocks: Substituted | None = None,
-    operations: Sequence[tf.Operation] | None = None,
-) -> list[tf.Tensor | tf.IndexedSlices | None]:
-    """Rewire the backward ops of ``graph`` so that they hold less memory.
+def save_memory(call: Call) -> list[Gradient]:
+    """Rewire the backward ops of a call so that they hold less memory; its gradients, in which
+    tensors that became chains of additions are replaced."""
+    site = site_of(call)
+    if site is not None and _observers:
+        _observers[-1](site)
+        site = None
+    if site is None:
+        return list(call.grads)
+    saved = save(site)
+    saved.settle()
+    if saved.followed is None:
+        return list(call.grads)
+    grads = _results(call, saved.followed.result)
+    whole_step.note(site, saved.followed.outcome.plan, components(grads, call.graph))
+    return grads
 
-    Parameters
-    ----------
-    graph
-        The graph that ``grads`` were just built in.
-    first_backward
-        How many ops the graph had before.
-    ys, xs, grads
-        What was differentiated, with respect to what, and the result.
-    mode
-        ``"memory"``, ``"speed"``, ``"collection"`` or ``"named"``; ``"budget"``, ``"slowdown"`` or
-        ``"planner"``; ``"saved"``.
-    kept
-        Tensors to keep: named, or marked.
-    options
-        What else was asked for.
-    encode
-        Encodings of tensors that were named, by reference.
-    in_blocks
-        What became of attention that was found, if it was looked for.
-    operations
-        Those of the graph when ``grads`` were built; all of them if not given.
 
-    Returns
-    -------
-    list
-        The gradients, in which tensors that became chains of additions are replaced.
+def _results(call: Call, result: Rewrite | None) -> list[Gradient]:
+    """What the user gets for the gradients of a call."""
+    if result is None:
+        return list(call.grads)
+    grads = [_stand_in(grad, result) for grad in call.grads]
+    if not result.readers_of:
+        return grads
+    return [
+        _after(grad, result.readers_of, autodiff.tensors_in(call.graph, [x]))
+        for grad, x in zip(grads, call.xs, strict=True)
+    ]
+
+
+def is_observed() -> bool:
+    """Whether `observing` is in force."""
+    return bool(_observers)
+
+
+def site_of(
+    call: Call,
+    given: Sequence[tf.Tensor] = (),
+    without: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
+) -> Site | None:
+    """The computation to plan for; ``None``, maybe after a warning: there is nothing that could be
+    rewired.
+
+    For ``given`` and ``without``, see `Site`.
     """
-    operations = graph.get_operations() if operations is None else operations
-    flat = components(grads, graph)
-    if not flat or len(operations) <= first_backward:
-        return list(grads)
+    if not call.flat or not call.own:
+        return None
     if why := replicas.unsupported():
-        warn_nothing_saved(graph, why)
-        return list(grads)
-    data_gates = autodiff.compiled_by_xla() if options.xla is None else options.xla
-    if data_gates and autodiff.vectorized():
+        warn_nothing_saved(call.graph, why)
+        return None
+    if call.data_gates and autodiff.vectorized():
         warn_nothing_saved(
-            graph, "XLA cannot compile the vectorized form of what holds recomputation back"
+            call.graph, "XLA cannot compile the vectorized form of what holds recomputation back"
         )
-        return list(grads)
-    site = Site(
-        graph,
-        first_backward,
-        ys,
-        flat,
-        kept,
-        options,
-        data_gates,
-        attention=in_blocks,
-        encode=encode,
-        home=replicas.home_of([y for y in ys if isinstance(y, tf.Tensor) and y.graph is graph]),
-        reduced=whole_step.will_be_reduced(),
-    )
+        return None
+    site = Site(call, given=given, without=without or {})
     # What cannot be used is an error now, and not when there is a plan.
     _ = site.host
-    if _observers:
-        _observers[-1](site)
-        return list(grads)
-    following = Following(site, mode, replicas.shared(site, mode))
-    followed = following.follow()
-    if followed is None:
-        site.treat_loops(None)
-        return list(grads)
-    outcome, result = followed.outcome, followed.result
-    original_view.remember(graph, site.packed.rewiring)
-    position = outcome.step.source.position
-    # Other replicas may have had their turn meanwhile.
-    unread = (
-        op for op in operations[first_backward:] if op.name not in position and site.is_here(op)
-    )
-    graph_state.idle(graph).update(map(graphs.creation_index, unread))
-    graph_state.record(graph, outcome.plan)
-    note_unused(outcome.plan, [reference.deref().name for reference in encode])
-    if outcome.stopped:
-        warn_stopped(outcome.plan, outcome.stopped)
-    found = list(grads)
-    if result is not None:
-        original_view.remember(graph, result.rewiring)
-        found = [_stand_in(grad, result) for grad in grads]
-        if result.readers_of:
-            found = [
-                _after(grad, result.readers_of, autodiff.tensors_in(graph, [x]))
-                for grad, x in zip(found, xs, strict=True)
-            ]
-    whole_step.note(following, followed, components(found, graph))
-    return found
+    return site
 
 
-def components(
-    grads: Sequence[tf.Tensor | tf.IndexedSlices | None], graph: tf.Graph
-) -> list[tf.Tensor]:
-    """The tensors of ``graph`` that gradients consist of."""
-    flat: list[tf.Tensor] = []
-    for grad in grads:
-        if isinstance(grad, tf.IndexedSlices):
-            flat += [t for t in (grad.values, grad.indices, grad.dense_shape) if t is not None]
-        elif grad is not None:
-            flat.append(grad)
-    return [t for t in flat if t.graph is graph]
+@dataclass(eq=False)
+class Saved:
+    """What became of a call for gradients.
+
+    Attributes
+    ----------
+    following
+        The computation, on its way from plan to plan.
+    followed
+        The plan that it follows; ``None``: none, the gradients are plain.
+    """
+
+    following: Following
+    followed: Followed | None
+
+    @property
+    def site(self) -> Site:
+        """The computation."""
+        return self.following.site
+
+    def take_back(self) -> None:
+        """Leave the graph as TensorFlow built it, to be planned for anew."""
+        if self.followed is not None:
+            _forget(self)
+            take_back(self.site, self.followed)
+        self.site.treat_loops(None)
+        self.site.sought = self.followed = None
+
+    def settle(self, **changes: Any) -> None:
+        """Note that the plan is followed, with ``changes`` to it, for good."""
+        site, followed = self.site, self.followed
+        if followed is None:
+            site.treat_loops(None)
+            return
+        position = followed.outcome.step.source.position
+        # Other replicas may have had their turn meanwhile.
+        unread = (op for op in site.call.own if op.name not in position and site.is_here(op))
+        graph_state.idle(site.graph).update(map(graphs.creation_index, unread))
+        plan = replace(followed.outcome.plan, **changes)
+        graph_state.record(site.graph, plan)
+        note_unused(plan, [reference.deref().name for reference in site.encode])
+        if followed.outcome.stopped:
+            warn_stopped(plan, followed.outcome.stopped)
+
+
+def save(site: Site, shared: Shared | None = None) -> Saved:
+    """Plan and rewrite; what is followed is still to be settled.
+
+    ``shared``: what the site shares with others that may be equal to it; by default, with its
+    replicas.
+    """
+    following = Following(site, shared or replicas.shared(site))
+    saved = Saved(following, following.follow())
+    _remember(saved)
+    return saved
+
+
+def _remember(saved: Saved) -> None:
+    """Note the edits, so that whoever differentiates sees what TensorFlow built."""
+    site, followed = saved.site, saved.followed
+    if followed is not None:
+        original_view.remember(site.graph, site.packed.rewiring)
+        if followed.result is not None:
+            original_view.remember(site.graph, followed.result.rewiring)
+
+
+def _forget(saved: Saved) -> None:
+    """Undo `_remember`."""
+    site, followed = saved.site, saved.followed
+    if followed is not None:
+        if followed.result is not None:
+            original_view.forget(site.graph, followed.result.rewiring)
+        original_view.forget(site.graph, site.packed.rewiring)
 
 
 def _stand_in(grad: Any, result: Rewrite) -> Any:

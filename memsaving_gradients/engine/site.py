@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,6 @@ from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.memory.peak_tensors import with_names
 from graph_tools.memory.timeline import Part
-from graph_tools.ops.devices import Home
 from graph_tools.ops.sizes import Bytes
 from graph_tools.ops.trip_counts import UNKNOWN_STEPS, tell_steps
 from graph_tools.ops.variant_bytes import guessed_loops, note_copies
@@ -28,18 +27,17 @@ from memsaving_gradients.budget import Goal
 from memsaving_gradients.capture.storable import with_storable
 from memsaving_gradients.capture.training_step import CapturedStep, capture_step
 from memsaving_gradients.engine import graph_state
-from memsaving_gradients.engine.options import Options
+from memsaving_gradients.engine.call import Call
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners.budget_search import FLOORS, Search
 from memsaving_gradients.planners.meter import MANY_OPS
 from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate
-from memsaving_gradients.transforms.attention.pattern.substitution import Substituted
 from memsaving_gradients.transforms.loops.selection import Loops, Replayed
 from memsaving_gradients.transforms.packing.packing import Packed, pack, packable
 
-__all__ = ["Site", "Sought"]
+__all__ = ["Site", "Sought", "Whole"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,65 +73,74 @@ class Sought:
     cost: float = math.inf
 
 
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A step whose function has been traced to its end.
+
+    Attributes
+    ----------
+    plain
+        The step as TensorFlow built it.
+    updates
+        By name of a gradient's op, the ops that end what is done with the gradient.
+    share
+        Of the budget, what these gradients may take while they are alone, where other calls of the
+        step follow, or went before, and get plans of their own; ``None``: all that the step does
+        keeps the budget.
+    """
+
+    plain: Simulation
+    updates: Mapping[str, Sequence[tf.Operation]]
+    share: float | None = None
+
+
 @dataclass(eq=False)
 class Site:
     """One gradient computation that was just built.
 
     Attributes
     ----------
-    graph
-        The graph it was built in.
-    first_backward
-        How many ops the graph had before.
-    ys, grads
-        What is differentiated, and the results (tensors).
-    kept
-        Tensors that are to be kept: named, or marked.
-    options
-        What the user asked for.
-    data_gates
-        Whether the graph is compiled by XLA.
+    call
+        The call, as TensorFlow built it.
     packed
         What was packed so far.
     progress
         Told how far planning is.
     floors
         What a search for a plan asks for where nothing fits.
-    attention
-        What became of attention that was found; ``None``: it was not looked for.
-    encode
-        Encodings of single tensors, by reference.
-    home
-        The device of the replica whose gradients these are, on which alone memory is saved;
-        ``None``: all is one memory.
-    reduced
-        Whether replicas will add up their gradients, which are all there until then.
+    given
+        For each of the gradients, the identity of it that the user got, if there are such.
+    gates
+        Ops in the forward pass that were created late, with what they wait for.
+    without
+        Control edges that are none of the computation's own: for an op, others that it waits for.
+    whole
+        The step that they are part of, if its function has been traced to its end; ``None``: they
+        are planned by themselves.
     """
 
-    graph: tf.Graph
-    first_backward: int
-    ys: Sequence[tf.Tensor]
-    grads: Sequence[tf.Tensor]
-    kept: Sequence[tf.Tensor]
-    options: Options
-    data_gates: bool
+    call: Call
+    given: Sequence[tf.Tensor] = ()
+    gates: Mapping[tf.Operation, Collection[tf.Operation]] = field(default_factory=dict)
+    without: Mapping[tf.Operation, Collection[tf.Operation]] = field(default_factory=dict)
     packed: Packed = field(default_factory=Packed)
     progress: Callable[[float, str], None] | None = None
     floors: Sequence[float] = FLOORS
-    attention: Substituted | None = None
-    encode: Mapping[object, str] = field(default_factory=dict)
-    home: Home | None = None
-    reduced: bool = False
+    whole: Whole | None = None
 
     def __post_init__(self) -> None:
+        call = self.call
+        self.graph, self.grads, self.home = call.graph, call.flat, call.home
+        self.options, self.attention, self.encode = call.options, call.attention, call.encode
+        self.data_gates = call.data_gates
         tell_steps(self.graph, self.options.loop_steps)
         if self.data_gates:
             note_copies(self.graph)
-        self.operations = self.graph.get_operations()
         self.sought: Sought | None = None
         asked = self.options.loops != "auto"
-        of = self.graph, self.first_backward, self.options.batch, self.data_gates
+        of = self.graph, call.own, self.options.batch, self.data_gates
         self.loops = Loops(*of, asked=asked)
+        self._known = len(self.graph.get_operations())
         self._captured: CapturedStep | None = None
         self._aside: Packed | None = None
         self._for_loops: set[int] = set()
@@ -145,7 +152,7 @@ class Site:
     @property
     def first_operation(self) -> tf.Operation:
         """The first op of the backward pass."""
-        return self.operations[self.first_backward]
+        return self.call.own[0]
 
     @cached_property
     def host(self) -> str:
@@ -168,7 +175,8 @@ class Site:
             )
         if self.home is not None:
             return str(offload.name(self.home.device))
-        placed = Counter(op.device for op in self.operations[: self.first_backward] if op.inputs)
+        before = self.call.operations[: self.call.first_backward]
+        placed = Counter(op.device for op in before if op.inputs)
         return str(offload.name(max(placed, key=placed.__getitem__, default="")))
 
     @property
@@ -190,13 +198,13 @@ class Site:
     @property
     def is_large(self) -> bool:
         """Whether there are so many ops that an attempt takes seconds (`MANY_OPS`)."""
-        return len(self.operations) > MANY_OPS
+        return len(self.call.operations) > MANY_OPS
 
     @property
     def holds_gradients(self) -> bool:
         """Whether gradients live until all of them are made: if the user says so, or replicas are
         going to add theirs up."""
-        return self.options.hold_gradients or self.reduced
+        return self.options.hold_gradients or self.call.reduced
 
     @property
     def gating(self) -> str:
@@ -226,7 +234,8 @@ class Site:
         to it."""
         if self._original is None:
             step = self.capture()
-            self._original = step, self.simulate_plain(step)
+            whole = self.whole if self.in_whole else None
+            self._original = step, self.simulate_plain(step) if whole is None else whole.plain
             # Once they are replayed, the graph shows the steps that were planned for.
             self.guessed_loops = guessed_loops(step.source.ops)
         return self._original
@@ -266,7 +275,7 @@ class Site:
         more: dict[str, Any] = {"profile": True} if options.profile else {}
         step = capture_step(
             graphs.creation_index(self.first_operation),
-            self._ends,
+            self.call.ends,
             self.grads,
             batch=options.batch,
             hold_gradients=self.holds_gradients,
@@ -274,7 +283,8 @@ class Site:
             # XLA adds up few addends as it sees fit, whatever op stands for that.
             short_sums=not self.data_gates,
             idle=graph_state.idle(self.graph),
-            beside=self.packed.early,
+            beside={*self.packed.early, *self.gates},
+            without={**self.without, **self.gates},
             home=self.home,
             **more,
         )
@@ -287,8 +297,19 @@ class Site:
             return self._named(simulate(step.graph, plain(step.graph)), step.source)
         return self._simulated(step.source, step.graph.targets)
 
+    @property
+    def in_whole(self) -> bool:
+        """Whether what is simulated is the whole step."""
+        return self.whole is not None and self.whole.share is None
+
+    def as_it_is(self, step: CapturedStep) -> Simulation:
+        """Gradients that are not rewritten, but for loops, attention and masks, as they run."""
+        return self.simulate_traced() if self.in_whole else self.simulate_plain(step)
+
     def simulate_rewritten(self, result: Rewrite, extra_seconds: float) -> Simulation:
         """The step that was just rewritten, as it runs."""
+        if self.in_whole:
+            return self.simulate_traced(extra_seconds)
         grads = [result.replaced.get(t.ref(), t) for t in self.grads]
         return self._simulate_built(grads, (), extra_seconds)
 
@@ -300,7 +321,7 @@ class Site:
             return None
         return self._simulate_built(grads, others)
 
-    def simulate_traced(self) -> Simulation:
+    def simulate_traced(self, extra_seconds: float = 0.0) -> Simulation:
         """The step as it runs with all that the function does that was traced to its end, and what
         it returns held to the end.
 
@@ -311,7 +332,7 @@ class Site:
         """
         ops = capture(autodiff.ends_of(self.graph), home=self.home)
         held = [ops.value(tensor) for tensor in autodiff.outputs_of(self.graph)]
-        return self._simulated(ops, held)
+        return self._simulated(ops, held, extra_seconds)
 
     def _simulate_built(
         self,
@@ -321,7 +342,11 @@ class Site:
     ) -> Simulation:
         border = graphs.creation_index(self.first_operation)
         ops = capture(
-            grads, besides=[*self._ends, *(t for t, _ in others)], late=border, home=self.home
+            grads,
+            besides=[*self.call.ends, *(t for t, _ in others)],
+            late=border,
+            without={**self.without, **self.gates},
+            home=self.home,
         )
         held = [*(grads if self.holds_gradients else ()), *(t for t, held in others if held)]
         return self._simulated(ops, [ops.value(t) for t in held], extra_seconds)
@@ -334,7 +359,7 @@ class Site:
 
     def _named(self, simulation: Simulation, ops: OpGraph) -> Simulation:
         border = graphs.creation_index(self.first_operation)
-        early = {op.name for op in self.packed.early}
+        early = {op.name for op in (*self.packed.early, *self.gates)}
 
         def name(value: int, _: int) -> tuple[str, Part]:
             tensor = ops.tensor(value)
@@ -345,10 +370,6 @@ class Site:
             return tensor.name, "forward" if forward else "backward"
 
         return with_names(simulation, name)
-
-    @property
-    def _ends(self) -> list[tf.Tensor]:
-        return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
 
     def pack(self, *, parts: bool = True) -> bool:
         """Pack masks, and with ``parts`` what backward reads only a part of, unless nothing is to
@@ -381,7 +402,7 @@ class Site:
             self._captured = None
         self.packed.rewiring.undo()
         self.packed = Packed()
-        self._forget(len(self.operations))
+        self._forget(self.graph.get_operations()[self._known :])
 
     @property
     def goal(self) -> Goal | None:
@@ -404,16 +425,15 @@ class Site:
         """Leave the graph as it was: what was built for these gradients stands there, and nobody
         reads it."""
         self.treat_loops(None)
-        self._forget(self.first_backward)
-        graph_state.retire(self.graph, self.graph.get_operations()[len(self.operations) :])
+        self._forget(self.call.own)
+        graph_state.retire(self.graph, self.graph.get_operations()[self._known :])
 
-    def _forget(self, first: int) -> None:
-        built = self.graph.get_operations()[first:]
-        graph_state.idle(self.graph).update(map(graphs.creation_index, built))
+    def _forget(self, ops: Iterable[tf.Operation]) -> None:
+        graph_state.idle(self.graph).update(map(graphs.creation_index, ops))
 
     def keep(self, step: CapturedStep, why: str) -> dict[int, str]:
         """The storages to keep, and why."""
-        kept = _storages(step, self.kept, why)
+        kept = _storages(step, self.call.kept, why)
         return kept | dict.fromkeys(_storages(step, self.packed.masks, ""), "mask, in bits")
 
 

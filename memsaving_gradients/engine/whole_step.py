@@ -1,72 +1,64 @@
-"""What a whole step takes, beside the gradients that a budget was planned for.
+"""The rest of a step, beside its gradients: what needs none waits for one.
 
-**Several calls for gradients** in one step are planned each by itself; when one is done, the step
-is simulated with the gradients of the calls before it, and it is said if they do not keep the
-budget together.
+A plan is made before the optimizer's ops exist, unless it has a budget
+(:mod:`~memsaving_gradients.engine.step_budget`). When TensorFlow has traced a function to its end,
+those ops that need no gradient are told to wait for one
+(:mod:`~memsaving_gradients.rewriting.optimizer_ops`), on each device of a strategy of
+``tf.distribute`` by itself.
 
-**The optimizer**: a budget is planned for before the optimizer's ops exist. When TensorFlow has
-traced a function to its end, those that need no gradient are told to wait for one
-(:mod:`~memsaving_gradients.rewriting.optimizer_ops`), and the step is simulated as a whole. If that
-breaks the budget, a plan for less is followed; if none helps, it is said.
-
-Under a strategy of ``tf.distribute`` all of that is done for each device by itself, as if there
-were no others.
-
-TensorFlow says when a trace is complete (`graph_tools.tf_private.hooks.when_traced`). Costs a
-capture of the graph and the simulations for each plan with a budget, about as much as an attempt at
-a plan.
+Where TensorFlow does not say when a trace is complete, as in a ``tf.Graph``, several calls with
+budgets are planned each by itself. The step is simulated with the gradients of the calls before,
+and it is said if they do not keep the budget together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from graph_tools.editing import original_view
-from graph_tools.editing.rewiring import Rewiring
-from graph_tools.errors import GraphError
 from graph_tools.notes import has_notes, notes
 from graph_tools.ops.devices import Home
-from graph_tools.ops.sizes import tensor_bytes
-from graph_tools.ops.trip_counts import behind_identities
 from graph_tools.tf_private import autodiff, graphs, hooks
 from graph_tools.warn import warn
 from memsaving_gradients.budget import exact_bytes, format_bytes, safe_bytes
-from memsaving_gradients.engine import graph_state, inner_calls, replicas
-from memsaving_gradients.engine.driver.attempt import Followed
-from memsaving_gradients.engine.driver.following import Following
-from memsaving_gradients.engine.notices import warn_stopped
+from memsaving_gradients.engine import graph_state, replicas
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
-from memsaving_gradients.planners.proposal import SLACK
+from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.rewriting.optimizer_ops import Updates
-from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.attention.pattern.reachability import plain_as_well
 
-__all__ = ["added_up", "consumed_at_once", "note", "note_added_up", "will_be_reduced"]
-
-
-@dataclass(frozen=True, eq=False)
-class _Built:
-    """Gradients that were built, what they follow, the tensors that the user got, and the bytes
-    that a warning said the step may take (0: there was none)."""
-
-    following: Following
-    followed: Followed
-    grads: Sequence[tf.Tensor]
-    said: int
+__all__ = [
+    "added_up",
+    "check_attention",
+    "consumed_at_once",
+    "is_consumed_at_once",
+    "note",
+    "note_added_up",
+    "will_be_reduced",
+]
 
 
 @dataclass(eq=False)
 class _Step:
     """The gradients that were built in a graph that is being traced, and what becomes of those that
-    a loop has added up."""
+    a loop has added up.
 
-    built: list[_Built] = field(default_factory=list)
+    Attributes
+    ----------
+    sites
+        The computations whose plans are followed.
+    added_up
+        Whether a loop has added gradients up.
+    deferred
+        Whether what follows these waits for them.
+    """
+
+    sites: list[Site] = field(default_factory=list)
     added_up: bool = False
     deferred: bool = False
 
@@ -76,19 +68,21 @@ _consumed: ContextVar[bool] = ContextVar("memsaving_gradients_consumed", default
 
 def _traced(graph: tf.Graph) -> None:
     """Look at a step, which was just traced to its end."""
-    inner_calls.plan_alone(graph)
     if not has_notes(graph, _Step):
         return
     step = notes(graph, _Step)
-    built, step.built = step.built, []
-    if built:
-        _check_attention(graph, built)
-        if not _consumed.get():
-            for entries in _by_device(built):
-                _finish(graph, entries)
+    sites, step.sites = step.sites, []
+    if sites:
+        check_attention(graph, sites)
+        # XLA orders a step as it sees fit.
+        if not _consumed.get() and not sites[0].data_gates:
+            _defer(graph, sites[0].first_operation, [site.home for site in sites])
     elif step.added_up and not step.deferred:
         step.deferred = True
-        _defer(graph)
+        grads = [tensor.op for tensor, _ in graph_state.earlier(graph)]
+        devices = dict.fromkeys(op.device for op in grads if op.device)
+        homes = [*map(Home, devices)] if len(devices) > 1 else [None]
+        _defer(graph, min(grads, key=graphs.creation_index), homes)
 
 
 @contextmanager
@@ -100,6 +94,11 @@ def consumed_at_once() -> Iterator[None]:
         yield
     finally:
         _consumed.reset(token)
+
+
+def is_consumed_at_once() -> bool:
+    """Whether `consumed_at_once` is in force."""
+    return _consumed.get()
 
 
 def will_be_reduced() -> bool:
@@ -123,40 +122,30 @@ def added_up(graph: tf.Graph) -> list[tf.Tensor]:
     return [tensor for tensor, _ in graph_state.earlier(graph)] if there else []
 
 
-def _defer(graph: tf.Graph) -> None:
-    """Let what follows a loop wait for the gradients that it gives."""
+def _defer(graph: tf.Graph, first: tf.Operation, homes: Sequence[Home | None]) -> None:
+    """Let what follows gradients, the first op of which is ``first``, wait for them, on each of
+    these devices."""
     grads = {tensor.op for tensor, _ in graph_state.earlier(graph)}
     ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
-    border = min(map(graphs.creation_index, grads))
-    updates = Updates(graph_state.operations_since(graph), grads, ends, border)
-    devices = dict.fromkeys(op.device for op in grads if op.device)
-    for home in map(Home, devices) if len(devices) > 1 else (None,):
+    since = graph_state.operations_since(graph)
+    updates = Updates(since, grads, ends, graphs.creation_index(first))
+    for home in dict.fromkeys(homes):
         updates.defer(home)
 
 
-def _by_device(built: Sequence[_Built]) -> list[list[_Built]]:
-    """Gradients that were built, those of each device together."""
-    found: dict[str, list[_Built]] = {}
-    for entry in built:
-        home = entry.following.site.home
-        found.setdefault("" if home is None else home.device, []).append(entry)
-    return list(found.values())
-
-
-def note(following: Following, followed: Followed, grads: Sequence[tf.Tensor]) -> None:
-    """Note gradients that were built, and that the user gets as ``grads``; warn if they break the
-    budget with those before."""
-    budget = followed.outcome.plan.budget
-    said = 0 if budget is None else _check_calls(following.site, budget, grads)
-    graph = following.site.graph
-    if graphs.is_function(graph):
+def note(site: Site, plan: Plan, grads: Sequence[tf.Tensor]) -> None:
+    """Note a plan that is followed for gradients, and that the user got them as ``grads``; warn if
+    they break the budget with those before."""
+    if plan.budget is not None:
+        _check_calls(site, plan.budget, grads)
+    if graphs.is_function(site.graph):
         hooks.when_traced(_traced)
-        notes(graph, _Step).built.append(_Built(following, followed, grads, said))
+        notes(site.graph, _Step).sites.append(site)
 
 
-def _check_attention(graph: tf.Graph, built: Sequence[_Built]) -> None:
+def check_attention(graph: tf.Graph, sites: Sequence[Site]) -> None:
     """Warn of attention in blocks that is computed plainly as well, for who reads it since."""
-    done = [entry.following.site.attention for entry in built]
+    done = [site.attention for site in sites]
     names = dict.fromkeys(name for one in done if one is not None for name in one.names)
     both = plain_as_well(names, autodiff.ends_of(graph)) if names else []
     if both:
@@ -169,99 +158,9 @@ def _check_attention(graph: tf.Graph, built: Sequence[_Built]) -> None:
         )
 
 
-def _finish(graph: tf.Graph, built: Sequence[_Built]) -> None:
-    """Order the rest of a step, which was just traced to its end, and let its gradients on one
-    device leave room for it."""
-    following, followed = built[-1].following, built[-1].followed
-    site = following.site
-    if site.data_gates:
-        # XLA orders a step as it sees fit.
-        return
-    simulate = _Simulated(site)
-    try:
-        ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
-        grads = {tensor.op for tensor, _ in graph_state.earlier(graph)}
-        border = graphs.creation_index(built[0].following.site.first_operation)
-        updates = Updates(graph_state.operations_since(graph), grads, ends, border)
-        budget = followed.outcome.plan.budget
-        if budget is None:
-            updates.defer(site.home)
-            return
-        if updates.take_memory(autodiff.outputs_of(graph), site.options.batch) < budget * SLACK:
-            return
-        worst = following.attempts.worst(followed, simulate)
-        if worst > budget and updates.defer(site.home):
-            simulate.simulated.clear()
-            worst = following.attempts.worst(followed, simulate)
-    except GraphError:
-        # Something besides the gradients that cannot be captured, such as a loop of TF1.
-        return
-    plan, stopped = followed.outcome.plan, site.stopped
-    if worst > budget and len(built) == 1:
-        followed = following.lower(followed, simulate, _ends(built[0], updates))
-        plan = followed.outcome.plan
-    need = safe_bytes(simulate(followed), site.gating)
-    if followed is not built[-1].followed and need <= budget:
-        plan = followed.outcome.as_it_runs(simulate(followed)).plan
-    if site.stopped != stopped:
-        warn_stopped(plan, site.stopped)
-    graph_state.amend(graph, built[-1].followed.outcome.plan, replace(plan, whole_step=need))
-    if need > max(budget, *(entry.said for entry in built)):
-        warn(
-            f"gradients keep their budget of {exact_bytes(budget)}, but with what the rest of the"
-            f" step does, such as the optimizer, it may take {need:,} ({format_bytes(need)}), and"
-            " no plan with which it takes less than the budget was found;"
-            f" {_way_out(graph, grads, following.site, budget)}.",
-            BudgetWarning,
-        )
-
-
-def _way_out(graph: tf.Graph, grads: Collection[tf.Operation], site: Site, budget: int) -> str:
-    """What can be done about a step that takes more than its budget."""
-    smaller = "if that is too much, take a smaller batch"
-    if site.holds_gradients:
-        return smaller
-    # TensorFlow hands what a function returns through identities.
-    given = [
-        tensor for tensor in autodiff.outputs_of(graph) if behind_identities(tensor).op in grads
-    ]
-    held = sum(tensor_bytes(tensor).at(site.options.batch) for tensor in given)
-    if held < budget * SLACK:
-        return smaller
-    return (
-        f"{len(given)} gradients that the function returns ({format_bytes(int(held))}) are all"
-        " there at its end: ask with hold_gradients=True, so that plans, and the least budget that"
-        f" an error names, count them, or consume them in the function; {smaller}"
-    )
-
-
-def _ends(built: _Built, updates: Updates) -> dict[str, list[tf.Operation]]:
-    """By name of a gradient's op, as it was built, what ends the use of the gradient."""
-    site, rewiring = built.following.site, Rewiring()
-    updates.split(rewiring)
-    original_view.remember(site.graph, rewiring)
-    ends = updates.ends()
-    pairs = zip(site.grads, built.grads, strict=True)
-    return {grad.op.name: ends[given.op] for grad, given in pairs if given.op in ends}
-
-
-class _Simulated:
-    """What the executor makes of a whole step, by what its gradients follow; each is simulated
-    once."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.simulated: dict[Followed, Simulation] = {}
-
-    def __call__(self, followed: Followed) -> Simulation:
-        if followed not in self.simulated:
-            self.simulated[followed] = self.site.simulate_traced()
-        return self.simulated[followed]
-
-
-def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> int:
+def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> None:
     """Warn of a step that does not keep a budget that each of its calls for gradients keeps by
-    itself; the bytes that it may take then, else 0."""
+    itself."""
     simulated = site.simulate_together(grads)
     need = 0 if simulated is None else safe_bytes(simulated, site.gating)
     if need > budget:
@@ -272,4 +171,3 @@ def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> int:
             " their own.",
             BudgetWarning,
         )
-    return need if need > budget else 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from memsaving_gradients import patching
-from memsaving_gradients.engine import differentiate, graph_state, rewire
+from memsaving_gradients.engine import differentiate, graph_state, step_budget
+from memsaving_gradients.engine.call import Call
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.transforms.loops import selection
@@ -40,8 +41,7 @@ def everywhere(options: Mapping[str, Any] | None) -> Iterator[Tally]:
         if options is not None:
             stack.enter_context(graph_state.watching(tally.watch))
             stack.enter_context(patching.scoped(Options.of(options), eager_is_error=False))
-            least = _within_the_least_budget(rewire.save_memory, tally)
-            stack.enter_context(mock.patch.object(differentiate, "save_memory", least))
+            stack.enter_context(_within_the_least_budget(tally))
             # The loops of tests have few steps, and nothing to save.
             short = mock.patch.multiple(selection, LEAST_SAVED=-1e9)
             stack.enter_context(short)
@@ -51,33 +51,45 @@ def everywhere(options: Mapping[str, Any] | None) -> Iterator[Tally]:
         yield tally
 
 
-def _within_the_least_budget(
-    save_memory: Callable[..., list[Any]], tally: Tally
-) -> Callable[..., list[Any]]:
-    # The tape was asked before, and is not to be asked twice: what is built is planned for anew.
-    signature = inspect.signature(save_memory)
+@contextmanager
+def _within_the_least_budget(tally: Tally) -> Iterator[None]:
+    """Calls whose budget is refused get the least one, or a plan without a budget.
 
-    @functools.wraps(save_memory)
-    def saved(*args: Any, **kwargs: Any) -> list[Any]:
-        given = signature.bind(*args, **kwargs)
-        options = given.arguments["options"]
-        tally.asked += 1
-        try:
-            return save_memory(*given.args, **given.kwargs)
-        except BudgetError as error:
-            tally.infeasible += 1
-            least = error.fraction
-        if least < 1:
-            given.arguments["options"] = replace(options, budget=least)
-            # In the time that there is, it may not be found again.
-            with suppress(BudgetError):
-                return save_memory(*given.args, **given.kwargs)
-        # What takes least in bytes, if not in chunks.
-        unlimited = {"options": replace(options, budget=None), "mode": "memory", "kept": []}
-        given.arguments.update(unlimited)
-        return save_memory(*given.args, **given.kwargs)
+    The tape was asked before, and is not to be asked twice: what is built is planned for anew.
+    """
+    at_once, with_step = differentiate.save_memory, step_budget._plan_on
 
-    return saved
+    def saved(call: Call) -> list[Any]:
+        return _tried(lambda change: at_once(change(call)), call.options, tally)
+
+    def planned(graph: tf.Graph, calls: Sequence[Any], *others: Any) -> None:
+        def plan(change: Callable[[Call], Call]) -> None:
+            changed = [replace(left, call=change(left.call)) for left in calls]
+            with_step(graph, changed, *others)
+
+        _tried(plan, calls[0].call.options, tally)
+
+    with (
+        mock.patch.object(differentiate, "save_memory", saved),
+        mock.patch.object(step_budget, "_plan_on", planned),
+    ):
+        yield
+
+
+def _tried(plan: Callable[[Callable[[Call], Call]], Any], options: Options, tally: Tally) -> Any:
+    tally.asked += 1
+    try:
+        return plan(lambda call: call)
+    except BudgetError as error:
+        tally.infeasible += 1
+        least = error.fraction
+    if least < 1:
+        # In the time that there is, it may not be found again.
+        with suppress(BudgetError):
+            return plan(lambda call: replace(call, options=replace(options, budget=least)))
+    # What takes least in bytes, if not in chunks.
+    unlimited = replace(options, budget=None)
+    return plan(lambda call: replace(call, options=unlimited, mode="memory", kept=[]))
 
 
 def _trainer() -> Any:

@@ -29,7 +29,7 @@ from memsaving_gradients import patching
 from memsaving_gradients.budget import safe_bytes
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.options import Options
-from memsaving_gradients.errors import BudgetError, BudgetWarning
+from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.training.microbatches.pieces import Cut
 
 __all__ = ["Rehearsal", "held_by_stalled", "rehearse"]
@@ -81,19 +81,18 @@ def rehearse(
     watch = graph_state.Watch()
     try:
         with (
-            warnings.catch_warnings(record=True) as said,
+            warnings.catch_warnings(),
             graph_state.watching(watch),
             patching.scoped(options, eager_is_error=False),
         ):
-            warnings.simplefilter("always")
+            warnings.simplefilter("ignore")
             graph = function.get_concrete_function(*specs).graph
     except BudgetError as error:
         return Rehearsal(error.least, keeps=False)
     gradients = max((_need_of(plan) for plan in watch.plans), default=0)
     whole = 0 if model.jit_compile else _whole(graph, options.batch)
     need = max(gradients, whole - buffers)
-    warned = any(issubclass(one.category, BudgetWarning) for one in said)
-    return Rehearsal(need, keeps=need <= options.budget and not warned)
+    return Rehearsal(need, keeps=need <= options.budget)
 
 
 def _need_of(plan: Any) -> int:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import tensorflow as tf
 
 from memsaving_gradients.engine.planning.outcome import Outcome
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite, rewrite
 from memsaving_gradients.schedules.simulate import Simulation
 
-__all__ = ["Followed", "Simulate", "alone", "follow", "take_back"]
+__all__ = ["Followed", "follow", "take_back"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,32 +30,22 @@ class Followed:
     result: Rewrite | None
     planned: int
 
+    @property
+    def simulation(self) -> Simulation:
+        """What the executor makes of it."""
+        simulation = self.outcome.plan.simulation
+        assert simulation is not None
+        return simulation
+
     def keeps(self, need: int) -> bool:
         """Whether ``need`` is within the budget."""
         budget = self.outcome.plan.budget
         return budget is None or need <= budget
 
 
-#: What the executor makes of a step that follows a plan.
-Simulate = Callable[[Followed], Simulation]
-
-
-def alone(found: Followed) -> Simulation:
-    """What the gradients come to by themselves."""
-    simulation = found.outcome.plan.simulation
-    assert simulation is not None
-    return simulation
-
-
-def follow(
-    site: Site, outcome: Outcome, updates: Mapping[str, Sequence[tf.Operation]] | None = None
-) -> Followed:
-    """Make the graph follow a plan, and describe the plan by what the executor will make of it, if
-    the gradients are alone.
-
-    ``updates``: by name of a gradient's op, the ops that end what is done with the gradient;
-    ``None``: the gradients are alone.
-    """
+def follow(site: Site, outcome: Outcome) -> Followed:
+    """Make the graph follow a plan, and describe the plan by what the executor will make of it:
+    of the whole step, or of the gradients, if they are alone."""
     planned = outcome.planned or outcome.need
     if outcome.plain:
         return Followed(outcome, None, planned)
@@ -68,11 +55,14 @@ def follow(
         proposal.schedule,
         proposal.simulation,
         data_gates=gates,
-        updates=updates or {},
+        updates={} if site.whole is None else site.whole.updates,
         host=site.host,
         grads=site.grads,
     )
-    if not gates and updates is None:
+    for grad, given in zip(site.grads, site.given, strict=False):
+        if grad.ref() in result.replaced:
+            result.rewiring.point(given.op, 0, result.replaced[grad.ref()])
+    if not gates:
         outcome = outcome.as_it_runs(site.simulate_rewritten(result, proposal.extra_seconds))
     return Followed(outcome, result, planned)
 

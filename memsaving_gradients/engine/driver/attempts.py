@@ -8,19 +8,10 @@ simulations of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import tensorflow as tf
-
 from memsaving_gradients.budget import chunk_bytes, safe_bytes, too_small, worst_bytes
-from memsaving_gradients.engine.driver.attempt import (
-    Followed,
-    Simulate,
-    alone,
-    follow,
-    take_back,
-)
+from memsaving_gradients.engine.driver.attempt import Followed, follow, take_back
 from memsaving_gradients.engine.notices import warn_nothing_saved
 from memsaving_gradients.engine.planning.by_mode import by_mode
 from memsaving_gradients.engine.planning.outcome import LIMITED, Outcome, nothing_else
@@ -51,21 +42,15 @@ class Attempts:
     ----------
     site
         The gradient computation, its loops and masks as they are.
-    mode
-        What a plan will be called, see `memsaving_gradients.engine.rewire.save_memory`.
 
     Attributes
     ----------
     share
         Of the budget, what the next plan is made for.
-    updates
-        By name of a gradient's op, the ops that end what is done with the gradient; ``None``: the
-        gradients are alone.
     """
 
-    def __init__(self, site: Site, mode: str) -> None:
-        self.site, self.mode = site, mode
-        self.updates: Mapping[str, Sequence[tf.Operation]] | None = None
+    def __init__(self, site: Site) -> None:
+        self.site, self.mode = site, site.call.mode
         self.start()
 
     def start(self) -> None:
@@ -75,7 +60,7 @@ class Attempts:
         self._by_luck = False
 
     def kept(self) -> Followed | None:
-        """A plan with which the gradients keep the budget; ``None``: nothing can be saved.
+        """A plan that keeps the budget; ``None``: nothing can be saved.
 
         Raises
         ------
@@ -83,7 +68,7 @@ class Attempts:
             If there is none; the graph is left as it was.
         """
         most = FEW_ATTEMPTS if self.site.is_large else MOST_ATTEMPTS
-        found, ended = self.first_that_fits(most if self.mode == "budget" else 1, alone)
+        found, ended = self._first_that_fits(most if self.mode == "budget" else 1)
         if ended:
             return self.if_it_saves(found)
         found = self.least()
@@ -93,16 +78,12 @@ class Attempts:
         take_back(self.site, found)
         raise too_small(goal, min(found.outcome.need, goal.plain_need), self.site.stopped)
 
-    def first_that_fits(
-        self, attempts: int, simulate: Simulate, lucky: Followed | None = None
-    ) -> tuple[Followed | None, bool]:
-        """A plan that keeps the budget in what ``simulate`` makes of it; and whether the search is
-        over, with this one, with plain gradients or with nothing.
-
-        ``lucky``: one that keeps it with some luck, which was taken back.
-        """
-        attempt = 0
-        last = attempts if lucky is None else LUCKY_ATTEMPTS
+    def _first_that_fits(self, attempts: int) -> tuple[Followed | None, bool]:
+        """A plan that keeps the budget; and whether the search is over, with this one, with plain
+        gradients or with nothing."""
+        attempt, last = 0, attempts
+        #: One that keeps it with some luck, which was taken back.
+        lucky: Followed | None = None
         while attempt < last:
             try:
                 found = self._next(self.share)
@@ -112,21 +93,21 @@ class Attempts:
                 if self.site.stopped == "interrupted":
                     # Plans that broke the budget as they ran are no smaller than it.
                     raise self._no_smaller(error) from None
-                if self.share < 1.0 and not attempt and simulate is alone:
+                if self.share < 1.0 and not attempt:
                     # There may be no plan that leaves room for what the executor adds, but one to
                     # which it adds nothing.
                     self.share = 1.0
                     attempt += 1
                     continue
                 return None, False
-            if found is None or found.result is None or found.keeps(self.worst(found, simulate)):
+            if found is None or found.result is None or found.keeps(self.worst(found)):
                 return found, True
             if self.mode == "saved":
                 take_back(self.site, found)
                 raise _no_longer_kept(found.outcome)
-            if lucky is None and found.keeps(self.need(found, simulate)):
+            if lucky is None and found.keeps(self.need(found)):
                 lucky, last = found, min(attempts, attempt + 1 + LUCKY_ATTEMPTS)
-            self.give_up(found, simulate, attempt)
+            self._give_up(found, attempt)
             attempt += 1
         if lucky is None:
             return None, False
@@ -139,30 +120,30 @@ class Attempts:
 
     def again(self, found: Followed) -> Followed:
         """The graph made to follow a plan once more."""
-        return replace(found, result=follow(self.site, found.outcome, self.updates).result)
+        return replace(found, result=follow(self.site, found.outcome).result)
 
-    def give_up(self, found: Followed, simulate: Simulate, attempt: int) -> None:
+    def _give_up(self, found: Followed, attempt: int) -> None:
         """Take a plan back, and ask for less from now on."""
-        need = self.worst(found, simulate)
+        need = self.worst(found)
         take_back(self.site, found)
         self._broke = min(self._broke or need, need)
         # What the executor adds to one plan it adds to the next, about; and what the rest of a step
         # takes grows as the plan shrinks: each step down is a larger one.
         self.share = min(found.planned / need, self.share) * NEXT_SHARE ** (attempt + 1)
 
-    def worst(self, found: Followed, simulate: Simulate) -> int:
+    def worst(self, found: Followed) -> int:
         """The bytes of a budget that a step needs in the worst of the steps that were simulated, as
         long as there may be a plan that is better there.
 
         In large graphs there are buffers enough to even chance out.
         """
         if self.mode != "budget" or self.site.is_large or self._by_luck:
-            return self.need(found, simulate)
-        return worst_bytes(simulate(found), self.site.gating)
+            return self.need(found)
+        return worst_bytes(found.simulation, self.site.gating)
 
-    def need(self, found: Followed, simulate: Simulate) -> int:
+    def need(self, found: Followed) -> int:
         """The same on average, and with what is left to chance."""
-        return safe_bytes(simulate(found), self.site.gating)
+        return safe_bytes(found.simulation, self.site.gating)
 
     def if_it_saves(self, found: Followed | None) -> Followed | None:
         """``found``, unless it needs no less than plain training as the executor runs it, which its
@@ -207,7 +188,7 @@ class Attempts:
             outcome = within_limits(self.site, self.mode, share)
         else:
             outcome = by_mode(self.site, self.mode)
-        return None if outcome is None else follow(self.site, outcome, self.updates)
+        return None if outcome is None else follow(self.site, outcome)
 
     def _no_smaller(self, error: BudgetError) -> BudgetError:
         """``error``, but naming no budget below the least that a plan needed as it ran (0: none did

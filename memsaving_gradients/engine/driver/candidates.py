@@ -80,7 +80,7 @@ def _ways(attempts: Attempts) -> list[str | None]:
         return [*loops.ways(WAYS)] or [None]
     if mode == "slowdown":
         return [_least_in_time(site)]
-    replays = mode in ("memory", "planner") or not (mode != "named" or site.kept)
+    replays = mode in ("memory", "planner") or not (mode != "named" or site.call.kept)
     return [*loops.ways(["segments" if replays else "keep"])] or [None]
 
 

@@ -58,7 +58,7 @@ def nothing_else(site: Site, mode: str, name: str) -> Outcome:
     step = site.capture()
     found = Found(Meter(step.graph, site.gating).plain, 0, None)
     plan = described(site, step, found, mode, name, before=before, unpacked=original)
-    return Outcome(step, found.proposal, plan, plain=True).as_it_runs(site.simulate_plain(step))
+    return Outcome(step, found.proposal, plan, plain=True).as_it_runs(site.as_it_is(step))
 
 
 def described(

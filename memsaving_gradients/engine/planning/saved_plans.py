@@ -94,7 +94,7 @@ def _applied(
     )
     untouched = schedule == plain(step.graph) and not plan.packed
     if untouched and site.is_other:
-        mine = replace(mine, simulation=site.simulate_plain(step))
+        mine = replace(mine, simulation=site.as_it_is(step))
     return Outcome(step, proposal, mine, plain=untouched, given=plan)
 
 

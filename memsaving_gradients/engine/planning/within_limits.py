@@ -29,7 +29,7 @@ from memsaving_gradients.planners.with_storage import planner_that_stores
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 
-__all__ = ["first_share", "search_of", "seek", "within_limits"]
+__all__ = ["budget_of", "first_share", "search_of", "seek", "within_limits"]
 
 #: The share of a budget, less what is left to chance, that is planned with at first: the executor
 #: adds a per cent or so to what schedules need (median of 35 plans for eight networks: 1 %).
@@ -56,7 +56,8 @@ def within_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
     plain_need = chunk_bytes(sought.before, site.gating)
     if search is None:
         assert goal is not None
-        note_ample(site.graph, goal)
+        if site.whole is None or site.in_whole:
+            note_ample(site.graph, goal)
         untouched = Found(Meter(step.graph, site.gating).plain, plain_need, None)
         plan = described(site, step, untouched, mode, name, before=sought.before, budget=budget)
         return Outcome(step, untouched.proposal, plan, plain=True).as_it_runs(sought.before)
@@ -102,7 +103,8 @@ def seek(site: Site) -> Sought | None:
         return None
     unpacked, before = site.original()
     goal = _goal(site, unpacked, before)
-    if goal is not None and goal.budget >= goal.plain_need and not site.is_other:
+    ample = goal is not None and goal.budget >= safe_bytes(before, site.gating)
+    if ample and not site.is_other:
         return Sought(step, unpacked, before, goal, None)
     if not site.pack():
         return Sought(step, unpacked, before, goal, search_of(site, step, before))
@@ -177,19 +179,27 @@ def _plain_peak(step: CapturedStep) -> int:
     return simulate(step.graph, ordered(step.graph, step.graph.sums)).peak
 
 
-def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
-    """The budget in bytes of chunks: a fraction is one of the least that plain training may need,
-    and 1 the most."""
+def budget_of(site: Site, plain: Simulation) -> int | None:
+    """The budget in bytes of chunks; ``None``: there is none. A fraction is one of the least that
+    plain training may need, and 1 the most."""
     limit = site.options.limit
-    if limit is None:
-        return None
-    most = safe_bytes(before, site.gating)
-    base = plain_bytes(before, site.gating)
     if isinstance(limit, float):
-        limit = max(1, int(limit * (most if limit == 1 else base)))
-    else:
+        base = safe_bytes if limit == 1 else plain_bytes
+        return max(1, int(limit * base(plain, site.gating)))
+    return limit
+
+
+def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
+    plain = before if site.whole is None else site.whole.plain
+    budget = budget_of(site, plain)
+    if budget is None:
+        return None
+    if not isinstance(site.options.limit, float):
         check_known(step, before.peak, site.options.batch_size, site.options.asked_budget[0])
         check_steps(site.guessed_loops, before.peak, site.options.batch)
         for loop in site.guessed_inside:
             raise unknown_steps(loop.name)
-    return Goal(limit, most, base, site.options.budget)
+    if site.whole is not None and site.whole.share is not None:
+        budget = int(budget * site.whole.share)
+    most, base = safe_bytes(plain, site.gating), plain_bytes(plain, site.gating)
+    return Goal(budget, most, base, site.options.budget)

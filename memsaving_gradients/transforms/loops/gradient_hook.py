@@ -14,7 +14,7 @@ The wrapper notes which loop is the gradient of which, which nothing in the grap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -97,14 +97,14 @@ class _OfGraph:
     Attributes
     ----------
     gradients
-        Gradients that were built in it, each with the number of ops before.
+        Gradients that were built in it.
     inside
         The loops of its functions, branches and loops that are replayed.
     kept
         Why others, by name, could not be.
     """
 
-    gradients: list[tuple[int, Gradient]] = field(default_factory=list)
+    gradients: list[Gradient] = field(default_factory=list)
     inside: tuple[Replayed, ...] = ()
     kept: dict[str, str] = field(default_factory=dict)
 
@@ -148,17 +148,18 @@ def kept_inside(graph: tf.Graph) -> dict[str, str]:
     return notes(graph, _OfGraph).kept
 
 
-def gradients_in(graph: tf.Graph, since: int) -> list[list[Gradient]]:
-    """For each loop of ``graph`` that was differentiated there from op number ``since`` on, all of
-    its gradients.
+def gradients_in(graph: tf.Graph, built: Collection[tf.Operation]) -> list[list[Gradient]]:
+    """For each loop of ``graph`` of which a gradient is among the ops ``built``, all of its
+    gradients.
 
     Loops with gradients elsewhere, too, are left out, and those that are part of a higher order:
     gradients, and what has gradients that were differentiated themselves.
     """
+    ops = set(built)
     sources = dict.fromkeys(
         g.loop.op
-        for n, g in notes(graph, _OfGraph).gradients
-        if n >= since and g.loop.op.graph is graph
+        for g in notes(graph, _OfGraph).gradients
+        if g.op in ops and g.loop.op.graph is graph
     )
     found = [notes(op, _OfLoop) for op in sources]
     return [
@@ -236,7 +237,7 @@ def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
         for op in (source, made[-1]):
             note_steps(op, steps)
     known.gradients = [*known.gradients, gradient]
-    notes(graph, _OfGraph).gradients.append((since, gradient))
+    notes(graph, _OfGraph).gradients.append(gradient)
     if replay is not None:
         _replay_too(replay, gradient, of_accumulators)
     elif asked is not None and source.graph is not asked[0] and of is None:

@@ -119,8 +119,8 @@ class Loops:
     ----------
     graph
         The graph.
-    since
-        How many ops it had before.
+    built
+        The ops that were built for these gradients.
     batch
         Stands in for an unknown batch dimension.
     xla
@@ -132,7 +132,7 @@ class Loops:
     """
 
     graph: tf.Graph
-    since: int
+    built: Sequence[tf.Operation]
     batch: int
     xla: bool = False
     asked: bool = False
@@ -141,7 +141,7 @@ class Loops:
     _refused: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = gradient_hook.gradients_in(self.graph, self.since)
+        found = gradient_hook.gradients_in(self.graph, self.built)
         replays = [gradient_hook.replay_of(gradients[0].loop.op) for gradients in found]
         self._found = [g for g, replay in zip(found, replays, strict=True) if replay is None]
         self._since_earlier = tuple(replay.how for replay in replays if replay is not None)

@@ -1,0 +1,125 @@
+"""One call for gradients, as TensorFlow built it: what was differentiated, what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from graph_tools.ops.devices import Home
+from graph_tools.tf_private import graphs
+from memsaving_gradients.engine.options import Options
+from memsaving_gradients.transforms.attention.pattern.substitution import Substituted
+
+__all__ = ["Call", "Gradient", "components", "joined"]
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call for gradients, or several that are planned as one.
+
+    Attributes
+    ----------
+    graph
+        The graph that the gradients were built in.
+    first_backward
+        How many ops the graph had before.
+    operations
+        These ops, and those that were built for the gradients; others may be between and behind.
+    ys, xs, grads
+        What was differentiated, with respect to what, and the result.
+    mode
+        ``"memory"``, ``"speed"``, ``"collection"`` or ``"named"``; ``"budget"``, ``"slowdown"`` or
+        ``"planner"``; ``"saved"``.
+    kept
+        Tensors to keep: named, or marked.
+    options
+        What else was asked for.
+    encode
+        Encodings of tensors that were named, by reference.
+    data_gates
+        Whether the graph is compiled by XLA.
+    attention
+        What became of attention that was found; ``None``: it was not looked for.
+    home
+        The device of the replica whose gradients these are, on which alone memory is saved;
+        ``None``: all is one memory.
+    reduced
+        Whether replicas will add up their gradients, which are all there until then.
+    """
+
+    graph: tf.Graph
+    first_backward: int
+    operations: Sequence[tf.Operation]
+    ys: Sequence[tf.Tensor]
+    xs: Sequence[Any]
+    grads: Sequence[Gradient]
+    mode: str
+    kept: Sequence[tf.Tensor]
+    options: Options
+    encode: Mapping[Any, str]
+    data_gates: bool
+    attention: Substituted | None = None
+    home: Home | None = None
+    reduced: bool = False
+
+    @property
+    def own(self) -> Sequence[tf.Operation]:
+        """The ops that were built for the gradients."""
+        return self.operations[self.first_backward :]
+
+    @cached_property
+    def flat(self) -> list[tf.Tensor]:
+        """The tensors that the gradients consist of."""
+        return components(self.grads, self.graph)
+
+    @property
+    def ends(self) -> list[tf.Tensor]:
+        """Those of ``ys`` that the graph computes."""
+        return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
+
+    def goes_through(self, other: Call) -> bool:
+        """Whether what ``other`` built was differentiated for this one: its ops read it."""
+        built = set(other.own)
+        return any(tensor.op in built for op in self.own for tensor in op.inputs)
+
+
+def components(grads: Sequence[Gradient], graph: tf.Graph) -> list[tf.Tensor]:
+    """The tensors of ``graph`` that gradients consist of."""
+    flat: list[tf.Tensor] = []
+    for grad in grads:
+        if isinstance(grad, tf.IndexedSlices):
+            flat += [t for t in (grad.values, grad.indices, grad.dense_shape) if t is not None]
+        elif grad is not None:
+            flat.append(grad)
+    return [t for t in flat if t.graph is graph]
+
+
+def joined(one: Call, other: Call) -> Call | None:
+    """Two calls as one: their losses share a forward pass, and are all there before the first
+    gradient. ``None``: they are no such calls, or ask for different things."""
+    alike = (one.options, one.mode, one.home, one.reduced, one.data_gates) == (
+        other.options,
+        other.mode,
+        other.home,
+        other.reduced,
+        other.data_gates,
+    )
+    begin = min(map(graphs.creation_index, one.own), default=0)
+    late = any(graphs.creation_index(y.op) >= begin for y in other.ends)
+    blocks = other.attention is not None and other.attention.names
+    if not alike or late or blocks or one.encode or other.encode:
+        return None
+    return replace(
+        one,
+        operations=[*one.operations, *other.own],
+        ys=[*one.ys, *other.ys],
+        xs=[*one.xs, *other.xs],
+        grads=[*one.grads, *other.grads],
+        kept=list({tensor.ref(): tensor for tensor in (*one.kept, *other.kept)}.values()),
+    )

@@ -1,0 +1,353 @@
+"""A budget is that of a step: calls for gradients that have one are planned when their function has
+been traced to its end.
+
+Only then is it known what else the step does: other calls, the optimizer, what is returned. Until
+then gradients are TensorFlow's, and the user holds an identity of each, which reads what takes its
+place in the end.
+
+- A fraction is one of what the whole step takes in plain training, and a plan keeps the budget if
+  the whole step does.
+- Calls whose losses were all there before the first gradient share a forward pass. They are planned
+  as one.
+- Others follow one another. Those that need nothing of one another take turns
+  (:mod:`~memsaving_gradients.rewriting.turns`), or the executor would run them at once. Of calls
+  only one of which takes more than the budget, that one is planned for the whole step. Else each is
+  planned by itself, and all of them for less as long as they do not keep the budget together.
+- A call that another one differentiates (a gradient penalty) belongs to the forward pass of that
+  one, whose plan is that of both.
+
+Calls in one step of several replicas are planned for each device by itself. XLA orders a step as it
+sees fit: there, calls are planned at once, but for those that a tape around them may differentiate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from graph_tools.editing import original_view
+from graph_tools.editing.rewiring import Rewiring
+from graph_tools.errors import GraphError
+from graph_tools.graph.topology import Edges, ancestors
+from graph_tools.notes import has_notes, notes
+from graph_tools.tf_private import autodiff, graphs, hooks
+from memsaving_gradients.budget import Goal, plain_bytes, safe_bytes, too_small
+from memsaving_gradients.engine import graph_state, replicas, whole_step
+from memsaving_gradients.engine.call import Call, components, joined
+from memsaving_gradients.engine.no_gc import uncollected
+from memsaving_gradients.engine.options import Options
+from memsaving_gradients.engine.planning.within_limits import budget_of
+from memsaving_gradients.engine.replicas import Shared
+from memsaving_gradients.engine.rewire import Saved, is_observed, save, save_memory, site_of
+from memsaving_gradients.engine.site import Site, Whole
+from memsaving_gradients.errors import BudgetError
+from memsaving_gradients.rewriting.optimizer_ops import Updates
+from memsaving_gradients.rewriting.turns import Pass, take_turns
+from memsaving_gradients.schedules.simulate import Simulation
+
+__all__ = ["is_inner", "leave", "leave_to", "waits_for_its_step"]
+
+#: How often all calls of a step are planned, each time for less than before and the last time for
+#: the least, until the step keeps the budget. Chosen by judgement.
+ROUNDS = 4
+
+#: By name of a gradient's op, the ops that end what is done with the gradient.
+_Ends: TypeAlias = Mapping[str, Sequence[tf.Operation]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Left:
+    """A call that waits for the end of its step, and what the user got for its gradients."""
+
+    call: Call
+    given: Sequence[Any]
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """The calls of a graph that wait, and for each op what it waited for when the last one came."""
+
+    calls: list[_Left] = field(default_factory=list)
+    controls: dict[tf.Operation, list[tf.Operation]] = field(default_factory=dict)
+
+
+def waits_for_its_step(call: Call) -> bool:
+    """Whether a call is to be planned with the whole step."""
+    options = call.options
+    promised = options.budget is not None or any(p.budget is not None for p in options.plan)
+    return promised and not call.data_gates and not is_observed() and _ends(call.graph)
+
+
+def is_inner(graph: tf.Graph, options: Options, ys: Sequence[tf.Tensor], tape: Any) -> bool:
+    """Whether a tape other than ``tape`` records what is done with ``ys``, so that gradients with a
+    budget are left as TensorFlow builds them for whoever may differentiate them."""
+    if options.budget is None or not ys or not _ends(graph):
+        return False
+    return autodiff.is_recorded(ys, besides=tape)
+
+
+def _ends(graph: tf.Graph) -> bool:
+    """Whether it will be told when ``graph`` is complete, and its ops stay as they are until
+    then."""
+    return (
+        graphs.is_function(graph)
+        and autodiff.end_is_told()
+        and not autodiff.vectorized()
+        and not replicas.unsupported()
+        and not whole_step.is_consumed_at_once()
+    )
+
+
+def leave(call: Call) -> list[Any]:
+    """Let a call wait; what the user gets for its gradients until they are planned."""
+    parts = tf.nest.flatten(list(call.grads), expand_composites=True)
+    given = [_stand_in(part, call.graph) for part in parts]
+    grads = tf.nest.pack_sequence_as(list(call.grads), given, expand_composites=True)
+    hooks.when_traced(_plan)
+    waiting = notes(call.graph, _Waiting)
+    waiting.calls.append(_Left(call, grads))
+    waiting.controls = {op: op.control_inputs for op in call.graph.get_operations()}
+    return list(grads)
+
+
+def leave_to(call: Call) -> None:
+    """Leave those that wait and that ``call`` differentiates, which is planned at once, to it."""
+    if has_notes(call.graph, _Waiting):
+        waiting = notes(call.graph, _Waiting)
+        waiting.calls = [left for left in waiting.calls if not call.goes_through(left.call)]
+
+
+def _stand_in(part: Any, graph: tf.Graph) -> Any:
+    """What the user gets for a part of a gradient, until it is known which tensor it is."""
+    if not isinstance(part, tf.Tensor) or part.graph is not graph:
+        return part
+    with graphs.outside_scopes(graph):
+        stands = tf.identity(part)
+    graphs.protect(stands.op)
+    return stands
+
+
+@uncollected()
+def _plan(graph: tf.Graph) -> None:
+    """Plan for the calls that wait in a function which was just traced to its end."""
+    if not has_notes(graph, _Waiting):
+        return
+    waiting = notes(graph, _Waiting)
+    calls, waiting.calls = waiting.calls, []
+    kept = [
+        left
+        for k, left in enumerate(calls)
+        if not any(other.call.goes_through(left.call) for other in calls[k + 1 :])
+    ]
+    if not kept:
+        return
+    if is_observed():
+        for left in kept:
+            save_memory(left.call)
+        return
+    # TensorFlow's automatic control dependencies order what touches the same variables, the forward
+    # pass of one call behind the updates before it. They are there only now, and not what gradients
+    # need.
+    without = {op: added for op, known in waiting.controls.items() if (added := _added(op, known))}
+    later = graph_state.operations_since(graph)
+    with graph.as_default():
+        for home in dict.fromkeys(left.call.home for left in kept):
+            _plan_on(graph, [left for left in kept if left.call.home == home], without, later)
+
+
+def _added(op: tf.Operation, known: Sequence[tf.Operation]) -> set[tf.Operation]:
+    """What an op waits for, besides what is ``known``."""
+    waits = op.control_inputs
+    return set() if len(waits) == len(known) else set(waits).difference(known)
+
+
+def _plan_on(
+    graph: tf.Graph,
+    calls: Sequence[_Left],
+    without: Mapping[tf.Operation, Collection[tf.Operation]],
+    later: Sequence[tf.Operation],
+) -> None:
+    """Plan for the calls of a step on one device.
+
+    ``without``: control edges that were not there when gradients were built. ``later``: the ops
+    that were created after the gradients.
+    """
+    known = len(graph.get_operations())
+    found = (site_of(call, components(given, graph), without) for call, given in _together(calls))
+    sites = [site for site in found if site is not None]
+    if not sites:
+        return
+    step = None if sites[0].data_gates else _Step.of(sites)
+    if step is None:
+        for site in sites:
+            save(site).settle()
+    else:
+        step.plan(later)
+    _let_readers_be_first(graph, sites[0].first_operation, known)
+    whole_step.check_attention(graph, sites)
+
+
+def _together(calls: Sequence[_Left]) -> list[tuple[Call, list[Any]]]:
+    """Calls that are planned as one, with what the user got for their gradients."""
+    found: list[tuple[Call, list[Any]]] = []
+    for left in calls:
+        both = joined(found[-1][0], left.call) if found else None
+        if both is None:
+            found.append((left.call, list(left.given)))
+        else:
+            found[-1] = both, [*found[-1][1], *left.given]
+    return found
+
+
+def _let_readers_be_first(graph: tf.Graph, first: tf.Operation, known: int) -> None:
+    """Let what was built since there were ``known`` ops, such as loops that are replayed, read
+    variables before what comes after them in the step changes these.
+
+    TensorFlow's automatic control dependencies, which order the ops of a function while it is
+    traced, do not see these ops. They run among the gradients, of which ``first`` is the first op:
+    what gradients need is before them.
+    """
+    built = graph.get_operations()
+    readers: dict[object, list[tf.Operation]] = {}
+    for op in built[known:]:
+        for tensor in op.inputs:
+            if tensor.dtype == tf.resource:
+                readers.setdefault(tensor.ref(), []).append(op)
+    if not readers:
+        return
+    edges = Edges(())
+    for op in built[graphs.creation_index(first) : known]:
+        found = dict.fromkeys(
+            reader for handle in graphs.written_by(op) for reader in readers.get(handle.ref(), ())
+        )
+        before = [reader for reader in found if op not in ancestors([reader], edges)]
+        if before:
+            graphs.add_control_inputs(op, before)
+
+
+@dataclass(eq=False)
+class _Step:
+    """The calls of a step on one device.
+
+    Attributes
+    ----------
+    sites
+        The calls, in the order of the step.
+    plain
+        The step as TensorFlow built it.
+    """
+
+    sites: Sequence[Site]
+    plain: Simulation
+
+    @classmethod
+    def of(cls, sites: Sequence[Site]) -> _Step | None:
+        """The step; ``None``: something in it cannot be captured, such as a loop of TF1."""
+        blocks = [site.attention.rewiring for site in sites if site.attention is not None]
+        for rewiring in reversed(blocks):
+            rewiring.undo()
+        try:
+            return cls(sites, sites[0].simulate_traced())
+        except GraphError:
+            return None
+        finally:
+            for rewiring in blocks:
+                rewiring.redo()
+
+    @property
+    def need(self) -> int:
+        """The bytes of a budget that the step needs as it is."""
+        return self._need(self.sites[0].simulate_traced())
+
+    def _need(self, step: Simulation) -> int:
+        return safe_bytes(step, self.sites[0].gating)
+
+    def plan(self, later: Sequence[tf.Operation]) -> None:
+        """Plan for all calls."""
+        updates = self._updates(later)
+        budgets = [budget_of(site, self.plain) for site in self.sites]
+        most = min((budget for budget in budgets if budget is not None), default=None)
+        if len(self.sites) == 1 or most is None or self._need(self.plain) <= most:
+            for site, ends in zip(self.sites, updates, strict=True):
+                site.whole = Whole(self.plain, ends)
+            saved = [save(site) for site in self.sites]
+        else:
+            self._take_turns()
+            saved = self._one_after_the_other(updates, most)
+        need = self.need
+        for one, budget in zip(saved, budgets, strict=True):
+            one.settle(whole_step=need, **({} if budget is None else {"budget": budget}))
+
+    def _take_turns(self) -> None:
+        """Let calls run one after the other that need nothing of one another."""
+        rewiring = Rewiring()
+        edges = Edges((), self.sites[0].without)
+        passes = [Pass(site.call.ends, [t.op for t in site.given]) for site in self.sites]
+        for site, gates in zip(self.sites, take_turns(passes, edges, rewiring), strict=True):
+            site.gates = gates
+        original_view.remember(self.sites[0].graph, rewiring)
+
+    def _updates(self, later: Sequence[tf.Operation]) -> list[_Ends]:
+        """For each call, the ops that end what is done with a gradient; what needs none waits for
+        one."""
+        first, graph = self.sites[0], self.sites[0].graph
+        grads = {tensor.op for site in self.sites for tensor in site.given}
+        ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
+        updates = Updates(later, grads, ends, graphs.creation_index(first.first_operation))
+        updates.defer(first.home)
+        rewiring = Rewiring()
+        updates.split(rewiring)
+        original_view.remember(graph, rewiring)
+        ended = updates.ends()
+        return [
+            {
+                grad.op.name: ended[given.op]
+                for grad, given in zip(site.grads, site.given, strict=True)
+                if given.op in ended
+            }
+            for site in self.sites
+        ]
+
+    def _one_after_the_other(self, updates: Sequence[_Ends], budget: int) -> list[Saved]:
+        """Plan for each call by itself, and for all of them for less where the step takes too much;
+        of calls only one of which takes more than the budget, that one for the whole step."""
+        alone = [self._need(site.simulate_plain(site.capture())) for site in self.sites]
+        if sum(need > budget for need in alone) < 2:
+            large = self.sites[alone.index(max(alone))]
+            for site, ends in zip(self.sites, updates, strict=True):
+                site.whole = Whole(self.plain, ends, None if site is large else 1.0)
+            small = {site: save(site) for site in self.sites if site is not large}
+            lowered = save(large)
+            return [small.get(site, lowered) for site in self.sites]
+        share = 1.0
+        for left in reversed(range(ROUNDS)):
+            saved, need = self._round(updates, share)
+            if need <= budget:
+                return saved
+            _take_back(saved)
+            share = share * budget / need if left > 1 else 0.0
+        raise self._too_small(budget, need)
+
+    def _round(self, updates: Sequence[_Ends], share: float) -> tuple[list[Saved], int]:
+        """What each call follows that may take a share of the budget while it is alone, the later
+        ones beside what the earlier ones do; and what the step needs then."""
+        for site, ends in zip(self.sites, updates, strict=True):
+            site.whole = Whole(self.plain, ends, share)
+        # Those of microbatches are equal: they follow the plan of the first.
+        alike = Shared(self.sites[0].options, "calls of a step")
+        return [save(site, alike) for site in self.sites], self.need
+
+    def _too_small(self, budget: int, need: int) -> BudgetError:
+        site = self.sites[0]
+        base = plain_bytes(self.plain, site.gating)
+        asked = Goal(budget, self._need(self.plain), base, site.options.budget)
+        return too_small(asked, need, site.stopped)
+
+
+def _take_back(saved: Sequence[Saved]) -> None:
+    """Leave a step as TensorFlow built it."""
+    for one in reversed(saved):
+        one.take_back()

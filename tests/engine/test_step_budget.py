@@ -1,0 +1,204 @@
+"""A budget is that of a step: what its calls for gradients, and all that it does besides, take
+together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memsaving_gradients as ms
+
+LAYERS, WIDTH, ROWS = 8, 64, 2048
+#: Bytes of a hidden value.
+HIDDEN = 4 * WIDTH * ROWS
+
+Weights = Sequence[tf.Variable]
+Step = Callable[[tf.Tensor, Weights], Any]
+
+
+def weights() -> list[tf.Variable]:
+    return [
+        tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], [k, 0]) / WIDTH**0.5)
+        for k in range(LAYERS)
+    ]
+
+
+def batch() -> tf.Tensor:
+    return tf.random.stateless_normal([ROWS, WIDTH], [0, 1])
+
+
+def network(x: tf.Tensor, ws: Weights) -> tf.Tensor:
+    for w in ws:
+        x = tf.tanh(x @ w)
+    return x
+
+
+def descend(ws: Weights, grads: Sequence[tf.Tensor]) -> None:
+    for w, g in zip(ws, grads, strict=True):
+        w.assign_sub(0.1 * g)
+
+
+def microbatches(x: tf.Tensor, ws: Weights) -> Any:
+    """Gradients of four parts, one after the other, which need nothing of one another."""
+    total = [tf.zeros_like(w) for w in ws]
+    for part in tf.split(x, 4):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(network(tf.tile(part, [4, 1]), ws) ** 2)
+        total = [a + g for a, g in zip(total, tape.gradient(loss, ws), strict=True)]
+    descend(ws, total)
+    return total[0]
+
+
+def sharpness(x: tf.Tensor, ws: Weights) -> Any:
+    """Variables that move between two calls, the second of which sees where they are."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(network(x, ws) ** 2)
+    moves = [0.05 * g / (tf.norm(g) + 1e-6) for g in tape.gradient(loss, ws)]
+    for w, move in zip(ws, moves, strict=True):
+        w.assign_add(move)
+    with tf.GradientTape() as tape:
+        sharp = tf.reduce_sum(network(x, ws) ** 2)
+    grads = tape.gradient(sharp, ws)
+    for w, move in zip(ws, moves, strict=True):
+        w.assign_sub(move)
+    descend(ws, grads)
+    return loss, sharp
+
+
+def adversarial(x: tf.Tensor, ws: Weights) -> Any:
+    """Two calls with a forward pass in common, and an update between them."""
+    first, second = ws[: LAYERS // 2], ws[LAYERS // 2 :]
+    with tf.GradientTape(persistent=True) as tape:
+        hidden = network(x, first)
+        found = network(hidden, second)
+        mine, theirs = tf.reduce_mean(found**2), tf.reduce_mean((1 - found) ** 2)
+    grads = tape.gradient(mine, first)
+    descend(first, grads)
+    more = tape.gradient(theirs, second)
+    descend(second, more)
+    return mine, theirs
+
+
+def beside_a_small_one(x: tf.Tensor, ws: Weights) -> Any:
+    """A call of which nothing can be lowered, and a large one."""
+    with tf.GradientTape() as tape:
+        scale = tf.reduce_sum(x[:8] @ ws[0])
+    small = tape.gradient(scale, ws[:1])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(network(x, ws) ** 2)
+    descend(ws, tape.gradient(loss, ws))
+    return loss, small[0]
+
+
+def second_order(x: tf.Tensor, ws: Weights) -> Any:
+    """Two calls of ``tf.gradients``, the second of which differentiates the first."""
+    y = network(x, ws)
+    (slope,) = tf.gradients(y, x)
+    loss = tf.reduce_mean(slope**2) + tf.reduce_mean(y**2)
+    return [loss, *tf.gradients(loss, x)]
+
+
+def looped(x: tf.Tensor, ws: Weights) -> Any:
+    """A loop whose steps read a variable, which the step updates."""
+    w = ws[0]
+    with tf.GradientTape() as tape:
+        state = x
+        _, state = tf.while_loop(
+            lambda k, s: k < 24,
+            lambda k, s: (k + 1, tf.tanh(s @ w)),
+            (0, x),
+        )
+        loss = tf.reduce_sum(state**2)
+    (grad,) = tape.gradient(loss, [w])
+    w.assign_sub(0.1 * grad)
+    return loss, grad
+
+
+def run(function: Step, budget: float | str | None) -> tuple[list[Any], tuple[ms.Plan, ...]]:
+    """Results of two steps and the variables after them, and plans."""
+    ws = weights()
+    step = tf.function(lambda x: function(x, ws), autograph=False)
+    found = []
+    with ms.patched(budget=budget) if budget else tf.name_scope(""):
+        for _ in range(2):
+            found += tf.nest.flatten(step(batch()))
+    return [*found, *ws], ms.plans(step)
+
+
+def check(function: Step, budget: float | str) -> tuple[ms.Plan, ...]:
+    """Plans with which a step keeps its budget, and gives TensorFlow's own results."""
+    found, plans = run(function, budget)
+    for mine, theirs in zip(found, run(function, None)[0], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert plans
+    for plan in plans:
+        assert plan.whole_step is not None
+        assert plan.budget is not None
+        assert plan.whole_step <= plan.budget
+    return plans
+
+
+pytestmark = pytest.mark.usefixtures("exact")
+
+
+def test_calls_that_need_nothing_of_one_another_take_turns() -> None:
+    plans = check(microbatches, 14 * HIDDEN)
+    assert len(plans) == 4
+    assert not any(plan.clones for plan in plans)
+
+
+def test_calls_that_take_turns_recompute_where_that_is_not_enough() -> None:
+    assert any(plan.clones for plan in check(microbatches, 12 * HIDDEN))
+
+
+@pytest.mark.parametrize("budget", [0.75, 0.6])
+def test_calls_between_which_variables_move(budget: float) -> None:
+    first, second = check(sharpness, budget)
+    assert first.clones
+    assert second.clones
+
+
+def test_calls_of_one_forward_pass_have_one_plan() -> None:
+    (plan,) = check(adversarial, 0.7)
+    assert plan.clones
+
+
+def test_a_small_call_is_left_alone() -> None:
+    small, large = check(beside_a_small_one, 0.6)
+    assert not small.clones
+    assert large.clones
+
+
+def test_calls_of_which_one_differentiates_the_other_have_one_plan() -> None:
+    (plan,) = check(second_order, 0.7)
+    assert plan.clones
+
+
+def test_a_loop_reads_variables_before_they_are_updated() -> None:
+    (plan,) = check(looped, 0.55)
+    assert plan.loops
+
+
+@pytest.mark.slow
+def test_a_budget_that_the_calls_do_not_keep_together_names_one_that_they_keep() -> None:
+    with pytest.raises(ms.errors.BudgetError) as refused:
+        run(sharpness, 0.05)
+    check(sharpness, refused.value.fraction)
+
+
+def test_a_function_whose_end_is_not_told_is_planned_at_once() -> None:
+    ws = weights()
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        (grad,) = tf.gradients(tf.reduce_sum(network(x, ws)), x)
+        return grad
+
+    with ms.patched(budget=0.7):
+        wrapped = tf.compat.v1.wrap_function(step, [tf.TensorSpec([ROWS, WIDTH])])
+    (plan,) = ms.plans(wrapped)
+    assert plan.clones
+    np.testing.assert_array_equal(wrapped(batch()), tf.function(step)(batch()))
