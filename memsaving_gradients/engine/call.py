@@ -68,10 +68,12 @@ class Call:
     home: Home | None = None
     reduced: bool = False
 
-    @property
+    @cached_property
     def own(self) -> Sequence[tf.Operation]:
-        """The ops that were built for the gradients."""
-        return self.operations[self.first_backward :]
+        """The ops that were built for the gradients. Other replicas may have had their turn
+        meanwhile: theirs are none of them."""
+        built = self.operations[self.first_backward :]
+        return built if self.home is None else [op for op in built if self.home.has(op)]
 
     @cached_property
     def flat(self) -> list[tf.Tensor]:
@@ -84,9 +86,14 @@ class Call:
         return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
 
     def goes_through(self, other: Call) -> bool:
-        """Whether what ``other`` built was differentiated for this one: its ops read it."""
+        """Whether what ``other`` built was differentiated for this one: its ops read it.
+
+        Replicas read of one another what they add up.
+        """
         built = set(other.own)
-        return any(tensor.op in built for op in self.own for tensor in op.inputs)
+        return self.home == other.home and any(
+            tensor.op in built for op in self.own for tensor in op.inputs
+        )
 
 
 def components(grads: Sequence[Gradient], graph: tf.Graph) -> list[tf.Tensor]:

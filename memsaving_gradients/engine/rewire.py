@@ -133,8 +133,7 @@ class Saved:
             site.treat_loops(None)
             return
         position = followed.outcome.step.source.position
-        # Other replicas may have had their turn meanwhile.
-        unread = (op for op in site.call.own if op.name not in position and site.is_here(op))
+        unread = (op for op in site.call.own if op.name not in position)
         graph_state.idle(site.graph).update(map(graphs.creation_index, unread))
         plan = replace(followed.outcome.plan, **changes)
         graph_state.record(site.graph, plan)

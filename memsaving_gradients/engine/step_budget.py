@@ -37,6 +37,7 @@ from graph_tools.tf_private import autodiff, graphs, hooks
 from memsaving_gradients.budget import Goal, plain_bytes, safe_bytes, too_small
 from memsaving_gradients.engine import graph_state, replicas, whole_step
 from memsaving_gradients.engine.call import Call, components, joined
+from memsaving_gradients.engine.driver.attempts import no_longer_kept
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.planning.within_limits import budget_of
@@ -268,9 +269,11 @@ class _Step:
     def plan(self, later: Sequence[tf.Operation]) -> None:
         """Plan for all calls."""
         updates = self._updates(later)
-        budgets = [budget_of(site, self.plain) for site in self.sites]
+        budgets = [_budget_of(site, self.plain) for site in self.sites]
         most = min((budget for budget in budgets if budget is not None), default=None)
-        if len(self.sites) == 1 or most is None or self._need(self.plain) <= most:
+        if most is None:
+            saved = [save(site) for site in self.sites]
+        elif len(self.sites) == 1 or self._need(self.plain) <= most:
             for site, ends in zip(self.sites, updates, strict=True):
                 site.whole = Whole(self.plain, ends)
             saved = [save(site) for site in self.sites]
@@ -327,6 +330,9 @@ class _Step:
             saved, need = self._round(updates, share)
             if need <= budget:
                 return saved
+            for one in saved:
+                if one.site.call.mode == "saved" and one.followed is not None:
+                    raise no_longer_kept(one.followed.outcome)
             _take_back(saved)
             share = share * budget / need if left > 1 else 0.0
         raise self._too_small(budget, need)
@@ -345,6 +351,12 @@ class _Step:
         base = plain_bytes(self.plain, site.gating)
         asked = Goal(budget, self._need(self.plain), base, site.options.budget)
         return too_small(asked, need, site.stopped)
+
+
+def _budget_of(site: Site, plain: Simulation) -> int | None:
+    """The budget of a call in bytes of chunks, which may be that of saved plans."""
+    saved = [plan.budget for plan in site.options.plan if plan.budget is not None]
+    return max(saved) if saved else budget_of(site, plain)
 
 
 def _take_back(saved: Sequence[Saved]) -> None:

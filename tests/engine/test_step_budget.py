@@ -155,6 +155,17 @@ def test_calls_that_take_turns_recompute_where_that_is_not_enough() -> None:
     assert any(plan.clones for plan in check(microbatches, 12 * HIDDEN))
 
 
+def test_saved_plans_of_calls_that_take_turns_are_followed() -> None:
+    plans = check(microbatches, 12 * HIDDEN)
+    ws = weights()
+    step = tf.function(lambda x: microbatches(x, ws), autograph=False)
+    with ms.patched(plan=list(plans)):
+        step.get_concrete_function(batch())
+    again = ms.plans(step)
+    assert [plan.schedule for plan in again] == [plan.schedule for plan in plans]
+    assert [plan.whole_step for plan in again] == [plan.whole_step for plan in plans]
+
+
 @pytest.mark.parametrize("budget", [0.75, 0.6])
 def test_calls_between_which_variables_move(budget: float) -> None:
     first, second = check(sharpness, budget)

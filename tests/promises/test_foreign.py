@@ -140,7 +140,7 @@ def test_what_passes_plain_only_is_listed(run, tmp_path, monkeypatch):
 
 def test_a_budget_that_is_too_small_is_no_failure(run, tmp_path):
     small = "def test_small():\n    tf.function(slope)(tf.zeros([1024]))\n"
-    few = OWN.partition("def trained")[0].replace("range(8)", "range(2)")
+    few = OWN.partition("def trained")[0].replace("range(8)", "range(3)")
     (tmp_path / "own_test.py").write_text(few + small)
     assert run("--root", str(tmp_path), "--modes", "budget")[0] == 0
     found = results.read(tmp_path / "results" / "budget" / "own_test.jsonl")

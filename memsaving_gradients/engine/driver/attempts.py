@@ -20,7 +20,7 @@ from memsaving_gradients.engine.planning.within_limits import first_share, withi
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
 
-__all__ = ["Attempts"]
+__all__ = ["Attempts", "no_longer_kept"]
 
 #: Plans that are rewritten and simulated until one keeps the budget, and the share that the next
 #: one gets of what this one should have had. (The executor adds as much to one plan as to the next
@@ -104,7 +104,7 @@ class Attempts:
                 return found, True
             if self.mode == "saved":
                 take_back(self.site, found)
-                raise _no_longer_kept(found.outcome)
+                raise no_longer_kept(found.outcome)
             if lucky is None and found.keeps(self.need(found)):
                 lucky, last = found, min(attempts, attempt + 1 + LUCKY_ATTEMPTS)
             self._give_up(found, attempt)
@@ -199,7 +199,8 @@ class Attempts:
         return too_small(goal, min(self._broke, goal.plain_need), self.site.stopped)
 
 
-def _no_longer_kept(outcome: Outcome) -> PlanError:
+def no_longer_kept(outcome: Outcome) -> PlanError:
+    """The error for a saved plan with which a step breaks the budget that it was made for."""
     given = outcome.given or outcome.plan
     return PlanError(
         "plan",
