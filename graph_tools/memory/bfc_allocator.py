@@ -62,15 +62,10 @@ class Peaks(NamedTuple):
 
 
 def allocated_peak(
-    born: npt.NDArray[np.int64],
-    dies: npt.NDArray[np.int64],
-    size: npt.NDArray[np.int64],
-    *,
-    steps: int = 2,
-    before: Sequence[int] = (),
+    born: npt.NDArray[np.int64], dies: npt.NDArray[np.int64], size: npt.NDArray[np.int64]
 ) -> int:
-    """Most bytes in chunks while buffers come and go, in the last of ``steps`` equal training
-    steps.
+    """Most bytes in chunks while buffers come and go, in the second of two equal training steps:
+    regions of the first one stay.
 
     Parameters
     ----------
@@ -79,11 +74,6 @@ def allocated_peak(
         op's outputs were allocated.
     size
         For each buffer, the bytes asked for.
-    steps
-        How often the sequence runs; regions from earlier runs stay.
-    before
-        Bytes of buffers that are there before and stay (variables, fed inputs). They are not
-        counted, but decide where the holes are that others fall into.
 
     Examples
     --------
@@ -93,10 +83,9 @@ def allocated_peak(
     >>> allocated_peak(np.array([0]), np.array([1]), np.array([5 << 20])) >> 20
     8
     """
-    arena = next(_arenas(before, 1))
-    for _ in range(steps):
-        peak = arena.step(born, dies, size, np.arange(len(born)))
-    return peak
+    arena, rank = _Arena(), np.arange(len(born))
+    arena.step(born, dies, size, rank)
+    return arena.step(born, dies, size, rank)
 
 
 def irregular_peaks(
@@ -114,7 +103,8 @@ def irregular_peaks(
     orders
         Buffers, for each of the orders that the ops may run in; step by step in turn.
     before
-        As in `allocated_peak`.
+        Bytes of buffers that are there before and stay (variables, fed inputs). They are not
+        counted, but decide where the holes are that others fall into.
     steps
         How many steps. All but the first two count, if there are more.
     arenas

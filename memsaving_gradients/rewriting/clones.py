@@ -54,7 +54,7 @@ from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.rewriting.clone_groups import Runs
 from memsaving_gradients.rewriting.fusion import Merging
-from memsaving_gradients.rewriting.gates import ControlGate, Gate, OpenGate, fixed_inputs, gated
+from memsaving_gradients.rewriting.gates import Gate, fixed_inputs, gated
 from memsaving_gradients.rewriting.ordering import Holds
 from memsaving_gradients.rewriting.regions import Regions
 from memsaving_gradients.rewriting.stored_values import Loads
@@ -308,7 +308,7 @@ class _Writer:
         The original had two readers and was not merged with the other; with one it would be, and
         its clone would not.
         """
-        if isinstance(self.gate, ControlGate) and tensor.ref() not in self.two_readers:
+        if self.gate and self.gate.opens and tensor.ref() not in self.two_readers:
             self.two_readers.add(tensor.ref())
             graphs.add_control_inputs(self.gate.opens, [gated(tensor, [], tensor.op.name).op])
 
@@ -393,7 +393,7 @@ class _Writer:
             self._part_run(root)
             return
         waits_for = [self.merging.trigger(op) for op in triggers]
-        self.gate = ControlGate.after(waits_for, root, self.gate)
+        self.gate = Gate.after(waits_for, root, self.gate)
         self.runs.begin()
 
     def _part_run(self, root: tf.Operation) -> None:
@@ -415,13 +415,13 @@ class _Writer:
             else copy
             for (op, _), copy in zip(sinks, clones, strict=True)
         ]
-        return ControlGate.after(triggers, root, self.gate)
+        return Gate.after(triggers, root, self.gate)
 
-    def _next_region(self) -> OpenGate:
+    def _next_region(self) -> Gate:
         """Begin a region: its conditional is the gate."""
         self.window = []
         self.parts = True
-        return OpenGate()
+        return Gate()
 
     def note(self, entry: Step, begun: int) -> None:
         """Note which ops stand for an entry: those that were built since the graph had ``begun``

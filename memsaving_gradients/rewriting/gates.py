@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import tensorflow as tf
 
@@ -21,32 +20,7 @@ from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs, loops
 
-__all__ = ["ControlGate", "Gate", "OpenGate", "fixed_inputs", "gated", "widest_input"]
-
-
-class Gate(Protocol):
-    """Holds back the roots of one run.
-
-    ``held``: what stands for tensors that were held back, by reference.
-    """
-
-    held: dict[object, tf.Tensor]
-
-    def hold(
-        self,
-        name: str,
-        inputs: Sequence[tf.Tensor],
-        constant: Sequence[bool],
-        reader: str = "",
-        *,
-        copied: bool = False,
-        matched: bool = False,
-    ) -> None:
-        """Hold back one of ``inputs`` until the gate opens, none that is ``constant``; ``reader``,
-        ``copied``: see `gated`.
-
-        ``matched``: what stands for it must have no control edges, or its readers are not fused.
-        """
+__all__ = ["Gate", "fixed_inputs", "gated", "widest_input"]
 
 
 def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int | None:
@@ -112,18 +86,27 @@ def gated(
 
 
 @dataclass(eq=False)
-class ControlGate:
-    """A gate for TensorFlow's executor."""
+class Gate:
+    """Holds back the roots of one run.
 
-    opens: tf.Operation
+    Attributes
+    ----------
+    opens
+        The op that opens the gate. ``None``: the gate holds nothing back, since the run begins a
+        region, and the region waits (:mod:`memsaving_gradients.rewriting.regions`).
+    held
+        What stands for tensors that were held back, by reference.
+    """
+
+    opens: tf.Operation | None = None
     held: dict[object, tf.Tensor] = field(default_factory=dict)
 
     @classmethod
     def after(
-        cls, triggers: Sequence[tf.Operation], root: tf.Operation, before: ControlGate | None
-    ) -> ControlGate:
-        """A gate before ``root``, on its device, that opens when ``triggers`` have run, and not
-        before the gate before it."""
+        cls, triggers: Sequence[tf.Operation], root: tf.Operation, before: Gate | None
+    ) -> Gate:
+        """Return a gate before ``root``, on its device, that opens when ``triggers`` have run, and
+        not before the gate before it."""
         waits_for = [*triggers, *([before.opens] if before else [])]
         return cls(graphs.create_gate(root.graph, root.name + "_gate", waits_for, root.device))
 
@@ -137,29 +120,15 @@ class ControlGate:
         copied: bool = False,
         matched: bool = False,
     ) -> None:
-        """See `Gate.hold`."""
+        """Hold back one of ``inputs`` until the gate opens, none that is ``constant``; ``reader``,
+        ``copied``: see `gated`.
+
+        ``matched``: what stands for it must have no control edges, or its readers are not fused.
+        """
+        if self.opens is None:
+            return
         index = widest_input(inputs, constant) or 0
         key = inputs[index].ref()
         if key not in self.held:
             held = gated(inputs[index], [self.opens], name, reader, copied=copied)
             self.held[key] = gated(held, [], name) if matched else held
-
-
-@dataclass(eq=False)
-class OpenGate:
-    """A gate that holds nothing back: a run of clones begins a region, and the region waits
-    (:mod:`memsaving_gradients.rewriting.regions`)."""
-
-    held: dict[object, tf.Tensor] = field(default_factory=dict)
-
-    def hold(
-        self,
-        name: str,
-        inputs: Sequence[tf.Tensor],
-        constant: Sequence[bool],
-        reader: str = "",
-        *,
-        copied: bool = False,
-        matched: bool = False,
-    ) -> None:
-        """See `Gate.hold`."""

@@ -249,11 +249,6 @@ class TrainingGraph:
         return live
 
     @cached_property
-    def forward_seconds(self) -> float:
-        """Estimated time of all forward ops."""
-        return float(self.seconds[: self.first_backward].sum())
-
-    @cached_property
     def total_seconds(self) -> float:
         """Estimated time of the step."""
         return float(self.seconds.sum())

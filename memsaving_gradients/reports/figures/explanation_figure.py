@@ -4,7 +4,7 @@ layers."""
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memsaving_gradients.budget import format_bytes, format_share
 from memsaving_gradients.reports.explanation_values import ExplanationValues
@@ -69,16 +69,15 @@ def _draw_curve(axes: Axes, explanation: ExplanationValues) -> None:
     axes.plot(budgets, bounds, "--", color=COLORS["bound"], linewidth=1.3, label=label)
     least = explanation.least
     axes.axvline(least.budget, color=COLORS["budget"], linestyle=":", linewidth=1.3)
-    axes.annotate(
-        f"least budget {format_bytes(least.budget)}",
-        (least.budget, 0.97),
-        xycoords=("data", "axes fraction"),
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="top",
-        fontsize=9,
-        color=COLORS["budget"],
-    )
+    beside: dict[str, Any] = {
+        "xycoords": ("data", "axes fraction"),
+        "xytext": (6, 0),
+        "textcoords": "offset points",
+        "va": "top",
+        "fontsize": 9,
+    }
+    said = f"least budget {format_bytes(least.budget)}"
+    axes.annotate(said, (least.budget, 0.97), color=COLORS["budget"], **beside)
     highest = max(budgets)
     bytes_axis(axes.xaxis, highest)
     axes.set(
@@ -89,16 +88,8 @@ def _draw_curve(axes: Axes, explanation: ExplanationValues) -> None:
         ylim=(0, _ceiling(times)),
     )
     if max(times) > _ceiling(times):
-        axes.annotate(
-            f"↑ {format_share(least.extra_time)}",
-            (least.budget, 0.87),
-            xycoords=("data", "axes fraction"),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="top",
-            fontsize=9,
-            color=COLORS["planned"],
-        )
+        said = f"↑ {format_share(least.extra_time)}"
+        axes.annotate(said, (least.budget, 0.87), color=COLORS["planned"], **beside)
     axes.legend(loc="upper right", bbox_to_anchor=(1, 0.98))
     whole = explanation.allocated_plain
     if whole:

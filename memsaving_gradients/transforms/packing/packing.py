@@ -97,10 +97,9 @@ def pack(step: CapturedStep, *, parts: bool = True) -> Packed:
     return Packed(tuple(packed), tuple(kept), frozenset(early), rewiring)
 
 
-def packable(step: CapturedStep, *, parts: bool = True) -> list[tf.Tensor]:
+def packable(step: CapturedStep) -> list[tf.Tensor]:
     """What `pack` would keep in fewer bytes."""
-    found = _parts(step) if parts else []
-    return [*_masks(step), *(part.tensor for part in found)]
+    return [*_masks(step), *(part.tensor for part in _parts(step))]
 
 
 def _parts(step: CapturedStep) -> list[Part]:
