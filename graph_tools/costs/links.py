@@ -1,6 +1,6 @@
 """How long it takes to copy a tensor from one device to another.
 
-A tensor goes there and back, a small one and a large one: half of the small one's time is the
+A tensor goes there and back, one of a byte and a large one: half of the first one's time is the
 latency, and what the large one takes beyond that is bandwidth. Measured once for a pair of devices
 in a process, with what else goes on there meanwhile.
 """
@@ -20,12 +20,9 @@ from graph_tools.ops.device_copies import copy_back, copy_out, stays_elsewhere
 
 __all__ = ["Link", "measured_link"]
 
-#: Bytes of the two tensors that are sent: latency hides the size of the first, bandwidth that of
-#: the second. Chosen by judgement.
-SMALL, LARGE = 4096, 2**25
-#: Devices that share their memory hand a tensor over; that is no faster than this (bytes in a
-#: second).
-FASTEST = 1e12
+#: Bytes of the large tensor that is sent: bandwidth decides how long that takes. Chosen by
+#: judgement.
+LARGE = 2**25
 
 
 @dataclass(frozen=True)
@@ -60,13 +57,14 @@ def measured_link(here: str, there: str) -> Link:
     """
     try:
         with tf.init_scope():
-            small, large = (_round_trip(here, there, size) for size in (SMALL, LARGE))
+            small, large = (_round_trip(here, there, size) for size in (1, LARGE))
     except tf.errors.OpError as error:
         reason = str(error).splitlines()[0]
         raise GraphError(f"no tensor can be sent to {there}: {reason}") from None
-    beyond = max(large - small, 2 * LARGE / FASTEST)
+    # Devices that share their memory hand a tensor over, faster than the clock can tell.
+    beyond = max(large - small, time.get_clock_info("perf_counter").resolution)
     # Two digits, so that the same machine plans the same more often than not.
-    return Link(float(f"{2 * (LARGE - SMALL) / beyond:.1e}"), float(f"{small / 2:.1e}"))
+    return Link(float(f"{2 * LARGE / beyond:.1e}"), float(f"{small / 2:.1e}"))
 
 
 def _round_trip(here: str, there: str, size: int) -> float:

@@ -21,8 +21,9 @@ from graph_tools.tf_private import graphs
 
 __all__ = ["MOST", "known_shape", "parameters"]
 
-#: Integers of more elements are data: indices, labels.
-MOST = 64
+#: Constants of more elements are data: indices, labels, weights. Those of fewer are shapes, axes
+#: and factors, whose values decide what an op does. Chosen by judgement.
+MOST = 1024
 
 Array = npt.NDArray[Any]
 

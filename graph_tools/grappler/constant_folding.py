@@ -30,9 +30,6 @@ from graph_tools.tf_private import graphs
 
 __all__ = ["Folded", "folded", "input_name", "takes_constant"]
 
-#: Examples in a batch whose size is unknown, where only the order of sizes matters.
-MANY = 1 << 20
-
 
 def input_name(tensor: tf.Tensor) -> str:
     """A tensor as the list of an op's inputs names it in a serialized graph."""
@@ -139,7 +136,7 @@ class _Trees:
             and any(op.type in family for family in op_types.FOLDED_TOGETHER)
         }
         self.changed: set[int] = set()
-        self.gone: dict[int, float] = {}
+        self.gone: dict[int, tuple[int, int]] = {}
         self.readers = {i: ops.readers[i] for i in self.operands}
         self.controlling = {other for controls in ops.controls for other in controls}
 
@@ -238,7 +235,7 @@ class _Trees:
             self._combine(op, left.popleft(), left.popleft())
             made = int(self.ops.first_value[op])
             # What was just made counts for no more than a scalar.
-            sizes[made] = 1
+            sizes[made] = (0, 1)
             rises = len(left) > 1 and sizes[left[0]] < sizes[left[1]]
             (left.appendleft if rises else left.append)(made)
         if last is not None:
@@ -256,7 +253,11 @@ class _Trees:
     def _is_product(self, op: int) -> bool:
         return op in self.operands and op not in self.gone and self.ops.ops[op].type == "Mul"
 
-    def _bytes(self, value: int) -> float:
-        """The size of a value, a batch taken for a large one."""
+    def _bytes(self, value: int) -> tuple[int, int]:
+        """The size of a value, by which sizes are ordered: the bytes of an example, then those
+        without one. A batch is large."""
         made = self.gone.get(self.producer[value])
-        return tensor_bytes(self.ops.tensor(value)).at(MANY) if made is None else made
+        if made is not None:
+            return made
+        fixed, per_example = tensor_bytes(self.ops.tensor(value))
+        return per_example, fixed

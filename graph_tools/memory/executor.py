@@ -47,7 +47,7 @@ from graph_tools.graph.capture import OpGraph
 from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.grappler.constant_folding import folded
 from graph_tools.memory.liveness import IntArray, timeline
-from graph_tools.memory.timeline import CHANCE, Timeline
+from graph_tools.memory.timeline import CHANCE, MANY_OPS, Timeline
 from graph_tools.memory.variables import Updated, persistent_bytes, updated_variables
 from graph_tools.ops import op_types
 from graph_tools.ops.views import viewed_input
@@ -64,8 +64,6 @@ RUNS = (
     ((1, 1), 0.25),
     ((1, 1), 0.25),
 )
-#: All runs together execute about so many ops, if that allows more than one run.
-RUN_OPS = 200_000
 #: Variables that get new buffers in every step leave holes elsewhere in every step: so much more.
 CHANCE_OF_MOVES = 0.03
 #: Kernels that the executor runs at once, without asking for a thread. All others count as dear for
@@ -126,10 +124,12 @@ def simulate_execution(
     work = _work(ops, batch, held)
     runs: list[Timeline] = []
     many = len(work.reads)
+    # All runs together execute no more ops than those of a graph of `MANY_OPS`.
+    affordable = max(1, len(RUNS) * MANY_OPS // max(many, 1))
     # What is there before the step takes no place in it.
     begins = min(sum(work.there), many - 1)
     between = [1] * (_threads() - 2)
-    for seed, ((first, last), spread) in enumerate(RUNS[: max(1, RUN_OPS // max(many, 1))]):
+    for seed, ((first, last), spread) in enumerate(RUNS[:affordable]):
         noise = np.exp(spread * np.random.default_rng(seed).standard_normal(many))
         times = (np.array(work.seconds) * noise).tolist()
         order, until = _run(replace(work, seconds=times), [first, *between, last])

@@ -12,18 +12,19 @@ import numpy.typing as npt
 
 from graph_tools.memory.bfc_allocator import Buffers, Peaks, allocated_peak, irregular_peaks
 
-__all__ = ["CHANCE", "Alive", "Part", "Timeline", "steps_for"]
+__all__ = ["CHANCE", "MANY_OPS", "STEPS", "Alive", "Part", "Timeline"]
 
 Part = Literal["forward", "recomputed", "backward", "scratch"]
 
 #: By what share a step may need more chunks than it does on average: small changes of the order
 #: change into which holes buffers fall. Chosen by judgement.
 CHANCE = 0.05
-#: Steps that are simulated to see into which holes buffers fall: as many as allocate about so many
-#: buffers, within bounds; …
-ALLOCATED, FEWEST_STEPS, MOST_STEPS = 50_000, 6, 8
-#: … each in so many arenas, if they have fewer buffers than this.
-ARENAS, FEW_BUFFERS = 3, 20_000
+#: In graphs of more ops a simulation takes seconds: there are fewer, and bounds are simple ones.
+#: Chosen by judgement.
+MANY_OPS = 30_000
+#: Steps that are simulated to see into which holes buffers fall, and in how many arenas, unless
+#: there are `MANY_OPS` buffers. Chosen by judgement.
+STEPS, ARENAS = 8, 3
 
 
 @dataclass(frozen=True)
@@ -115,16 +116,10 @@ class Timeline:
             peak = allocated_peak(*self.buffers)
             return Peaks(peak, peak)
         orders = (self.buffers, *self.other_orders)
-        many = len(self.buffers[0])
         return irregular_peaks(
             orders,
             before=self.persistent,
-            steps=steps_for(many),
-            arenas=ARENAS if many < FEW_BUFFERS else 1,
+            steps=STEPS,
+            arenas=ARENAS if len(self.buffers[0]) < MANY_OPS else 1,
             replaces=self.replaces,
         )
-
-
-def steps_for(many: int) -> int:
-    """In how many steps of so many buffers chunks are simulated."""
-    return min(max(ALLOCATED // max(many, 1), FEWEST_STEPS), MOST_STEPS)

@@ -34,8 +34,6 @@ from memsaving_gradients.planners.proposal import SMALLER
 
 __all__ = ["LargestBatch", "largest_batch"]
 
-#: Batches that are tried, at most; after so many, the largest that fitted is taken.
-MOST_TRIALS = 20
 #: Nobody trains with more examples.
 MOST_EXAMPLES = 2**20
 
@@ -200,7 +198,7 @@ class _Search:
         """The largest batch that fits; 0: not even one example does."""
         needs: dict[int, int] = {}
         fits, above, batch = 0, MOST_EXAMPLES + 1, start
-        for _ in range(MOST_TRIALS):
+        while True:
             trial = self._trial(batch)
             needs[batch] = need_of(trial) - self.allowed(trial)
             if needs[batch] <= 0:
@@ -208,7 +206,7 @@ class _Search:
             else:
                 above = batch
             if above <= fits + 1 or fits == MOST_EXAMPLES:
-                break
+                return fits
             if len(needs) > 1 and len(set(needs.values())) == 1:
                 raise ArgumentError(
                     "make",
@@ -218,7 +216,6 @@ class _Search:
                     " batch in their shapes",
                 )
             batch = _guess(needs, fits, above)
-        return fits
 
     def allowed(self, trial: _Trial) -> int:
         """What a step may take, bytes."""
@@ -318,7 +315,7 @@ def _guess(needs: Mapping[int, int], fits: int, above: int) -> int:
     if needs[one] != needs[two]:
         guess = one - needs[one] * (two - one) / (needs[two] - needs[one])
     # Needs go up in steps: a guess next to what is known may be wrong again and again.
-    room = (above - fits) // 8 if above <= MOST_EXAMPLES else 0
+    room = (above - fits if above <= MOST_EXAMPLES else min(fits, above - fits)) // 8
     return int(min(max(guess, fits + 1 + room), above - 1 - room))
 
 

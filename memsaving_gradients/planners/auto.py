@@ -21,12 +21,14 @@ from dataclasses import replace
 from functools import cached_property
 
 from memsaving_gradients.planners import least_memory
-from memsaving_gradients.planners.bounds.integer import SHALLOW, USUAL, Depth, bound_within
+from memsaving_gradients.planners.bounds.integer import bound_within
 from memsaving_gradients.planners.bounds.moment_program import Solved
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.chains import chain
+from memsaving_gradients.planners.chains.stages import MOST_STAGES
 from memsaving_gradients.planners.prices.iteration import GENTLE, Pace, Priced, Pricing
 from memsaving_gradients.planners.proposal import (
+    MOST_STEPS,
     ROUNDING,
     SLACK,
     Interrupted,
@@ -41,19 +43,15 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]
 
-#: A plan is near the lower bound at this many times of it, or at this share of a step above it.
-TIMES, POINTS = 1.15, 0.003
-#: In coarse graphs of so few events chains of stages take no time, and are looked at before that.
-FEW = 300
+#: A plan is near the lower bound at this many times of it, or at `SLACK` of a step above it. Chosen
+#: by judgement.
+TIMES = 1.15
 #: From this many times the lower bound on, chains of stages may do better: values are recomputed
 #: several times at small budgets. (An LSTM of 100 steps at 10 %: 30 % extra time instead of 107.)
 FAR = 1.5
-#: Smaller steps of prices are taken as long as all of them simulate no more than so many events;
-#: and not at all where the usual ones stayed above `FAR` times the budget.
-GENTLE_STEPS = 1_200_000
 #: What a local search may cost where prices are not near the bound: steps simulated, in at most so
 #: many runs; and the share of them for coming down to the budget.
-MOST_STEPS, MOST_RUNS, DESCENT = 800_000, 8_000, 0.6
+SEARCH_STEPS, MOST_RUNS, DESCENT = 800_000, 8_000, 0.6
 #: Quick plans take this part of it.
 QUICK = 8
 #: How boldly it comes down at first.
@@ -92,7 +90,7 @@ class _Planning:
     @cached_property
     def most_runs(self) -> int:
         """What the local search may cost."""
-        return max(60, min(MOST_STEPS // max(1, len(self.coarse.problem.reads)), MOST_RUNS))
+        return max(60, min(SEARCH_STEPS // max(1, len(self.coarse.problem.reads)), MOST_RUNS))
 
     def plan(self) -> Proposal:
         complete = True
@@ -126,12 +124,13 @@ class _Planning:
         if self._is_small and not self.limits.quick:
             self._follow_chain()
         if not self.limits.quick:
-            self._refine_bound(SHALLOW)
+            self._refine_bound(deep=False)
         if self._is_enough():
             if self.quick and self._is_small and not self._is_within(FAR):
                 self._local_search([found[0].decisions], self.most_runs // QUICK)
             return
-        work = GENTLE_STEPS // max(1, len(self.coarse.problem.reads))
+        # Where prices stayed far above the budget, smaller steps of theirs do so, too.
+        work = MOST_STEPS // max(1, len(self.coarse.problem.reads))
         for pace in GENTLE:
             if found[0].run.peak > FAR * self.budget:
                 break
@@ -148,7 +147,7 @@ class _Planning:
         if not self._fits():
             if not self.limits.quick:
                 # The bound of several moments takes seconds, and says where to begin.
-                self._refine_bound(USUAL)
+                self._refine_bound(deep=True)
             starts = [self.coarse.like(one.runs) for one in self.solved if one.runs]
             starts += (one.closest for one in found)
             self._local_search(starts, runs)
@@ -165,14 +164,14 @@ class _Planning:
             return self.quick
         return self._is_within(TIMES)
 
-    def _refine_bound(self, depth: Depth) -> None:
-        """Raise the lower bound, as far as this depth can."""
+    def _refine_bound(self, *, deep: bool) -> None:
+        """Raise the lower bound, as far as `bound_within` can."""
         left = None if self.ends is None else max(0.0, self.ends - time.monotonic())
         found = bound_within(
             self.graph,
             self.budget,
             accumulate=self.limits.accumulate,
-            depth=depth,
+            deep=deep,
             seconds=left,
         )
         self.bound, self.solved = max(self.bound, found.seconds), found.solved
@@ -228,7 +227,9 @@ class _Planning:
 
     @property
     def _is_small(self) -> bool:
-        return len(self.coarse.problem.reads) <= FEW
+        """Whether a chain could have a stage for each forward and each backward event, so that it
+        takes no time, and is looked at before smaller steps of prices."""
+        return len(self.coarse.problem.reads) <= 2 * MOST_STAGES
 
     def _fits(self) -> bool:
         return self.found is not None and self.found.peak <= self.budget
@@ -236,7 +237,7 @@ class _Planning:
     def _is_within(self, times: float) -> bool:
         """Whether what is found fits, and takes no more than so many times the lower bound, or
         little more than that."""
-        near = max(self.bound * times, self.bound + POINTS * self.graph.total_seconds)
+        near = max(self.bound * times, self.bound + SLACK * self.graph.total_seconds)
         return self.found is not None and self._fits() and self.found.extra_seconds <= near
 
     def _note(self, trial: Proposal) -> None:

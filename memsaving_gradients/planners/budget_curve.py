@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from memsaving_gradients.planners.bounds.integer import SHALLOW, bound_within
+from memsaving_gradients.planners.bounds.integer import bound_within
 from memsaving_gradients.planners.chains import chain
 from memsaving_gradients.planners.prices.iteration import Priced, Pricing
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
@@ -47,8 +47,7 @@ def plans(
     """
     wanted = sorted(set(budgets), reverse=True)
     bounds = [
-        bound_within(graph, budget, accumulate=limits.accumulate, depth=SHALLOW)
-        for budget in wanted
+        bound_within(graph, budget, accumulate=limits.accumulate, deep=False) for budget in wanted
     ]
     known = [untouched(graph, limits)]
     with suppress(Interrupted):

@@ -29,21 +29,20 @@ from dataclasses import dataclass, field, replace
 from memsaving_gradients.budget import Goal, chunk_bytes, too_small
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
-from memsaving_gradients.planners.bounds.integer import SHALLOW, bound_within
+from memsaving_gradients.planners.bounds.integer import bound_within
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
-from memsaving_gradients.planners.meter import Found, Meter
-from memsaving_gradients.planners.proposal import SMALLER, Trials
+from memsaving_gradients.planners.meter import EXECUTOR_ADDS, Found, Meter
+from memsaving_gradients.planners.proposal import SMALLER, Trials, checked
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedules.validation import problem_of
 
-__all__ = ["FLOORS", "Search"]
+__all__ = ["FLOORS", "ROUNDS", "Search"]
 
 #: Plans to ask for while one is sought that fits and uses the budget well. Into which holes chunks
 #: fall is chance, and small plans take a tenth of a second. Chosen by judgement.
 ROUNDS = Trials(80_000, 2, 8)
-#: A plan that needs at least this share of the budget uses it well enough; and where this share is
-#: left between what fits and what does not, no more is asked for.
-CLOSE, NEAR = 0.96, 0.015
+#: A plan that needs at least this share of the budget uses it well enough. Chosen by judgement.
+CLOSE = 0.96
 #: What is asked for last, as multiples of the peak that comes when a byte is asked for (a search
 #: for too much loses its way, and may do better with less to do); on large graphs only the first.
 FLOORS = (1.0, 0.85, 1.04, 1.1)
@@ -208,7 +207,7 @@ class Search:
         # much.
         low, high = 0, most + 1
         for number in range(ROUNDS.most):
-            if low and (number >= self._rounds or high - low <= NEAR * budget):
+            if low and (number >= self._rounds or high - low <= EXECUTOR_ADDS * budget):
                 # One that fits is enough by now.
                 return
             found = self._attempt(asked, max(self._rounds - number, 1), quick=True)
@@ -357,10 +356,7 @@ class Search:
         return hook
 
     def _checked(self, proposal: object) -> Proposal:
-        if not isinstance(proposal, Proposal):
-            raise ArgumentError(
-                "planner", self.planner, f"returned a {type(proposal).__name__}; return a Proposal"
-            )
+        proposal = checked(self.planner, proposal)
         problem = problem_of(self.meter.graph, proposal.schedule)
         if problem:
             raise ArgumentError("planner", self.planner, f"returned no valid schedule: {problem}")
@@ -375,7 +371,7 @@ class Search:
             # It was asked for the least, which no bound of time holds for; within what it takes
             # there is one.
             bound = bound_within(
-                self.meter.graph, proposal.peak, accumulate=self.accumulate, depth=SHALLOW
+                self.meter.graph, proposal.peak, accumulate=self.accumulate, deep=False
             )
             proposal = replace(proposal, lower_bound=min(bound.seconds, proposal.extra_seconds))
             found = replace(found, proposal=proposal, asked=proposal.peak)

@@ -59,12 +59,8 @@ TRIALS = Trials(executions=2_000_000, fewest=12, most=120)
 #: Values of b for each kind of places, as multiples of √(xy); the paper has 6, from 1/√2 to √2.
 AROUND = (1.0, *np.geomspace(0.5, 2.0, 8))
 #: With a budget: behind these parts of the bytes the walk stops, and the rest is kept, or what is
-#: expensive of it, …
+#: expensive of it, for b from √(xy) to everything.
 STOPS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.825, 0.9, 0.95)
-#: … for b from √(xy) to this many times as much.
-WIDEST = 16.0
-#: How often √(xy) is worked out anew.
-ROUNDS = 3
 #: Cuts at a time of the recursive plans.
 SECTIONS = (1, 2, 4, 8, 16)
 
@@ -227,7 +223,7 @@ def _choices(segments: Segments, most: int, *, wide: bool) -> Iterator[tuple[tup
                 found[divide(held, width, places, float(b)).cuts, end] = None
         stops = np.searchsorted(held, (np.array(STOPS) * held[-1]).astype(np.int64)).tolist()
         least = max(balanced[0], smallest)
-        for b in np.geomspace(least, WIDEST * least, max(1, most // (3 * len(STOPS)))):
+        for b in np.geomspace(least, max(held[-1], least), max(1, most // (3 * len(STOPS)))):
             cuts = divide(held, width, kinds[0], float(b)).cuts
             for stop in stops:
                 found[cuts[: int(np.searchsorted(cuts, stop))], end] = None
@@ -236,10 +232,11 @@ def _choices(segments: Segments, most: int, *, wide: bool) -> Iterator[tuple[tup
 
 
 def _balance(held: IntArray, width: IntArray, places: IntArray) -> float:
-    """√(xy), worked out anew a few times: the b at which the kept bytes and a segment are about the
-    same."""
-    b = 0.0
-    for _ in range(ROUNDS):
+    """√(xy), worked out anew until it comes again: the b at which the kept bytes and a segment are
+    about the same."""
+    b, seen = 0.0, set[float]()
+    while b not in seen:
+        seen.add(b)
         division = divide(held, width, places, b)
         b = math.sqrt(division.kept * division.largest)
     return b

@@ -22,9 +22,9 @@ __all__ = ["plan"]
 
 #: What CP-SAT may do for one plan, in its own measure: a unit takes some seconds.
 EFFORT = 8.0
-#: Of the seconds there are, the share of the first plan, and that which proving takes (other calls
-#: may follow).
-FIRST, SHARE = 0.4, 0.6
+#: The share of the seconds there are that one call takes, for others may follow; and of that, the
+#: share of the first plan. Chosen by judgement.
+SHARE = 0.6
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -42,7 +42,7 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
         # Any plan will do to begin with.
         found = least_memory.plan(graph, replace(limits, budget=None))
     else:
-        seconds = None if limits.seconds is None else limits.seconds * FIRST
+        seconds = None if limits.seconds is None else SHARE**2 * limits.seconds
         found = auto.plan(graph, replace(limits, seconds=seconds))
     left = None
     if limits.seconds is not None:

@@ -17,7 +17,7 @@ keeping everything. Deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,7 +34,7 @@ from memsaving_gradients.planners.proposal import Limits, Proposal, Trial, Trial
 from memsaving_gradients.schedules.simulate import TIE
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = ["kept_sets", "plan"]
+__all__ = ["plan"]
 
 #: Candidate cuts beyond this number are thinned out: the table of pairs has the square of it.
 MOST_CUTS = 1000
@@ -45,8 +45,6 @@ MOST_CUTS = 1000
 LONG_STRETCH = 1 / 16
 #: Plans to simulate. Chosen by judgement.
 TRIALS = Trials(executions=400_000, fewest=2, most=24)
-#: Steps of the bisection for the place from which residuals are kept: to one per cent.
-BISECTIONS = 7
 #: On graphs small enough for all of `TRIALS`: changes of single kept storages to try.
 MOST_MOVES = 100
 
@@ -66,21 +64,6 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     if thorough:
         best = _improve(graph, limits, segments, best, min(MOST_MOVES, affordable))
     return _keep_late(graph, limits, segments, best, thorough).proposal(graph)
-
-
-def kept_sets(graph: TrainingGraph, keep: Collection[int], many: int) -> list[dict[int, str]]:
-    """Up to ``many`` sets of storages to keep, with reasons: for limits on the peak from the least
-    to the plain one."""
-    segments = measure_segments(graph, keep)
-    cuts = _candidates(segments)
-    tables = _tables(segments, cuts)
-    least, most = _limits(tables, 1)[0], float(tables.peak[0, -1])
-    found: dict[tuple[int, ...], None] = {}
-    for k in range(many):
-        path = _shortest(tables, least * (most / max(least, 1.0)) ** (k / many))
-        if path is not None:
-            found[tuple(path)] = None
-    return [segments.kept_by([int(cuts[k]) for k in path]) for path in found]
 
 
 def _best(trials: list[Trial], thorough: bool) -> Trial:
@@ -149,7 +132,9 @@ def _keep_late(
     """Keep as many of the residuals made last as do not raise the peak: recomputing those would
     save nothing."""
     fewest, most = 0, len(segments.residuals)
-    for _ in range(BISECTIONS if thorough else TRIALS.fewest):
+    # To within `TIE` of the residuals.
+    bisections = math.ceil(-math.log2(TIE)) if thorough else TRIALS.fewest
+    for _ in range(bisections):
         count = (fewest + most + 1) // 2
         late = segments.residuals[len(segments.residuals) - count :].tolist()
         trial = tried(

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.schedules.liveness import Runs, runs_lazily
 from memsaving_gradients.schedules.schedule import Schedule, as_schedule, ordered, plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate, simulate_runs
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = [
+    "MOST_STEPS",
     "QUARTERS",
     "ROUNDING",
     "SLACK",
@@ -26,6 +28,7 @@ __all__ = [
     "Proposal",
     "Trial",
     "Trials",
+    "checked",
     "propose",
     "proposed",
     "tried",
@@ -41,7 +44,11 @@ ROUNDING = 1e-9
 QUARTERS = (1.0, 0.75, 0.5, 0.25, 0.0)
 #: Where a search goes on with less, it has this share of what it had. Chosen by judgement.
 SMALLER = 0.95
-#: A share of the budget for which nothing is planned anew. Chosen by judgement.
+#: What a planner may simulate to better a plan step by step, in executions of ops or of events; in
+#: large graphs that is less often. Chosen by judgement.
+MOST_STEPS = 1_500_000
+#: A share of the budget, or of a step's time, for which nothing is planned anew. Chosen by
+#: judgement.
 SLACK = 0.005
 
 
@@ -166,6 +173,15 @@ class Proposal(_Simulated):
     optimal: bool = False
     complete: bool = True
     quick: bool = False
+
+
+def checked(planner: object, proposal: object) -> Proposal:
+    """Return what a planner returned, if it is a proposal; raise an `ArgumentError` otherwise."""
+    if not isinstance(proposal, Proposal):
+        raise ArgumentError(
+            "planner", planner, f"returned a {type(proposal).__name__}; return a Proposal"
+        )
+    return proposal
 
 
 def untouched(graph: TrainingGraph, limits: Limits) -> Proposal:

@@ -26,17 +26,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
 
-from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners.proposal import (
+    MOST_STEPS,
     QUARTERS,
     SMALLER,
     Limits,
     Proposal,
+    checked,
     proposed,
     untouched,
 )
 from memsaving_gradients.schedules.builder import Recorder
 from memsaving_gradients.schedules.schedule import LAG, Schedule
+from memsaving_gradients.schedules.simulate import TIE
 from memsaving_gradients.schedules.storage import Stored
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 from memsaving_gradients.schedules.transfers import ahead
@@ -48,12 +50,6 @@ SHARES = (0.85, 0.7, 0.55, 0.4)
 #: A value that was loaded stays until its next reader if fewer bytes are written until then than
 #: this many times its own.
 PATIENCE = 4
-#: Without a budget, transfers back may begin so early that the peak is larger by this factor.
-EARLY = 1.02
-#: Where nothing fits, so many parts of what may be stored are tried for the least peak.
-PARTS = 8
-#: Fates that are changed one by one, in steps simulated: large graphs get fewer.
-MOST_STEPS = 1_500_000
 
 Planner = Callable[[TrainingGraph, Limits], Proposal]
 
@@ -133,7 +129,7 @@ def planner_that_stores(planner: Planner) -> Planner:
         if not graph.storable:
             return planner(graph, limits)
         if limits.budget is None:
-            return _Storing(graph, limits, _checked(planner, planner(graph, limits))).below(0)
+            return _Storing(graph, limits, checked(planner, planner(graph, limits))).below(0)
         return _within(graph, limits, planner)
 
     return plan
@@ -211,7 +207,7 @@ class _Storing:
         best = min((self._with(order), self.base), key=lambda trial: trial.peak)
         if best.peak > budget:
             # Storing everything may cost more than it saves at the peak.
-            parts = {len(order) * k // PARTS for k in range(1, PARTS)}
+            parts = {int(len(order) * share) for share in QUARTERS} - {0, len(order)}
             trials = (self._with(order[:many]) for many in sorted(parts))
             return min((best, *trials), key=lambda trial: trial.peak)
         low, high = 0, len(order)
@@ -263,7 +259,7 @@ class _Storing:
             sooner = ahead(self.graph, schedule, self.limits.early)
             early = proposed(self.graph, self.limits, sooner)
             # What comes back early takes memory early.
-            if early.peak <= max(found.peak * EARLY, self.limits.budget or 0):
+            if early.peak <= max(found.peak * (1 + TIE), self.limits.budget or 0):
                 found = early
         gone = {how.value for how in found.schedule.stored.values()}
         reasons = {**found.reasons, **self.base.reasons}
@@ -356,12 +352,4 @@ class _Key:
 
 
 def _planned(graph: TrainingGraph, planner: Planner, budget: int, key: _Key) -> Proposal:
-    return _checked(planner, planner(graph, replace(key.limits, budget=budget)))
-
-
-def _checked(planner: Planner, proposal: object) -> Proposal:
-    if not isinstance(proposal, Proposal):
-        raise ArgumentError(
-            "planner", planner, f"returned a {type(proposal).__name__}; return a Proposal"
-        )
-    return proposal
+    return checked(planner, planner(graph, replace(key.limits, budget=budget)))

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import tensorflow as tf
 
+from graph_tools.costs.parameters import MOST
 from graph_tools.editing import opaque
 from graph_tools.editing.enclosing import can_enclose, enclose
 from graph_tools.editing.rewiring import Rewiring
@@ -25,10 +26,6 @@ from graph_tools.graph.capture import OpGraph
 from memsaving_gradients.rewriting.gates import widest_input
 
 __all__ = ["Regions"]
-
-#: Elements of the largest constant that each region has for itself; shapes, axes and factors are
-#: smaller, and compilers need the values of no others.
-LARGEST_CONSTANT = 1024
 
 
 class Regions:
@@ -147,7 +144,8 @@ class Regions:
             if position is not None:
                 value = self.source.first_value[position] + tensor.value_index
                 constant = bool(self.source.constant[value])
-            self._constants[key] = constant and _elements(tensor) <= LARGEST_CONSTANT
+            # Each region has those for itself whose values a compiler needs.
+            self._constants[key] = constant and _elements(tensor) <= MOST
         return self._constants[key]
 
 

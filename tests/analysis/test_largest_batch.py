@@ -92,7 +92,7 @@ def test_a_step_in_another_process_proves_it():
 @pytest.mark.usefixtures("process")
 def test_a_device_has_variables_too(make, monkeypatch):
     if make is make_small_model:
-        monkeypatch.setattr(largest_batch, "MOST_TRIALS", 3)
+        monkeypatch.setattr(largest_batch, "MOST_EXAMPLES", 72)
     device = ms.largest_batch(make, device_memory="3 MB", start=64, prove=True)
     budget = ms.largest_batch(make, budget="3 MB", start=64)
     assert device.budget < budget.budget

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsaving_gradients.planners.retention import incremental
-from memsaving_gradients.planners.retention.incremental import APART, Base, Change, changed
+from memsaving_gradients.planners.retention.incremental import Base, Change, changed
 from memsaving_gradients.planners.retention.problem import (
     DROPPED,
     EARLY,
@@ -29,6 +29,8 @@ from tests.planners.test_retention import chain, decided
 from tests.planners.test_retention import problem as small_problem
 
 seeds = st.integers(0, 2**32)
+#: Events from one mark to the next, here.
+APART = 32
 
 
 def same(one: Run, other: Run) -> bool:
@@ -128,7 +130,7 @@ def test_a_change_is_played_as_from_the_first_event(
     given = make(first)
     decisions, changes = drawn(given, second, wild)
     base = Base(given, decisions)
-    with mock.patch.object(incremental, "APART", apart):
+    with mock.patch.object(incremental, "_apart", return_value=apart):
         for change in changes:
             assert same(base.simulate(change), run(given, changed(decisions, change)))
     assert base.decisions == decisions
@@ -161,6 +163,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         advance(problem, decisions, appointments, state, until)
 
     monkeypatch.setattr(incremental, "advance", noted)
+    monkeypatch.setattr(incremental, "_apart", lambda _: APART)
     return events
 
 
@@ -236,7 +239,7 @@ def test_a_value_that_is_made_again_before_it_is_made_is_in_its_first_gap() -> N
     others = [EARLY + 2 * 1, EARLY + 2 * 2]
     base = Base(given, [DROPPED, *others])
     assert base.run.extra_seconds == 3
-    with mock.patch.object(incremental, "APART", 1):
+    with mock.patch.object(incremental, "_apart", return_value=1):
         strict = base.simulate([(0, STRICT)])
     assert strict.extra_seconds == 4
     assert same(strict, run(given, [STRICT, *others]))

@@ -19,14 +19,13 @@ from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
 from memsaving_gradients.engine.planning.within_limits import first_share, within_limits
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
+from memsaving_gradients.planners.budget_search import ROUNDS
+from memsaving_gradients.planners.meter import EXECUTOR_ADDS
 
 __all__ = ["Attempts", "no_longer_kept"]
 
-#: Plans that are rewritten and simulated until one keeps the budget, and the share that the next
-#: one gets of what this one should have had. (The executor adds as much to one plan as to the next
-#: to within two per cent.)
-MOST_ATTEMPTS, NEXT_SHARE = 8, 0.985
-#: Where an attempt takes seconds (`Site.is_large`), there are fewer.
+#: Plans that are rewritten and simulated until one keeps the budget: as many as are asked for in a
+#: search, but fewer where an attempt takes seconds (`Site.is_large`). Chosen by judgement.
 FEW_ATTEMPTS = 5
 #: Plans that are tried after one that keeps the budget with some luck.
 LUCKY_ATTEMPTS = 1
@@ -67,7 +66,7 @@ class Attempts:
         BudgetError
             If there is none; the graph is left as it was.
         """
-        most = FEW_ATTEMPTS if self.site.is_large else MOST_ATTEMPTS
+        most = FEW_ATTEMPTS if self.site.is_large else ROUNDS.most
         found, ended = self._first_that_fits(most if self.mode == "budget" else 1)
         if ended:
             return self.if_it_saves(found)
@@ -129,7 +128,7 @@ class Attempts:
         self._broke = min(self._broke or need, need)
         # What the executor adds to one plan it adds to the next, about; and what the rest of a step
         # takes grows as the plan shrinks: each step down is a larger one.
-        self.share = min(found.planned / need, self.share) * NEXT_SHARE ** (attempt + 1)
+        self.share = min(found.planned / need, self.share) * (1 - EXECUTOR_ADDS) ** (attempt + 1)
 
     def worst(self, found: Followed) -> int:
         """The bytes of a budget that a step needs in the worst of the steps that were simulated, as

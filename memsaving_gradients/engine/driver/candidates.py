@@ -13,10 +13,10 @@ from dataclasses import replace
 from graph_tools.errors import GraphError
 from memsaving_gradients.engine.driver.attempt import Followed, take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
-from memsaving_gradients.engine.planning.by_mode import MARGIN
 from memsaving_gradients.engine.planning.within_limits import search_of
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError
+from memsaving_gradients.planners.meter import is_clearly_less
 from memsaving_gradients.transforms.loops.selection import WAYS
 
 __all__ = [
@@ -162,7 +162,7 @@ def packed_otherwise(
         return found
     assert site.sought is not None and site.sought.other is not None
     extra = found.outcome.plan.extra_time
-    if extra * site.original()[0].graph.total_seconds * MARGIN <= site.sought.other.cost:
+    if not is_clearly_less(site.sought.other.cost, extra * site.original()[0].graph.total_seconds):
         return found
     take_back(site, found)
     switch_packing(attempts)

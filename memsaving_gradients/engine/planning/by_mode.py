@@ -19,19 +19,16 @@ from memsaving_gradients.engine.planning.outcome import (
 )
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.planners import Limits, Proposal, cheap_ops, least_memory, named
-from memsaving_gradients.planners.meter import Found
+from memsaving_gradients.planners.meter import Found, is_clearly_less
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.planners.with_storage import planner_that_stores
 from memsaving_gradients.reports.describe import why_nothing
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 
-__all__ = ["MARGIN", "by_mode"]
+__all__ = ["by_mode"]
 
 _BY_MODE = {"memory": least_memory.plan, "speed": cheap_ops.plan}
-#: Packing has to leave at most this share of the bytes, or of the extra time, of a plan without;
-#: for plans may need more when they run.
-MARGIN = 0.97
 
 
 def by_mode(site: Site, mode: str) -> Outcome | None:
@@ -48,7 +45,7 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
             break
         packed = site.capture()
         other = _by_mode(site, packed, mode)
-        if other.peak <= proposal.peak * MARGIN:
+        if is_clearly_less(other.peak, proposal.peak):
             step, proposal = packed, other
             break
         both = bool(site.packed.masks and site.packed.parts)
@@ -77,7 +74,7 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
 
 
 def _packing_may_help(step: CapturedStep, proposal: Proposal, tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether a plan would need less by `MARGIN` if these took no bytes: packing builds ops and has
+    """Whether a plan would clearly need less if these took no bytes: packing builds ops and has
     all be planned again."""
     graph, simulation = step.graph, proposal.simulation
     roots = graph.storage[[step.source.value(tensor) for tensor in tensors]]
@@ -86,7 +83,7 @@ def _packing_may_help(step: CapturedStep, proposal: Proposal, tensors: Sequence[
     owned = np.flatnonzero(np.isin(graph.storage[simulation.owner], roots))
     born, dies, size = (values[owned] for values in simulation.buffers)
     without = simulation.bytes_alive - timeline(born, dies, size, len(simulation.bytes_alive))
-    return int(without.max()) <= simulation.peak * MARGIN
+    return is_clearly_less(int(without.max()), simulation.peak)
 
 
 def _by_mode(site: Site, step: CapturedStep, mode: str) -> Proposal:

@@ -14,7 +14,6 @@ from memsaving_gradients.budget import Goal, chunk_bytes, plain_bytes, safe_byte
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.capture.unknown_sizes import check_known, check_steps, unknown_steps
 from memsaving_gradients.engine.notices import ENDED, note_ample, warn_nothing_saved
-from memsaving_gradients.engine.planning.by_mode import MARGIN
 from memsaving_gradients.engine.planning.outcome import (
     Outcome,
     captured,
@@ -24,16 +23,12 @@ from memsaving_gradients.engine.planning.outcome import (
 from memsaving_gradients.engine.site import Site, Sought
 from memsaving_gradients.planners import find_planner, planner_name
 from memsaving_gradients.planners.budget_search import Search
-from memsaving_gradients.planners.meter import Found, Meter
+from memsaving_gradients.planners.meter import EXECUTOR_ADDS, Found, Meter, is_clearly_less
 from memsaving_gradients.planners.with_storage import planner_that_stores
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 
 __all__ = ["budget_of", "first_share", "search_of", "seek", "within_limits"]
-
-#: The share of a budget, less what is left to chance, that is planned with at first: the executor
-#: adds a per cent or so to what schedules need (median of 35 plans for eight networks: 1 %).
-FIRST_SHARE = 0.985
 
 
 def within_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
@@ -132,7 +127,7 @@ def seek(site: Site) -> Sought | None:
     packed = replace(packed, cost=_cost(packed, site, seconds))
     # Where nothing fits, the error is to name the least that could be had: that of what is packed.
     better, worse = packed, other
-    if packed.cost > other.cost * MARGIN:
+    if not is_clearly_less(packed.cost, other.cost):
         site.switch_packing(False)
         better, worse = other, packed
     return better if goal is None else replace(better, other=worse)
@@ -141,7 +136,7 @@ def seek(site: Site) -> Sought | None:
 def first_share(site: Site) -> float:
     """The share of a budget to plan with at first: what is left to chance as the executor runs a
     step takes the rest, and what it adds."""
-    return 1.0 if site.data_gates else FIRST_SHARE / (1 + CHANCE)
+    return 1.0 if site.data_gates else (1 - EXECUTOR_ADDS) / (1 + CHANCE)
 
 
 def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:

@@ -26,17 +26,18 @@ from memsaving_gradients.planners.bounds.moment_program import Program, Solved
 from memsaving_gradients.planners.bounds.relaxation import Crowd
 from memsaving_gradients.planners.chains.frontiers import TINY
 from memsaving_gradients.planners.meter import MANY_OPS
+from memsaving_gradients.schedules.simulate import TIE
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = ["SHALLOW", "USUAL", "Bound", "Depth", "bound_within", "tightest_bound"]
+__all__ = ["Bound", "bound_within", "tightest_bound"]
 
 #: Branches of the programs for several moments.
 BRANCHES = 20
 
 
 @dataclass(frozen=True)
-class Depth:
-    """How much is looked at.
+class _Depth:
+    """How much is looked at where a bound is worth some seconds.
 
     Attributes
     ----------
@@ -48,19 +49,16 @@ class Depth:
         Those of a program for several moments, at most.
     gain
         A moment more that raises the bound by less than this share is the last one.
-    near
-        A solution of a program is good enough, if its bound is less by at most this share.
     """
 
     moments: int
     together: int
     integers: int
     gain: float
-    near: float = TINY
 
 
-#: One moment; what a bound is worth some seconds for.
-SHALLOW, USUAL = Depth(1, 1, 0, 0, near=0.01), Depth(3, 4, 1_500, 0.02)
+#: What is looked at for a bound that is worth some seconds. Chosen by judgement.
+DEPTH = _Depth(3, 4, 1_500, 0.02)
 
 
 @dataclass(frozen=True)
@@ -99,39 +97,42 @@ def bound_within(
     budget: int,
     *,
     accumulate: bool = True,
-    depth: Depth = USUAL,
+    deep: bool = True,
     seconds: float | None = None,
 ) -> Bound:
-    """`tightest_bound`, with where it comes from; each program may take so many ``seconds``."""
+    """`tightest_bound`, with where it comes from; each program may take so many ``seconds``.
+
+    ``deep``: whether the bound is worth some seconds. Otherwise the worst moment is looked at
+    alone, to within `TIE`.
+    """
     crowd = Crowd(graph, budget, accumulate=accumulate)
     bound = crowd.bound
     if not 0 < bound < float("inf") or graph.length > MANY_OPS:
         return Bound(bound)
     program = Program(crowd)
-    places = crowd.worst(depth.moments)
-    solved = [
-        program.solve(program.rows([place]), seconds=seconds, near=depth.near) for place in places
-    ]
+    places, near = (crowd.worst(DEPTH.moments), TINY) if deep else (crowd.worst(1), TIE)
+    solved = [program.solve(program.rows([place]), seconds=seconds, near=near) for place in places]
     best = max(range(len(solved)), key=lambda k: solved[k].seconds)
-    solved += _together(program, [places[best]], solved[best], depth, seconds)
+    if deep:
+        solved += _together(program, [places[best]], solved[best], seconds)
     return Bound(max(bound, *(one.seconds for one in solved)), tuple(solved))
 
 
 def _together(
-    program: Program, places: list[int], solved: Solved, depth: Depth, seconds: float | None
+    program: Program, places: list[int], solved: Solved, seconds: float | None
 ) -> list[Solved]:
     """Of more and more moments, as long as the last solution does not fit."""
     found: list[Solved] = []
-    while solved.moments and len(places) < depth.together:
+    while solved.moments and len(places) < DEPTH.together:
         place = program.most_crowded(solved)
         if place is None or place in places:
             break
         places = sorted([*places, place])
         rows = program.rows(places)
-        if len(rows.seconds) > depth.integers:
+        if len(rows.seconds) > DEPTH.integers:
             break
-        before, solved = solved.seconds, program.solve(rows, BRANCHES, seconds, depth.near)
+        before, solved = solved.seconds, program.solve(rows, BRANCHES, seconds)
         found.append(solved)
-        if solved.seconds < before * (1 + depth.gain):
+        if solved.seconds < before * (1 + DEPTH.gain):
             break
     return found

@@ -46,8 +46,6 @@ __all__ = [
 #: recomputations read. A bound that is lower by no more than this share is near enough. Chosen by
 #: judgement.
 TINY = 1e-3
-#: A value with more parts than this stands for itself.
-MOST_PARTS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,9 +293,7 @@ def _parts(
     if not read and not graph.expensive[op]:
         return ()
     inherited = tuple(dict.fromkeys(part for r in read for part in parts_of.get(r, (r,))))
-    if graph.joins[op] and len(inherited) <= MOST_PARTS:
-        return inherited
-    return (root,)
+    return inherited if graph.joins[op] else (root,)
 
 
 def _pinned(

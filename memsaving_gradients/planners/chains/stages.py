@@ -38,7 +38,7 @@ from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
-__all__ = ["Stages", "cut_stages"]
+__all__ = ["MOST_STAGES", "Stages", "cut_stages"]
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -28,6 +28,7 @@ import numpy as np
 from memsaving_gradients.planners.prices.closure import Closure
 from memsaving_gradients.planners.prices.gaps import FloatArray, Gaps
 from memsaving_gradients.planners.prices.rounding import fill, profile, repair
+from memsaving_gradients.planners.proposal import SMALLER
 from memsaving_gradients.planners.retention.problem import NEAR, Problem
 from memsaving_gradients.planners.retention.simulate import Run, run
 from memsaving_gradients.schedules.simulate import TIE
@@ -62,17 +63,14 @@ class Pace:
 #: 27.7.)
 GENTLE = (Pace(0.5, 0.5, 60, 0.2), Pace(0.25, 0.2, 60, 0.05))
 
-#: Bisections for the first price, which end at this precision.
-BISECTIONS, PRECISION = 14, 1.05
+#: Bisections for the first price, which end where its bounds differ by less than `SMALLER`.
+BISECTIONS = 14
 #: The share of an iteration's steps that another one takes that goes on from it.
 GOING_ON = 0.3
 #: An iteration ends after so many steps that found nothing better.
 IN_VAIN = 16
-#: The least share of the changes that a step takes.
-LEAST_TAKEN = 0.03
-#: Decisions near the budget are rounded with at most so many repairs, and with more where nothing
-#: else has fitted. Chosen by judgement.
-REPAIRS, MORE_REPAIRS = 60, 300
+#: Decisions near the budget are rounded with at most so many repairs. Chosen by judgement.
+REPAIRS = 60
 #: So many steps in a row that are this many times worse than the closest decisions are astray.
 ASTRAY, WORSE = 6, 4.0
 #: Up to so many changes are taken at once.
@@ -165,7 +163,7 @@ class Pricing:
                 low = now
             else:
                 high, found, best = now, decisions, result
-            if high < low * PRECISION:
+            if low > high * SMALLER:
                 break
             now = 3 * now if high == np.inf else (low * high) ** 0.5 if low else high / 2
         price[peak] = low if high == np.inf else high
@@ -196,7 +194,7 @@ class _Iteration:
         astray = vain = 0
         pace = self.pace
         for step in range(pace.steps):
-            taken = max(pace.taken / (1 + step * pace.cooling), LEAST_TAKEN)
+            taken = pace.taken / (1 + step * pace.cooling)
             self._decide(taken if step else 1.0)
             if self.now.peak < self.lowest[1].peak:
                 self.lowest = self.decisions, self.now
@@ -215,7 +213,7 @@ class _Iteration:
                 over, rate, astray = self._over(), rate / 2, 0
             self._move_prices(over, rate)
         if self.best is None:
-            self.best = self._rounded(*self.lowest, MORE_REPAIRS)
+            self.best = self._rounded(*self.lowest)
         assert closest is not None
         return Priced(*self.best, closest[1], closest[3])
 
@@ -240,14 +238,14 @@ class _Iteration:
         """Note what rounding makes of the decisions, if it fits and is faster."""
         if self.now.peak > NEAR * self.budget:
             return
-        rounded = self._rounded(self.decisions, self.now, REPAIRS)
+        rounded = self._rounded(self.decisions, self.now)
         fits = rounded[1].peak <= self.budget
         if fits and (self.best is None or rounded[1].extra_seconds < self.best[1].extra_seconds):
             self.best = rounded
 
-    def _rounded(self, decisions: list[int], now: Run, repairs: int) -> tuple[list[int], Run]:
+    def _rounded(self, decisions: list[int], now: Run) -> tuple[list[int], Run]:
         simulate = self.pricing.simulate
-        decisions, now = repair(self.gaps, simulate, decisions, now, self.budget, repairs)
+        decisions, now = repair(self.gaps, simulate, decisions, now, self.budget, REPAIRS)
         if now.peak > self.budget:
             return decisions, now
         return fill(self.gaps, simulate, decisions, now, self.budget)

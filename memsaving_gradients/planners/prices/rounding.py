@@ -21,9 +21,6 @@ __all__ = ["Simulate", "fill", "profile", "repair"]
 
 Simulate = Callable[[list[int]], Run]
 
-#: Rounds in which values are kept again; each takes most of what there is room for.
-FILLS = 6
-
 
 def profile(gaps: Gaps, run: Run) -> IntArray:
     """The most bytes alive in each event of a run."""
@@ -99,10 +96,9 @@ def fill(
 ) -> tuple[list[int], Run]:
     """Keep again what there is room for; the result is within the budget if ``run`` is."""
     refused: set[int] = set()
-    for _ in range(FILLS):
-        chosen = _keepable(gaps, decisions, run, budget, refused)
-        if not chosen:
-            break
+    changed = True
+    while changed and (chosen := _keepable(gaps, decisions, run, budget, refused)):
+        changed = False
         # Recomputing earlier than before may need more than there is room for.
         parts = [chosen]
         while parts:
@@ -112,9 +108,10 @@ def fill(
                 trial[gap] = KEPT
             found = simulate(trial)
             if found.peak <= budget and found.extra_seconds <= run.extra_seconds:
-                decisions, run = trial, found
+                decisions, run, changed = trial, found, True
             elif len(part) == 1:
                 refused.update(part)
+                changed = True
             elif part is chosen:
                 parts = [part[len(part) // 2 :], part[: len(part) // 2]]
     return decisions, run

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -29,10 +30,6 @@ from memsaving_gradients.errors import ArgumentError, SolverError
 from memsaving_gradients.planners.retention.problem import Execution, Problem
 
 __all__ = ["Solution", "check_installed", "is_installed", "solve"]
-
-#: Workers of CP-SAT within a limit on seconds; within one on effort there is one, so that chance
-#: decides nothing.
-WORKERS = 4
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,9 @@ def solve(
         "bound": bound,
         "effort": effort,
         "seconds": seconds,
-        "workers": WORKERS if effort is None else 1,
+        # Within a limit on seconds, as many as there are cores. Within one on effort there is one,
+        # so that chance decides nothing.
+        "workers": os.cpu_count() if effort is None else 1,
     }
     executions: tuple[Execution, ...] | None = None
     for answer in _Solver.running().ask(request, tick or (lambda: None)):

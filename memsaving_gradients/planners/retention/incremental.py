@@ -1,11 +1,12 @@
 """Simulate decisions that differ in a few gaps from others, from where that makes a difference.
 
 A search simulates a set of decisions with one change after the other, and most of a step is the
-same each time. So of the decisions that are changed, the *base*, it is noted every few events how
-things stand; and a change is simulated from the last of these places in front of the first event at
-which somebody looks at a changed gap. Who looks at the gap of a value? The events that its decision
-names; the event at its end; and in between, what is run again and reads or makes the value. Before
-that, nothing differs but whether the value is there.
+same each time. So of the decisions that are changed, the *base*, it is noted every √n of n events
+how things stand (which balances what notes cost and the way from one to the next); and a change is
+simulated from the last of these places in front of the first event at which somebody looks at a
+changed gap. Who looks at the gap of a value? The events that its decision names; the event at its
+end; and in between, what is run again and reads or makes the value. Before that, nothing differs
+but whether the value is there.
 
 What comes of it is what :func:`~memsaving_gradients.planners.retention.problem.run` gives, to the
 last bit. With the first change of a base goes one run; a change takes half of one or so.
@@ -13,6 +14,7 @@ last bit. With the first change of a base goes one run; a change takes half of o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,9 +30,6 @@ from memsaving_gradients.planners.retention.simulate import (
 )
 
 __all__ = ["Base", "Change", "changed"]
-
-#: How things stand is noted every so many events.
-APART = 32
 
 #: Gaps, each with the decision on it.
 Change = list[tuple[int, int]]
@@ -93,10 +92,10 @@ class Base:
         # simulated from the first event.
         respected = state.now == problem.border
         marks: list[_Mark] = []
-        events = len(problem.reads)
+        events, apart = len(problem.reads), _apart(problem)
         while respected and state.now < events:
             marks.append(_mark(state))
-            advance(problem, decisions, appointments, state, min(state.now + APART, events))
+            advance(problem, decisions, appointments, state, min(state.now + apart, events))
         again: dict[int, list[int]] = {}
         for event, recipe in state.again:
             again.setdefault(recipe, []).append(event)
@@ -112,7 +111,7 @@ class Base:
         first = min(
             (self._first_look(gap, decisions[gap]) for gap in gaps), default=len(problem.reads)
         )
-        number = max(first - problem.border, 0) // APART
+        number = max(first - problem.border, 0) // _apart(problem)
         state = self._state(marks[min(number, len(marks) - 1)])
         for gap in gaps:
             value, before, _ = problem.gaps[gap]
@@ -159,6 +158,11 @@ class Base:
             run.gap[:made],
             mark.extra_seconds,
         )
+
+
+def _apart(problem: Problem) -> int:
+    """Events from one mark to the next."""
+    return math.isqrt(len(problem.reads))
 
 
 def _mark(state: State) -> _Mark:

@@ -40,8 +40,6 @@ __all__ = ["RUNS_OF_A_STRETCH", "Search"]
 
 #: Changes that are simulated at each step of the descent, of either kind.
 PROMISING = 5
-#: All others at the worst step that are, where a stretch is planned anew; in a descent, all are.
-OTHERS = 40
 #: Events above the budget that are looked at when nothing helps at the worst one.
 MOST_EVENTS = 6
 #: Gaps that are kept again at once when a stretch is planned anew: one of these numbers.
@@ -72,12 +70,11 @@ class Search:
         budget: int,
         *,
         tick: Callable[[], None] | None = None,
-        seed: int = 0,
     ) -> None:
         self.problem, self.budget = problem, budget
         self.runs = 0
         self._tick = tick
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
         self._begin = [begin for _, begin, _ in problem.gaps]
         self._end = [end for _, _, end in problem.gaps]
         self._events = len(problem.reads)
@@ -119,7 +116,6 @@ class Search:
         noise: float = 0.0,
         power: int = 1,
         bold: int = 0,
-        others: int | None = None,
     ) -> tuple[list[int], Run]:
         """Change decisions until the budget holds.
 
@@ -140,9 +136,6 @@ class Search:
         bold
             Far from the budget, one in so many of the promising changes is made at once; 0: never
             more than one.
-        others
-            Where no promising change helps at the worst step, so many others are tried; ``None``:
-            all.
 
         Returns
         -------
@@ -164,7 +157,7 @@ class Search:
         excess = now.excess(self.budget, power)
         while excess and self.runs < end and now.extra_seconds < limit:
             best: tuple[float, Change, Run, float] | None = None
-            for batch in self._batches(now, decisions, fixed, others):
+            for batch in self._batches(now, decisions, fixed):
                 for change in batch:
                     trial = self._play(base, change)
                     left = trial.excess(self.budget, power)
@@ -216,7 +209,6 @@ class Search:
                 limit=float("inf") if worth[0] else bearable[1],
                 noise=self._random.choice(NOISE),
                 power=self._random.choice(POWER),
-                others=OTHERS,
             )
             if result.worth(self.budget) > bearable:
                 continue
@@ -286,7 +278,7 @@ class Search:
         return [center, *self._random.sample(pool, min(count - 1, len(pool)))]
 
     def _batches(
-        self, now: Run, decisions: list[int], fixed: Collection[int], others: int | None
+        self, now: Run, decisions: list[int], fixed: Collection[int]
     ) -> Iterator[list[Change]]:
         """Changes to simulate: the most promising at the worst step, all others there, those at
         other steps."""
@@ -300,7 +292,7 @@ class Search:
             drops, undone = self._changes(now, decisions, fixed, step)
             yield drops[:PROMISING] + undone[:PROMISING]
             if len(seen) == 1:
-                yield (drops[PROMISING:] + undone[PROMISING:])[:others]
+                yield drops[PROMISING:] + undone[PROMISING:]
             if len(seen) == MOST_EVENTS:
                 return
 

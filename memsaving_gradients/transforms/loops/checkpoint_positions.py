@@ -41,9 +41,6 @@ __all__ = [
     "steps_for",
 ]
 
-#: More states than this are never kept at one level of several.
-_MOST_STATES = 1024
-
 
 def steps_for(states: int, repeats: int, leaf: int) -> int:
     """How many steps can be reversed with as many ``states`` kept besides the first one.
@@ -163,7 +160,7 @@ class Binomial(Cut):
     length: tf.Tensor
     leaf: tf.Tensor
     repeats: int
-    most_states: int = _MOST_STATES
+    most_states: int
 
     def after(self, step: tf.Tensor) -> tf.Tensor:
         starts = self._starts()
@@ -309,8 +306,12 @@ class Division:
         if repeats == 1:
             return Uniform(first, leaf)
         steps = self.planned
-        most = _MOST_STATES if steps is None else states_for(steps, self.repeats, self.leaf) + 1
-        return Binomial(first, length, leaf, repeats, most)
+        if steps is None:
+            # Their number is an int32.
+            most = states_for(tf.int32.max, self.repeats, 1)
+        else:
+            most = states_for(steps, self.repeats, self.leaf)
+        return Binomial(first, length, leaf, repeats, most + 1)
 
     def _leaf_of(self, length: tf.Tensor, repeats: int) -> tf.Tensor:
         """A length for the last segments that balances states and steps."""

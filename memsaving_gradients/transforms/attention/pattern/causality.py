@@ -21,8 +21,9 @@ from memsaving_gradients.transforms.attention.pattern.elementwise import (
 
 __all__ = ["is_causal"]
 
-#: A score at this number, or lowered by as much, counts as masked. ``exp`` of it is zero in every
-#: dtype; masks in use are lower (-1e9, -3e4 in ``float16``), and scores do not reach 1e4.
+#: Fact: a score at this number, or lowered by as much, is masked. It is the highest that models in
+#: use take for that (Hugging Face's ``TFGPT2Model``; others take -1e9, or -3e4 in ``float16``), and
+#: ``exp`` of it is zero in every dtype.
 LOW = -1e4
 #: Ops that keep each number where it is.
 _SAME = frozenset({"Identity", "BroadcastTo", "ExpandDims", "StridedSlice"})
