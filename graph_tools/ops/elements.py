@@ -2,10 +2,11 @@
 that the run chooses.
 
 An unknown dimension is taken for the batch, a further one counts as `UNKNOWN_DIM`. Where one
-dimension is unknown, the inputs of its op bound it: there are no more rows than those they are
-chosen from (a mask, a slice, unique values), as many elements as before after a reshape or a
-concatenation, as many rows in a stacked list as the loop that fills it has steps; all other ops
-give as many rows as the largest of their inputs. O(1) for each op with an unknown shape, once.
+dimension is unknown, the inputs of its op bound it: a slice has as many rows as its ends are apart,
+where they say it; there are no more rows than those they are chosen from (a mask, other slices,
+unique values), as many elements as before after a reshape or a concatenation, as many rows in a
+stacked list as the loop that fills it has steps; all other ops give as many rows as the largest of
+their inputs. O(1) for each op with an unknown shape, once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
+from graph_tools.ops.slices import slice_length
 from graph_tools.ops.trip_counts import behind_identities, told_steps, whole_steps
 from graph_tools.tf_private import loops
 
@@ -97,7 +99,7 @@ def most_chosen(ops: Iterable[tf.Operation], batch: int) -> int | None:
     found = [
         bound.at(batch)
         for op in ops
-        if op.type in op_types.CHOOSERS
+        if op.type in op_types.CHOOSERS and slice_length(op) is None
         for out in op.outputs
         if _has_rows(out) and (bound := rows(out)).fixed
     ]
@@ -112,6 +114,8 @@ def _bounded(op: tf.Operation, known: dict[int, Count | None]) -> Count | None:
     if op.type == "Where":
         # A row for each element, if all of them are true.
         return None if first.shape.rank is None else elements(first)
+    if (length := slice_length(op)) is not None:
+        return Count(length, 0)
     if op.type in op_types.CHOOSERS and first.shape.is_fully_defined():
         return elements(first).over(_dimensions(out)[0])
     if op.type in op_types.AXES:

@@ -48,6 +48,7 @@ from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.rewriting.optimizer_ops import Updates
 from memsaving_gradients.rewriting.turns import Pass, take_turns
 from memsaving_gradients.schedules.simulate import Simulation
+from memsaving_gradients.transforms.loops.one_at_a_time import one_at_a_time
 
 __all__ = ["is_inner", "leave", "leave_to", "waits_for_its_step"]
 
@@ -157,6 +158,7 @@ def _plan(graph: tf.Graph) -> None:
     with graph.as_default():
         for home in dict.fromkeys(left.call.home for left in kept):
             _plan_on(graph, [left for left in kept if left.call.home == home], without, later)
+    one_at_a_time(graph)
 
 
 def _added(op: tf.Operation, known: Sequence[tf.Operation]) -> set[tf.Operation]:

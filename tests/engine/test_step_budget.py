@@ -213,3 +213,29 @@ def test_a_function_whose_end_is_not_told_is_planned_at_once() -> None:
     (plan,) = ms.plans(wrapped)
     assert plan.clones
     np.testing.assert_array_equal(wrapped(batch()), tf.function(step)(batch()))
+
+
+def looped_microbatches(x: tf.Tensor, ws: Weights) -> Any:
+    """Microbatches in a loop, of which TensorFlow would run several steps at once."""
+    rows = ROWS // 4
+
+    def add(k: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(network(x[rows * k : rows * k + rows], ws) ** 2)
+        grads = tape.gradient(loss, ws)
+        return k + 1, *(s + g for s, g in zip(sums, grads, strict=True))
+
+    _, *total = tf.while_loop(lambda k, *_: k < 4, add, (0, *map(tf.zeros_like, ws)))
+    descend(ws, total)
+    return total[0]
+
+
+def test_steps_of_a_loop_that_keep_a_budget_run_one_at_a_time() -> None:
+    ws = weights()
+    step = tf.function(lambda x: looped_microbatches(x, ws), autograph=False)
+    with ms.patched(budget=0.6):
+        graph = step.get_concrete_function(batch()).graph
+    (loop,) = (op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
+    assert loop.get_attr("parallel_iterations") == 1
+    (plan,) = check(looped_microbatches, 0.6)
+    assert plan.assumed_rows is None

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.memory.measure import measure_peak
-from graph_tools.ops.elements import Count, elements, most_chosen
+from graph_tools.ops.elements import Count, elements, most_chosen, rows
 from graph_tools.ops.sizes import tensor_bytes
+from graph_tools.ops.slices import slice_length
 from tests.helpers.fresh import fresh
 
 v1 = tf.compat.v1
@@ -117,3 +118,30 @@ def measured() -> tuple[int, int]:
 def test_what_is_simulated_is_what_a_step_takes() -> None:
     took, simulated = fresh(f"{__name__}:measured")
     assert 0.85 * simulated < took < 1.05 * simulated
+
+
+@pytest.mark.parametrize(
+    ("part", "length"),
+    [
+        (lambda x, k: x[16 * k : 16 * k + 16], 16),
+        (lambda x, k: x[k * 16 : (k + 1) * 16], 16),
+        (lambda x, k: x[:, k : k + 2], 2),
+        (lambda x, k: x[3, k - 1 : k + 1], 2),
+        (lambda x, k: x[k : 2 * k + 1 - k], 1),
+        (lambda x, k: x[k : 2 * k], None),
+        (lambda x, k: x[k:], None),
+        (lambda x, k: x[k + 8 : k], None),
+        (lambda x, k: x[k : k + 8 : 2], None),
+    ],
+)
+def test_the_ends_of_a_slice_say_its_length(part, length):
+    step = tf.function(part).get_concrete_function(
+        tf.TensorSpec([64, 8]), tf.TensorSpec([], tf.int32)
+    )
+    (slice_,) = (op for op in step.graph.get_operations() if op.type == "StridedSlice")
+    assert slice_length(slice_) == length
+    if length is not None:
+        assert rows(slice_.outputs[0]) == (length, 0)
+        assert most_chosen([slice_], 32) is None
+        for k in range(1, 4):
+            assert length in part(tf.zeros([64, 8]), k).shape
