@@ -6,13 +6,12 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.steps import Step, make_step
 from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 from graph_tools.memory.measure import measure_peak, time_ratio
-from graph_tools.xla import buffers, dumps, hlo
+from graph_tools.xla.program import compiled
 
 # By name: a plain step does not import the package that it is compared with.
 _WARNING = "NothingSavedWarning"
@@ -25,7 +24,6 @@ def peak(
     *,
     ours: bool,
     how: str = "function",
-    dump: str | None = None,
     warmup: int = 2,
     steps: int = 5,
     settings: dict[str, Any] | None = None,
@@ -34,8 +32,8 @@ def peak(
 ) -> dict[str, Any]:
     """The transient peak of one step, with what the plan promised and what building it cost.
 
-    `dump` is the folder that XLA was told to write to, if any; `settings` are for `make_step`; the
-    plan is saved as `save`; `requested`: whether the peak in bytes asked for is looked up, too.
+    `settings` are for `make_step`; the plan is saved as `save`; `requested`: whether the peak in
+    bytes asked for is looked up, too.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -54,10 +52,11 @@ def peak(
         "plan": plan_of(step) if ours else None,
         "warnings": [str(w.message) for w in caught if w.category.__name__ == _WARNING],
     }
-    if dump is not None:
+    if how == "xla":
+        program = compiled(step.graph, batch=1)
         result["xla"] = {
-            "largest": buffers.parse(_text(dumps.assignment_file(dump))).largest,
-            "instructions": hlo.parse(_text(dumps.module_file(dump))).counts(),
+            "largest": program.assignment.largest,
+            "instructions": program.module.counts(),
         }
     if requested:
         result["requested"] = _requested(step.run)
@@ -66,10 +65,6 @@ def peak(
 
         ms.plans(step.graph)[-1].save(save)
     return result
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def ratio(

@@ -2,26 +2,25 @@
 
 Each step is a ``tf.function`` with ``jit_compile=True`` that returns sums of squares of its
 gradients. Memory is the bytes of temporaries in XLA's own buffer assignment, for which
-TensorFlow's allocator is asked once. *Compile* is the time of the first step, files that XLA writes
-included; *step* the least time of three later ones. Each row has a process of its own, so that
+TensorFlow's allocator is asked once. *Compile* is the time of the first step; *step* the least time
+of three later ones. Each row has a process of its own, so that
 ratios of times are only as good as the machine is quiet.
 
 Modes: plain; ``tf.recompute_grad`` around blocks, where the side-by-side comparison has it; the
-default; budgets of 0.8 and 0.6 of the simulated peak.
+default; budgets of 0.8 and 0.6 of what XLA assigns to plain training. *Trace* is the time until
+a step is ready to be called, in which budgets have it compiled.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Settings
-from benchmarks.measuring import ENVIRONMENT, fresh
+from benchmarks.measuring import fresh
 from benchmarks.networks import SMALL
-from graph_tools.xla import buffers, dumps, hlo
+from graph_tools.xla.program import compiled
 
 _APPLICATION = "application"
 _BLOCKS = {"ends": r"pool1_pool|conv\d_block\d_out"}
@@ -78,73 +77,66 @@ def rows(settings: Settings) -> list[str]:
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Compile a network in one mode, run it, and read what XLA has written."""
+    """Compile a network in one mode, run it, and ask what XLA assigns."""
     network, _, mode = job.row.partition("-")
-    with tempfile.TemporaryDirectory(prefix="xla-") as dump:
-        flags = {**ENVIRONMENT, "XLA_FLAGS": dumps.flags(dump)}
-        result: dict[str, Any] = fresh(
-            "claims.compiled:measured", flags, network=network, mode=mode, dump=dump
-        )
+    result: dict[str, Any] = fresh("claims.compiled:measured", network=network, mode=mode)
     return result
 
 
-def measured(network: str, mode: str, dump: str) -> dict[str, Any]:
-    """Measure one mode in this process, whose ``XLA_FLAGS`` name the folder ``dump``."""
+def measured(network: str, mode: str) -> dict[str, Any]:
+    """Measure one mode in this process."""
     from memsaving_gradients.errors import BudgetError
 
     start = time.perf_counter()
     try:
-        step, plan = _step(network, mode)
+        step, graph, plan = _step(network, mode)
     except BudgetError as error:
         return {"refused": error.least}
     traced = time.perf_counter()
     sums = step()
-    compiled = time.perf_counter()
+    first = time.perf_counter()
     times = []
     for _ in range(STEPS):
         begun = time.perf_counter()
         step()
         times.append(time.perf_counter() - begun)
-    assignment = buffers.parse(_text(dumps.assignment_file(dump)))
-    module = hlo.parse(_text(dumps.module_file(dump)))
-    peak = assignment.peak(module)
+    assignment = compiled(graph, batch=1).assignment
+    peak = assignment.peak
     return {
         "temporaries": assignment.temporaries,
         "alive": peak.bytes,
-        "largest": [
-            [live.value.bytes, live.value.instruction, *live.op_names[:1]]
-            for live in peak.values[:8]
-        ],
+        "largest": [[live.bytes, live.instruction, *live.op_names[:1]] for live in peak.values[:8]],
         "trace": traced - start,
-        "compile": compiled - traced,
+        "compile": first - traced,
         "step": min(times),
         "squares": sums,
         "simulated": plan,
     }
 
 
-def _step(network: str, mode: str) -> tuple[Callable[[], float], list[int] | None]:
-    """Return a step, and the plain and the planned peak as simulated."""
+def _step(network: str, mode: str) -> tuple[Callable[[], float], Any, list[float] | None]:
+    """Return a step, its graph, and the plain and the planned peak as simulated, with the estimated
+    extra time."""
     from benchmarks.steps import make_step
 
     model, options, peer = NETWORKS[network]
     if mode == PEER:
         assert peer is not None
-        return _peer_step(model, options, *peer), None
+        return *_peer_step(model, options, *peer), None
     ours = OURS.get(mode)
     made = make_step(model, options, ours=ours is not None, how="xla", settings=ours)
     if ours is None:
-        return lambda: float(sum(made.run())), None
+        return lambda: float(sum(made.run())), made.graph, None
     import memsaving_gradients as ms
 
     plans = ms.plans(made.graph)
-    peaks = [plans[-1].peak_plain, plans[-1].peak] if plans else None
-    return lambda: float(sum(made.run())), peaks
+    peaks = [plans[-1].peak_plain, plans[-1].peak, plans[-1].extra_time] if plans else None
+    return lambda: float(sum(made.run())), made.graph, peaks
 
 
 def _peer_step(
     model: str, options: dict[str, Any], name: str, arguments: dict[str, Any]
-) -> Callable[[], float]:
+) -> tuple[Callable[[], float], Any]:
     import tensorflow as tf
 
     from benchmarks.networks import build
@@ -160,12 +152,8 @@ def _peer_step(
         made = [tf.convert_to_tensor(g) for g in grads if g is not None]
         return tf.stack([tf.reduce_sum(tf.square(g)) for g in made])
 
-    step.get_concrete_function(*batch)
-    return lambda: float(sum(step(*batch).numpy()))
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")
+    graph = step.get_concrete_function(*batch).graph
+    return lambda: float(sum(step(*batch).numpy())), graph
 
 
 def lines(results: Results) -> Iterator[tuple[str, ...]]:
@@ -177,7 +165,7 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
             if found is None:
                 continue
             if "temporaries" not in found:
-                yield network, mode, "refused", *[""] * 6
+                yield network, mode, "refused", *[""] * 7
                 continue
             simulated = found["simulated"]
             yield (
@@ -186,6 +174,7 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
                 f"{found['temporaries'] / 1e6:.1f}",
                 _ratio(found, plain, "temporaries"),
                 f"{simulated[1] / 1e6:.1f}" if simulated else "",
+                f"{found['trace']:.0f}",
                 f"{found['step']:.2f}",
                 _ratio(found, plain, "step"),
                 f"{found['compile']:.0f}",
@@ -198,9 +187,16 @@ def _ratio(found: Any, plain: Any, figure: str) -> str:
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return the figures of the default mode beside their bars."""
+    """Return the figures of the default mode and of budgets beside their bars."""
     figures = []
     for network in NETWORKS:
+        figures += [
+            Figure(f"{network}: budget {mode}", found["temporaries"] / plain["temporaries"], limit)
+            for mode, asked in OURS.items()
+            if (limit := asked.get("budget"))
+            and (plain := results.get(f"{network}-{PLAIN}"))
+            and "temporaries" in (found := results.get(f"{network}-{mode}") or {})
+        ]
         plain, ours = (results.get(f"{network}-{mode}") for mode in (PLAIN, "default"))
         if not plain or not ours or "temporaries" not in ours:
             continue
@@ -216,7 +212,8 @@ def bars(results: Results) -> list[Figure]:
 
 COLUMNS = Columns(
     "temporaries that XLA assigns on a CPU",
-    "network | mode | MB | of plain | simulated MB | step s | of plain | compile s | of plain",
+    "network | mode | MB | of plain | simulated MB | trace s | step s | of plain | compile s"
+    " | of plain",
     lines,
     text=("mode",),
 )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.claims.cases import CASES, CLONES, Case
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
-from benchmarks.measuring import ENVIRONMENT, fresh
+from benchmarks.measuring import fresh
 from benchmarks.tables import mark
-from graph_tools.xla import dumps
 
 #: What the simulation is held to, over all cases: the median and the worst error.
 SIMULATION = (0.10, 0.25)
@@ -44,12 +42,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def _peak(what: dict[str, Any], ours: bool) -> dict[str, Any]:
-    if what["how"] != "xla":
-        result: dict[str, Any] = fresh("probes:peak", **what, ours=ours)
-        return result
-    with tempfile.TemporaryDirectory(prefix="xla-") as dump:
-        flags = {**ENVIRONMENT, "XLA_FLAGS": dumps.flags(dump)}
-        result = fresh("probes:peak", flags, **what, ours=ours, dump=dump)
+    result: dict[str, Any] = fresh("probes:peak", **what, ours=ours)
     return result
 
 

@@ -1,5 +1,5 @@
 """What XLA makes of a program: its optimized instructions, their schedule, and their buffers.
 
-XLA writes all of it to a folder if a flag asks for it. The room reads those files, and says which
-buffers are alive at the peak and which op of TensorFlow each of them comes from.
+XLA compiles a function's graph and tells in the process what came of it. The room says how many
+bytes it assigns, which buffers are alive at the peak, and which op of TensorFlow each comes from.
 """

@@ -1,31 +1,17 @@
-"""Read the text of an HLO module: computations and their instructions.
+"""Computations of an HLO module, and their instructions in the order in which they run.
 
-The text of an optimized module lists the instructions of each computation in the order in which
-they run. An instruction of XLA carries the name of the TensorFlow op that it was made for; a fusion
-carries the name of one of its ops.
+An instruction of XLA carries the name of the TensorFlow op that it was made for; a fusion carries
+the name of one of its ops.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-__all__ = ["Computation", "Instruction", "Module", "parse", "shape_bytes"]
-
-_ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,<=]*)\]")
-_NAME = re.compile(r"%([\w.\-]+)")
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
-_CALLED = re.compile(
-    r"(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations)="
-    r"(\{[^}]*\}|%?[\w.\-]+)"
-)
-_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-_BITS = re.compile(r"\d+")
+__all__ = ["Computation", "Instruction", "Module", "module_of"]
 
 
 @dataclass(frozen=True)
@@ -34,10 +20,8 @@ class Instruction:
 
     Attributes
     ----------
-    name, opcode, shape
-        As in the text; a tuple's shape is in parentheses.
-    operands
-        Names of the instructions that it reads.
+    name, opcode
+        As XLA writes them.
     called
         Names of the computations that it calls.
     op_name
@@ -46,36 +30,29 @@ class Instruction:
 
     name: str
     opcode: str
-    shape: str
-    operands: tuple[str, ...]
     called: tuple[str, ...]
     op_name: str
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the arrays that it makes or, for a tuple, points to."""
-        return shape_bytes(self.shape)
 
 
 @dataclass(frozen=True)
 class Computation:
-    """Instructions in the order in which they run; ``entry``: whether the program begins here."""
+    """Instructions in the order in which they run."""
 
     name: str
     instructions: tuple[Instruction, ...]
-    entry: bool
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module: its computations, those that are called before those that call them."""
+    """A module: its computations, those that are called before those that call them.
+
+    Attributes
+    ----------
+    computations
+        All of them.
+    """
 
     computations: tuple[Computation, ...]
-
-    @property
-    def entry(self) -> Computation:
-        """The computation that the program begins with."""
-        return next(one for one in self.computations if one.entry)
 
     @cached_property
     def instructions(self) -> dict[str, Instruction]:
@@ -87,7 +64,11 @@ class Module:
         return {one.name: one for one in self.computations}
 
     def op_names(self, instruction: str) -> tuple[str, ...]:
-        """Return the TensorFlow ops behind an instruction, those fused into it included."""
+        """Return the TensorFlow ops behind an instruction, those fused into it included.
+
+        None are known of instructions that are not there: where XLA writes its modules to files, it
+        gives a module before its passes.
+        """
         found = self.instructions.get(instruction)
         if found is None:
             return ()
@@ -104,81 +85,23 @@ class Module:
         return dict(Counter(i.opcode for one in self.computations for i in one.instructions))
 
 
-def parse(text: str) -> Module:
-    """Return the module that a text describes.
-
-    Examples
-    --------
-    >>> module = parse('''HloModule tiny, is_scheduled=true
-    ... ENTRY %main (x: f32[4]) -> f32[4] {
-    ...   %x = f32[4]{0} parameter(0)
-    ...   ROOT %y = f32[4]{0} tanh(%x), metadata={op_type="Tanh" op_name="layer/Tanh"}
-    ... }
-    ... ''')
-    >>> [(i.name, i.opcode, i.bytes, i.operands, i.op_name) for i in module.entry.instructions]
-    [('x', 'parameter', 16, (), ''), ('y', 'tanh', 16, ('x',), 'layer/Tanh')]
-    """
-    return Module(tuple(_computations(text)))
-
-
-def _computations(text: str) -> Iterator[Computation]:
-    name, entry, instructions = "", False, list[Instruction]()
-    for line in text.splitlines():
-        if head := _COMPUTATION.match(line):
-            entry, name, instructions = head[1] is not None, head[2], []
-        elif line.startswith("}"):
-            yield Computation(name, tuple(instructions), entry)
-        elif found := _INSTRUCTION.match(line):
-            instructions.append(_instruction(found[1], line[found.end() :]))
-
-
-def _instruction(name: str, rest: str) -> Instruction:
-    shape = _enclosed(rest) if rest.startswith("(") else rest.split(" ", 1)[0]
-    rest = rest[len(shape) :].lstrip()
-    opcode = rest.split("(", 1)[0]
-    operands = _enclosed(rest[len(opcode) :])
-    attributes = rest[len(opcode) + len(operands) :]
-    op_name = _OP_NAME.search(attributes)
-    return Instruction(
-        name,
-        opcode,
-        shape,
-        tuple(_NAME.findall(operands)),
-        tuple(
-            called.lstrip("%").strip()
-            for group in _CALLED.findall(attributes)
-            for called in group.strip("{}").split(",")
-        ),
-        op_name[1] if op_name else "",
-    )
-
-
-def _enclosed(text: str) -> str:
-    """Return the beginning of a text, from its parenthesis to the one that closes it."""
-    depth = 0
-    for place, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if not depth:
-            return text[: place + 1]
-    return text
-
-
-def shape_bytes(shape: str) -> int:
-    """Return the bytes of the arrays in a shape.
-
-    Examples
-    --------
-    >>> shape_bytes("f32[8,5,5]{2,1,0}"), shape_bytes("(pred[], bf16[3]{0}, token[])")
-    (800, 7)
-    """
-    return sum(
-        math.ceil(_bits(dtype) * math.prod(int(d.lstrip("<=")) for d in dims.split(",") if d) / 8)
-        for dtype, dims in _ARRAY.findall(shape)
-    )
-
-
-def _bits(dtype: str) -> int:
-    if dtype == "pred":
-        return 8
-    number = _BITS.search(dtype)
-    return int(number[0]) if number else 0
+def module_of(proto: Any) -> Module:
+    """Return the module that an ``HloModuleProto`` describes."""
+    names = {one.id: one.name for one in proto.computations}
+    by_number = {
+        one.id: Instruction(
+            one.name,
+            one.opcode,
+            tuple(names[number] for number in one.called_computation_ids),
+            one.metadata.op_name,
+        )
+        for computation in proto.computations
+        for one in computation.instructions
+    }
+    computations = []
+    for one in proto.computations:
+        # Fused computations run as one instruction, and have no schedule.
+        order = proto.schedule.sequences[one.id].instruction_ids
+        numbers = order or [instruction.id for instruction in one.instructions]
+        computations.append(Computation(one.name, tuple(by_number[n] for n in numbers)))
+    return Module(tuple(computations))

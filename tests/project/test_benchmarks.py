@@ -1,4 +1,4 @@
-"""The command line and its arithmetic: bars, XLA's files, the table of claims.  Little is
+"""The command line and its arithmetic: bars, the table of claims.  Little is
 measured."""
 
 from __future__ import annotations
@@ -22,32 +22,6 @@ from benchmarks.experiment import Columns, Experiment, Figure, Job, Page, Result
 from benchmarks.networks import SMALL, ZOO, build, small
 from benchmarks.tables import print_results
 from graph_tools.errors import GraphToolsError
-from graph_tools.xla import buffers, dumps, hlo
-
-ASSIGNMENT = """\
-BufferAssignment:
-allocation 0: size 9000, parameter 0, shape |f32[2048,512]| at ShapeIndex {}:
- value: <8 Arg_0.1 @0> (size=9000,offset=0): f32[2048,512]{1,0}
-allocation 1: size 4, thread-local:
-allocation 2: size 4096, maybe-live-out:
-allocation 3: size 8192, preallocated-temp:
-"""
-
-MODULE = """\
-HloModule jit_step
-
-%fused (p: f32[8]) -> f32[8] {
-  %p = f32[8]{0} parameter(0)
-  %tanh.1 = f32[8]{0} tanh(%p), metadata={op_type="Tanh" op_name="tanh(x)"}
-  ROOT %mul = f32[8]{0} multiply(%p, %tanh.1)
-}
-
-ENTRY %main {
-  %a = f32[8]{0} parameter(0)
-  %tanh.2 = f32[8]{0} tanh(%a)
-  ROOT %t = (f32[8]{0}, f32[]) tuple(%a, %tanh.2)
-}
-"""
 
 
 def result(plain: int, ours: int, **more: Any) -> dict[str, Any]:
@@ -133,20 +107,6 @@ def test_table_has_a_row_for_each_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.getvalue().count("pass") == 1
     assert "net: nothing was saved" in text.getvalue()
     assert "worst 50.0% in net (ours)" in text.getvalue()
-
-
-def test_xla_files_are_read(tmp_path: Path) -> None:
-    (tmp_path / "m1.cpu_after_optimizations-buffer-assignment.txt").write_text(ASSIGNMENT)
-    (tmp_path / "m1.cpu_after_optimizations.txt").write_text(MODULE)
-    (tmp_path / "m0.cpu_after_optimizations.txt").write_text("ENTRY %main {\n}\n")
-    assert buffers.parse(dumps.assignment_file(tmp_path).read_text()).largest == 8192
-    counts = hlo.parse(dumps.module_file(tmp_path).read_text()).counts()
-    assert counts == {"parameter": 2, "tanh": 2, "multiply": 1, "tuple": 1}
-
-
-def test_xla_that_wrote_nothing_says_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="--xla_dump_to"):
-        dumps.assignment_file(tmp_path)
 
 
 def test_unknown_networks() -> None:

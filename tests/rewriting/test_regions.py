@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.memory.measure import in_fresh_process
-from graph_tools.xla import buffers, dumps, hlo
+from graph_tools.xla.program import compiled
 
 
 def _images(batch):
@@ -72,37 +69,19 @@ def test_what_cannot_be_in_a_branch_parts_a_region():
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
 
 
-def compiled(folder: str) -> None:
-    """Run a plain step and ours in this process, and put what XLA writes about each into a folder
-    of its own."""
+def test_xla_assigns_less():
     filters, x = _filters(16), _images(32)
-    for ours in (False, True):
-        gradients = ms.gradients if ours else tf.gradients
+    sizes, counts = {}, {}
+    for gradients in (ms.gradients, tf.gradients):
 
         @tf.function(jit_compile=True, autograph=False)
         def step(x, gradients=gradients):
             grads = gradients(_network(x, filters), filters)
             return [tf.reduce_sum(g * g) for g in grads]
 
-        step(x)
-        written = list(Path(folder).glob("*.txt"))
-        (own := Path(folder) / str(ours)).mkdir()
-        for file in written:
-            file.rename(own / file.name)
-
-
-def test_xla_assigns_less(tmp_path):
-    in_fresh_process(
-        f"{__name__}:compiled",
-        {"folder": str(tmp_path)},
-        {"XLA_FLAGS": dumps.flags(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"},
-    )
-    sizes, counts = {}, {}
-    for ours in (False, True):
-        folder = tmp_path / str(ours)
-        assignment = buffers.parse(dumps.assignment_file(folder).read_text(encoding="utf-8"))
-        module = hlo.parse(dumps.module_file(folder).read_text(encoding="utf-8"))
-        sizes[ours], counts[ours] = assignment.temporaries, module.counts()
+        program = compiled(step.get_concrete_function(x).graph, batch=1)
+        ours = gradients is ms.gradients
+        sizes[ours], counts[ours] = program.assignment.temporaries, program.module.counts()
     assert sizes[True] < 0.5 * sizes[False]
     # Convolutions that were recomputed are still there: neither merged nor moved out.
     assert counts[True]["convolution"] >= counts[False]["convolution"] + 12
