@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from graph_tools.memory.bfc_allocator import allocated_peak
 from graph_tools.memory.timeline import Timeline
 from memsaving_gradients.errors import ArgumentError, BudgetError
 
@@ -29,7 +28,6 @@ __all__ = [
     "exact_bytes",
     "format_bytes",
     "format_share",
-    "one_chunk",
     "parse_budget",
     "parse_bytes",
     "plain_bytes",
@@ -320,9 +318,9 @@ def chunk_bytes(simulation: Timeline, gating: str) -> int:
     """A simulated peak as TensorFlow's allocator counts it: in chunks, larger than the buffers in
     them.
 
-    XLA (``gating="data"``) takes one buffer for a whole program.
+    XLA (``gating="data"``) asks for one buffer for a whole program, whose bytes are those.
     """
-    return one_chunk(simulation.peak) if gating == "data" else simulation.allocated_peak
+    return simulation.peak if gating == "data" else simulation.allocated_peak
 
 
 def plain_bytes(simulation: Timeline, gating: str) -> int:
@@ -333,7 +331,7 @@ def plain_bytes(simulation: Timeline, gating: str) -> int:
     more than `chunk_bytes`: a larger fraction is never a smaller budget.
     """
     if gating == "data":
-        return one_chunk(simulation.peak)
+        return simulation.peak
     return min(simulation.allocated_least, simulation.allocated_peak)
 
 
@@ -347,7 +345,3 @@ def worst_bytes(simulation: Timeline, gating: str) -> int:
     """The same, but no less than the worst of the steps that were simulated took."""
     safe = safe_bytes(simulation, gating)
     return safe if gating == "data" else max(safe, simulation.allocated_worst)
-
-
-def one_chunk(size: int) -> int:
-    return allocated_peak(np.zeros(1, np.int64), np.ones(1, np.int64), np.array([size]))

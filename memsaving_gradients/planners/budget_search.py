@@ -201,11 +201,10 @@ class Search:
 
         Into which holes chunks fall is chance: a plan of a higher peak may need less.
         """
-        most = self.meter.most_to_ask(budget)
         asked = self._first_asked(budget)
         # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too
         # much.
-        low, high = 0, most + 1
+        low, high = 0, budget + 1
         for number in range(ROUNDS.most):
             if low and (number >= self._rounds or high - low <= EXECUTOR_ADDS * budget):
                 # One that fits is enough by now.
@@ -243,7 +242,7 @@ class Search:
     def _polish(self, asked: int, budget: int) -> None:
         """Ask the planner for its best plan, and for larger ones while that leaves room: another
         schedule has other holes between chunks."""
-        low, high = 0, self.meter.most_to_ask(budget) + 1
+        low, high = 0, budget + 1
         for _ in range(1 if self._large else 1 + ROUNDS.fewest):
             found = self._attempt(asked)
             if found is None or self._stopped or not found.proposal.extra_seconds:
@@ -263,11 +262,10 @@ class Search:
     def _first_asked(self, budget: int) -> int:
         """Bytes to ask for first, such that the chunks may fit a budget."""
         meter = self.meter
-        most = meter.most_to_ask(budget)
         if meter.gating == "data":
-            return most
+            return budget
         chunks = max(chunk_bytes(meter.plain.simulation, meter.gating), 1)
-        asked = min(most, max(1, budget * meter.plain.peak // chunks))
+        asked = min(budget, max(1, budget * meter.plain.peak // chunks))
         # Holes take more of a plan than of plain training, and a plan that does not fit takes
         # seconds.
         return max(1, int(asked * SMALLER)) if self._large else asked

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from graph_tools.memory.bfc_allocator import irregular_peaks
 from graph_tools.memory.timeline import CHANCE, MANY_OPS, STEPS
-from memsaving_gradients.budget import chunk_bytes, one_chunk
+from memsaving_gradients.budget import chunk_bytes
 from memsaving_gradients.planners.proposal import Proposal
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
@@ -72,19 +72,6 @@ class Meter:
         """Plain training."""
         schedule = plain(self.graph)
         return Proposal(schedule, {}, simulate(self.graph, schedule), optimal=True)
-
-    def most_to_ask(self, budget: int) -> int:
-        """The most bytes to ask a planner for, such that the chunks can fit ``budget``."""
-        if self.gating != "data":
-            return budget
-        low, high = 0, budget
-        while low < high:
-            middle = (low + high + 1) // 2
-            if one_chunk(middle) <= budget:
-                low = middle
-            else:
-                high = middle - 1
-        return max(low, 1)
 
 
 @dataclass(frozen=True, eq=False)
