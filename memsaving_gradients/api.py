@@ -87,7 +87,8 @@ def gradients(
         that fits at the least extra time is wanted. An int is bytes; a string has a unit
         (``"2GiB"``, ``"800 MB"``); a float in (0, 1] is a fraction of what plain training takes.
         Where plain training fits, gradients are plain (a `PlanNote` says so once). Marked tensors
-        are kept besides.
+        are kept besides. Under XLA: in the bytes that XLA assigns to the compiled step, which is
+        planned for when its function has been traced to its end.
     planner
         Who looks for the plan: ``"auto"``, ``"chain"``, ``"chen"``, ``"exact"``, ``"memory"``,
         ``"recursive"``, ``"speed"``, or a function of a ``TrainingGraph`` and ``Limits`` that

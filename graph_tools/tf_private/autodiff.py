@@ -16,6 +16,7 @@ from tensorflow.python.eager import backprop, record, wrap_function
 from tensorflow.python.eager.polymorphic_function import concrete_function, polymorphic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import (
+    control_flow_ops,
     control_flow_util,
     control_flow_v2_func_graphs,
     resource_variable_ops,
@@ -27,12 +28,14 @@ __all__ = [
     "GradientTape",
     "captures_of",
     "compiled_by_xla",
+    "compiling",
     "enclosing_graphs",
     "end_is_told",
     "ends_of",
     "graphs_of",
     "home_of",
     "in_py_function",
+    "is_compiled_alone",
     "is_recorded",
     "orders_effects",
     "outputs_of",
@@ -72,12 +75,41 @@ def compiled_by_xla() -> bool:
         return True
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         return True
+    return any(function._jit_compile for function in _traced_functions())
+
+
+def _traced_functions() -> Iterator[Any]:
+    """The functions that are being traced, the innermost first; each several times."""
     for frame in _callers():
         if frame.f_code.co_filename == polymorphic_function.__file__:
             traced = frame.f_locals.get("self")
-            if isinstance(traced, polymorphic_function.Function) and traced._jit_compile:
-                return True
-    return False
+            if isinstance(traced, polymorphic_function.Function):
+                yield traced
+
+
+def is_compiled_alone(graph: tf.Graph) -> bool:
+    """Whether ``graph`` is being traced, and XLA will compile it as a program of its own: it is no
+    part of a larger one, as branches and functions that are called are.
+
+    The innermost of the functions that are being traced is compiled, and none around it; see
+    `compiled_by_xla` (2.16 to 2.21).
+    """
+    traced = list(dict.fromkeys(_traced_functions()))
+    compiled = [bool(function._jit_compile) for function in traced]
+    return compiled[:1] == [True] and sum(compiled) == 1 and home_of(graph) is graph
+
+
+@contextlib.contextmanager
+def compiling(graph: tf.Graph) -> Iterator[None]:
+    """Enter a graph that was traced as it was traced: ops that are built inside know that XLA
+    compiles them. (The context is not public; 2.16 to 2.21.)"""
+    xla = control_flow_ops.XLAControlFlowContext()
+    with graph.as_default():
+        xla.Enter()
+        try:
+            yield
+        finally:
+            xla.Exit()
 
 
 def end_is_told() -> bool:
@@ -210,16 +242,19 @@ def graphs_of(thing: Any) -> list[tf.Graph] | None:
     return None
 
 
-def traced_anew(function: Any) -> Any:
+def traced_anew(function: Any, *, compiled: bool = False) -> Any:
     """A ``tf.function`` of the same Python function and with the same options, which was never
-    traced; others are wrapped in one.
+    traced; others are wrapped in one. ``compiled``: XLA compiles it in any case.
 
     There is no public way to have a function traced again, nor to ask it for its options (2.16 to
     2.21).
     """
-    if isinstance(function, polymorphic_function.Function):
-        return function._clone(None)
-    return tf.function(function)
+    if not isinstance(function, polymorphic_function.Function):
+        return tf.function(function, jit_compile=compiled or None)
+    anew = function._clone(None)
+    if compiled:
+        anew._jit_compile = True
+    return anew
 
 
 def written_to_variable(tensor: tf.Tensor) -> tf.Variable:

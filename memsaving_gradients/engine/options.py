@@ -60,7 +60,8 @@ class Options:
         but a budget in bytes must know.
     budget
         The most bytes of a step's transient peak: an int, a string with a unit, or a float, a
-        fraction of what plain training takes; or a `DeviceMemory`, of what it leaves.
+        fraction of what plain training takes; or a `DeviceMemory`, of what it leaves. Under XLA:
+        the most bytes that XLA assigns to the step.
     planner
         Who plans: one of `memsaving_gradients.planners.PLANNERS`, or a function of a training graph
         and limits.

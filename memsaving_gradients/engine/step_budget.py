@@ -17,7 +17,9 @@ place in the end.
   one, whose plan is that of both.
 
 Calls in one step of several replicas are planned for each device by itself. XLA orders a step as it
-sees fit: there, calls are planned at once, but for those that a tape around them may differentiate.
+sees fit: there, what it assigns to the compiled step keeps the budget
+(:mod:`~memsaving_gradients.engine.assigned`). Calls in what is no program by itself are planned at
+once, but for those that a tape around them may differentiate.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ from graph_tools.notes import has_notes, notes
 from graph_tools.tf_private import autodiff, graphs, hooks
 from memsaving_gradients.budget import Goal, plain_bytes, safe_bytes, too_small
 from memsaving_gradients.engine import graph_state, replicas, whole_step
+from memsaving_gradients.engine.assigned.budgets import can_be_assigned, plan_assigned
 from memsaving_gradients.engine.call import Call, components, joined
-from memsaving_gradients.engine.driver.attempts import no_longer_kept
+from memsaving_gradients.engine.driver.attempts import STEP_ROUNDS, no_longer_kept
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.planning.within_limits import budget_of
@@ -51,10 +54,6 @@ from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.loops.one_at_a_time import one_at_a_time
 
 __all__ = ["is_inner", "leave", "leave_to", "waits_for_its_step"]
-
-#: How often all calls of a step are planned, each time for less than before and the last time for
-#: the least, until the step keeps the budget. Chosen by judgement.
-ROUNDS = 4
 
 #: By name of a gradient's op, the ops that end what is done with the gradient.
 _Ends: TypeAlias = Mapping[str, Sequence[tf.Operation]]
@@ -80,7 +79,8 @@ def waits_for_its_step(call: Call) -> bool:
     """Whether a call is to be planned with the whole step."""
     options = call.options
     promised = options.budget is not None or any(p.budget is not None for p in options.plan)
-    return promised and not call.data_gates and not is_observed() and _ends(call.graph)
+    alone = can_be_assigned(call) if call.data_gates else promised
+    return alone and not is_observed() and _ends(call.graph)
 
 
 def is_inner(graph: tf.Graph, options: Options, ys: Sequence[tf.Tensor], tape: Any) -> bool:
@@ -184,7 +184,9 @@ def _plan_on(
     if not sites:
         return
     step = None if sites[0].data_gates else _Step.of(sites)
-    if step is None:
+    if all(can_be_assigned(site.call) for site in sites):
+        plan_assigned(graph, sites)
+    elif step is None:
         for site in sites:
             save(site).settle()
     else:
@@ -328,7 +330,7 @@ class _Step:
             lowered = save(large)
             return [small.get(site, lowered) for site in self.sites]
         share = 1.0
-        for left in reversed(range(ROUNDS)):
+        for left in reversed(range(STEP_ROUNDS)):
             saved, need = self._round(updates, share)
             if need <= budget:
                 return saved

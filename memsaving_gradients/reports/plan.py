@@ -81,11 +81,15 @@ class Plan(PlanValues, Report):
         The simulations behind these figures: bytes alive at every op, lives of all buffers. Not
         saved in files.
     chunks
-        `allocated_plain` and `allocated`, of a plan that was read from a file.
+        `allocated_plain` and `allocated`, of a plan that was read from a file, or whose step XLA
+        has compiled.
     whole_step
         The most bytes in chunks that the step may take with what follows the gradients (the
         optimizer), and with what they return held to its end. ``None``: no budget, or not known:
         the function was not traced to its end. Not saved in files.
+    assigned
+        Whether `allocated_plain` and `allocated` are the bytes that XLA assigns to the step, with
+        all that it does. Not saved in files.
     assumed_batch
         The batch size that stands in for an unknown dimension, and was told by nobody; ``None``:
         bytes are known.

@@ -52,7 +52,9 @@ def brief(plan: PlanValues) -> str:
 
 
 def _headline(plan: PlanValues) -> str:
-    where = "in one buffer of XLA" if plan.gating == "data" else "in the allocator's chunks"
+    where = "in the allocator's chunks"
+    if plan.gating == "data":
+        where = "as XLA assigns" if plan.assigned else "in one buffer of XLA"
     did = f"extra time about {format_share(plan.extra_time)}, {plan.clones:,} ops run again"
     stored = plan.schedule.stored if plan.schedule is not None else {}
     if not (plan.clones or plan.packed or plan.loops or stored):

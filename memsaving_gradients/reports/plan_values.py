@@ -88,6 +88,7 @@ class PlanValues:
     activations: int = 0
     chunks: tuple[int, int] | None = field(default=None, compare=False)
     whole_step: int | None = field(default=None, compare=False)
+    assigned: bool = field(default=False, compare=False)
     assumed_batch: int | None = None
     assumed_steps: int | None = None
     assumed_rows: int | None = None

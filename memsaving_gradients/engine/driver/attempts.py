@@ -22,13 +22,16 @@ from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.planners.budget_search import ROUNDS
 from memsaving_gradients.planners.meter import EXECUTOR_ADDS
 
-__all__ = ["Attempts", "no_longer_kept"]
+__all__ = ["STEP_ROUNDS", "Attempts", "no_longer_kept"]
 
 #: Plans that are rewritten and simulated until one keeps the budget: as many as are asked for in a
 #: search, but fewer where an attempt takes seconds (`Site.is_large`). Chosen by judgement.
 FEW_ATTEMPTS = 5
 #: Plans that are tried after one that keeps the budget with some luck.
 LUCKY_ATTEMPTS = 1
+#: How often all calls of a step are planned, each time for less than before and the last time for
+#: the least, until the step keeps the budget. Chosen by judgement.
+STEP_ROUNDS = 4
 #: Modes in which nobody but a planner says what is recomputed, and nobody allows for a number of
 #: bytes.
 SAVING = ("memory", "speed", "slowdown", "planner")

@@ -1,0 +1,151 @@
+"""A traced step that follows plans, and what XLA assigns to it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from graph_tools.tf_private import graphs
+from graph_tools.xla.program import Program, compiled
+from memsaving_gradients.engine import graph_state
+from memsaving_gradients.engine.rewire import Saved, save
+from memsaving_gradients.engine.site import Site, Whole
+from memsaving_gradients.errors import BudgetError, PlanNote
+
+__all__ = ["PLAIN", "Trial", "Trials"]
+
+#: Fact: the share with which plans do nothing.
+PLAIN = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Plans that the calls of a step follow.
+
+    Attributes
+    ----------
+    saved
+        For each call, what it follows.
+    program
+        What XLA makes of the step; ``None``: it was not asked.
+    """
+
+    saved: Sequence[Saved]
+    program: Program | None = None
+
+    @property
+    def assigned(self) -> int:
+        """The bytes that XLA assigns, besides arguments."""
+        assert self.program is not None
+        return self.program.assignment.transient
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing can be saved."""
+        return all(one.followed is None for one in self.saved)
+
+    @property
+    def simulated(self) -> int:
+        """The largest simulated peak of the calls, bytes."""
+        followed = [one.followed for one in self.saved if one.followed is not None]
+        return max((one.outcome.plan.peak for one in followed), default=0)
+
+
+class Trials:
+    """The trials of one step, which was traced to its end.
+
+    Parameters
+    ----------
+    graph
+        The step's graph.
+    sites
+        Its calls for gradients, all of them plain.
+    """
+
+    def __init__(self, graph: tf.Graph, sites: Sequence[Site]) -> None:
+        self.graph, self.sites = graph, sites
+        self._known = len(graph.get_operations())
+        self._idle = set(graph_state.idle(graph))
+        self._peaks = [site.original()[1].peak for site in sites]
+
+    @property
+    def simulated(self) -> int:
+        """The largest simulated peak of the calls if they are plain, bytes."""
+        return max(self._peaks)
+
+    def compiled(self) -> Program:
+        """Return what XLA makes of the step as it stands.
+
+        Raises
+        ------
+        GraphError
+            XLA cannot compile it.
+        """
+        return compiled(self.graph, self.sites[0].options.batch)
+
+    def within(self, share: float) -> Trial:
+        """Follow plans that need ``share`` of the simulated bytes of plain training, without a note
+        where that is all of them.
+
+        Raises
+        ------
+        BudgetError
+            There are none; the graph is as it was.
+        """
+        most = share * self.simulated
+        shares = [min(PLAIN, most / max(peak, 1)) for peak in self._peaks]
+        sites = [_anew(site, s) for site, s in zip(self.sites, shares, strict=True)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PlanNote)
+            trial = self._tried(sites)
+        return replace(trial, program=self.compiled())
+
+    def least(self) -> Trial:
+        """Follow the plans of least memory."""
+        sites = [_anew(site, PLAIN) for site in self.sites]
+        for site in sites:
+            site.whole = Whole(site.original()[1], {}, share=0.0)
+        return replace(self._tried(sites), program=self.compiled())
+
+    def as_asked(self) -> Trial:
+        """Follow plans that keep the budgets of the calls in simulated bytes.
+
+        Raises
+        ------
+        BudgetError
+            There are none; the graph is as it was.
+        """
+        return self._tried([_anew(site, site.options.budget) for site in self.sites])
+
+    def take_back(self, trial: Trial) -> None:
+        """Leave the step as it was before a trial."""
+        self._undo(trial.saved)
+
+    def _tried(self, sites: Sequence[Site]) -> Trial:
+        saved: list[Saved] = []
+        try:
+            for site in sites:
+                saved.append(save(site))
+        except BudgetError:
+            self._undo(saved)
+            raise
+        return Trial(saved)
+
+    def _undo(self, saved: Sequence[Saved]) -> None:
+        for one in reversed(saved):
+            one.take_back()
+        idle = graph_state.idle(self.graph)
+        idle.clear()
+        idle.update(self._idle)
+        built = self.graph.get_operations()[self._known :]
+        idle.update(map(graphs.creation_index, built))
+
+
+def _anew(site: Site, budget: Any) -> Site:
+    """The same computation in the graph as it stands now, with another budget."""
+    call = replace(site.call, options=replace(site.call.options, budget=budget))
+    return Site(call, site.given, without=site.without)
