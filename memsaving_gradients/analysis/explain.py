@@ -25,6 +25,7 @@ from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.ops.elements import most_chosen
 from graph_tools.tf_private import autodiff, graphs
+from memsaving_gradients.analysis.as_compiled import in_xlas_bytes
 from memsaving_gradients.analysis.study import Study, asked
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.progress import showing
@@ -57,7 +58,9 @@ def explain(fn: Any, *args: Any, **options: Any) -> Explanation:
         For a model: what ``train_step`` gets, such as x and y.
     **options
         ``batch_size``, ``loop_steps``, ``hold_gradients``, ``xla``, ``accumulate``, ``profile``,
-        ``progress`` as in `memsaving_gradients.gradients`.
+        ``progress`` as in `memsaving_gradients.gradients`. With ``xla=True``, XLA compiles the step
+        twice, and budgets are in the bytes that it assigns; without, those of a step that XLA
+        compiles are simulated.
 
     Returns
     -------
@@ -82,8 +85,10 @@ def explain(fn: Any, *args: Any, **options: Any) -> Explanation:
     >>> found.parts.activations, found.least.share < 0.6
     (61440, True)
     """
+    known = asked(options)
     with uncollected():
-        return _explanation(Study(fn, args, asked(options)))
+        found = _explanation(Study(fn, args, known))
+        return in_xlas_bytes(found, fn, args, known) if known.xla else found
 
 
 def _explanation(study: Study) -> Explanation:
@@ -117,6 +122,7 @@ def _explanation(study: Study) -> Explanation:
         assumed_batch=site.options.batch if study.assumes_batch else None,
         assumed_steps=site.assumed_steps,
         assumed_rows=most_chosen(ops.ops, site.options.batch),
+        xla=site.data_gates,
     )
 
 

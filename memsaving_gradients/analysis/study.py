@@ -33,7 +33,7 @@ from memsaving_gradients.planners.budget_search import FLOORS, Search
 from memsaving_gradients.planners.chains import chain
 from memsaving_gradients.planners.meter import Found
 
-__all__ = ["Study", "asked", "function_of", "specs_of"]
+__all__ = ["Study", "asked", "function_of", "specs_of", "traced"]
 
 #: The options of `memsaving_gradients.gradients` that matter to somebody who only looks.
 OPTIONS = (
@@ -88,7 +88,7 @@ class Study:
     """
 
     def __init__(self, fn: Any, args: Sequence[Any], options: Options) -> None:
-        sites, self._whole = _traced(fn, args, options)
+        sites, self._whole = traced(fn, args, options)
         self.site = max(sites, key=lambda site: len(site.call.own))
         # Those of other replicas are not this one's.
         self.computations = sum(self.site.is_here(site.first_operation) for site in sites)
@@ -204,9 +204,9 @@ class Study:
         return sum(tensor_bytes(tensor).at(batch) for tensor in whole_step.added_up(self._whole))
 
 
-def function_of(fn: Any, args: Sequence[Any]) -> Any:
+def function_of(fn: Any, args: Sequence[Any], *, compiled: bool = False) -> Any:
     """A training step as a ``tf.function`` that was never traced: of a function, or of a compiled
-    Keras model."""
+    Keras model. ``compiled``: XLA compiles it in any case."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(fn, keras.Model):
         fn = _train_step(fn, args)
@@ -214,7 +214,7 @@ def function_of(fn: Any, args: Sequence[Any]) -> Any:
         raise ArgumentError(
             "fn", fn, "is no function; give a training step, a tf.function or a Keras model"
         )
-    return autodiff.traced_anew(fn)
+    return autodiff.traced_anew(fn, compiled=compiled)
 
 
 def _handles(graph: tf.Graph) -> list[tf.Tensor]:
@@ -223,10 +223,10 @@ def _handles(graph: tf.Graph) -> list[tf.Tensor]:
     return [handle for op in ends for handle in op.outputs if handle.dtype == tf.resource]
 
 
-def _traced(fn: Any, args: Sequence[Any], options: Options) -> tuple[list[Site], tf.Graph]:
+def traced(fn: Any, args: Sequence[Any], options: Options) -> tuple[list[Site], tf.Graph]:
     """The gradient computations of a step, as TensorFlow built them, and its graph."""
     sites: list[Site] = []
-    function = function_of(fn, args)
+    function = function_of(fn, args, compiled=bool(options.xla))
     specs = specs_of(args)
     with observing(sites.append), patching.scoped(options, eager_is_error=False):
         graph = function.get_concrete_function(*specs).graph

@@ -127,8 +127,8 @@ def _explained(target: Target, options: argparse.Namespace) -> Explanation:
 def _plan(results: _Results, budget: Any) -> None:
     """Plan for a budget as training would; a budget that cannot be met is a result."""
     target = results.target
-    function = function_of(target.step, target.args)
     asked = Options.of({**target.options, "budget": budget})
+    function = function_of(target.step, target.args, compiled=bool(asked.xla))
     try:
         with patching.scoped(asked, eager_is_error=False):
             function.get_concrete_function(*specs_of(target.args))

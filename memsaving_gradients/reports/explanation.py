@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
 from memsaving_gradients.reports.assumptions import assumed
-from memsaving_gradients.reports.explanation_values import ExplanationValues, Layer, Parts, Point
+from memsaving_gradients.reports.explanation_values import (
+    Compiled,
+    ExplanationValues,
+    Layer,
+    Parts,
+    Point,
+)
 from memsaving_gradients.reports.plan_text import below_here, columns, common_scope, shorten
 from memsaving_gradients.reports.report import Report
 
@@ -57,6 +63,12 @@ class Explanation(ExplanationValues, Report):
     sums
         In a step with microbatches, of which one is explained: bytes of the gradients that are
         added up, which are there besides.
+    xla
+        Whether XLA compiles the step. Its budgets are in the bytes that XLA assigns, and those of
+        the curve are simulated, unless `compiled` says more.
+    compiled
+        With ``xla=True``: plain training and the plan of least memory, as XLA has compiled them.
+        Bytes of budgets, and `allocated_plain`, are those that XLA assigns then.
     """
 
     def to_dataframe(self, of: str = "curve") -> pd.DataFrame:
@@ -88,7 +100,14 @@ class Explanation(ExplanationValues, Report):
 
     def __str__(self) -> str:
         return "\n\n".join(
-            "\n".join(lines) for lines in (self._memory(), self._layers(), self._budgets()) if lines
+            "\n".join(lines)
+            for lines in (
+                self._memory(),
+                self._layers(),
+                *map(self._compiled, self.compiled),
+                self._budgets(),
+            )
+            if lines
         )
 
     def _memory(self) -> list[str]:
@@ -110,6 +129,8 @@ class Explanation(ExplanationValues, Report):
         if self.sums:
             step = "microbatch"
             besides = f"variables, and the gradients that are added up, {exact_bytes(self.sums)}"
+        if self.compiled:
+            besides += ", as XLA assigns; simulated are"
         return [
             f"a plain {step} takes {exact_bytes(self.allocated_plain)} beside {besides}{guess}",
             *columns(rows),
@@ -132,22 +153,43 @@ class Explanation(ExplanationValues, Report):
             )
         return lines
 
+    def _compiled(self, step: Compiled) -> list[str]:
+        rows = [("bytes", "alive at XLA's peak, made for")]
+        for one in step.at_peak[:MOST_LAYERS]:
+            name = one.op_names[0] if one.op_names else one.instruction
+            others = f" and {len(one.op_names) - 1} more" if len(one.op_names) > 1 else ""
+            rows.append((f"{one.bytes:,}", shorten(name, NAME_WIDTH) + others))
+        held = f", {step.results:,} of them results" if step.results else ""
+        return [
+            f"XLA assigns {exact_bytes(step.assigned)} to {step.name}{held}; simulated"
+            f" {step.simulated:,}; compiled in {step.seconds:.1f} s",
+            *columns(rows),
+        ]
+
     def _budgets(self) -> list[str]:
-        rows = [("budget", "of plain", "extra time", "at least", "ops run again")]
+        simulated = ("simulated",) if self.compiled else ()
+        rows: list[tuple[str, ...]] = [
+            ("budget", "of plain", *simulated, "extra time", "at least", "ops run again")
+        ]
         for point in self.curve:
             rows.append(
                 (
                     f"{point.budget:,}",
                     f"{point.share:.3f}",
+                    *(f"{point.simulated:,}" for _ in simulated),
                     format_share(point.extra_time, 1),
                     format_share(point.lower_bound, 1),
                     f"{point.clones:,}",
                 )
             )
+        least = f"least budget: {exact_bytes(self.least.budget)}"
+        if self.xla and not self.compiled:
+            return [
+                *columns(rows),
+                f"{least}, simulated; XLA assigns more, and budgets count that: explain(...,"
+                " xla=True) has it compile the step, and says how much",
+            ]
         return [
             *columns(rows),
-            (
-                f"least budget: {exact_bytes(self.least.budget)}; give gradients(...,"
-                f" budget={self.least.budget}) or a larger one"
-            ),
+            f"{least}; give gradients(..., budget={self.least.budget}) or a larger one",
         ]

@@ -8,7 +8,7 @@ from typing import Any
 from memsaving_gradients.budget import exact_bytes, parse_budget
 from memsaving_gradients.errors import BudgetError
 
-__all__ = ["ExplanationValues", "Layer", "Parts", "Point"]
+__all__ = ["AtPeak", "Compiled", "ExplanationValues", "Layer", "Parts", "Point"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Point:
         No plan for this budget takes less, as far as is known.
     clones
         Number of ops that run a second time.
+    simulated
+        The budget in simulated bytes, where ``budget`` is in those that XLA assigns, else ``None``.
     """
 
     budget: int
@@ -88,6 +90,45 @@ class Point:
     extra_time: float
     lower_bound: float
     clones: int
+    simulated: int | None = None
+
+
+@dataclass(frozen=True)
+class AtPeak:
+    """A value that is alive when a compiled step takes most: its bytes, the instruction of XLA's
+    that makes it, and the TensorFlow ops behind that."""
+
+    bytes: int
+    instruction: str
+    op_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A step that XLA has compiled.
+
+    Attributes
+    ----------
+    name
+        What the step does, in words.
+    simulated
+        Its simulated peak, bytes.
+    assigned
+        The bytes that XLA assigns besides arguments: temporaries, and results.
+    results
+        Those of results.
+    seconds
+        How long XLA compiled.
+    at_peak
+        What is alive when the step takes most, largest first.
+    """
+
+    name: str
+    simulated: int
+    assigned: int
+    results: int
+    seconds: float
+    at_peak: tuple[AtPeak, ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,6 +145,8 @@ class ExplanationValues:
     assumed_steps: int | None = None
     assumed_rows: int | None = None
     sums: int = 0
+    xla: bool = False
+    compiled: tuple[Compiled, ...] = ()
 
     @property
     def least(self) -> Point:

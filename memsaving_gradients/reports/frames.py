@@ -33,7 +33,8 @@ def of_explanation(explanation: ExplanationValues, of: str = "curve") -> pd.Data
     """A row for each budget, layer or part."""
     purpose = "Explanation.to_dataframe"
     if of == "curve":
-        return _frame(purpose, explanation.curve, _CURVE)
+        more = ("simulated",) if explanation.compiled else ()
+        return _frame(purpose, explanation.curve, (*_CURVE, *more))
     if of == "layers":
         return _frame(purpose, explanation.layers, _LAYERS)
     if of != "parts":
@@ -52,7 +53,7 @@ def of_explanation(explanation: ExplanationValues, of: str = "curve") -> pd.Data
 
 def _frame(purpose: str, rows: Any, columns: tuple[str, ...]) -> pd.DataFrame:
     # Column by column: types are right in frames without rows, too.
-    types = {"bytes": "int64", "budget": "int64", "clones": "int64"}
+    types = {"bytes": "int64", "budget": "int64", "clones": "int64", "simulated": "int64"}
     types |= dict.fromkeys(("share", "extra_time", "lower_bound"), "float64")
     pandas = needed("pandas", purpose)
     return pandas.DataFrame(

@@ -16,7 +16,7 @@ from pathlib import Path
 from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
 from memsaving_gradients.reports import figures
 from memsaving_gradients.reports.assumptions import assumed
-from memsaving_gradients.reports.explanation_values import ExplanationValues
+from memsaving_gradients.reports.explanation_values import Compiled, ExplanationValues
 from memsaving_gradients.reports.figures import explanation_figure, plan_figure
 from memsaving_gradients.reports.figures.drawing import check_folder
 from memsaving_gradients.reports.plan_text import below_here
@@ -123,10 +123,12 @@ def _of_explanation(explanation: ExplanationValues) -> str:
         for field in fields(parts)
         if (size := getattr(parts, field.name))
     ]
+    simulated = ("simulated",) if explanation.compiled else ()
     budgets: list[Sequence[Cell]] = [
         (
             (p.budget, f"{p.budget:,}"),
             (p.share, f"{p.share:.3f}"),
+            *((p.simulated or 0, f"{p.simulated:,}") for _ in simulated),
             (p.extra_time, format_share(p.extra_time, 1)),
             (p.lower_bound, format_share(p.lower_bound, 1)),
             (p.clones, f"{p.clones:,}"),
@@ -144,7 +146,11 @@ def _of_explanation(explanation: ExplanationValues) -> str:
             *_assumed(explanation),
             _figure(explanation, "Extra time of each budget, parts at the peak, largest layers"),
             "<h3>Budgets</h3>",
-            _table(("budget", "of plain", "extra time", "at least", "ops run again"), budgets),
+            _table(
+                ("budget", "of plain", *simulated, "extra time", "at least", "ops run again"),
+                budgets,
+            ),
+            *(part for step in explanation.compiled for part in _of_compiled(step)),
             "<h3>Activations by layer</h3>",
             _table(("bytes", "layer", "source"), layers),
             (
@@ -154,6 +160,19 @@ def _of_explanation(explanation: ExplanationValues) -> str:
             "</section>",
         ]
     )
+
+
+def _of_compiled(step: Compiled) -> list[str]:
+    rows: list[Sequence[Cell]] = [
+        ((one.bytes, f"{one.bytes:,}"), ", ".join(one.op_names), one.instruction)
+        for one in step.at_peak
+    ]
+    return [
+        f"<h3>Alive at XLA's peak of {escape(step.name)}</h3>",
+        _table(("bytes", "ops", "instruction"), rows),
+        f'<p class="note">XLA assigns {exact_bytes(step.assigned)}; simulated'
+        f" {step.simulated:,}; compiled in {step.seconds:.1f} s.</p>",
+    ]
 
 
 def _assumed(found: PlanValues | ExplanationValues) -> list[str]:

@@ -263,6 +263,16 @@ def test_an_ample_budget_is_noted(folder: Path, capsys: Any) -> None:
     assert "nothing is run again" in out and "note: plain training needs" in said
 
 
+def test_under_xla_budgets_are_in_the_bytes_that_it_assigns(folder: Path, capsys: Any) -> None:
+    words = ("nets:make_step", "--xla", "--budget", "0.7", "--batch", "512", "--json")
+    code, out, _ = run(capsys, *words)
+    found = json.loads(out)
+    plain, (plan,) = found["explanation"]["compiled"][0], found["plans"]
+    assert code == 0
+    assert found["explanation"]["allocated_plain"] == plain["assigned"] == plan["allocated_plain"]
+    assert plan["allocated"] <= plan["budget"] == int(0.7 * plain["assigned"])
+
+
 def test_the_figure_is_of_the_plan_where_there_is_one(folder: Path, capsys: Any) -> None:
     words = ("nets:small_step", "--batch", "32", "--plot", "figure.svg")
     assert run(capsys, *words)[0] == 0
