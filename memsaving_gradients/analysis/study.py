@@ -27,6 +27,7 @@ from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.planning.within_limits import first_share, seek
 from memsaving_gradients.engine.rewire import observing
 from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.step_budget import see_whole
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Limits, Proposal, budget_curve
 from memsaving_gradients.planners.budget_search import FLOORS, Search
@@ -92,6 +93,8 @@ class Study:
         self.site = max(sites, key=lambda site: len(site.call.own))
         # Those of other replicas are not this one's.
         self.computations = sum(self.site.is_here(site.first_operation) for site in sites)
+        if graphs.is_function(self.site.graph):
+            see_whole(self.site)
         self.step, self.before = self.site.original()
         self.graph = self.step.graph
         self.plain = plain_bytes(self.before, self.site.gating)

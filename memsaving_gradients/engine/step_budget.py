@@ -53,7 +53,7 @@ from memsaving_gradients.rewriting.turns import Pass, take_turns
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.loops.one_at_a_time import one_at_a_time
 
-__all__ = ["is_inner", "leave", "leave_to", "waits_for_its_step"]
+__all__ = ["is_inner", "leave", "leave_to", "see_whole", "waits_for_its_step"]
 
 #: By name of a gradient's op, the ops that end what is done with the gradient.
 _Ends: TypeAlias = Mapping[str, Sequence[tf.Operation]]
@@ -195,6 +195,14 @@ def _plan_on(
     whole_step.check_attention(graph, sites)
 
 
+def see_whole(site: Site) -> None:
+    """Plan for the whole step of a call from now on, whose function has been traced to its end."""
+    step = None if site.data_gates else _Step.of([site])
+    if step is not None:
+        (ends,) = step.updates(graph_state.operations_since(site.graph))
+        site.whole = Whole(step.plain, ends)
+
+
 def _together(calls: Sequence[_Left]) -> list[tuple[Call, list[Any]]]:
     """Calls that are planned as one, with what the user got for their gradients."""
     found: list[tuple[Call, list[Any]]] = []
@@ -272,7 +280,7 @@ class _Step:
 
     def plan(self, later: Sequence[tf.Operation]) -> None:
         """Plan for all calls."""
-        updates = self._updates(later)
+        updates = self.updates(later)
         budgets = [_budget_of(site, self.plain) for site in self.sites]
         most = min((budget for budget in budgets if budget is not None), default=None)
         if most is None:
@@ -297,11 +305,11 @@ class _Step:
             site.gates = gates
         original_view.remember(self.sites[0].graph, rewiring)
 
-    def _updates(self, later: Sequence[tf.Operation]) -> list[_Ends]:
+    def updates(self, later: Sequence[tf.Operation]) -> list[_Ends]:
         """For each call, the ops that end what is done with a gradient; what needs none waits for
         one."""
         first, graph = self.sites[0], self.sites[0].graph
-        grads = {tensor.op for site in self.sites for tensor in site.given}
+        grads = {tensor.op for site in self.sites for tensor in site.given or site.grads}
         ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
         updates = Updates(later, grads, ends, graphs.creation_index(first.first_operation))
         updates.defer(first.home)
@@ -312,7 +320,7 @@ class _Step:
         return [
             {
                 grad.op.name: ended[given.op]
-                for grad, given in zip(site.grads, site.given, strict=True)
+                for grad, given in zip(site.grads, site.given or site.grads, strict=True)
                 if given.op in ended
             }
             for site in self.sites

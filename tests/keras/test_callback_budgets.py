@@ -64,7 +64,7 @@ def within(budget: Any) -> tuple[ms.Plan, list[float]]:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("budget", [0.6, pytest.param("380 kB", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("budget", [0.65, pytest.param("380 kB", marks=pytest.mark.slow)])
 def test_budget_is_kept_and_training_is_the_same(budget: Any) -> None:
     plan, losses = within(budget)
     assert losses == fit(model())
@@ -196,7 +196,7 @@ def test_unknown_batch_is_asked_for() -> None:
 
 
 def test_unknown_batch_does_not_matter_to_a_fraction() -> None:
-    callback = saving(budget=0.6)
+    callback = saving(budget=0.9)
     fit(model(), callback, dataset())
     assert callback.plans[-1].clones
 
@@ -213,7 +213,7 @@ def test_gradients_that_are_held_count() -> None:
 
 @pytest.mark.usefixtures("exact")
 def test_saved_plan(tmp_path: Path) -> None:
-    first, _ = within(0.6)
+    first, _ = within(0.65)
     first.save(tmp_path / "plan.json")
     again = MemorySavingGradients(plan=tmp_path / "plan.json")
     fit(model(), again)

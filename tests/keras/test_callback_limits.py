@@ -51,14 +51,14 @@ def test_batch_size_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def _seen(model: keras.Model, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> Any:
     """The options that reach the engine."""
     from memsaving_gradients.engine import differentiate
-    from memsaving_gradients.engine.options import Options
+    from memsaving_gradients.engine.call import Call
 
     seen = []
     engine = differentiate.save_memory
 
-    def spy(*args: Any) -> Any:
-        seen.extend(a for a in args if isinstance(a, Options))
-        return engine(*args)
+    def spy(call: Call) -> Any:
+        seen.append(call.options)
+        return engine(call)
 
     monkeypatch.setattr(differentiate, "save_memory", spy)
     fit(model, MemorySavingGradients(**asked))
