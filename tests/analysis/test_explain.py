@@ -66,7 +66,7 @@ def test_the_curve_falls_from_plain_training_to_the_least():
 
 def test_no_plan_for_a_budget_of_the_curve_beats_its_bound():
     tanh = [keras.layers.Dense(128, activation="tanh") for _ in range(6)]
-    model = keras.Sequential([keras.Input((128,), batch_size=128), *tanh, keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input((128,), batch_size=1024), *tanh, keras.layers.Dense(1)])
     weights = [variable.value for variable in model.trainable_variables]
 
     def step(x, budget=None):
@@ -74,7 +74,7 @@ def test_no_plan_for_a_budget_of_the_curve_beats_its_bound():
         given = {} if budget is None else {"budget": budget}
         return tf.add_n([tf.norm(grad) for grad in ms.gradients(loss, weights, **given)])
 
-    x = tf.TensorSpec([128, 128])
+    x = tf.TensorSpec([1024, 128])
     found = ms.explain(step, x)
     assert len(found.curve) > 4
     for point in (found.curve[1], found.curve[len(found.curve) // 2]):
