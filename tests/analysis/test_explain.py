@@ -65,7 +65,7 @@ def test_the_curve_falls_from_plain_training_to_the_least():
 
 
 def test_no_plan_for_a_budget_of_the_curve_beats_its_bound():
-    tanh = [keras.layers.Dense(128, activation="tanh") for _ in range(6)]
+    tanh = [keras.layers.Dense(128, activation="tanh") for _ in range(12)]
     model = keras.Sequential([keras.Input((128,), batch_size=1024), *tanh, keras.layers.Dense(1)])
     weights = [variable.value for variable in model.trainable_variables]
 
