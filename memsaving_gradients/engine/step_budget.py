@@ -10,9 +10,9 @@ place in the end.
 - Calls whose losses were all there before the first gradient share a forward pass. They are planned
   as one.
 - Others follow one another. Those that need nothing of one another take turns
-  (:mod:`~memsaving_gradients.rewriting.turns`), or the executor would run them at once. Of calls
-  only one of which takes more than the budget, that one is planned for the whole step. Else each is
-  planned by itself, and all of them for less as long as they do not keep the budget together.
+  (:mod:`~memsaving_gradients.rewriting.turns`), or the executor would run them at once. Where all
+  but one are small, that one is planned for the whole step. Else each is planned by itself, and all
+  of them for less as long as they do not keep the budget together.
 - A call that another one differentiates (a gradient penalty) belongs to the forward pass of that
   one, whose plan is that of both.
 
@@ -328,10 +328,12 @@ class _Step:
 
     def _one_after_the_other(self, updates: Sequence[_Ends], budget: int) -> list[Saved]:
         """Plan for each call by itself, and for all of them for less where the step takes too much;
-        of calls only one of which takes more than the budget, that one for the whole step."""
+        where all but one are small, that one for the whole step."""
         alone = [self._need(site.simulate_plain(site.capture())) for site in self.sites]
-        if sum(need > budget for need in alone) < 2:
-            large = self.sites[alone.index(max(alone))]
+        *others, most = sorted(alone)
+        # Calls that take more than half may break the budget with what else the step holds.
+        if 2 * max(others) <= budget:
+            large = self.sites[alone.index(most)]
             for site, ends in zip(self.sites, updates, strict=True):
                 site.whole = Whole(self.plain, ends, None if site is large else 1.0)
             small = {site: save(site) for site in self.sites if site is not large}

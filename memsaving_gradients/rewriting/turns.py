@@ -10,13 +10,13 @@ computed at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from graph_tools.editing.rewiring import Rewiring
-from graph_tools.graph.topology import Edges, ancestors
+from graph_tools.graph.topology import Edges, ancestors, ordered
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 
@@ -62,27 +62,37 @@ def take_turns(
         roots = [end.op for end in one.ends]
         needed = ancestors(roots, edges, known)
         gates: dict[tf.Operation, list[tf.Operation]] = {}
-        if before is not None and not _follows(roots, before):
-            gates = _behind(sorted(needed - known, key=graphs.creation_index), before, rewiring)
+        if before is not None:
+            inside = needed - known
+            early = sorted(inside - _following(roots, before), key=graphs.creation_index)
+            gates = _behind(early, inside, before, rewiring)
         found.append(gates)
         known |= needed
         before = one
     return found
 
 
-def _follows(roots: Sequence[tf.Operation], before: Pass) -> bool:
-    """Whether ops wait for gradients of the pass ``before``, such as for an update of variables."""
-    return not ancestors(roots, Edges(())).isdisjoint(before.grads)
+def _following(roots: Sequence[tf.Operation], before: Pass) -> set[tf.Operation]:
+    """Of what ``roots`` need, the ops that wait for gradients of the pass ``before`` as it is, such
+    as for an update of variables."""
+    edges, found = Edges(()), set(before.grads)
+    for op in ordered(sorted(ancestors(roots, edges), key=graphs.creation_index), edges):
+        if not found.isdisjoint(edges.before(op)):
+            found.add(op)
+    return found
 
 
 def _behind(
-    own: Sequence[tf.Operation], before: Pass, rewiring: Rewiring
+    early: Sequence[tf.Operation],
+    inside: Collection[tf.Operation],
+    before: Pass,
+    rewiring: Rewiring,
 ) -> dict[tf.Operation, list[tf.Operation]]:
-    """Let the inputs of ``own`` ops wait for the gradients of the pass ``before``."""
-    inside = set(own)
+    """Let what ``early`` ops read from outside of their pass wait for the gradients of the pass
+    ``before``; ``inside``: all ops of their pass."""
     held: dict[object, tf.Tensor] = {}
     gates: dict[tf.Operation, list[tf.Operation]] = {}
-    for op in own:
+    for op in early:
         for k, tensor in enumerate(op.inputs):
             if tensor.op in inside or not _may_wait(tensor):
                 continue
