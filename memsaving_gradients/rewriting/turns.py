@@ -64,8 +64,10 @@ def take_turns(
         gates: dict[tf.Operation, list[tf.Operation]] = {}
         if before is not None:
             inside = needed - known
-            early = sorted(inside - _following(roots, before), key=graphs.creation_index)
-            gates = _behind(early, inside, before, rewiring)
+            # What the gradients before need, be it only to run in the order of the program, cannot
+            # wait for them.
+            free = inside - ancestors(before.grads, Edges(())) - _following(roots, before)
+            gates = _behind(sorted(free, key=graphs.creation_index), inside, before, rewiring)
         found.append(gates)
         known |= needed
         before = one

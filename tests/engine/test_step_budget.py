@@ -118,6 +118,17 @@ def looped(x: tf.Tensor, ws: Weights) -> Any:
     return loss, grad
 
 
+def weighted_by_a_later_one(x: tf.Tensor, ws: Weights) -> Any:
+    """Gradients that need the loss of the last call, with a call of its own between the two."""
+    first, last = (tf.reduce_mean((network(x + k, ws) - k) ** 2) for k in range(2))
+    grads = tf.gradients(first, ws, grad_ys=last)
+    other = tf.reduce_mean((network(x + 2, ws) - 1) ** 2)
+    more = tf.gradients(other, ws)
+    for found in (grads, more, tf.gradients(last, ws)):
+        descend(ws, found)
+    return first, last, other
+
+
 def run(function: Step, budget: float | str | None) -> tuple[list[Any], tuple[ms.Plan, ...]]:
     """Results of two steps and the variables after them, and plans."""
     ws = weights()
@@ -199,6 +210,10 @@ def test_a_budget_that_the_calls_do_not_keep_together_names_one_that_they_keep()
     with pytest.raises(ms.errors.BudgetError) as refused:
         run(sharpness, 0.05)
     check(sharpness, refused.value.fraction)
+
+
+def test_no_call_waits_for_gradients_that_need_its_loss() -> None:
+    assert len(check(weighted_by_a_later_one, 0.75)) == 2
 
 
 def test_a_function_whose_end_is_not_told_is_planned_at_once() -> None:
