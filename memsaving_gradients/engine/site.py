@@ -84,14 +84,15 @@ class Whole:
     updates
         By name of a gradient's op, the ops that end what is done with the gradient.
     share
-        Of the budget, what these gradients may take while they are alone, where other calls of the
-        step follow, or went before, and get plans of their own; ``None``: all that the step does
-        keeps the budget.
+        Of the budget, what these gradients may take while alone; ``None``: all the step takes it.
+    others
+        Whether other calls have plans, too: where none keeps the budget, the least is followed.
     """
 
     plain: Simulation
     updates: Mapping[str, Sequence[tf.Operation]]
     share: float | None = None
+    others: bool = False
 
 
 @dataclass(eq=False)
@@ -230,15 +231,15 @@ class Site:
         return self._captured
 
     def original(self) -> tuple[CapturedStep, Simulation]:
-        """The step as TensorFlow built it, and how it runs; to be asked for before anything is done
-        to it."""
+        """The step as TensorFlow built it, and how it runs; ask before anything is done to it."""
+        whole = self.whole if self.in_whole else None
         if self._original is None:
             step = self.capture()
-            whole = self.whole if self.in_whole else None
             self._original = step, self.simulate_plain(step) if whole is None else whole.plain
             # Once they are replayed, the graph shows the steps that were planned for.
             self.guessed_loops = guessed_loops(step.source.ops)
-        return self._original
+        step, alone = self._original
+        return step, alone if whole is None else whole.plain
 
     def _note_original(self, rewiring: Rewiring) -> None:
         """Look at the step before it was edited."""

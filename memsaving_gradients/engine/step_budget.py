@@ -10,9 +10,10 @@ place in the end.
 - Calls whose losses were all there before the first gradient share a forward pass. They are planned
   as one.
 - Others follow one another. Those that need nothing of one another take turns
-  (:mod:`~memsaving_gradients.rewriting.turns`), or the executor would run them at once. Where all
-  but one are small, that one is planned for the whole step. Else each is planned by itself, and all
-  of them for less as long as they do not keep the budget together.
+  (:mod:`~memsaving_gradients.rewriting.turns`), or the executor would run them at once. Of calls
+  only one of which takes more than the budget, that one is planned for the whole step. Else, or
+  where that is not enough, each is planned by itself, and all of them for less as long as they do
+  not keep the budget together.
 - A call that another one differentiates (a gradient penalty) belongs to the forward pass of that
   one, whose plan is that of both.
 
@@ -280,12 +281,13 @@ class _Step:
 
     def plan(self, later: Sequence[tf.Operation]) -> None:
         """Plan for all calls."""
-        updates = self.updates(later)
         budgets = [_budget_of(site, self.plain) for site in self.sites]
         most = min((budget for budget in budgets if budget is not None), default=None)
+        ample = most is not None and self._need(self.plain) <= most
+        updates = self.updates(later)
         if most is None:
             saved = [save(site) for site in self.sites]
-        elif len(self.sites) == 1 or self._need(self.plain) <= most:
+        elif len(self.sites) == 1 or ample:
             for site, ends in zip(self.sites, updates, strict=True):
                 site.whole = Whole(self.plain, ends)
             saved = [save(site) for site in self.sites]
@@ -328,43 +330,43 @@ class _Step:
 
     def _one_after_the_other(self, updates: Sequence[_Ends], budget: int) -> list[Saved]:
         """Plan for each call by itself, and for all of them for less where the step takes too much;
-        where all but one are small, that one for the whole step."""
-        alone = [self._need(site.simulate_plain(site.capture())) for site in self.sites]
-        *others, most = sorted(alone)
-        # Calls that take more than half may break the budget with what else the step holds.
-        if 2 * max(others) <= budget:
-            large = self.sites[alone.index(most)]
-            for site, ends in zip(self.sites, updates, strict=True):
-                site.whole = Whole(self.plain, ends, None if site is large else 1.0)
-            small = {site: save(site) for site in self.sites if site is not large}
-            lowered = save(large)
-            return [small.get(site, lowered) for site in self.sites]
-        share = 1.0
+        of calls only one of which takes more than the budget, that one for the whole step first."""
+        alone = [self._need(site.original()[1]) for site in self.sites]
+        few = sum(need > budget for need in alone) < 2
+        large = self.sites[alone.index(max(alone))] if few else None
+        saved, first = self._round(updates, 1.0, large), self.need
+        share, need = 1.0, first
         for left in reversed(range(STEP_ROUNDS)):
-            saved, need = self._round(updates, share)
             if need <= budget:
                 return saved
             for one in saved:
                 if one.site.call.mode == "saved" and one.followed is not None:
                     raise no_longer_kept(one.followed.outcome)
             _take_back(saved)
-            share = share * budget / need if left > 1 else 0.0
-        raise self._too_small(budget, need)
+            if left:
+                share = share * budget / need if left > 1 else 0.0
+                saved, need = self._round(updates, share), self.need
+        raise self._too_small(budget, min(first, need) if few else need)
 
-    def _round(self, updates: Sequence[_Ends], share: float) -> tuple[list[Saved], int]:
+    def _round(
+        self, updates: Sequence[_Ends], share: float, large: Site | None = None
+    ) -> list[Saved]:
         """What each call follows that may take a share of the budget while it is alone, the later
-        ones beside what the earlier ones do; and what the step needs then."""
+        ones beside what the earlier ones do; but last of all, one that is ``large``, with which the
+        step is to keep the budget."""
         for site, ends in zip(self.sites, updates, strict=True):
-            site.whole = Whole(self.plain, ends, share)
+            site.whole = Whole(self.plain, ends, None if site is large else share, others=True)
         # Those of microbatches are equal: they follow the plan of the first.
         alike = Shared(self.sites[0].options, "calls of a step")
-        return [save(site, alike) for site in self.sites], self.need
+        saved = {site: save(site, alike) for site in self.sites if site is not large}
+        last = {} if large is None else {large: save(large)}
+        return [{**saved, **last}[site] for site in self.sites]
 
     def _too_small(self, budget: int, need: int) -> BudgetError:
         site = self.sites[0]
         base = plain_bytes(self.plain, site.gating)
         asked = Goal(budget, self._need(self.plain), base, site.options.budget)
-        return too_small(asked, need, site.stopped)
+        return too_small(asked, min(need, asked.plain_need), site.stopped)
 
 
 def _budget_of(site: Site, plain: Simulation) -> int | None:

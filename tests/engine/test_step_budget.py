@@ -129,6 +129,22 @@ def weighted_by_a_later_one(x: tf.Tensor, ws: Weights) -> Any:
     return first, last, other
 
 
+def noisy(x: tf.Tensor, ws: Weights) -> Any:
+    """Three calls, whose forward passes keep random numbers."""
+    total = [tf.zeros_like(w) for w in ws]
+    for call in range(3):
+        with tf.GradientTape() as tape:
+            y = x
+            for k, w in enumerate(ws[:5]):
+                y = tf.nn.dropout(tf.tanh(y @ w), 0.2, seed=k) + tf.random.normal(
+                    y.shape, seed=call
+                )
+            loss = tf.reduce_mean(y**2)
+        total = [a + g for a, g in zip(total, tape.gradient(loss, ws[:5]), strict=False)]
+    descend(ws[:5], total)
+    return total[0]
+
+
 def run(function: Step, budget: float | str | None) -> tuple[list[Any], tuple[ms.Plan, ...]]:
     """Results of two steps and the variables after them, and plans."""
     ws = weights()
@@ -214,6 +230,23 @@ def test_a_budget_that_the_calls_do_not_keep_together_names_one_that_they_keep()
 
 def test_no_call_waits_for_gradients_that_need_its_loss() -> None:
     assert len(check(weighted_by_a_later_one, 0.75)) == 2
+
+
+@pytest.mark.slow
+def test_the_least_budget_of_calls_that_are_planned_beside_one_another_is_kept() -> None:
+    ws = weights()
+
+    def planned(budget: float) -> tuple[ms.Plan, ...]:
+        step = tf.function(lambda x: noisy(x, ws), autograph=False)
+        with ms.patched(budget=budget, planner="chain"):
+            step.get_concrete_function(batch())
+        return ms.plans(step)
+
+    with pytest.raises(ms.errors.BudgetError) as refused:
+        planned(0.7)
+    plans = planned(refused.value.fraction)
+    assert all(plan.whole_step <= plan.budget for plan in plans)
+    assert any(plan.clones for plan in plans)
 
 
 def test_a_function_whose_end_is_not_told_is_planned_at_once() -> None:

@@ -108,7 +108,7 @@ class Trials:
         """Follow the plans of least memory."""
         sites = [_anew(site, PLAIN) for site in self.sites]
         for site in sites:
-            site.whole = Whole(site.original()[1], {}, share=0.0)
+            site.whole = Whole(site.original()[1], {}, share=0.0, others=True)
         return replace(self._tried(sites), program=self.compiled())
 
     def as_asked(self) -> Trial:

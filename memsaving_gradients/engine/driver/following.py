@@ -111,9 +111,9 @@ class Following:
 
     def _by_itself(self) -> Followed | None:
         whole = self.site.whole
-        if whole is not None and whole.share is not None:
+        if whole is not None and whole.others:
             # Whether the step keeps its budget is seen when all its calls are planned.
-            found = self._kept_or_least() if whole.share else self._least()
+            found = self._least() if whole.share == 0 else self._kept_or_least()
         else:
             found = first_candidate_that_fits(self.attempts)
         if self.shared is not None and found is not None:
