@@ -284,7 +284,8 @@ class _Step:
         budgets = [_budget_of(site, self.plain) for site in self.sites]
         most = min((budget for budget in budgets if budget is not None), default=None)
         ample = most is not None and self._need(self.plain) <= most
-        updates = self.updates(later)
+        # A step that keeps its budget runs as TensorFlow built it.
+        updates: list[_Ends] = [{} for _ in self.sites] if ample else self.updates(later)
         if most is None:
             saved = [save(site) for site in self.sites]
         elif len(self.sites) == 1 or ample:

@@ -145,6 +145,19 @@ def noisy(x: tf.Tensor, ws: Weights) -> Any:
     return total[0]
 
 
+def with_momenta(x: tf.Tensor, ws: Weights) -> Any:
+    """Two calls, and momenta that are decayed while their gradients are made."""
+    found = []
+    for k in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((network(x, ws[:4]) - k) ** 2)
+        found.append(tape.gradient(loss, ws[:4]))
+    for w, momentum, g, h in zip(ws[:4], ws[4:], *found, strict=True):
+        momentum.assign(0.9 * momentum + g + h)
+        w.assign_sub(0.1 * momentum)
+    return found[0]
+
+
 def run(function: Step, budget: float | str | None) -> tuple[list[Any], tuple[ms.Plan, ...]]:
     """Results of two steps and the variables after them, and plans."""
     ws = weights()
@@ -247,6 +260,19 @@ def test_the_least_budget_of_calls_that_are_planned_beside_one_another_is_kept()
     plans = planned(refused.value.fraction)
     assert all(plan.whole_step <= plan.budget for plan in plans)
     assert any(plan.clones for plan in plans)
+
+
+def test_a_step_that_keeps_its_budget_runs_as_tensorflow_built_it() -> None:
+    def waits(budget: float | None) -> int:
+        ws = weights()
+        step = tf.function(lambda x: with_momenta(x, ws), autograph=False)
+        with ms.patched(budget=budget) if budget else tf.name_scope(""):
+            graph = step.get_concrete_function(batch()).graph
+        return sum(len(op.control_inputs) for op in graph.get_operations())
+
+    with pytest.warns(ms.errors.PlanNote, match="meets the budget"):
+        ample = waits(1.0)
+    assert ample == waits(None) < waits(0.7)
 
 
 def test_a_function_whose_end_is_not_told_is_planned_at_once() -> None:
