@@ -337,7 +337,7 @@ class _Step:
         large = self.sites[alone.index(max(alone))] if few else None
         saved, first = self._round(updates, 1.0, large), self.need
         share, need = 1.0, first
-        for left in reversed(range(STEP_ROUNDS)):
+        for left in reversed(range(STEP_ROUNDS + few)):
             if need <= budget:
                 return saved
             for one in saved:
