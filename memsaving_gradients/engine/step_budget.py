@@ -367,7 +367,10 @@ class _Step:
         site = self.sites[0]
         base = plain_bytes(self.plain, site.gating)
         asked = Goal(budget, self._need(self.plain), base, site.options.budget)
-        return too_small(asked, min(need, asked.plain_need), site.stopped)
+        if site.options.loops == "auto":
+            # Who asks for loops to be replayed does not get plain training.
+            need = min(need, asked.plain_need)
+        return too_small(asked, need, site.stopped)
 
 
 def _budget_of(site: Site, plain: Simulation) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsaving_gradients.budget import chunk_bytes, safe_bytes, too_small, worst_bytes
+from memsaving_gradients.budget import Goal, chunk_bytes, safe_bytes, too_small, worst_bytes
 from memsaving_gradients.engine.driver.attempt import Followed, follow, take_back
 from memsaving_gradients.engine.notices import warn_nothing_saved
 from memsaving_gradients.engine.planning.by_mode import by_mode
@@ -78,7 +78,7 @@ class Attempts:
         if found is None or goal is None or found.outcome.need <= goal.budget:
             return found
         take_back(self.site, found)
-        raise too_small(goal, min(found.outcome.need, goal.plain_need), self.site.stopped)
+        raise too_small(goal, self._or_plain(goal, found.outcome.need), self.site.stopped)
 
     def _first_that_fits(self, attempts: int) -> tuple[Followed | None, bool]:
         """A plan that keeps the budget; and whether the search is over, with this one, with plain
@@ -198,7 +198,12 @@ class Attempts:
         goal = self.site.goal
         if goal is None or error.least >= self._broke:
             return error
-        return too_small(goal, min(self._broke, goal.plain_need), self.site.stopped)
+        return too_small(goal, self._or_plain(goal, self._broke), self.site.stopped)
+
+    def _or_plain(self, goal: Goal, need: int) -> int:
+        """The least of what a plan and plain training need, which nobody gets who asks for loops to
+        be replayed."""
+        return need if self.site.options.loops != "auto" else min(need, goal.plain_need)
 
 
 def no_longer_kept(outcome: Outcome) -> PlanError:
