@@ -217,8 +217,8 @@ def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
     peaks = []
     follow = attempts.follow
 
-    def spy(site, outcome, updates=None):
-        followed = follow(site, outcome, updates)
+    def spy(site, outcome):
+        followed = follow(site, outcome)
         peaks.append((outcome.proposal.peak, followed.outcome.plan.peak))
         return followed
 

@@ -45,9 +45,10 @@ def in_a_converted_function() -> None:
         y = chain(x)
         if tf.reduce_sum(x) > 0.0:
             y = y + 1.0
-        return ms.gradients(y, x, budget="1 GiB")  # in a converted function
+        return ms.gradients(y, x, budget="1 GiB")
 
-    step(tf.ones([1000]))
+    # What is said of a budget is said when the function has been traced.
+    step(tf.ones([1000]))  # in a converted function
 
 
 def under_a_patch() -> None:
@@ -62,10 +63,10 @@ def under_a_patch_on_a_tape() -> None:
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = chain(x)
-        return tape.gradient(y, x)  # on a tape
+        return tape.gradient(y, x)
 
     with ms.patched(budget="1 GiB"):
-        step(tf.ones([1000]))
+        step(tf.ones([1000]))  # on a tape
 
 
 def where_nothing_can_be_saved() -> None:

@@ -191,7 +191,6 @@ def trained(name: str, callback: Any) -> list[np.ndarray]:
 
 @pytest.mark.usefixtures("exact")
 # Keras 3.3 holds more in an update of RMSprop, and the weights are small.
-@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 @pytest.mark.parametrize("name", each_optimizer("momentum", "clipped"))
 def test_the_same_weights_and_slots(name: str) -> None:
     saving = ms.keras.MemorySavingGradients(budget=0.7, planner=greedy, batch_size=ROWS)
@@ -219,7 +218,6 @@ def loss_and_gradients(x: tf.Tensor, weights: list[tf.Variable], options: Any) -
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 def test_gradients_that_are_returned_and_used_in_a_function_of_the_users() -> None:
     def run(**options: Any) -> list[np.ndarray]:
         weights = random_variables(LAYERS)
@@ -295,12 +293,11 @@ def twice(weights: Any, slots: Any, grads: Any) -> list[tf.Tensor]:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 @pytest.mark.parametrize(
     ("update", "options"),
     covering(
         [waits_together, constants, fused, twice],
-        [{"budget": 0.7, "planner": greedy}, {"checkpoints": "memory"}],
+        [{"budget": 0.85, "planner": greedy}, {"checkpoints": "memory"}],
     ),
 )
 def test_the_same_with_updates_by_hand(update: Callable[..., Any], options: Any) -> None:
@@ -309,7 +306,6 @@ def test_the_same_with_updates_by_hand(update: Callable[..., Any], options: Any)
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 def test_what_guards_all_updates_goes_on_guarding_them() -> None:
     seen: list[tf.Variable] = []
 
@@ -323,7 +319,7 @@ def test_what_guards_all_updates_goes_on_guarding_them() -> None:
             w.assign_sub(tf.sqrt(tf.abs(0.9 * s + g * s)) + g)
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="bad"):
-        by_hand(update, budget=0.7, planner=greedy)
+        by_hand(update, budget=0.85, planner=greedy)
     assert all(np.any(slot.numpy()) for slot in seen)
 
 
