@@ -17,7 +17,7 @@ from graph_tools.errors import GraphError
 from graph_tools.tf_private import autodiff, graphs
 from graph_tools.warn import warn
 from graph_tools.xla.program import Program
-from memsaving_gradients.analysis.study import traced
+from memsaving_gradients.analysis.study import largest, traced
 from memsaving_gradients.engine.assigned.trials import Trials
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.site import Site
@@ -34,10 +34,9 @@ def in_xlas_bytes(
     """Return an explanation whose budgets are the bytes that XLA assigns; the same once more, after
     a note, if XLA cannot compile the step before it runs."""
     sites, graph = traced(fn, args, options)
-    site = max(sites, key=lambda site: len(site.call.own))
     try:
         with autodiff.compiling(graph):
-            trials = Trials(graph, [_with_stand_ins(site)])
+            trials = Trials(graph, [_with_stand_ins(largest(sites))])
             plain = _compiled("plain training", trials.simulated, trials.compiled())
             trial = trials.least()
     except GraphError as error:

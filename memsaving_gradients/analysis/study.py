@@ -34,7 +34,7 @@ from memsaving_gradients.planners.budget_search import FLOORS, Search
 from memsaving_gradients.planners.chains import chain
 from memsaving_gradients.planners.meter import Found
 
-__all__ = ["Study", "asked", "function_of", "specs_of", "traced"]
+__all__ = ["Study", "asked", "function_of", "largest", "specs_of", "traced"]
 
 #: The options of `memsaving_gradients.gradients` that matter to somebody who only looks.
 OPTIONS = (
@@ -90,7 +90,7 @@ class Study:
 
     def __init__(self, fn: Any, args: Sequence[Any], options: Options) -> None:
         sites, self._whole = traced(fn, args, options)
-        self.site = max(sites, key=lambda site: len(site.call.own))
+        self.site = largest(sites)
         # Those of other replicas are not this one's.
         self.computations = sum(self.site.is_here(site.first_operation) for site in sites)
         if graphs.is_function(self.site.graph):
@@ -241,6 +241,11 @@ def traced(fn: Any, args: Sequence[Any], options: Options) -> tuple[list[Site], 
             " or tf.gradients, of what it computes itself",
         )
     return sites, graph
+
+
+def largest(sites: Sequence[Site]) -> Site:
+    """The gradient computation of a step with most ops."""
+    return max(sites, key=lambda site: len(site.call.own))
 
 
 def _train_step(model: Any, args: Sequence[Any]) -> Callable[..., Any]:

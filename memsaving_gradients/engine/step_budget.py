@@ -49,7 +49,6 @@ from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.rewire import Saved, is_observed, save, save_memory, site_of
 from memsaving_gradients.engine.site import Site, Whole
 from memsaving_gradients.errors import BudgetError
-from memsaving_gradients.rewriting.optimizer_ops import Updates
 from memsaving_gradients.rewriting.turns import Pass, take_turns
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.loops.one_at_a_time import one_at_a_time
@@ -313,8 +312,7 @@ class _Step:
         one."""
         first, graph = self.sites[0], self.sites[0].graph
         grads = {tensor.op for site in self.sites for tensor in site.given or site.grads}
-        ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
-        updates = Updates(later, grads, ends, graphs.creation_index(first.first_operation))
+        updates = whole_step.rest_of(graph, later, grads, first.first_operation)
         updates.defer(first.home)
         rewiring = Rewiring()
         updates.split(rewiring)

@@ -13,7 +13,7 @@ and it is said if they do not keep the budget together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -39,6 +39,7 @@ __all__ = [
     "is_consumed_at_once",
     "note",
     "note_added_up",
+    "rest_of",
     "will_be_reduced",
 ]
 
@@ -126,11 +127,21 @@ def _defer(graph: tf.Graph, first: tf.Operation, homes: Sequence[Home | None]) -
     """Let what follows gradients, the first op of which is ``first``, wait for them, on each of
     these devices."""
     grads = {tensor.op for tensor, _ in graph_state.earlier(graph)}
-    ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
-    since = graph_state.operations_since(graph)
-    updates = Updates(since, grads, ends, graphs.creation_index(first))
+    updates = rest_of(graph, graph_state.operations_since(graph), grads, first)
     for home in dict.fromkeys(homes):
         updates.defer(home)
+
+
+def rest_of(
+    graph: tf.Graph,
+    later: Sequence[tf.Operation],
+    grads: Collection[tf.Operation],
+    first: tf.Operation,
+) -> Updates:
+    """What a step does with gradients that ``grads`` make: the ops created ``later``, of a graph
+    that was traced to its end. ``first``: the first op of the backward pass."""
+    ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
+    return Updates(later, grads, ends, graphs.creation_index(first))
 
 
 def note(site: Site, plan: Plan, grads: Sequence[tf.Tensor]) -> None:

@@ -19,13 +19,7 @@ from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.planners.meter import is_clearly_less
 from memsaving_gradients.transforms.loops.selection import WAYS
 
-__all__ = [
-    "each_way",
-    "first_candidate_that_fits",
-    "has_other",
-    "packed_otherwise",
-    "switch_packing",
-]
+__all__ = ["each_way", "first_candidate_that_fits"]
 
 
 def first_candidate_that_fits(attempts: Attempts) -> Followed | None:
@@ -142,43 +136,41 @@ def _packed_or_not(attempts: Attempts) -> Followed | None:
     try:
         found = attempts.kept()
     except BudgetError as error:
-        if not has_other(site):
+        if not _has_other(site):
             raise
-        switch_packing(attempts)
+        _switch_packing(attempts)
         try:
             return attempts.kept()
         except BudgetError as another:
             raise min((error, another), key=lambda refused: refused.least) from None
-    return packed_otherwise(attempts, found, attempts.kept)
+    return _packed_otherwise(attempts, found)
 
 
-def packed_otherwise(
-    attempts: Attempts, found: Followed | None, attempt: Callable[[], Followed | None]
-) -> Followed | None:
-    """Follow ``found``, or with masks packed the other way the plan of ``attempt``, if that one
-    takes less time; it is tried if a first plan of that way did."""
+def _packed_otherwise(attempts: Attempts, found: Followed | None) -> Followed | None:
+    """Follow ``found``, or a plan with masks packed the other way, if that one takes less time; it
+    is tried if a first plan of that way did."""
     site = attempts.site
-    if found is None or found.result is None or not has_other(site):
+    if found is None or found.result is None or not _has_other(site):
         return found
     assert site.sought is not None and site.sought.other is not None
     extra = found.outcome.plan.extra_time
     if not is_clearly_less(site.sought.other.cost, extra * site.original()[0].graph.total_seconds):
         return found
     take_back(site, found)
-    switch_packing(attempts)
-    other = _faster(site, extra, attempt)
+    _switch_packing(attempts)
+    other = _faster(site, extra, attempts.kept)
     if other is not None:
         return other
-    switch_packing(attempts)
+    _switch_packing(attempts)
     return attempts.again(found)
 
 
-def has_other(site: Site) -> bool:
+def _has_other(site: Site) -> bool:
     """Whether plans may be looked for with masks packed if they are not, or unpacked."""
     return site.sought is not None and site.sought.other is not None and not site.stopped
 
 
-def switch_packing(attempts: Attempts) -> None:
+def _switch_packing(attempts: Attempts) -> None:
     """Look for plans with masks packed if they are not, or unpacked, from now on."""
     site, sought = attempts.site, attempts.site.sought
     assert sought is not None and sought.other is not None
