@@ -116,7 +116,7 @@ def test_two_calls_share_a_budget():
 
 
 def test_gradients_of_gradients_are_planned_once():
-    weights = _weights()[:6]
+    weights = _weights()[:3]
 
     def step(gradients):
         @tf.function(jit_compile=True, autograph=False)
