@@ -162,11 +162,14 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
     one = _as_one(ops, same)
     moved = folded(ops)
     absent = moved.gone | same.keys()
-    reads = [[one.get(v, v) for v in values] for values in _split(ops, moved.reads)]
+    split = {i for i, op in enumerate(ops.ops) if op_types.is_split(op)}
+    reads = [[one.get(v, v) for v in values] for values in _past(split, ops, moved.reads)]
     storage, source = [one.get(root, root) for root in _storages(ops)], ops.source.tolist()
     producer = ops.producer.tolist()
     bounds = [*ops.first_value.tolist(), len(producer)]
-    writes = [range(bounds[i], bounds[i + (i not in absent)]) for i in range(len(ops.ops))]
+    # Views that are read past hold no buffer.
+    silent = absent | split
+    writes = [range(bounds[i], bounds[i + (i not in silent)]) for i in range(len(ops.ops))]
     waits: list[dict[int, None]] = []
     there: list[bool] = []
     for i, op in enumerate(ops.ops):
@@ -226,15 +229,16 @@ def _as_one(ops: OpGraph, same: Mapping[int, int]) -> dict[int, int]:
     }
 
 
-def _split(ops: OpGraph, reads: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+def _past(
+    split: Iterable[int], ops: OpGraph, reads: Sequence[Sequence[int]]
+) -> list[Sequence[int]]:
     """``reads``, past the views of several tensors at once, which read nothing themselves."""
     first = ops.first_value.tolist()
     past: dict[int, int] = {}
     found = list(reads)
-    for i, op in enumerate(ops.ops):
-        if op_types.is_split(op):
-            past.update((first[i] + k, past.get(v, v)) for k, v in enumerate(reads[i]))
-            found[i] = ()
+    for i in sorted(split):
+        past.update((first[i] + k, past.get(v, v)) for k, v in enumerate(reads[i]))
+        found[i] = ()
     return [[past.get(v, v) for v in values] for values in found] if past else found
 
 
