@@ -210,6 +210,11 @@ class Search:
                 # One that fits is enough by now.
                 return
             found = self._attempt(asked, max(self._rounds - number, 1), quick=True)
+            if found is not None and found.proposal.quick and found.proposal.peak > asked:
+                # A quick plan does not come as low as the planner can.
+                if self._falls_short(asked):
+                    return
+                found = self._attempt(asked, max(self._rounds - number, 1))
             if found is None or self._stopped:
                 return
             aimed = int(asked * (budget / max(found.need, 1)))
@@ -234,6 +239,14 @@ class Search:
                     asked = (low + high) // 2
             if not low < asked < high:
                 return
+
+    def _falls_short(self, asked: int) -> bool:
+        """Whether the planner, asked for no more than ``asked``, has not come down to it before."""
+        return any(
+            old.asked is not None and old.asked <= asked < old.proposal.peak
+            for old in self._tried
+            if not old.proposal.quick and old.asked != 1
+        )
 
     def _is_known(self, found: Found) -> bool:
         """Whether an earlier plan has the same schedule as ``found``, the last one."""

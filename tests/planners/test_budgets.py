@@ -86,6 +86,29 @@ def test_the_plan_that_is_used_is_polished_once() -> None:
     assert found.need <= goal.budget and not found.proposal.quick
 
 
+def test_where_a_quick_plan_is_too_large_the_best_one_is_asked_for() -> None:
+    asked: list[Limits] = []
+
+    def hasty(graph: Any, limits: Limits) -> Proposal:
+        """Comes no lower than plain training, if it is to be quick."""
+        asked.append(limits)
+        if limits.quick:
+            return dataclasses.replace(meter.plain, quick=True)
+        return greedy(graph, limits)
+
+    graph = GRAPHS["residual chain"]()
+    meter = Meter(graph, "control")
+    need = meter.need(meter.plain)
+    found = Search(meter, hasty).within(Goal(int(0.8 * need), need, need, 0.8))
+    assert found.need <= 0.8 * need
+    assert all(limits.budget != 1 for limits in asked)
+    # What it has not come down to is asked for no more.
+    asked.clear()
+    with pytest.raises(errors.BudgetError):
+        Search(meter, hasty).within(Goal(2, need, need, 2), 0.9)
+    assert [limits.budget for limits in asked if not limits.quick].count(1) == 1
+
+
 def test_schedules_are_simulated_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     # What they leave of their regions is larger than a buffer, and smaller than two.
     graph, there = chain([1 << 18] * 8), [(5 << 17) + 256] * 2
