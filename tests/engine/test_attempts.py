@@ -72,6 +72,39 @@ def test_the_least_budget_that_an_error_names_can_be_kept_with_luck(planner, mon
     assert need(planned(refused.value.least, planner=planner)) <= refused.value.least
 
 
+def test_between_a_plan_that_broke_the_budget_and_one_that_leaves_much_of_it_there_may_be_a_faster(
+    monkeypatch,
+):
+    # The first plan runs with twice the bytes, and those after it as they were simulated: the
+    # second is made for less than half the budget.
+    runs, asked = [], []
+    follow = attempts.follow
+
+    def unlike_the_others(site, outcome):
+        found = follow(site, outcome)
+        runs.append(found)
+        return found
+
+    def worst(simulation, gating):
+        return safe_bytes(simulation, gating) * (2 if simulation is runs[0].simulation else 1)
+
+    within = attempts.within_limits
+
+    def noted(site, mode, share):
+        asked.append(share)
+        return within(site, mode, share)
+
+    monkeypatch.setattr(attempts, "follow", unlike_the_others)
+    monkeypatch.setattr(attempts, "worst_bytes", worst)
+    monkeypatch.setattr(attempts, "within_limits", noted)
+    monkeypatch.setattr(attempts, "LUCKY_ATTEMPTS", attempts.ROUNDS.most)
+    plan = planned(0.6, planner="chain")
+    assert need(plan) <= plan.budget
+    assert asked[1] < 0.5 < asked[2] < asked[0]
+    kept = [run.outcome.plan for run in runs[1:] if need(run.outcome.plan) <= plan.budget]
+    assert plan.extra_time == min(each.extra_time for each in kept) < kept[0].extra_time
+
+
 def test_the_worst_step_is_of_all_arenas():
     """What fits exactly in one arena has a hole too small beside it in another, or one too
     large."""

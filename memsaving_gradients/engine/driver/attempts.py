@@ -8,6 +8,7 @@ simulations of the graph.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from memsaving_gradients.budget import Goal, chunk_bytes, safe_bytes, too_small, worst_bytes
@@ -29,6 +30,9 @@ __all__ = ["STEP_ROUNDS", "Attempts", "no_longer_kept"]
 FEW_ATTEMPTS = 5
 #: Plans that are tried after one that keeps the budget with some luck.
 LUCKY_ATTEMPTS = 1
+#: A plan that needs this share of the budget uses it well enough, and one with so little extra time
+#: is fast enough, not to look for a faster one. Chosen by judgement.
+WELL_USED, LITTLE_TIME = 0.9, 0.01
 #: How often all calls of a step are planned, each time for less than before and the last time for
 #: the least, until the step keeps the budget. Chosen by judgement.
 STEP_ROUNDS = 4
@@ -59,6 +63,8 @@ class Attempts:
         """Begin anew, as for a step that was changed."""
         self.share = first_share(self.site)
         self._broke = 0
+        #: Shares of the budget: plans within the first were asked for, of the second broke it.
+        self._most_asked, self._least_broken = 0.0, math.inf
         self._by_luck = False
 
     def kept(self) -> Followed | None:
@@ -84,13 +90,15 @@ class Attempts:
         """A plan that keeps the budget; and whether the search is over, with this one, with plain
         gradients or with nothing."""
         attempt, last = 0, attempts
-        #: One that keeps it with some luck, which was taken back.
+        #: The best plan that keeps it for certain, and one that does with some luck, which were
+        #: taken back.
+        kept: Followed | None = None
         lucky: Followed | None = None
         while attempt < last:
             try:
                 found = self._next(self.share)
             except BudgetError as error:
-                if lucky is not None:
+                if kept is not None or lucky is not None:
                     break
                 if self.site.stopped == "interrupted":
                     # Plans that broke the budget as they ran are no smaller than it.
@@ -99,18 +107,31 @@ class Attempts:
                     # There may be no plan that leaves room for what the executor adds, but one to
                     # which it adds nothing.
                     self.share = 1.0
-                    attempt += 1
-                    continue
-                return None, False
-            if found is None or found.result is None or found.keeps(self.worst(found)):
+                elif not self._between():
+                    return None, False
+                attempt += 1
+                continue
+            if found is None or found.result is None:
                 return found, True
+            if found.keeps(self.worst(found)):
+                if _extra(found) < _extra(kept):
+                    if attempt + 1 == last or not self._leaves_room(found):
+                        return found, True
+                    kept = found
+                elif attempt + 1 < last and not self._between():
+                    last = attempt + 1
+                take_back(self.site, found)
+                attempt += 1
+                continue
             if self.mode == "saved":
                 take_back(self.site, found)
                 raise no_longer_kept(found.outcome)
-            if lucky is None and found.keeps(self.need(found)):
+            if lucky is None and kept is None and found.keeps(self.need(found)):
                 lucky, last = found, min(attempts, attempt + 1 + LUCKY_ATTEMPTS)
             self._give_up(found, attempt)
             attempt += 1
+        if kept is not None:
+            return self.again(kept), True
         if lucky is None:
             return None, False
         self._by_luck = True
@@ -129,9 +150,31 @@ class Attempts:
         need = self.worst(found)
         take_back(self.site, found)
         self._broke = min(self._broke or need, need)
+        budget = found.outcome.plan.budget
+        assert budget is not None
+        self._least_broken = min(self._least_broken, found.planned / budget, self.share)
         # What the executor adds to one plan it adds to the next, about; and what the rest of a step
         # takes grows as the plan shrinks: each step down is a larger one.
         self.share = min(found.planned / need, self.share) * (1 - EXECUTOR_ADDS) ** (attempt + 1)
+        if self.share <= self._most_asked:
+            self._between()
+
+    def _leaves_room(self, found: Followed) -> bool:
+        """Whether a faster plan may be found between one that keeps the budget, and leaves much of
+        it, and those that broke it; the next plan is then made for less than these."""
+        plan = found.outcome.plan
+        if plan.budget is None or found.outcome.need >= WELL_USED * plan.budget:
+            return False
+        return plan.extra_time > LITTLE_TIME and self._between()
+
+    def _between(self) -> bool:
+        """Ask for less than what broke the budget, and for more than what was asked for last, as
+        far as plans can differ there; whether they can."""
+        self._most_asked = max(self._most_asked, self.share)
+        if not self._most_asked * (1 + EXECUTOR_ADDS) ** 2 < self._least_broken < math.inf:
+            return False
+        self.share = (self._most_asked + self._least_broken) / 2
+        return True
 
     def worst(self, found: Followed) -> int:
         """The bytes of a budget that a step needs in the worst of the steps that were simulated, as
@@ -204,6 +247,10 @@ class Attempts:
         """The least of what a plan and plain training need, which nobody gets who asks for loops to
         be replayed."""
         return need if self.site.options.loops != "auto" else min(need, goal.plain_need)
+
+
+def _extra(found: Followed | None) -> float:
+    return math.inf if found is None else found.outcome.plan.extra_time
 
 
 def no_longer_kept(outcome: Outcome) -> PlanError:
