@@ -108,6 +108,30 @@ def test_gradients_of_gradients_say_that_the_loop_is_kept():
         results(program)
 
 
+CONSTANTS = {
+    # The gradient reads the inner product: a constant does not pass it.
+    "product": lambda i, drawn, h: h * tf.cast(i % 5 + 1, tf.float32) * 0.3 * drawn,
+    # Nobody else reads the inner sum: the constant joins the summand whose name comes first.
+    "sum": lambda i, drawn, h: (drawn + tf.cos(h)) + 0.3,
+    "stopped": lambda i, drawn, h: h + tf.stop_gradient(drawn * tf.cos(h) * 0.3),
+    "sum, named otherwise": lambda i, drawn, h: (tf.cos(h, name="zero") + drawn) + 0.3,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(CONSTANTS))
+def test_constants_are_folded_as_in_plain_training(kind):
+    def program(gradients, x, w):
+        def body(i, h):
+            # Kept, and read from a list when steps run again.
+            drawn = tf.raw_ops.RandomUniform(shape=X.shape, dtype=tf.float32, seed=1, seed2=1)
+            return i + 1, tf.tanh(CONSTANTS[kind](i, drawn, tf.matmul(h, w)))
+
+        _, h = tf.while_loop(lambda i, _: i < STEPS, body, (0, x), parallel_iterations=1)
+        return gradients(tf.reduce_sum(tf.square(h)), [x, w])
+
+    assert_same(program)
+
+
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_a_persistent_tape():
     def program(x, w):

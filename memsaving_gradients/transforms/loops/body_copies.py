@@ -1,9 +1,9 @@
 """Ops of a loop's body run somewhere else: which of them, and how copies come to give the same
 bits.
 
-Grappler fuses an op with the one that alone reads its result. Where a copy has fewer readers than
-its original it would be fused, and round otherwise: such a result is read through an identity that
-grappler leaves alone.
+Grappler fuses an op with the one that alone reads its result, or moves constants past both. Where a
+copy has fewer readers than its original this would happen there alone, and round otherwise: such a
+result is read through an identity that grappler leaves alone.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def transplant(
 
 
 def _loses_readers(op: tf.Operation, inside: set[tf.Operation]) -> bool:
-    if op.type not in op_types.FUSED_WITH_READER:
-        return False
     readers = {reader for out in op.outputs for reader in out.consumers()}
-    return len(readers) > 1 and len(readers & inside) == 1
+    left = readers & inside
+    if len(readers) < 2 or len(left) != 1:
+        return False
+    (reader,) = left
+    return op.type in op_types.FUSED_WITH_READER or op_types.fold_together(op.type, reader.type)
