@@ -82,8 +82,12 @@ def same(model: str, options: dict[str, Any], settings: list[dict[str, Any]]) ->
             offload = ms.Offload(HOST, **wanted.pop("link", {}))
             step, batch = gradients_of(network, {"offload": offload, **wanted})
             results = _run(step, batch)
-            plan = ms.plans(step)[-1]
             equal = [a.tobytes() == b.tobytes() for a, b in zip(results, expected, strict=True)]
+            if "max_slowdown" in wanted and not ms.plans(step):
+                # A small network, of which nothing can be saved in so little time.
+                found.append({"equal": all(equal)})
+                continue
+            plan = ms.plans(step)[-1]
             found.append(
                 {
                     "equal": all(equal),

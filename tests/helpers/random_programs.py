@@ -46,7 +46,7 @@ BINARY = (
     tf.math.squared_difference,
     lambda a, b: a / (1.0 + tf.abs(b)),
     lambda a, b: tf.where(a > b, a, b * 0.5),
-    lambda a, b: tf.add_n([a, b, a]),
+    lambda a, b: tf.add_n([a, b if b.shape == a.shape else a + b, a]),
 )
 REDUCTIONS = (
     tf.reduce_mean,

@@ -496,7 +496,9 @@ def test_each_kind_of_state(kind):
 def check_budget(loop, budget):
     """A plan that keeps the budget, as simulated, or an error that names one that can be kept."""
     plain, _, graph = gradients(loop)
-    options, error = {"planner": "chain", "budget": budget}, None
+    # The least budget that an error names is in bytes, which are not promised for a guess.
+    options = {"planner": "chain", "budget": budget, "loop_steps": max(loop.steps, 1)}
+    error = None
     try:
         found, plans, _ = gradients(loop, **options)
     except ms.errors.BudgetError as refused:
