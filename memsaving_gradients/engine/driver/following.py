@@ -11,6 +11,7 @@ from memsaving_gradients.engine.driver.candidates import each_way, first_candida
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.planning.outcome import Outcome
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
+from memsaving_gradients.engine.planning.within_limits import budget_of
 from memsaving_gradients.engine.progress import showing
 from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.site import Site
@@ -130,8 +131,15 @@ class Following:
         except (GraphError, PlanError):
             pass
         else:
-            if found.keeps(found.outcome.need):
+            need, budget = found.outcome.need, self._budget
+            if found.keeps(need) and (budget is None or need <= budget):
                 return found
             take_back(self.site, found)
         self.site.treat_loops(None)
         return None
+
+    @property
+    def _budget(self) -> int | None:
+        """The budget in bytes of chunks, of which a plan of other replicas does not know."""
+        whole = self.site.whole
+        return budget_of(self.site, self.site.original()[1] if whole is None else whole.plain)
