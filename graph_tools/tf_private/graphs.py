@@ -45,6 +45,7 @@ __all__ = [
     "protect",
     "set_attribute",
     "stack",
+    "stand_in",
     "tape_is_recording",
     "unrecorded",
     "update_input",
@@ -62,6 +63,15 @@ def outside_scopes(graph: tf.Graph) -> Iterator[None]:
     caller."""
     with graph.as_default(), graph.control_dependencies(None), tf.device(None):
         yield
+
+
+def stand_in(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+    """Return an identity of ``tensor`` on its device, which tapes record, outside of all scopes.
+
+    Strategies of ``tf.distribute`` ask gradients for their devices.
+    """
+    with outside_scopes(tensor.graph), tf.device(tensor.device or None):
+        return tf.identity(tensor, name=name)
 
 
 def create_op(op: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Operation:

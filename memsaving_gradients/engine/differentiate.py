@@ -175,8 +175,7 @@ def _stand_in(grad: Any, done: Substituted) -> Any:
     differentiates, it is the plain one."""
     if not isinstance(grad, tf.Tensor) or grad.ref() not in done.gradients:
         return grad
-    with graphs.outside_scopes(grad.graph):
-        stands = tf.identity(grad)
+    stands = graphs.stand_in(grad)
     done.rewiring.point(stands.op, 0, done.gradients[grad.ref()])
     return stands
 

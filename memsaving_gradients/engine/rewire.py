@@ -184,8 +184,7 @@ def _stand_in(grad: Any, result: Rewrite) -> Any:
         return tf.IndexedSlices(*(_stand_in(part, result) for part in parts))
     if grad is None or grad.ref() not in result.replaced:
         return grad
-    with graphs.outside_scopes(grad.graph):
-        stands = tf.identity(grad, name=grad.op.name + "_held")
+    stands = graphs.stand_in(grad, grad.op.name + "_held")
     graphs.protect(stands.op)
     result.rewiring.point(stands.op, 0, result.replaced[grad.ref()])
     return stands

@@ -126,8 +126,7 @@ def _stand_in(part: Any, graph: tf.Graph) -> Any:
     """What the user gets for a part of a gradient, until it is known which tensor it is."""
     if not isinstance(part, tf.Tensor) or part.graph is not graph:
         return part
-    with graphs.outside_scopes(graph):
-        stands = tf.identity(part)
+    stands = graphs.stand_in(part)
     graphs.protect(stands.op)
     return stands
 

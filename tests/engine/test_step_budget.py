@@ -313,3 +313,25 @@ def test_steps_of_a_loop_that_keep_a_budget_run_one_at_a_time() -> None:
     assert loop.get_attr("parallel_iterations") == 1
     (plan,) = check(looped_microbatches, 0.6)
     assert plan.assumed_rows is None
+
+
+def test_what_stands_for_gradients_is_where_they_are():
+    """Strategies that train on several workers ask gradients for their devices."""
+    ws = weights()
+
+    def devices(gradients):
+        found = []
+
+        @tf.function(autograph=False)
+        def step(x):
+            with tf.device("/device:CPU:0"):
+                grads = gradients(tf.reduce_sum(network(x, ws) ** 2), ws)
+            found.extend(grad.device for grad in grads)
+            descend(ws, grads)
+
+        step.get_concrete_function(batch())
+        return found
+
+    plain = devices(tf.gradients)
+    assert all(plain)
+    assert devices(lambda y, xs: ms.gradients(y, xs, budget=0.7)) == plain
