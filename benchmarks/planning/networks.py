@@ -74,34 +74,39 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def first_step(model: str, options: dict[str, Any], budget: float) -> dict[str, Any]:
-    """Take one first step within a budget in this process, and describe the plan that it
-    follows."""
+    """Take one first step within a budget in this process, and describe the plan that it follows.
+
+    If the budget is refused, the step is one within the least that works.
+    """
     import memsaving_gradients as ms
     from memsaving_gradients.errors import BudgetError
 
     network = build(model, **options)
     variables = list(network.variables)
-    refused: list[int] = []
 
-    def differentiate(*batch: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        loss = network.loss(*batch)
-        try:
-            return loss, ms.gradients(loss, variables, budget=budget)
-        except BudgetError as error:
-            refused.append(error.least)
-            return loss, ms.gradients(loss, variables, budget=error.least)
+    def within(most: int | float) -> Callable[..., Any]:
+        def differentiate(*batch: tf.Tensor) -> tuple[tf.Tensor, Any]:
+            loss = network.loss(*batch)
+            return loss, ms.gradients(loss, variables, budget=most)
 
+        return differentiate
+
+    refused = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        taken = take(network, differentiate)
+        try:
+            taken = take(network, within(budget))
+        except BudgetError as error:
+            refused = error.least
+            taken = take(network, within(refused))
     plan = ms.plans(taken.graph)[-1]
     assert plan.budget is not None
     return {
         **taken.seconds,
-        "refused": refused[0] if refused else None,
+        "refused": refused,
         "budget": plan.budget,
         "extra": plan.extra_time,
-        "bound": _bound(network, differentiate, plan.budget),
+        "bound": _bound(network, within(plan.budget), plan.budget),
         "used": plan.allocated / plan.budget,
         "stored": len(plan.stored),
     }

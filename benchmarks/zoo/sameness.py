@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def compare(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> li
     steps = _Steps(build(model, **options))
     with without_memory_optimizer():
         plain = steps.run(tf.gradients)
-    return [steps.compared(steps.run(_saving(settings)), plain) for settings in ours]
+    return [steps.compared(steps.saving(settings), plain) for settings in ours]
 
 
 def spread(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> list[dict[str, Any]]:
@@ -74,27 +75,9 @@ def spread(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> lis
     allowed = max(LEAST, 2 * apart)
     found = []
     for settings in ours:
-        result = steps.compared(steps.run(_saving(settings)), plain[0])
+        result = steps.compared(steps.saving(settings), plain[0])
         found.append({**result, "allowed": allowed, "equal": result["error"] <= allowed})
     return found
-
-
-def _saving(settings: Settings) -> Callable[..., list[Any]]:
-    import memsaving_gradients as ms
-
-    *others, last = settings if isinstance(settings, list) else [settings]
-
-    def differentiate(loss: Any, xs: list[Any]) -> list[Any]:
-        for asked in others:
-            with contextlib.suppress(ms.errors.PlanError):
-                return list(ms.gradients(loss, xs, **asked))
-        try:
-            return list(ms.gradients(loss, xs, **last))
-        except ms.errors.BudgetError as error:
-            # Ops of determinism may take more; bits are compared, not bytes.
-            return list(ms.gradients(loss, xs, **{**last, "budget": error.least}))
-
-    return differentiate
 
 
 class _Steps:
@@ -124,6 +107,21 @@ class _Steps:
             tuple(None if g is None else tuple(part.numpy() for part in g) for g in found),
             tuple(hashlib.sha256(v.numpy().tobytes()).digest() for v in self.state),
         )
+
+    def saving(self, settings: Settings) -> _Outcome:
+        """The same with our gradients: of the first settings that keep their budget as the function
+        is traced."""
+        import memsaving_gradients as ms
+
+        *others, last = settings if isinstance(settings, list) else [settings]
+        for asked in others:
+            with contextlib.suppress(ms.errors.PlanError):
+                return self.run(partial(ms.gradients, **asked))
+        try:
+            return self.run(partial(ms.gradients, **last))
+        except ms.errors.BudgetError as error:
+            # Ops of determinism may take more; bits are compared, not bytes.
+            return self.run(partial(ms.gradients, **{**last, "budget": error.least}))
 
     def compared(self, ours: _Outcome, plain: _Outcome) -> dict[str, Any]:
         """The figures of `compare`."""
