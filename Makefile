@@ -31,7 +31,7 @@ export NO_MKDOCS_2_WARNING ?= 1
 help:
 	@echo "make demo       train a 200-layer network on digits, plain and saving memory (4 minutes)"
 	@echo "make test       lint, types, the fast tests, doctests, notebooks, documentation (12 minutes)"
-	@echo "make test-slow  what the fast tests leave out: long tests, all cases, all examples (hours)"
+	@echo "make test-slow  what the fast tests leave out: long tests, all cases, all examples (an hour)"
 	@echo "make coverage   the lines of the library that the fast tests run"
 	@echo "make test-compat  the core suite with the oldest TensorFlow and Keras, and with the newest"
 	@echo "make test-foreign  tests that Keras ships, with gradients that recompute (hours; goes on where it was stopped)"

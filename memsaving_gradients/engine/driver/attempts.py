@@ -20,8 +20,9 @@ from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
 from memsaving_gradients.engine.planning.within_limits import first_share, within_limits
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
-from memsaving_gradients.planners.budget_search import ROUNDS
+from memsaving_gradients.planners.budget_search import CLOSE, ROUNDS
 from memsaving_gradients.planners.meter import EXECUTOR_ADDS
+from memsaving_gradients.planners.proposal import SLACK
 
 __all__ = ["STEP_ROUNDS", "Attempts", "no_longer_kept"]
 
@@ -30,9 +31,6 @@ __all__ = ["STEP_ROUNDS", "Attempts", "no_longer_kept"]
 FEW_ATTEMPTS = 5
 #: Plans that are tried after one that keeps the budget with some luck.
 LUCKY_ATTEMPTS = 1
-#: A plan that needs this share of the budget uses it well enough, and one with so little extra time
-#: is fast enough, not to look for a faster one. Chosen by judgement.
-WELL_USED, LITTLE_TIME = 0.9, 0.01
 #: How often all calls of a step are planned, each time for less than before and the last time for
 #: the least, until the step keeps the budget. Chosen by judgement.
 STEP_ROUNDS = 4
@@ -161,11 +159,14 @@ class Attempts:
 
     def _leaves_room(self, found: Followed) -> bool:
         """Whether a faster plan may be found between one that keeps the budget, and leaves much of
-        it, and those that broke it; the next plan is then made for less than these."""
+        it, and those that broke it; the next plan is then made for less than these.
+
+        Both what a plan needs and what the executor adds come near to what was asked for, no more.
+        """
         plan = found.outcome.plan
-        if plan.budget is None or found.outcome.need >= WELL_USED * plan.budget:
+        if plan.budget is None or found.outcome.need >= CLOSE**2 * plan.budget:
             return False
-        return plan.extra_time > LITTLE_TIME and self._between()
+        return plan.extra_time > SLACK and self._between()
 
     def _between(self) -> bool:
         """Ask for less than what broke the budget, and for more than what was asked for last, as
