@@ -85,6 +85,58 @@ def test_ours_after_plain_gradients():
     assert_same(program)
 
 
+def in_a_function(x, w):
+    return tf.function(looped, autograph=False)(x, w)
+
+
+def in_a_loop_in_a_function(x, w):
+    def twice(x, w):
+        return tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, looped(h, w)), (0, x))[1]
+
+    return tf.function(twice, autograph=False)(x, w)
+
+
+def first_call(gradients, x):
+    """Gradients of loops are noted from the library's first call on."""
+    return gradients(tf.reduce_sum(tf.square(x)), x)
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+@pytest.mark.parametrize("where", [in_a_function, in_a_loop_in_a_function])
+def test_ours_after_plain_gradients_that_have_become_functions(where):
+    def program(gradients, x, w):
+        first_call(gradients, x)
+        h = where(x, w)
+        return [tf.gradients(tf.reduce_sum(h), [x, w]), gradients(tf.reduce_sum(tf.square(h)), w)]
+
+    assert_same(program, replayed=0)
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+def test_ours_after_plain_gradients_of_what_every_step_left():
+    def program(gradients, x, w):
+        first_call(gradients, x)
+        h = looped(x, w)
+        # TensorFlow gives the second one zeros as gradients of what the first one reads.
+        plain = [tf.gradients(tf.reduce_sum(f(h)), [x, w]) for f in (tf.sin, tf.cos)]
+        return [plain, gradients(tf.reduce_sum(tf.square(h)), w)]
+
+    assert_same(program, replayed=0)
+
+
+@pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
+def test_ours_after_a_plain_jacobian():
+    def program(gradients, x, w):
+        first_call(gradients, x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            h = looped(x, w, 9)
+            y = tf.reduce_sum(h, 1)
+        return [tape.jacobian(y, x), gradients(tf.reduce_sum(tf.square(h)), [x, w])]
+
+    assert_same(program, replayed=0)
+
+
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_gradients_of_gradients():
     def program(gradients, x, w):

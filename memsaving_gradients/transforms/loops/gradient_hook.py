@@ -60,6 +60,10 @@ _PREPARED = (
     " one; ask for gradients with tf.gradients, or with one tape after the other"
 )
 
+#: Why loops inside of functions, branches and other loops stay as they are when they have gradients
+#: already.
+_DIFFERENTIATED = "other gradients of it were built before, which read each of its steps"
+
 #: How a loop is to be replayed; ``None``: not at all.
 Rule = Callable[[Loop, Gradient], Replayed | None]
 
@@ -80,7 +84,7 @@ class _OfLoop:
     replay
         How it is replayed now; ``None``: it is not.
     unseen
-        Whether it has gradients that were built before anybody noted them.
+        Whether it has gradients that nobody noted: they were built before, or converted afterwards.
     """
 
     own: int | None = None
@@ -152,8 +156,9 @@ def gradients_in(graph: tf.Graph, built: Collection[tf.Operation]) -> list[list[
     """For each loop of ``graph`` of which a gradient is among the ops ``built``, all of its
     gradients.
 
-    Loops with gradients elsewhere, too, are left out, and those that are part of a higher order:
-    gradients, and what has gradients that were differentiated themselves.
+    Loops with gradients elsewhere, too, are left out, those with gradients that read what every
+    step left, and those that are part of a higher order: gradients, and what has gradients that
+    were differentiated themselves.
     """
     ops = set(built)
     sources = dict.fromkeys(
@@ -167,7 +172,10 @@ def gradients_in(graph: tf.Graph, built: Collection[tf.Operation]) -> list[list[
         for loop in found
         if loop.is_gradient_of is None
         and not loop.unseen
-        and all(g.op.graph is graph and notes(g.op, _OfLoop).own is None for g in loop.gradients)
+        and all(
+            g.op.graph is graph and not g.of_every_step and notes(g.op, _OfLoop).own is None
+            for g in loop.gradients
+        )
     ]
 
 
@@ -209,6 +217,7 @@ def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
     replay = replay_of(source)
     if of is None and replay is None and vectorized():
         # What is built here is converted afterwards, and gives other shapes than these.
+        known.unseen = True
         return differentiate(op, *grads)
     if replay is not None:
         replay.rewiring.undo()
@@ -218,10 +227,12 @@ def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
         # Functions that are called under a tape are differentiated when they are called.
         asked = tf.compat.v1.get_default_graph(), standing
     of_accumulators = not all(map(_is_nothing, grads[own:]))
+    of_every_step = len(source.outputs) > own
     if (replay or asked) and not of_accumulators:
         # Zeros for accumulators that an earlier gradient added: what they lead to is not worth a
         # sum, nor a list of zeros.
         loops.note_own_outputs(source, own)
+        of_every_step = False
     graph = tf.compat.v1.get_default_graph()
     since = len(graph.get_operations())
     until = tuple((g, len(g.get_operations())) for g in enclosing_graphs(source.graph))
@@ -231,19 +242,21 @@ def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
     made = [built for built in graph.get_operations()[since:] if built.type in loops.LOOPS]
     if not made or loops.body_of(source) is None:
         return result
-    gradient = Gradient(made[-1], Loop(source, own, settled, until))
+    gradient = Gradient(made[-1], Loop(source, own, settled, until), of_every_step)
     notes(made[-1], _OfLoop).is_gradient_of = gradient
     if (steps := trip_count(source)) is not None:
         for op in (source, made[-1]):
             note_steps(op, steps)
+    earlier = known.unseen or bool(known.gradients)
     known.gradients = [*known.gradients, gradient]
     notes(graph, _OfGraph).gradients.append(gradient)
     if replay is not None:
         _replay_too(replay, gradient, of_accumulators)
     elif asked is not None and source.graph is not asked[0] and of is None:
-        if prepares_higher_orders():
+        if earlier or prepares_higher_orders():
+            why = _DIFFERENTIATED if earlier else _PREPARED
             for around in enclosing_graphs(graph):
-                notes(around, _OfGraph).kept[source.name] = _PREPARED
+                notes(around, _OfGraph).kept[source.name] = why
         else:
             _replay_inside(gradient, asked[1])
     return result

@@ -26,10 +26,15 @@ class Gradient:
         were.
     loop
         The loop that it is the gradient of.
+    of_every_step
+        Whether it was also asked for gradients of accumulators that earlier gradients had added,
+        be they zeros: lists with an element for each step, which only a loop that keeps all of its
+        steps has.
     """
 
     op: tf.Operation
     loop: Loop
+    of_every_step: bool = False
 
     @cached_property
     def taken(self) -> dict[int, int]:
