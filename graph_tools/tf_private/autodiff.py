@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import backprop, record, wrap_function
+from tensorflow.python.eager import backprop, backprop_util, record, wrap_function
 from tensorflow.python.eager.polymorphic_function import concrete_function, polymorphic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import (
@@ -29,6 +30,7 @@ __all__ = [
     "captures_of",
     "compiled_by_xla",
     "compiling",
+    "differentiated_function",
     "enclosing_graphs",
     "end_is_told",
     "ends_of",
@@ -45,6 +47,7 @@ __all__ = [
     "traced_anew",
     "variables_in",
     "vectorized",
+    "without_side_gradients",
     "written_to_variable",
 ]
 
@@ -137,6 +140,72 @@ def prepares_higher_orders() -> bool:
     """
     method = concrete_function._HigherOrderTapeGradientFunctions._forward_and_backward_functions
     return any(frame.f_code is method.__code__ for frame in _callers())
+
+
+@dataclass(frozen=True, eq=False)
+class _FirstBackward:
+    """The function that a first gradient of a call runs, called like that of a later one: with
+    gradients of side outputs, too, which must be zeros."""
+
+    first: Any
+    own: int
+    refuse: Callable[[], None]
+
+    @property
+    def outputs(self) -> Any:
+        return self.first.outputs
+
+    @property
+    def structured_outputs(self) -> Any:
+        return self.first.structured_outputs
+
+    @property
+    def captured_inputs(self) -> Any:
+        return self.first.captured_inputs
+
+    def _call_flat(self, grads: Sequence[tf.Tensor], captured: Sequence[tf.Tensor]) -> Any:
+        if not all(map(_is_zeros, grads[self.own :])):
+            self.refuse()
+        return self.first._call_flat(list(grads[: self.own]), captured)
+
+
+def _is_zeros(tensor: tf.Tensor) -> bool:
+    if tensor.op.type == "ZerosLike":
+        return True
+    value = tf.get_static_value(tensor)
+    return value is not None and not value.any()
+
+
+def differentiated_function(functions: Any) -> tf.Graph:
+    """The graph of the function that ``functions`` are the gradients of: what
+    `graph_tools.tf_private.hooks.call_gradients` is called for."""
+    graph: tf.Graph = functions._func_graph
+    return graph
+
+
+def without_side_gradients(
+    functions: Any, count: int | None, refuse: Callable[[], None]
+) -> tuple[Any, Any] | None:
+    """What gives a later gradient of a call by the functions of its first one; ``None`` for the
+    first one itself.
+
+    The first gradient lets a call return what it reads: side outputs. For a later one TensorFlow
+    differentiates the function anew, of these outputs, too, whose gradients are zeros unless it is
+    a gradient of gradients; ``refuse`` is called then, and has to raise. The call goes on to return
+    what it does.
+
+    ``functions``, ``count``: the arguments of the method behind
+    `graph_tools.tf_private.hooks.call_gradients`, which is as private as what it makes of them
+    (2.16 to 2.21).
+    """
+    pairs, own = functions._cached_function_pairs, functions._num_inference_outputs
+    if count is None or count <= own or own not in pairs:
+        return None
+    outputs = functions._func_graph.outputs[:own]
+    trainable = sum(map(backprop_util.IsTrainable, outputs))
+    forwards = (forward for forward, _ in pairs.values())
+    most = max(forwards, key=lambda forward: len(forward.function_type.flat_outputs))
+    return most, _FirstBackward(pairs[own][1], trainable, refuse)
 
 
 def in_py_function() -> bool:

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import transform
+from tensorflow.python.eager.polymorphic_function import concrete_function, transform
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import gradients_util
 
 from graph_tools.tf_private.autodiff import GradientTape
 from graph_tools.tf_private.loops import LOOPS
 
-__all__ = ["Hook", "differentiation", "loop_gradients", "tape", "when_traced"]
+__all__ = ["Hook", "call_gradients", "differentiation", "loop_gradients", "tape", "when_traced"]
 
 Function = Callable[..., Any]
 #: Is called with the function that it wraps, and the arguments of the call.
@@ -125,6 +125,15 @@ loop_gradients = {
     )
     for kind in LOOPS
 }
+
+#: What makes the functions that the gradient of a call runs, inside of graphs: a method of a class
+#: (see `graph_tools.tf_private.autodiff.without_side_gradients`).
+call_gradients = Hook(
+    lambda: concrete_function._DelayedRewriteGradientFunctions.forward_backward,
+    lambda new: setattr(
+        concrete_function._DelayedRewriteGradientFunctions, "forward_backward", new
+    ),
+)
 
 #: Methods of ``tf.GradientTape``, on the class, so that names which were bound earlier follow.
 tape = {

@@ -115,9 +115,15 @@ def _check(program: Nested, options: dict[str, Any], plain: int, where: Any) -> 
             assume(False)
         try:
             found = run(_bound(options, plain))
+        except ms.errors.HigherOrderError:
+            # Of loops inside of functions whose steps are not kept; not where they are to be.
+            if options.get("loops") == "keep" or len(program.derivatives) == 1:
+                raise
+            event("refused: higher order")
+            return
         except ValueError as error:
-            # The one answer but the right one: the session refuses to feed what is recomputed, by
-            # its name.
+            # The one other answer but the right one: the session refuses to feed what is
+            # recomputed, by its name.
             if where in ("function", None) or "may not be fed" not in str(error):
                 raise
             event("refused")

@@ -112,6 +112,26 @@ def test_ours_after_plain_gradients_that_have_become_functions(where):
     assert_same(program, replayed=0)
 
 
+def in_calls_in_a_loop(x, w):
+    f = tf.function(in_a_function, autograph=False)
+    return tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, f(h, w)), (0, x))[1]
+
+
+@pytest.mark.parametrize("where", [in_a_function, in_a_loop_in_a_function, in_calls_in_a_loop])
+@pytest.mark.parametrize("second", [None, tf.gradients])
+def test_two_calls_for_a_loop_in_a_function(where, second):
+    def program(gradients, x, w):
+        h = where(x, w)
+        first = gradients(tf.reduce_sum(h), [x, w])
+        return [first, (second or gradients)(tf.reduce_sum(tf.square(h)), [w])]
+
+    plain, _ = results(functools.partial(program, tf.gradients))
+    found, _ = results(
+        functools.partial(program, functools.partial(ms.gradients, loops="segments"))
+    )
+    assert_identical(found, plain, "a second call")
+
+
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_ours_after_plain_gradients_of_what_every_step_left():
     def program(gradients, x, w):
@@ -199,13 +219,16 @@ def test_a_persistent_tape():
     assert_identical(found, plain, "persistent tape")
 
 
-def test_gradients_of_gradients_of_loops_in_functions_are_refused():
+@pytest.mark.parametrize("before", [0, 1])
+def test_gradients_of_gradients_of_loops_in_functions_are_refused(before):
     @tf.function(autograph=False)
     def inner(x, w):
         return looped(x, w, 9)
 
     def program(loops, x, w):
-        (first,) = ms.gradients(tf.reduce_sum(tf.square(inner(x, w))), [x], loops=loops)
+        h = inner(x, w)
+        for _ in range(1 + before):
+            (first,) = ms.gradients(tf.reduce_sum(tf.square(h)), [x], loops=loops)
         return tf.gradients(tf.reduce_sum(tf.sin(first)), [x])
 
     with pytest.raises(ms.errors.HigherOrderError, match="loops='keep'"):

@@ -7,7 +7,8 @@ The wrapper notes which loop is the gradient of which, which nothing in the grap
 - replays loops inside of functions, branches and other loops at once, if that was asked for
   (`replaying`): when their gradients have become functions themselves, it is too late;
 - sees to it that a loop which is replayed stays so when it is differentiated a second time: the new
-  gradient is replayed from the same kept states;
+  gradient is replayed from the same kept states, or, of a call of a function with the loop, is a
+  second call of what the first one made;
 - gives a loop back what TensorFlow made of it when its gradient is differentiated: that needs every
   step.
 """
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -30,11 +31,13 @@ from graph_tools.ops.trip_counts import behind_identities, note_steps, trip_coun
 from graph_tools.ops.while_loops import Loop
 from graph_tools.tf_private import graphs, hooks, loops
 from graph_tools.tf_private.autodiff import (
+    differentiated_function,
     enclosing_graphs,
     home_of,
     orders_effects,
     prepares_higher_orders,
     vectorized,
+    without_side_gradients,
 )
 from graph_tools.warn import warn
 from memsaving_gradients.errors import HigherOrderError, NothingSavedWarning
@@ -202,6 +205,19 @@ def _note_gradients() -> None:
     """Note gradients of loops from now on; once is enough."""
     for hook in hooks.loop_gradients.values():
         hook.wrap(_differentiated)
+    hooks.call_gradients.wrap(_call_differentiated)
+
+
+def _call_differentiated(make: Any, functions: Any, num_doutputs: int | None = None) -> Any:
+    """A function whose loops are replayed is not differentiated again, which would need all of
+    their steps: a second gradient of a call runs the functions of the first one."""
+    replayed = inside(differentiated_function(functions))
+    if replayed:
+        name = replayed[0].name
+        found = without_side_gradients(functions, num_doutputs, lambda: _refuse(name))
+        if found is not None:
+            return found
+    return make(functions, num_doutputs)
 
 
 def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
@@ -316,14 +332,18 @@ def _replay_inside(gradient: Gradient, rule: Rule) -> None:
 def _give_back(replay: Replay) -> None:
     name = replay.loop.op.name
     if replay.inside:
-        raise HigherOrderError(
-            f"gradients of gradients of the loop {name!r}, which is inside of a function, a branch"
-            " or another loop and is replayed there: its steps are not kept; ask for the first"
-            " gradients with loops='keep'"
-        )
+        _refuse(name)
     forget_replay(replay)
     warn(
         f"the loop {name!r} keeps all of its steps: gradients of its gradients were asked for, or "
         "other ones that need its steps.",
         NothingSavedWarning,
+    )
+
+
+def _refuse(name: str) -> NoReturn:
+    raise HigherOrderError(
+        f"gradients of gradients of the loop {name!r}, which is inside of a function, a branch or"
+        " another loop and is replayed there, or second ones of a branch that calls its function:"
+        " its steps are not kept; ask for the first gradients with loops='keep'"
     )
