@@ -5,7 +5,8 @@ part of a later one waits for the later one, and closes a cycle if that needs it
 layout pass merges all the same (``mkl_layout_pass.cc``): a convolution and the addition of its
 bias, a padding and its convolution, the gradients of a filter and of the bias. The remapper does
 not fuse what is waited for (``remapper.cc``, ``pattern_utils.cc``), so that it has other last bits
-than in plain training.
+than in plain training. Nor do constants of a tree of products or sums meet in the same order if
+its inner ops are waited for (:func:`graph_tools.grappler.constant_folding.folded_in_turn`).
 
 So each execution has its place in the schedule, and the place at which it *has run*: that of the
 last one which is merged with it, or with something that it needs. If control edges lead from what
@@ -27,6 +28,7 @@ from itertools import repeat
 import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph
+from graph_tools.grappler.constant_folding import folded_in_turn
 from graph_tools.ops import op_types
 from graph_tools.ops.views import unchanged_input
 from memsaving_gradients.capture.training_step import CapturedStep
@@ -68,6 +70,7 @@ class Places:
         self._kinds = [step.source.ops[entry.op].type for entry in steps]
         self._place: dict[Key, int] = {entry[:2]: now for now, entry in enumerate(steps)}
         self.ends: set[int] = set()
+        self._in_turn = folded_in_turn(step.source, step.takes)
         last = self._with_readers()
         merged = self._with_filters()
         self._until: list[int] = []
@@ -101,6 +104,8 @@ class Places:
         for now in range(len(steps) - 1, -1, -1):
             kind, fused = kinds[now], False
             for maker, _ in reads[now]:
+                if self._folds(maker, now):
+                    last[maker] = max(last[maker], last[now])
                 if kind in op_types.FUSES_WITH.get(kinds[maker], _NONE):
                     fuses = self._is_alone_for(steps[maker].op, steps[now].op)
                     fused |= fuses
@@ -115,6 +120,16 @@ class Places:
             if fused and backward and not inner[now]:
                 self.ends.add(steps[now].op)
         return last
+
+    def _folds(self, maker: int, reader: int) -> bool:
+        """Whether folding moves a constant from one execution past another that it reads, in an
+        order that a control edge from there would change."""
+        position = self._steps[maker].op
+        return (
+            bool(self._in_turn[position])
+            and op_types.fold_together(self._kinds[maker], self._kinds[reader])
+            and self._is_alone_for(position, self._steps[reader].op)
+        )
 
     def _is_alone_for(self, position: int, reader: int) -> bool:
         """Whether an op may be merged with this reader of it.

@@ -319,6 +319,25 @@ def test_what_reads_an_equal_op_is_not_merged_with_it():
     assert merging.until(sigmoids[0]) < border <= sigmoids[1]
 
 
+def test_constants_meet_in_the_same_order(exact_arithmetic):
+    """The gradient goes through three of them: nothing waits for the products between."""
+    x, weights = numbers("x", 16, 16), numbers("w", 16, 16)
+    constants = [numbers(f"c{k}", 16, 16) for k in range(3)]
+
+    def step(gradients):
+        def traced(x):
+            y = tf.matmul(tf.tanh(tf.nn.relu(tf.tanh(x))), weights)
+            for constant in constants:
+                y = y * constant
+            return gradients(tf.reduce_sum(tf.tanh(y)), [x])
+
+        return tf.function(traced, autograph=False)
+
+    with Scheduled(lambda step: forgetful(step.graph, 0, forget=0.2)):
+        found = step(ms.gradients)(x)
+    assert_identical(found, step(tf.gradients)(x), "three constants")
+
+
 def test_the_oracle_sees_what_waits_for_a_part_of_a_kernel():
     with tf.Graph().as_default() as graph:
         x, bias = tf.zeros([1, 4, 4, 2]), tf.zeros([2])
