@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 ROWS = 4
 WIDTHS = (2, 3, 4, 6, 8)
+#: Roundings of half and of single precision, shares of the largest value.
+HALF, SINGLE = 2.0**-6, 1e-6
 #: Wider matrices are cut, so that repeated concatenation does not explode.
 WIDEST = 24
 
@@ -115,6 +117,11 @@ def programs(least: int = 3, most: int = 22) -> st.SearchStrategy[Program]:
         st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple),
         st.booleans(),
     )
+
+
+def rounding(program: Program) -> float:
+    """By how much results may differ that are the same but for rounding."""
+    return HALF if any(kind.startswith("half") for kind, *_ in program.steps) else SINGLE
 
 
 class Weights:

@@ -25,7 +25,17 @@ from memsaving_gradients.planners import Limits, named
 from memsaving_gradients.planners.proposal import propose
 from memsaving_gradients.schedules.simulate import simulate
 from tests.helpers.checker import check_schedule, naive_peak
-from tests.helpers.random_programs import KINDS, Program, Weights, between, build, inputs, programs
+from tests.helpers.random_programs import (
+    KINDS,
+    SINGLE,
+    Program,
+    Weights,
+    between,
+    build,
+    inputs,
+    programs,
+    rounding,
+)
 from tests.helpers.sampling import examples
 
 pytestmark = pytest.mark.usefixtures("exact_arithmetic")
@@ -49,10 +59,6 @@ _choices = st.one_of(
     st.tuples(st.just("tensors"), st.lists(st.integers(0, 40), max_size=4)),
     st.tuples(st.just("kept"), st.lists(st.integers(0, 60), max_size=12)),
 )
-
-
-#: Roundings of half and of single precision, shares of the largest value.
-HALF, SINGLE = 2.0**-6, 1e-6
 
 
 class _Spy:
@@ -223,14 +229,14 @@ def test_gradients_of_a_thousand_random_programs_are_bit_identical(program, choi
 @given(programs(most=14), _choices)
 @settings(_fast, max_examples=examples(12))
 def test_data_gates_change_no_value(program, choice):
-    """Conditionals outside of XLA, but for rounding: grappler does not fuse across their ends."""
+    """Conditionals outside of XLA, but for rounding: grappler does not fuse across their ends, and
+    oneDNN has no kernels in them."""
     weights = _shared_weights()
     plain, _, _ = _run(program, "plain", weights)
     ours, seen, _ = _run(program, choice, weights, xla=True)
     for step, schedule in seen:
         check_schedule(step.graph, schedule)
-    halves = any(kind.startswith("half") for kind, *_ in program.steps)
-    _same(plain, ours, rounding=HALF if halves else SINGLE)
+    _same(plain, ours, rounding=rounding(program))
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS)))

@@ -23,7 +23,16 @@ from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import simulate
 from tests.helpers.checker import check_schedule
 from tests.helpers.fresh import fresh
-from tests.helpers.random_programs import KINDS, Program, Weights, build, inputs, programs
+from tests.helpers.random_programs import (
+    KINDS,
+    SINGLE,
+    Program,
+    Weights,
+    build,
+    inputs,
+    programs,
+    rounding,
+)
 from tests.helpers.sampling import examples
 from tests.helpers.schedules import forgetful, halving
 from tests.helpers.support import assert_identical, numbers
@@ -126,10 +135,11 @@ def _check(program: Program, seed: int, forget: float, *, xla: bool = False) -> 
             continue
         for p, q in [(a.values, b.values)] if isinstance(a, tf.IndexedSlices) else [(a, b)]:
             p, q = p.numpy(), q.numpy()
-            if any(unordered):
-                # `AddN` begins with an addend whose buffer is free just then: the last bits depend
-                # on timing.
-                assert np.abs(p - q).max(initial=0) <= 1e-6 * max(1.0, np.abs(p).max(initial=0))
+            # `AddN` begins with an addend whose buffer is free just then: the last bits depend on
+            # timing. In conditionals, whose ops TensorFlow compiles apart, oneDNN has no kernels.
+            if any(unordered) or xla:
+                share = rounding(program) if xla else SINGLE
+                assert np.abs(p - q).max(initial=0) <= share * max(1.0, np.abs(p).max(initial=0))
             else:
                 assert p.tobytes() == q.tobytes(), np.abs(p - q).max()
 
@@ -147,6 +157,12 @@ def test_random_programs(exact, program, seed, forget):
 @settings(_fast, max_examples=examples(10))
 def test_random_programs_behind_data_gates(exact, program, seed, forget):
     _check(program, seed, forget, xla=True)
+
+
+def test_a_product_behind_data_gates(exact):
+    """Small enough that oneDNN and Eigen round it otherwise, on some processors."""
+    steps = (("unary", 0, 0, 0), ("unary", 0, 0, 0), ("matmul", 0, 0, 0))
+    _check(Program(steps, (0,), False), 0, 0.3, xla=True)
 
 
 @pytest.mark.slow
