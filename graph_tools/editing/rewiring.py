@@ -43,8 +43,9 @@ class Rewiring:
         graphs.update_input(op, index, tensor)
 
     def set(self, op: tf.Operation, attribute: str, value: Any) -> None:
-        """Set an attribute of ``op`` that it has to ``value``, a proto."""
-        self.attributes.append((op, attribute, op.node_def.attr[attribute], value))
+        """Set an attribute of ``op`` to ``value``, a proto."""
+        before = op.node_def.attr.get(attribute)
+        self.attributes.append((op, attribute, before, value))
         graphs.set_attribute(op, attribute, value)
 
     def forbid_feeding(self, tensors: Iterable[tf.Tensor]) -> None:
@@ -59,7 +60,11 @@ class Rewiring:
         """Restore every edge and attribute, and let tensors be fed."""
         graphs.let_feed(self.unfed)
         for holder, attribute, value, _ in reversed(self.attributes):
-            graphs.set_attribute(holder, attribute, value)
+            if value is None:
+                # TensorFlow runs no function with an attribute that has no value.
+                graphs.clear_attribute(holder, attribute)
+            else:
+                graphs.set_attribute(holder, attribute, value)
         for op, index, old, _ in reversed(self.edges):
             graphs.update_input(op, index, old)
 

@@ -26,6 +26,7 @@ from graph_tools.tf_private.loops import LOOPS
 __all__ = [
     "add_control_inputs",
     "as_autograph_would",
+    "clear_attribute",
     "conditional",
     "conditional_on",
     "create_gate",
@@ -256,6 +257,11 @@ def set_attribute(op: tf.Operation, name: str, value: tf.compat.v1.AttrValue) ->
     op._set_attr(name, value)
 
 
+def clear_attribute(op: tf.Operation, name: str) -> None:
+    """Remove an attribute of an existing op; as private as `set_attribute` (2.16 to 2.21)."""
+    op._clear_attr(name)
+
+
 def protect(op: tf.Operation) -> None:
     """Exempt ``op`` from every grappler pass, by the attribute that TensorFlow's own loop gradients
     set (2.16 to 2.21)."""
@@ -264,8 +270,8 @@ def protect(op: tf.Operation) -> None:
 
 def unprotect(op: tf.Operation) -> None:
     """Take `protect` back: grappler keeps what is protected, and all that it needs, even if nobody
-    reads it (2.16 to 2.21)."""
-    op._clear_attr(_PROTECTED)
+    reads it."""
+    clear_attribute(op, _PROTECTED)
 
 
 def unrecorded() -> Any:

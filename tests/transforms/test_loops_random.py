@@ -511,6 +511,14 @@ def check_budget(loop, budget):
     _compare(loop, found, plain, graph, f"budget={budget}")
 
 
+def test_loops_whose_plans_were_taken_back_run():
+    """No attribute that was noted at a loop of unknown length is left without a value."""
+    states = {"states": ("float", "array", "array"), "updates": (0, 0, 0)}
+    ends = {"outputs": (0,), "xs": (0,), "leaf": None, "steps": 30}
+    body = {"body": (("element", 0, 0),), "condition": "run_time_maximum"}
+    check_budget(_alone("element", **states, **body, **ends), 0.1)
+
+
 @given(loops(most=4), st.sampled_from([0.3, 0.6, 0.9]))
 @settings(_fast, max_examples=examples(5))
 def test_budgets_of_random_loops(loop, budget):
