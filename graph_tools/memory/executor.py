@@ -162,13 +162,13 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
     one = _as_one(ops, same)
     moved = folded(ops)
     absent = moved.gone | same.keys()
-    split = {i for i, op in enumerate(ops.ops) if op_types.is_split(op)}
+    split = [i for i, op in enumerate(ops.ops) if op_types.is_split(op)]
     reads = [[one.get(v, v) for v in values] for values in _past(split, ops, moved.reads)]
     storage, source = [one.get(root, root) for root in _storages(ops)], ops.source.tolist()
     producer = ops.producer.tolist()
     bounds = [*ops.first_value.tolist(), len(producer)]
     # Views that are read past hold no buffer.
-    silent = absent | split
+    silent = absent.union(split)
     writes = [range(bounds[i], bounds[i + (i not in silent)]) for i in range(len(ops.ops))]
     waits: list[dict[int, None]] = []
     there: list[bool] = []
@@ -236,7 +236,7 @@ def _past(
     first = ops.first_value.tolist()
     past: dict[int, int] = {}
     found = list(reads)
-    for i in sorted(split):
+    for i in split:
         past.update((first[i] + k, past.get(v, v)) for k, v in enumerate(reads[i]))
         found[i] = ()
     return [[past.get(v, v) for v in values] for values in found] if past else found
