@@ -3,7 +3,6 @@ gradients must be bit-identical."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 
@@ -15,15 +14,12 @@ os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 from collections.abc import Iterator
-from unittest import mock
 
 import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.tf_private.config import deterministic
-from memsaving_gradients.engine.driver.attempts import Attempts
-from tests.helpers import fresh, sampling
+from tests.helpers import fresh, sampling, support
 
 pytest_plugins = ["tests.helpers.interruption", "tests.helpers.slowest"]
 
@@ -71,7 +67,7 @@ def graph() -> Iterator[tf.Graph]:
 @pytest.fixture
 def exact() -> Iterator[None]:
     """Op determinism on, grappler's arithmetic rewriting off, for the duration of one test."""
-    with _exact_arithmetic():
+    with support.exact_arithmetic():
         tf.random.set_seed(1)
         yield
 
@@ -79,15 +75,7 @@ def exact() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def exact_arithmetic() -> Iterator[None]:
     """As `exact`, for all tests of a module, without a seed."""
-    with _exact_arithmetic():
-        yield
-
-
-@contextlib.contextmanager
-def _exact_arithmetic() -> Iterator[None]:
-    # What is recomputed to be compared need not save anything.
-    followed = mock.patch.object(Attempts, "if_it_saves", lambda _, found: found)
-    with deterministic(), followed:
+    with support.exact_arithmetic():
         yield
 
 

@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from graph_tools.tf_private.config import deterministic
+from memsaving_gradients.engine.driver.attempts import Attempts
 from tests.helpers.sampling import sample
 
 v1 = tf.compat.v1
@@ -144,6 +147,15 @@ class Outcome:
     plans: tuple[ms.Plan, ...] = ()
     clones: list[str] = field(default_factory=list)
     surviving: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Op determinism on, grappler's arithmetic rewriting off."""
+    # What is recomputed to be compared need not save anything.
+    followed = mock.patch.object(Attempts, "if_it_saves", lambda _, found: found)
+    with deterministic(), followed:
+        yield
 
 
 @contextmanager
