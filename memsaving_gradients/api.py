@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from graph_tools.tf_private.autodiff import enclosing_graphs
 from memsaving_gradients.engine.differentiate import paused
+from memsaving_gradients.engine.feedback.notices import OUTER, warn_nothing_saved
 from memsaving_gradients.engine.marks import mark
-from memsaving_gradients.engine.notices import OUTER, warn_nothing_saved
 from memsaving_gradients.engine.options import MODES, Options
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError
 from memsaving_gradients.patching import ends_in, rewired

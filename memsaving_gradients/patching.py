@@ -20,7 +20,7 @@ import tensorflow as tf
 from graph_tools.tf_private import autodiff, hooks
 from graph_tools.warn import warn
 from memsaving_gradients.engine.differentiate import inner_way, is_paused, paused, saving
-from memsaving_gradients.engine.notices import OUTER, warn_nothing_saved
+from memsaving_gradients.engine.feedback.notices import OUTER, warn_nothing_saved
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.tensor_selection import resolve
 from memsaving_gradients.errors import (

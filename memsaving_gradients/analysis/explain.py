@@ -27,8 +27,8 @@ from graph_tools.ops.elements import most_chosen
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.analysis.as_compiled import in_xlas_bytes
 from memsaving_gradients.analysis.study import Study, asked
+from memsaving_gradients.engine.feedback.progress import showing
 from memsaving_gradients.engine.no_gc import uncollected
-from memsaving_gradients.engine.progress import showing
 from memsaving_gradients.planners import Limits, Proposal, budget_curve
 from memsaving_gradients.reports.describe import source_line
 from memsaving_gradients.reports.explanation import Explanation, Layer, Parts, Point

@@ -15,7 +15,11 @@ from memsaving_gradients.engine import graph_state, replicas, whole_step
 from memsaving_gradients.engine.call import Call, Gradient, components
 from memsaving_gradients.engine.driver.attempt import Followed, take_back
 from memsaving_gradients.engine.driver.following import Following
-from memsaving_gradients.engine.notices import note_unused, warn_nothing_saved, warn_stopped
+from memsaving_gradients.engine.feedback.notices import (
+    note_unused,
+    warn_nothing_saved,
+    warn_stopped,
+)
 from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite

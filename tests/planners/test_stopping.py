@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from memsaving_gradients.engine.progress import showing
+from memsaving_gradients.engine.feedback.progress import showing
 from memsaving_gradients.planners import Interrupted, Limits, Proposal, least_memory
 from tests.helpers.greedy import greedy
 from tests.helpers.towers import HOLEY, planned, tower
@@ -213,7 +213,7 @@ def test_bar_in_a_terminal(
     import sys
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("memsaving_gradients.engine.progress.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("memsaving_gradients.engine.feedback.progress.PATIENCE_SECONDS", 0.0)
     if not with_rich:
         monkeypatch.setitem(sys.modules, "rich.console", None)
     with showing(None) as hook:
@@ -233,7 +233,7 @@ def test_no_bar_for_what_is_over(
     import sys
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("memsaving_gradients.engine.progress.PATIENCE_SECONDS", patience)
+    monkeypatch.setattr("memsaving_gradients.engine.feedback.progress.PATIENCE_SECONDS", patience)
     with showing(None) as hook:
         assert hook is not None
         if patience:

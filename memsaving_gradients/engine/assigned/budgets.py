@@ -20,7 +20,7 @@ from memsaving_gradients.engine.assigned.shares import next_share
 from memsaving_gradients.engine.assigned.trials import PLAIN, Trial, Trials
 from memsaving_gradients.engine.call import Call
 from memsaving_gradients.engine.driver.attempts import STEP_ROUNDS
-from memsaving_gradients.engine.notices import note_ample
+from memsaving_gradients.engine.feedback.notices import note_ample
 from memsaving_gradients.engine.planning.outcome import captured
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError, BudgetWarning

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from memsaving_gradients.budget import Goal, chunk_bytes, safe_bytes, too_small, worst_bytes
 from memsaving_gradients.engine.driver.attempt import Followed, follow, take_back
-from memsaving_gradients.engine.notices import warn_nothing_saved
+from memsaving_gradients.engine.driver.window import Window
+from memsaving_gradients.engine.feedback.notices import warn_nothing_saved
 from memsaving_gradients.engine.planning.by_mode import by_mode
 from memsaving_gradients.engine.planning.outcome import LIMITED, Outcome, nothing_else
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
@@ -21,7 +22,6 @@ from memsaving_gradients.engine.planning.within_limits import first_share, withi
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.planners.budget_search import CLOSE, ROUNDS
-from memsaving_gradients.planners.meter import EXECUTOR_ADDS
 from memsaving_gradients.planners.proposal import SLACK
 
 __all__ = ["STEP_ROUNDS", "Attempts", "no_longer_kept"]
@@ -49,8 +49,8 @@ class Attempts:
 
     Attributes
     ----------
-    share
-        Of the budget, what the next plan is made for.
+    window
+        For which share of the budget the next plan is made.
     """
 
     def __init__(self, site: Site) -> None:
@@ -59,10 +59,8 @@ class Attempts:
 
     def start(self) -> None:
         """Begin anew, as for a step that was changed."""
-        self.share = first_share(self.site)
+        self.window = Window(first_share(self.site))
         self._broke = 0
-        #: Shares of the budget: plans within the first were asked for, of the second broke it.
-        self._most_asked, self._least_broken = 0.0, math.inf
         self._by_luck = False
 
     def kept(self) -> Followed | None:
@@ -94,18 +92,18 @@ class Attempts:
         lucky: Followed | None = None
         while attempt < last:
             try:
-                found = self._next(self.share)
+                found = self._next(self.window.share)
             except BudgetError as error:
                 if kept is not None or lucky is not None:
                     break
                 if self.site.stopped == "interrupted":
                     # Plans that broke the budget as they ran are no smaller than it.
                     raise self._no_smaller(error) from None
-                if self.share < 1.0 and not attempt:
+                if self.window.share < 1.0 and not attempt:
                     # There may be no plan that leaves room for what the executor adds, but one to
                     # which it adds nothing.
-                    self.share = 1.0
-                elif not self._between():
+                    self.window.share = 1.0
+                elif not self.window.narrow():
                     return None, False
                 attempt += 1
                 continue
@@ -116,7 +114,7 @@ class Attempts:
                     if attempt + 1 == last or not self._leaves_room(found):
                         return found, True
                     kept = found
-                elif attempt + 1 < last and not self._between():
+                elif attempt + 1 < last and not self.window.narrow():
                     last = attempt + 1
                 take_back(self.site, found)
                 attempt += 1
@@ -150,12 +148,7 @@ class Attempts:
         self._broke = min(self._broke or need, need)
         budget = found.outcome.plan.budget
         assert budget is not None
-        self._least_broken = min(self._least_broken, found.planned / budget, self.share)
-        # What the executor adds to one plan it adds to the next, about; and what the rest of a step
-        # takes grows as the plan shrinks: each step down is a larger one.
-        self.share = min(found.planned / need, self.share) * (1 - EXECUTOR_ADDS) ** (attempt + 1)
-        if self.share <= self._most_asked:
-            self._between()
+        self.window.step_down(found.planned / budget, need / budget, attempt)
 
     def _leaves_room(self, found: Followed) -> bool:
         """Whether a faster plan may be found between one that keeps the budget, and leaves much of
@@ -166,16 +159,7 @@ class Attempts:
         plan = found.outcome.plan
         if plan.budget is None or found.outcome.need >= CLOSE**2 * plan.budget:
             return False
-        return plan.extra_time > SLACK and self._between()
-
-    def _between(self) -> bool:
-        """Ask for less than what broke the budget, and for more than what was asked for last, as
-        far as plans can differ there; whether they can."""
-        self._most_asked = max(self._most_asked, self.share)
-        if not self._most_asked * (1 + EXECUTOR_ADDS) ** 2 < self._least_broken < math.inf:
-            return False
-        self.share = (self._most_asked + self._least_broken) / 2
-        return True
+        return plan.extra_time > SLACK and self.window.narrow()
 
     def worst(self, found: Followed) -> int:
         """The bytes of a budget that a step needs in the worst of the steps that were simulated, as

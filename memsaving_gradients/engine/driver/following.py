@@ -8,11 +8,11 @@ from memsaving_gradients.budget import safe_bytes
 from memsaving_gradients.engine.driver.attempt import Followed, follow, take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
 from memsaving_gradients.engine.driver.candidates import each_way, first_candidate_that_fits
+from memsaving_gradients.engine.feedback.progress import showing
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.planning.outcome import Outcome
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
 from memsaving_gradients.engine.planning.within_limits import budget_of
-from memsaving_gradients.engine.progress import showing
 from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError

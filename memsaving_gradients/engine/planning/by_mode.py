@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from graph_tools.memory.liveness import timeline
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.engine.notices import warn_nothing_saved
+from memsaving_gradients.engine.feedback.notices import warn_nothing_saved
 from memsaving_gradients.engine.planning.outcome import (
     Outcome,
     captured,

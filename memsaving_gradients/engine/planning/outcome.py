@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from graph_tools.errors import GraphError
 from memsaving_gradients.budget import safe_bytes
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.engine.notices import warn_nothing_saved
+from memsaving_gradients.engine.feedback.notices import warn_nothing_saved
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.planners import Proposal
 from memsaving_gradients.planners.meter import Found, Meter

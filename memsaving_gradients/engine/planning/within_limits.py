@@ -13,7 +13,7 @@ from graph_tools.memory.timeline import CHANCE
 from memsaving_gradients.budget import Goal, chunk_bytes, plain_bytes, safe_bytes
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.capture.unknown_sizes import check_known, check_steps, unknown_steps
-from memsaving_gradients.engine.notices import ENDED, note_ample, warn_nothing_saved
+from memsaving_gradients.engine.feedback.notices import ENDED, note_ample, warn_nothing_saved
 from memsaving_gradients.engine.planning.outcome import (
     Outcome,
     captured,
