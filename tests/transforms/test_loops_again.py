@@ -183,8 +183,11 @@ def test_gradients_of_gradients_say_that_the_loop_is_kept():
 
 
 CONSTANTS = {
-    # The gradient reads the inner product: a constant does not pass it.
+    # The loop draws numbers, and is waited for: it appends the inner product to a list of which
+    # nothing is computed, and the constant does not pass it.
     "product": lambda i, drawn, h: h * tf.cast(i % 5 + 1, tf.float32) * 0.3 * drawn,
+    # Nothing waits for the loop: the list goes, and the constant passes the product.
+    "product, alone": lambda i, drawn, h: h * tf.cast(i % 5 + 1, tf.float32) * 0.3,
     # Nobody else reads the inner sum: the constant joins the summand whose name comes first.
     "sum": lambda i, drawn, h: (drawn + tf.cos(h)) + 0.3,
     "stopped": lambda i, drawn, h: h + tf.stop_gradient(drawn * tf.cos(h) * 0.3),
@@ -196,8 +199,10 @@ CONSTANTS = {
 def test_constants_are_folded_as_in_plain_training(kind):
     def program(gradients, x, w):
         def body(i, h):
-            # Kept, and read from a list when steps run again.
-            drawn = tf.raw_ops.RandomUniform(shape=X.shape, dtype=tf.float32, seed=1, seed2=1)
+            drawn = None
+            if kind != "product, alone":
+                # Kept, and read from a list when steps run again.
+                drawn = tf.raw_ops.RandomUniform(shape=X.shape, dtype=tf.float32, seed=1, seed2=1)
             return i + 1, tf.tanh(CONSTANTS[kind](i, drawn, tf.matmul(h, w)))
 
         _, h = tf.while_loop(lambda i, _: i < STEPS, body, (0, x), parallel_iterations=1)

@@ -8,7 +8,7 @@ result is read through an identity that grappler leaves alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -53,14 +53,18 @@ def wanted(graph: tf.Graph, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
 
 
 def transplant(
-    ops: Sequence[tf.Operation], stands: Tensors, source: tf.Graph, waits: bool = False
+    ops: Sequence[tf.Operation],
+    stands: Tensors,
+    source: tf.Graph,
+    idle: Collection[tf.Operation] = (),
+    waits: bool = False,
 ) -> None:
     """Copy ``ops`` of ``source`` into the current graph and note in ``stands`` what stands for
     their outputs.
 
     ``waits``: control edges among them are copied, too. An op that several others read in
-    ``source``, and one of these here, is read through an identity that stays, or grappler would
-    fuse it with that reader here and not there.
+    ``source`` (but for ``idle`` ones, which grappler removes), and one of these here, is read
+    through an identity that stays, or grappler would fuse it with that reader here and not there.
     """
     inside = set(ops)
     copies: dict[tf.Operation, tf.Operation] = {}
@@ -72,7 +76,7 @@ def transplant(
         copy = loops.copy_op(op, [stands[t.ref()] for t in op.inputs], before)
         copies[op] = copy
         outputs = list(copy.outputs)
-        if first is not None and _loses_readers(op, inside):
+        if first is not None and _loses_readers(op, inside, idle):
             with tf.control_dependencies([first]):
                 outputs = [tf.identity(output) for output in outputs]
             for output in outputs:
@@ -80,8 +84,10 @@ def transplant(
         stands |= {old.ref(): new for old, new in zip(op.outputs, outputs, strict=True)}
 
 
-def _loses_readers(op: tf.Operation, inside: set[tf.Operation]) -> bool:
-    readers = {reader for out in op.outputs for reader in out.consumers()}
+def _loses_readers(
+    op: tf.Operation, inside: set[tf.Operation], idle: Collection[tf.Operation]
+) -> bool:
+    readers = {reader for out in op.outputs for reader in out.consumers()}.difference(idle)
     left = readers & inside
     if len(readers) < 2 or len(left) != 1:
         return False

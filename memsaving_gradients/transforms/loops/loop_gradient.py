@@ -11,6 +11,7 @@ import tensorflow as tf
 from graph_tools.ops.trip_counts import behind_identities
 from graph_tools.ops.while_loops import Loop
 from graph_tools.tf_private import loops
+from memsaving_gradients.transforms.loops.body_copies import behind
 
 __all__ = ["Gradient"]
 
@@ -56,6 +57,18 @@ class Gradient:
             i
             for i, (arg, out) in enumerate(zip(graph.inputs, graph.outputs, strict=True))
             if i > 2 and i not in self.taken and behind_identities(out) is not arg
+        )
+
+    @cached_property
+    def read(self) -> frozenset[int]:
+        """Of the loop's variables, the accumulators whose elements something is computed from: the
+        gradient takes elements from others, too, for gradients that nobody asked for."""
+        graph = loops.body_of(self.op)
+        computing = behind(graph.outputs[i] for i in self.carried)
+        return frozenset(
+            number
+            for i, number in self.taken.items()
+            if not computing.isdisjoint(graph.inputs[i].consumers())
         )
 
     @cached_property

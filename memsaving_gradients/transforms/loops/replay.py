@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
+from graph_tools.ops import op_types
 from graph_tools.ops.trip_counts import UNKNOWN_STEPS, behind_identities, note_steps, noted_steps
 from graph_tools.ops.while_loops import Loop, Part
 from graph_tools.tf_private import graphs, loops
@@ -91,6 +92,18 @@ class Replay:
         """What runs again."""
         numbers = sorted({n for gradient in self.gradients for n in gradient.taken.values()})
         return self.loop.part(self.loop.accumulated[n] for n in numbers)
+
+    @property
+    def _idle(self) -> frozenset[tf.Operation]:
+        """Ops that fill accumulators from which nothing is computed. Grappler removes them in plain
+        training, if nothing waits for the loop to have run."""
+        if op_types.is_stateful(self.loop.op):
+            return frozenset()
+        read = frozenset[int]().union(*(gradient.read for gradient in self.gradients))
+        outputs = self.loop.body.outputs
+        return frozenset(
+            behind_identities(outputs[n]).op for n in self.loop.accumulated if n not in read
+        )
 
     @tf.autograph.experimental.do_not_convert
     def apply(self) -> None:
@@ -228,7 +241,7 @@ class Replay:
 
         def step(now: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
             stands = arguments(body, now, variables)
-            transplant(ops, stands, body, waits=True)
+            transplant(ops, stands, body, self._idle, waits=True)
             gathered = [
                 tf.raw_ops.TensorListPushBack(input_handle=so_far, tensor=stands[t.ref()])
                 for so_far, t in zip(variables[len(own) :], self.part.once, strict=True)
@@ -330,7 +343,7 @@ class Replay:
 
         def step(now: tf.Tensor, *at: tf.Tensor) -> list[tf.Tensor]:
             stands = self._stands(now, at)
-            transplant(ops, stands, body)
+            transplant(ops, stands, body, self._idle)
             return [now + 1, *(stands[t.ref()] for t in nexts)]
 
         _, *ends = loop_of(
@@ -357,7 +370,7 @@ class Replay:
         def step(now: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
             count = len(nexts)
             stands = self._stands(now, variables[:count])
-            transplant(ops, stands, body)
+            transplant(ops, stands, body, self._idle)
             filled = pushed(variables[count:], [stands[t.ref()] for t in gathered])
             return [now + 1, *(stands[t.ref()] for t in nexts), *filled]
 
