@@ -54,7 +54,7 @@ from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.rewriting.clone_groups import Runs
 from memsaving_gradients.rewriting.fusion import Merging
-from memsaving_gradients.rewriting.gates import Gate, fixed_inputs, gated
+from memsaving_gradients.rewriting.gates import Gate, begun_when_complete, fixed_inputs, gated
 from memsaving_gradients.rewriting.ordering import Holds
 from memsaving_gradients.rewriting.regions import Regions
 from memsaving_gradients.rewriting.stored_values import Loads
@@ -235,6 +235,9 @@ class _Writer:
         # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused,
         # by that.
         inputs = [self._behind(gate, tensor) for tensor in inputs]
+        if self.regions is None and any(copies):
+            constants = self.ops.constants(entry.op)
+            inputs = [*begun_when_complete(op, inputs, constants, [c > 0 for c in copies])]
         copy = self.result.clones[key] = clone(op, inputs)
         self.result.rewiring.forbid_feeding(op.outputs)
         self.gates[key] = gate

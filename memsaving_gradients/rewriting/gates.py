@@ -20,7 +20,7 @@ from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs, loops
 
-__all__ = ["Gate", "fixed_inputs", "gated", "widest_input"]
+__all__ = ["Gate", "begun_when_complete", "fixed_inputs", "gated", "widest_input"]
 
 
 def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int | None:
@@ -54,10 +54,40 @@ def fixed_inputs(op: tf.Operation, constant: Sequence[bool]) -> Sequence[bool]:
         if condition is None:
             return constant
         decides = [bool(t.consumers()) for t in condition.inputs]
+        if not any(decides):
+            return constant
+        if all(constant[k] for k, does in enumerate(decides) if does):
+            # A loop that counts from zero: no compiler needs to know that here.
+            return [not does for does in decides]
     else:
         return constant
     fixed = [held or not does for held, does in zip(constant, decides, strict=True)]
     return constant if all(fixed) else fixed
+
+
+def begun_when_complete(
+    op: tf.Operation,
+    inputs: Sequence[tf.Tensor],
+    constant: Sequence[bool],
+    made: Sequence[bool],
+) -> Sequence[tf.Tensor]:
+    """Inputs for a clone of ``op`` of which none of its ops runs before all of them are there.
+
+    The first step of a loop runs what reads only the state that the loop begins with, and holds it
+    until the rest is there. So what decides whether the loop goes on waits for what other clones
+    have ``made``. Of all other ops, ``inputs`` are returned as they are.
+    """
+    fixed = fixed_inputs(op, constant)
+    if fixed is constant:
+        return inputs
+    index = widest_input(inputs, fixed) or 0
+    # Identities are waited for, since grappler does not fuse what is waited for.
+    late = [
+        gated(tensor, [], op.name).op for k, tensor in enumerate(inputs) if made[k] and k != index
+    ]
+    if not late:
+        return inputs
+    return [gated(t, late, op.name) if k == index else t for k, t in enumerate(inputs)]
 
 
 def _rank(tensor: tf.Tensor) -> tuple[bool, bool, int]:
