@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import tensorflow as tf
 from graph_tools.memory.liveness import timeline
 from graph_tools.memory.peak_tensors import with_names
 from graph_tools.memory.timeline import Part
+from graph_tools.ops import op_types
 from graph_tools.ops.elements import most_chosen
 from graph_tools.tf_private import graphs
 from memsaving_gradients.capture.fingerprint import fingerprint
@@ -196,6 +197,21 @@ def source_line(op: tf.Operation) -> str:
     return ""
 
 
+def _why_once(ops: Sequence[tf.Operation], loops: Mapping[str, str]) -> str:
+    """Why ops do not run again, and what to do; ``loops``: as in `why_nothing`."""
+    never = {op.type for op in ops if not op_types.is_clonable(op)}
+    if not never:
+        kinds = ", ".join(sorted({op.type for op in ops}))
+        return (
+            f"whose copies might have other bits ({kinds}): something outside of the gradients"
+            " reads what they make, or changes what they read"
+        )
+    way_out = "".join(f"; the loop {name!r} is not replayed: {why}" for name, why in loops.items())
+    if not way_out and not never.isdisjoint(op_types.FUNCTIONAL):
+        way_out = "; call such functions in smaller pieces, or inline them"
+    return f"that must not run twice ({', '.join(sorted(never))}){way_out}"
+
+
 def why_nothing(step: CapturedStep, mode: str, peak: int, loops: Mapping[str, str]) -> str:
     """Why no plan lowers the simulated peak of ``peak`` bytes. ``loops``: why loops, by name, are
     not replayed."""
@@ -207,12 +223,10 @@ def why_nothing(step: CapturedStep, mode: str, peak: int, loops: Mapping[str, st
     fixed = [s for s in residual if not graph.clonable[graph.producer[s]]]
     held = sum(int(graph.size[s]) for s in fixed)
     if 2 * held > total:
-        kinds = sorted({step.source.ops[int(graph.producer[s])].type for s in fixed})
-        said = "".join(f"; the loop {name!r} is not replayed: {why}" for name, why in loops.items())
+        ops = [step.source.ops[int(graph.producer[s])] for s in fixed]
         return (
-            f"{held:,} of {total:,} bytes that backward reads are made by ops that must not run"
-            f" twice ({', '.join(kinds)})"
-            f"{said or '; call such functions in smaller pieces, or inline them'}"
+            f"{held:,} of {total:,} bytes that backward reads are made by ops"
+            f" {_why_once(ops, loops)}"
         )
     return (
         f"no choice of checkpoints (mode {mode!r}) lowers the simulated peak of {peak:,} "
