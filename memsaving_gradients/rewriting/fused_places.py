@@ -70,7 +70,7 @@ class Places:
         self._kinds = [step.source.ops[entry.op].type for entry in steps]
         self._place: dict[Key, int] = {entry[:2]: now for now, entry in enumerate(steps)}
         self.ends: set[int] = set()
-        self._in_turn = folded_in_turn(step.source, step.takes)
+        self._in_turn = frozenset(folded_in_turn(step.source, step.takes).nonzero()[0].tolist())
         last = self._with_readers()
         merged = self._with_filters()
         self._until: list[int] = []
@@ -126,7 +126,7 @@ class Places:
         order that a control edge from there would change."""
         position = self._steps[maker].op
         return (
-            bool(self._in_turn[position])
+            position in self._in_turn
             and op_types.fold_together(self._kinds[maker], self._kinds[reader])
             and self._is_alone_for(position, self._steps[reader].op)
         )
