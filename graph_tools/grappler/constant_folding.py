@@ -60,13 +60,18 @@ def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
         kind = ops.ops[i].type
         if not any(kind in family for family in op_types.FOLDED_TOGETHER):
             continue
-        readers = ops.readers[i]
-        takes[i] = ops.reads_constant(i) or (
-            len(readers) == 1
-            and bool(takes[readers[0]])
-            and op_types.fold_together(kind, ops.ops[readers[0]].type)
-        )
+        takes[i] = ops.reads_constant(i) or _tree_of(ops, i, takes) is not None
     return takes
+
+
+def _tree_of(ops: OpGraph, position: int, takes: npt.NDArray[np.bool_]) -> int | None:
+    """The only reader of an op, if both are of one tree that takes a constant; ``takes``: what
+    `takes_constant` says, of later ops at least."""
+    readers = ops.readers[position]
+    if len(readers) != 1 or not takes[readers[0]]:
+        return None
+    kinds = ops.ops[position].type, ops.ops[readers[0]].type
+    return readers[0] if op_types.fold_together(*kinds) else None
 
 
 def folded_in_turn(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -98,15 +103,11 @@ def folded_in_turn(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np
     root: dict[int, int] = {}
     constants, differences = Counter[int](), set[int]()
     for i in reversed(np.flatnonzero(takes).tolist()):
-        readers, kind = ops.readers[i], ops.ops[i].type
-        inner[i] = (
-            len(readers) == 1
-            and readers[0] in root
-            and op_types.fold_together(kind, ops.ops[readers[0]].type)
-        )
-        root[i] = root[readers[0]] if inner[i] else i
+        reader = _tree_of(ops, i, takes)
+        inner[i] = reader is not None
+        root[i] = i if reader is None else root[reader]
         constants[root[i]] += ops.reads_constant(i)
-        if kind == "Sub":
+        if ops.ops[i].type == "Sub":
             differences.add(root[i])
     for i, top in root.items():
         few = constants[top] < (MANY_WITH_DIFFERENCES if top in differences else MANY)

@@ -235,7 +235,7 @@ class _Writer:
         # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused,
         # by that.
         inputs = [self._behind(gate, tensor) for tensor in inputs]
-        if self.regions is None and any(copies):
+        if self.regions is None and op.type in op_types.FUNCTIONAL:
             constants = self.ops.constants(entry.op)
             inputs = [*begun_when_complete(op, inputs, constants, [c > 0 for c in copies])]
         copy = self.result.clones[key] = clone(op, inputs)

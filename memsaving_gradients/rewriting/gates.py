@@ -54,14 +54,12 @@ def fixed_inputs(op: tf.Operation, constant: Sequence[bool]) -> Sequence[bool]:
         if condition is None:
             return constant
         decides = [bool(t.consumers()) for t in condition.inputs]
-        if not any(decides):
-            return constant
-        if all(constant[k] for k, does in enumerate(decides) if does):
-            # A loop that counts from zero: no compiler needs to know that here.
-            return [not does for does in decides]
     else:
         return constant
     fixed = [held or not does for held, does in zip(constant, decides, strict=True)]
+    if all(fixed) and op.type in loops.LOOPS:
+        # A loop that counts from zero: no compiler needs to know that here.
+        fixed = [not does for does in decides]
     return constant if all(fixed) else fixed
 
 
@@ -71,11 +69,12 @@ def begun_when_complete(
     constant: Sequence[bool],
     made: Sequence[bool],
 ) -> Sequence[tf.Tensor]:
-    """Inputs for a clone of ``op`` of which none of its ops runs before all of them are there.
+    """Inputs for a clone of a loop or branch ``op``, such that none of its ops runs before all of
+    them are there.
 
     The first step of a loop runs what reads only the state that the loop begins with, and holds it
     until the rest is there. So what decides whether the loop goes on waits for what other clones
-    have ``made``. Of all other ops, ``inputs`` are returned as they are.
+    have ``made``.
     """
     fixed = fixed_inputs(op, constant)
     if fixed is constant:

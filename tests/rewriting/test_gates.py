@@ -1,4 +1,4 @@
-"""What is recomputed waits until all of it can run."""
+"""Gates of recomputed loops."""
 
 from __future__ import annotations
 

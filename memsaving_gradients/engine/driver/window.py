@@ -21,7 +21,7 @@ class Window:
     Attributes
     ----------
     share
-        What the next plan is made for.
+        The one that the next plan is made for.
     most_asked
         Of those that plans were asked for when one kept the budget, or none was found, the largest.
     least_broken
@@ -56,10 +56,11 @@ class Window:
         Parameters
         ----------
         made_for, need
-            What the plan was thought to need and what it needs as it runs, as shares of the budget.
+            The bytes that the plan was made for, and those that it takes as it runs, as shares of
+            the budget.
         attempt
-            How many came before. What the executor adds to one plan it adds to the next, about; and
-            what the rest of a step takes grows as the plan shrinks: each step down is a larger one.
+            How many came before. Each step down is larger than the last one: the executor adds
+            about as much to the next plan, and the rest of a step grows as the plan shrinks.
 
         Examples
         --------

@@ -1,1 +1,1 @@
-"""What users are told while gradients are made: notes and warnings, and how far planning is."""
+"""Notes, warnings and a progress bar for whoever asks for gradients."""
