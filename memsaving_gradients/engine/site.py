@@ -35,7 +35,7 @@ from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.transforms.loops.selection import Loops, Replayed
-from memsaving_gradients.transforms.packing.packing import Packed, pack, packable
+from memsaving_gradients.transforms.packing.packing import Packed, pack
 
 __all__ = ["Site", "Sought", "Whole"]
 
@@ -331,9 +331,13 @@ class Site:
         GraphError
             If something besides the gradients cannot be captured, such as a loop of TF1.
         """
+        return self.simulate_all(extra_seconds)[1]
+
+    def simulate_all(self, extra_seconds: float = 0.0) -> tuple[OpGraph, Simulation]:
+        """`simulate_traced`, with the step that was captured for it."""
         ops = capture(autodiff.ends_of(self.graph), home=self.home)
         held = [ops.value(tensor) for tensor in autodiff.outputs_of(self.graph)]
-        return self._simulated(ops, held, extra_seconds)
+        return ops, self._simulated(ops, held, extra_seconds)
 
     def _simulate_built(
         self,
@@ -381,10 +385,6 @@ class Site:
         if self.packed.tensors:
             self._captured = None
         return bool(self.packed.tensors)
-
-    def packable(self) -> list[tf.Tensor]:
-        """What `pack` would keep in fewer bytes."""
-        return [] if self.options.encode is None else packable(self.capture())
 
     def switch_packing(self, on: bool) -> None:
         """Undo `pack`, to be done again as it was, or do that."""

@@ -51,7 +51,7 @@ from memsaving_gradients.engine.site import Site, Whole
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.rewriting.turns import Pass, take_turns
 from memsaving_gradients.schedules.simulate import Simulation
-from memsaving_gradients.transforms.loops.one_at_a_time import one_at_a_time
+from memsaving_gradients.transforms.loops.one_at_a_time import ahead, one_at_a_time, within
 
 __all__ = ["is_inner", "leave", "leave_to", "see_whole", "waits_for_its_step"]
 
@@ -293,9 +293,19 @@ class _Step:
         else:
             self._take_turns()
             saved = self._one_after_the_other(updates, most)
-        need = self.need
+        need = self.need if most is None else self._let_loops_wait(most)
         for one, budget in zip(saved, budgets, strict=True):
             one.settle(whole_step=need, **({} if budget is None else {"budget": budget}))
+
+    def _let_loops_wait(self, budget: int) -> int:
+        """Let steps of loops run one at a time where those that are ahead would break the budget;
+        the bytes of it that the step then needs."""
+        site = self.sites[0]
+        ops, run = site.simulate_all()
+        need = self._need(run)
+        # Of the budget, which is one of chunks, bytes alive at once may be a share.
+        within(ahead(site.graph, site.options.batch), ops, run, run.peak * budget / max(need, 1))
+        return need
 
     def _take_turns(self) -> None:
         """Let calls run one after the other that need nothing of one another."""

@@ -3,6 +3,7 @@ together."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -313,6 +314,35 @@ def test_steps_of_a_loop_that_keep_a_budget_run_one_at_a_time() -> None:
     assert loop.get_attr("parallel_iterations") == 1
     (plan,) = check(looped_microbatches, 0.6)
     assert plan.assumed_rows is None
+
+
+def fixed_point(x: tf.Tensor, ws: Weights) -> Any:
+    """A loop at the peak of the step, whose steps compute a slope that no step changes."""
+    with tf.GradientTape() as tape:
+        y = network(x, ws)
+        loss = tf.reduce_sum(y**2)
+
+    def step(k: tf.Tensor, v: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return k + 1, x + tf.matmul(v * (1 - y * y), ws[0], transpose_b=True) / 2
+
+    _, slope = tf.while_loop(lambda k, _: k < 12, step, (0, x))
+    descend(ws, tape.gradient(loss, ws, output_gradients=tf.reduce_mean(slope)))
+    return loss
+
+
+@pytest.mark.parametrize(("budget", "parallel"), [(0.5, 1), (40 * HIDDEN, 10)])
+def test_steps_of_a_loop_run_ahead_where_the_budget_has_room(budget: float, parallel: int) -> None:
+    ws = weights()
+    step = tf.function(lambda x: fixed_point(x, ws), autograph=False)
+    with ms.patched(budget=budget), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ms.errors.PlanNote)  # The larger budget is met as it is.
+        graph = step.get_concrete_function(batch()).graph
+    (loop,) = (op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
+    assert loop.get_attr("parallel_iterations") == parallel
+
+
+def test_a_loop_that_waits_gives_the_same() -> None:
+    check(fixed_point, 0.5)
 
 
 def test_what_stands_for_gradients_is_where_they_are():

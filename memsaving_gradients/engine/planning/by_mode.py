@@ -25,6 +25,7 @@ from memsaving_gradients.planners.with_storage import planner_that_stores
 from memsaving_gradients.reports.describe import why_nothing
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
+from memsaving_gradients.transforms.packing.packing import packable
 
 __all__ = ["by_mode"]
 
@@ -39,7 +40,8 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
         return None
     original, before = site.original()
     proposal = _by_mode(site, step, mode)
-    tries = mode == "memory" and _packing_may_help(step, proposal, site.packable())
+    packs = mode == "memory" and site.options.encode is not None
+    tries = packs and _packing_may_help(step, proposal, packable(site.capture()))
     for parts in (True, False) if tries else ():
         if not site.pack(parts=parts):
             break

@@ -1,22 +1,33 @@
-"""Steps of a loop whose body keeps a budget run one at a time.
+"""Steps of loops run one at a time where a budget asks for it.
 
 TensorFlow starts up to ten steps of a ``tf.while_loop`` before the first one has ended
-(``parallel_iterations``), and what each of them holds is there together. The steps of a loop that
-adds gradients of microbatches up have nothing else to wait for. A budget is that of one step, so
-the loop gets one at a time. No value changes.
+(``parallel_iterations``), and what each of them holds is there together. That matters in two kinds
+of loops:
+
+- A body that keeps a budget of its own. The steps of a loop that adds gradients of microbatches up
+  have nothing else to wait for. The budget is that of one step (`one_at_a_time`).
+- A loop in a step that has a budget, where what runs ahead
+  (:mod:`graph_tools.costs.steps_ahead`) finds no place beside what is alive then (`within`). Others
+  stay as they are: it takes time to let steps wait (6 % of an LSTM, measured on two cores).
+
+No value changes.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from graph_tools.costs.steps_ahead import bytes_ahead
+from graph_tools.graph.capture import OpGraph
+from graph_tools.memory.timeline import Timeline
 from graph_tools.notes import has_notes, notes
 from graph_tools.tf_private import autodiff, graphs, hooks, loops
 
-__all__ = ["one_at_a_time"]
+__all__ = ["ahead", "one_at_a_time", "within"]
 
 
 @dataclass(eq=False)
@@ -40,7 +51,40 @@ def _restrain(graph: tf.Graph) -> None:
     if not has_notes(graph, _Inside):
         return
     inside = {id(inner) for inner in notes(graph, _Inside).graphs}
-    for op in graph.get_operations():
-        if op.type in loops.LOOPS and id(loops.body_of(op)) in inside:
-            one = tf.compat.v1.AttrValue(i=1)
-            graphs.set_attribute(op, "parallel_iterations", one)
+    for op in _loops(graph):
+        if id(loops.body_of(op)) in inside:
+            _let_wait(op)
+
+
+def ahead(graph: tf.Graph, batch: int) -> dict[tf.Operation, int]:
+    """For each loop of ``graph`` with steps that run ahead, the bytes that these hold at a batch of
+    ``batch`` examples."""
+    found = {op: bytes_ahead(op, batch) for op in _loops(graph)}
+    return {op: held for op, held in found.items() if held}
+
+
+def within(held: Mapping[tf.Operation, int], ops: OpGraph, run: Timeline, most: float) -> None:
+    """Let the steps of loops wait for one another where more than ``most`` bytes would be alive.
+
+    Parameters
+    ----------
+    held
+        For each loop, the bytes that its steps hold ahead (`ahead`).
+    ops, run
+        The step in which the loops are, and how it runs with steps that wait.
+    """
+    born = dict(zip(run.owner, run.buffers[0].tolist(), strict=False))
+    for loop, size in held.items():
+        if loop.name not in ops.position:
+            continue
+        places = [born[v] for v in map(ops.value, loop.outputs) if v in born]
+        if any(run.bytes_alive[place] + size > most for place in places):
+            _let_wait(loop)
+
+
+def _loops(graph: tf.Graph) -> Iterator[tf.Operation]:
+    return (op for op in graph.get_operations() if op.type in loops.LOOPS)
+
+
+def _let_wait(loop: tf.Operation) -> None:
+    graphs.set_attribute(loop, "parallel_iterations", tf.compat.v1.AttrValue(i=1))
