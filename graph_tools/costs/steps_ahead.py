@@ -11,15 +11,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph, capture
-from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.ops.trip_counts import behind_identities, steps_of
 from graph_tools.tf_private import loops
 
 __all__ = ["bytes_ahead"]
-
-#: Loop variables of at most this many bytes, such as counters, are there at once if they depend on
-#: nothing that takes time. Chosen by judgement.
-_COUNTER = 64
 
 
 def bytes_ahead(loop: tf.Operation, batch: int) -> int:
@@ -33,8 +28,8 @@ def bytes_ahead(loop: tf.Operation, batch: int) -> int:
     ...     x = tf.compat.v1.placeholder(tf.float32, [256])
     ...     _, y = tf.while_loop(lambda i, y: i < 5, lambda i, y: (i + 1, y + tf.exp(x)), (0, x))
     ...     loop = y.op.inputs[0].op
-    >>> bytes_ahead(loop, batch=1)
-    4096
+    >>> bytes_ahead(loop, batch=1)  # Four steps, each with its exponentials and its number.
+    4112
     """
     body, condition = loops.body_of(loop), loops.condition_of(loop)
     if body is None or condition is None:
@@ -43,7 +38,7 @@ def bytes_ahead(loop: tf.Operation, batch: int) -> int:
     if parallel < 2:
         return 0
     graph = capture(body.outputs, besides=body.inputs)
-    waits, late = _waiting(graph, body, batch)
+    waits, late = _waiting(graph, body)
     tests = capture(condition.outputs, besides=condition.inputs)
     asked = {
         op for op, optional in zip(tests.ops, tests.optional.tolist(), strict=True) if not optional
@@ -53,12 +48,13 @@ def bytes_ahead(loop: tf.Operation, batch: int) -> int:
     return (parallel - 1) * _held(graph, waits, batch)
 
 
-def _waiting(graph: OpGraph, body: tf.Graph, batch: int) -> tuple[list[bool], set[int]]:
+def _waiting(graph: OpGraph, body: tf.Graph) -> tuple[list[bool], set[int]]:
     """For each op of a body whether it waits for the step before, and the loop variables that its
     steps compute one after the other."""
     pairs = [*enumerate(zip(body.inputs, body.outputs, strict=True))]
     changing = [(i, out) for i, (arg, out) in pairs if behind_identities(out) is not arg]
-    late = {i for i, _ in changing if tensor_bytes(body.inputs[i]).at(batch) > _COUNTER}
+    # Counters and lists are there at once, unless they depend on what takes time.
+    late = {i for i, _ in changing if not _is_quick(body.inputs[i])}
     producer = graph.producer.tolist()
     while True:
         begins = {body.inputs[i].op for i in late}
@@ -70,6 +66,10 @@ def _waiting(graph: OpGraph, body: tf.Graph, batch: int) -> tuple[list[bool], se
         if found == late:
             return waits, late
         late = found
+
+
+def _is_quick(variable: tf.Tensor) -> bool:
+    return variable.dtype == tf.variant or variable.shape.rank == 0
 
 
 def _held(graph: OpGraph, waits: list[bool], batch: int) -> int:
