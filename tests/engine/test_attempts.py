@@ -60,7 +60,7 @@ def test_where_there_is_none_the_first_that_keeps_it_on_average_is_followed(plan
     first = planned(0.3, planner=planner)
     unlucky(monkeypatch, 1.1)
     assert planned(0.3, planner=planner).schedule != first.schedule
-    monkeypatch.setattr(attempts, "LUCKY_ATTEMPTS", 0)
+    monkeypatch.setattr(attempts, "ROUNDS", attempts.ROUNDS._replace(most=1))
     assert planned(0.3, planner=planner).schedule == first.schedule
 
 
@@ -85,7 +85,7 @@ def test_between_a_plan_that_broke_the_budget_and_one_that_leaves_much_of_it_the
         runs.append(found)
         return found
 
-    def worst(simulation, gating):
+    def twice(simulation, gating):
         return safe_bytes(simulation, gating) * (2 if simulation is runs[0].simulation else 1)
 
     within = attempts.within_limits
@@ -95,9 +95,9 @@ def test_between_a_plan_that_broke_the_budget_and_one_that_leaves_much_of_it_the
         return within(site, mode, share)
 
     monkeypatch.setattr(attempts, "follow", unlike_the_others)
-    monkeypatch.setattr(attempts, "worst_bytes", worst)
+    monkeypatch.setattr(attempts, "worst_bytes", twice)
+    monkeypatch.setattr(attempts, "safe_bytes", twice)
     monkeypatch.setattr(attempts, "within_limits", noted)
-    monkeypatch.setattr(attempts, "LUCKY_ATTEMPTS", attempts.ROUNDS.most)
     plan = planned(0.6, planner="chain")
     assert need(plan) <= plan.budget
     assert asked[1] < 0.5 < asked[2] < asked[0]

@@ -29,8 +29,6 @@ __all__ = ["STEP_ROUNDS", "Attempts", "no_longer_kept"]
 #: Plans that are rewritten and simulated until one keeps the budget: as many as are asked for in a
 #: search, but fewer where an attempt takes seconds (`Site.is_large`). Chosen by judgement.
 FEW_ATTEMPTS = 5
-#: Plans that are tried after one that keeps the budget with some luck.
-LUCKY_ATTEMPTS = 1
 #: How often all calls of a step are planned, each time for less than before and the last time for
 #: the least, until the step keeps the budget. Chosen by judgement.
 STEP_ROUNDS = 4
@@ -86,15 +84,15 @@ class Attempts:
         """A plan that keeps the budget; and whether the search is over, with this one, with plain
         gradients or with nothing."""
         attempt, last = 0, attempts
-        #: The best plan that keeps it for certain, and one that does with some luck, which were
-        #: taken back.
+        #: The best plan that keeps it, which was taken back; whether it does for certain, or with
+        #: some luck.
         kept: Followed | None = None
-        lucky: Followed | None = None
+        certain = False
         while attempt < last:
             try:
                 found = self._next(self.window.share)
             except BudgetError as error:
-                if kept is not None or lucky is not None:
+                if kept is not None:
                     break
                 if self.site.stopped == "interrupted":
                     # Plans that broke the budget as they ran are no smaller than it.
@@ -110,10 +108,10 @@ class Attempts:
             if found is None or found.result is None:
                 return found, True
             if found.keeps(self.worst(found)):
-                if _extra(found) < _extra(kept):
+                if not certain or _extra(found) < _extra(kept):
                     if attempt + 1 == last or not self._leaves_room(found):
                         return found, True
-                    kept = found
+                    kept, certain = found, True
                 elif attempt + 1 < last and not self.window.narrow():
                     last = attempt + 1
                 take_back(self.site, found)
@@ -122,16 +120,15 @@ class Attempts:
             if self.mode == "saved":
                 take_back(self.site, found)
                 raise no_longer_kept(found.outcome)
-            if lucky is None and kept is None and found.keeps(self.need(found)):
-                lucky, last = found, min(attempts, attempt + 1 + LUCKY_ATTEMPTS)
+            if kept is None and found.keeps(self.need(found)):
+                # One more is tried.
+                kept, last = found, min(attempts, attempt + 2)
             self._give_up(found, attempt)
             attempt += 1
-        if kept is not None:
-            return self.again(kept), True
-        if lucky is None:
+        if kept is None:
             return None, False
-        self._by_luck = True
-        return self.again(lucky), True
+        self._by_luck = not certain
+        return self.again(kept), True
 
     def least(self) -> Followed | None:
         """The plan of least memory, whatever the budget is."""
