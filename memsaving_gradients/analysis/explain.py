@@ -38,7 +38,7 @@ __all__ = ["explain"]
 
 Curve = Sequence[tuple[int, Proposal]]
 
-#: Points of the curve, plain training and the least budget among them.
+#: Layout: points of the curve, plain training and the least budget among them.
 POINTS = 20
 
 

@@ -45,8 +45,6 @@ from memsaving_gradients.schedules.transfers import ahead
 
 __all__ = ["planner_that_stores", "store"]
 
-#: Budgets of the plans to begin with, as shares of the plain peak, beside the budget itself.
-SHARES = (0.85, 0.7, 0.55, 0.4)
 #: A value that was loaded stays until its next reader if fewer bytes are written until then than
 #: this many times its own.
 PATIENCE = 4
@@ -173,10 +171,10 @@ def _relaxed(graph: TrainingGraph, limits: Limits, found: Proposal, budget: int)
 def _bases(
     graph: TrainingGraph, limits: Limits, planner: Planner, plain: Proposal
 ) -> list[Proposal]:
-    """Plain training, and plans of the other planner; those for shares of the plain peak are made
-    once for a graph."""
+    """Plain training, and plans of the other planner for the budget, and for quarters of the plain
+    peak above it, which are made once for a graph."""
     assert limits.budget is not None
-    asked = [int(plain.peak * share) for share in SHARES]
+    asked = [int(plain.peak * share) for share in QUARTERS[1:-1]]
     budgets = [*(most for most in asked if most * SMALLER > limits.budget), limits.budget]
     found = [plain]
     for budget in budgets:

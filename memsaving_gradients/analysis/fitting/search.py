@@ -32,8 +32,6 @@ from memsaving_gradients.training.microbatches.pieces import Cut
 
 __all__ = ["MAY", "fit_to"]
 
-#: Numbers of microbatches that are tried until one fits, at most.
-MOST_TRIALS = 4
 PLAIN = "plain"
 
 
@@ -244,7 +242,7 @@ class _Search:
     def _pieces_from(
         self, count: int, variant: Variant, technique: str, rung_of: Callable[[int], Rung]
     ) -> _Way:
-        for _ in range(MOST_TRIALS):
+        for _ in range(MOST_PROOFS):
             count = min(self.examples, count)
             one = self._way(variant, technique, count, rung_of)
             if self._fits(one) or count == self.examples:

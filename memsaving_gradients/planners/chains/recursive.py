@@ -32,9 +32,6 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["advances", "levels", "plan", "recomputations_by_level", "reversal"]
 
-#: Stages at the most: a recursion that halves them has twelve levels. Chosen by judgement.
-MOST_STAGES = 4096
-
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """The fewest recomputations by this recursion within the budget; about log₂ of the number of
@@ -42,7 +39,7 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     plain = untouched(graph, limits)
     if plain.optimal:
         return plain
-    stages: Stages = graph.derived(cut_stages, frozenset(limits.keep), MOST_STAGES)
+    stages: Stages = graph.derived(cut_stages, frozenset(limits.keep), graph.length)
     length = len(stages.histories)
     if limits.budget is None:
         trial = _recursion(graph, limits, stages, math.ceil(math.log2(max(length, 2))))

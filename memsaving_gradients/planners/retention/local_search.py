@@ -38,10 +38,9 @@ from memsaving_gradients.planners.retention.simulate import Run
 
 __all__ = ["RUNS_OF_A_STRETCH", "Search"]
 
-#: Changes that are simulated at each step of the descent, of either kind.
+#: Changes that are simulated at each step of the descent, of either kind; and other events above
+#: the budget that are looked at when nothing helps at the worst one.
 PROMISING = 5
-#: Events above the budget that are looked at when nothing helps at the worst one.
-MOST_EVENTS = 6
 #: Gaps that are kept again at once when a stretch is planned anew: one of these numbers.
 TAKEN_BACK = (1, 1, 2, 2, 3, 4, 6)
 #: How much the rates are shaken then, and to which power excess is weighed.
@@ -293,7 +292,7 @@ class Search:
             yield drops[:PROMISING] + undone[:PROMISING]
             if len(seen) == 1:
                 yield drops[PROMISING:] + undone[PROMISING:]
-            if len(seen) == MOST_EVENTS:
+            if len(seen) > PROMISING:
                 return
 
     def _changes(

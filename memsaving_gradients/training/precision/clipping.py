@@ -19,9 +19,6 @@ from memsaving_gradients.training.precision.runs import runs_of
 
 __all__ = ["Clipping"]
 
-#: Squares are added up over so many elements at a time, or a few more, in at most so many sums.
-ELEMENTS, MOST_SUMS = 1 << 20, 64
-
 
 @dataclass(frozen=True)
 class Clipping:
@@ -105,7 +102,7 @@ class Clipping:
 
 def _pieces(values: tf.Tensor) -> Iterator[tf.Tensor]:
     """A tensor, some rows at a time if its shape is known."""
-    runs = runs_of(values.shape, ELEMENTS, MOST_SUMS)
+    runs = runs_of(values.shape)
     if not runs:
         yield values
     for first, last in runs:

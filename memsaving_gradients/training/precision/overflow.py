@@ -18,8 +18,6 @@ from memsaving_gradients.errors import OverflowWarning
 
 __all__ = ["Skipped"]
 
-#: From this share of skipped steps on, something is wrong. Chosen by judgement.
-MANY = 0.5
 #: Fact: Keras' scale begins at 2¹⁵, and is 1 or less after as many skipped steps.
 FEW = 16
 
@@ -75,7 +73,7 @@ class Skipped:
         steps, applied = now[0] - before[0], now[1] - before[1]
         skipped = steps - applied
         scale = float(self.optimizer.dynamic_scale.numpy())
-        if skipped > FEW and skipped >= MANY * steps:
+        if skipped > FEW and skipped >= applied:
             warn(
                 f"{skipped} of {steps} steps were skipped, as gradients were not finite at a loss"
                 f" scale that has come down to {scale:g}: lower the learning rate or initial_scale,"

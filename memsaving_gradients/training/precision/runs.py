@@ -14,20 +14,17 @@ __all__ = ["runs_of"]
 MOST_RUNS, ELEMENTS = 16, 1 << 16
 
 
-def runs_of(
-    shape: tf.TensorShape, elements: int | None = None, most: int = MOST_RUNS
-) -> list[tuple[int, int]]:
-    """Where runs of rows begin and end: ``most`` at the most, of about so many ``elements`` or more
-    (``None``: `ELEMENTS`); none, if the tensor is to be left whole.
+def runs_of(shape: tf.TensorShape) -> list[tuple[int, int]]:
+    """Where runs of rows begin and end; none, if the tensor is to be left whole.
 
     Examples
     --------
-    >>> runs_of(tf.TensorShape([10, 4]), elements=10, most=3)
+    >>> runs_of(tf.TensorShape([10, 20_000]))
     [(0, 3), (3, 6), (6, 10)]
-    >>> runs_of(tf.TensorShape([10, 4]), elements=40, most=3), runs_of(tf.TensorShape(None), 1, 9)
+    >>> runs_of(tf.TensorShape([10, 4])), runs_of(tf.TensorShape(None))
     ([], [])
     """
     count = shape.num_elements()
     rows = shape.as_list()[0] if shape.rank else 1
-    many = min((count or 0) // (elements or ELEMENTS), most, rows or 1)
+    many = min((count or 0) // ELEMENTS, MOST_RUNS, rows or 1)
     return [*itertools.pairwise(rows * k // many for k in range(many + 1))] if many > 1 else []
