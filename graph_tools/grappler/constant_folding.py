@@ -10,7 +10,8 @@ consequences matter to whoever edits a graph: an op put between two ops of such 
 last bits of the result; so may an op of another name in the place of a factor; and ``c * x`` is an
 op of its own, ready as soon as x is, which may be long before y.
 
-Not covered: trees of products of which some are broadcast.
+A division by a constant is a product with its reciprocal. Not covered: trees of products of which
+some are broadcast, or in which one of several constants divides.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools.graph.capture import OpGraph
+from graph_tools.graph.capture import LARGEST_FOLDED_BY_GRAPPLER, OpGraph
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs
@@ -113,6 +114,10 @@ def folded_in_turn(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np
         few = constants[top] < (MANY_WITH_DIFFERENCES if top in differences else MANY)
         inner[i] &= not few
     return inner
+
+
+#: Products, and quotients, which become products with the reciprocal where a constant divides.
+_, PRODUCTS = op_types.FOLDED_TOGETHER
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,10 @@ class _Trees:
         first, second = sorted(self.operands[child], key=self.is_constant)
         if self.is_constant(first):
             return ()
-        if not self.is_constant(second) and self._bytes(constant) > self._bytes(first):
+        if self.is_constant(second):
+            if tensor_bytes(self.ops.tensor(value)).fixed > LARGEST_FOLDED_BY_GRAPPLER:
+                return ()
+        elif self._bytes(constant) > self._bytes(first):
             return ()
         self._combine(i, first, value)
         self._combine(child, constant, second)
@@ -302,7 +310,11 @@ class _Trees:
             self.gone[op] = max(self._bytes(one), self._bytes(other))
 
     def _is_product(self, op: int) -> bool:
-        return op in self.operands and op not in self.gone and self.ops.ops[op].type == "Mul"
+        """Whether an op multiplies, be it by the reciprocal of a constant that it divides by."""
+        if op not in self.operands or op in self.gone:
+            return False
+        kind, second = self.ops.ops[op].type, self.ops.inputs[op][1]
+        return kind == "Mul" or (kind in PRODUCTS and bool(self.ops.constant[second]))
 
     def _bytes(self, value: int) -> tuple[int, int]:
         """The size of a value, by which sizes are ordered: the bytes of an example, then those

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,16 +13,24 @@ from tensorflow.python.eager import context
 
 from graph_tools import capture
 from graph_tools.grappler.constant_folding import folded
+from graph_tools.ops import op_types
 from tests.helpers.sampling import examples
 
-#: A factor by the letter that its name begins with, a constant, or a product of two.
-TREES = st.recursive(
-    st.sampled_from([*"abc", 0.5]), lambda tree: st.tuples(tree, tree), max_leaves=7
-)
+
+def trees(leaves: Sequence[Any]) -> st.SearchStrategy[Any]:
+    """Products of two, and what they are made of."""
+    return st.recursive(st.sampled_from(leaves), lambda tree: st.tuples(tree, tree), max_leaves=7)
+
+
+#: A factor by the letter that its name begins with, a constant, a product of two; or a product that
+#: is divided by a constant.
+TREES = trees([*"abc", 0.5]) | st.tuples(trees("abc"))
 
 
 def multiplied(tree: Any, x: tf.Tensor, number: Iterator[int]) -> tf.Tensor:
     """The product; factors are all different, and equally large."""
+    if isinstance(tree, tuple) and len(tree) == 1:
+        return tf.divide(multiplied(*tree, x, number), 3.0, name="div")
     if isinstance(tree, tuple):
         return tf.multiply(*(multiplied(part, x, number) for part in tree), name="mul")
     if isinstance(tree, float):
@@ -32,7 +40,7 @@ def multiplied(tree: Any, x: tf.Tensor, number: Iterator[int]) -> tf.Tensor:
 
 def constants_alone(tree: Any) -> bool:
     if isinstance(tree, tuple):
-        return constants_alone(tree[0]) and constants_alone(tree[1])
+        return all(map(constants_alone, tree))
     return isinstance(tree, float)
 
 
@@ -48,10 +56,14 @@ def without_constants_alone(tree: Any) -> Any:
 
 @settings(max_examples=examples(40), deadline=None)
 @given(
-    TREES.filter(lambda tree: isinstance(tree, tuple) and not constants_alone(tree)), st.booleans()
+    TREES.filter(lambda tree: isinstance(tree, tuple) and not constants_alone(tree)),
+    st.booleans(),
+    st.sampled_from([8, 8192]),
 )
-def test_products_read_what_grappler_lets_them_read(tree, known):
-    @tf.function(input_signature=[tf.TensorSpec([4 if known else None, 8])], autograph=False)
+def test_products_read_what_grappler_lets_them_read(tree, known, columns):
+    """Of more than 100 KiB, too, which grappler does not fold."""
+
+    @tf.function(input_signature=[tf.TensorSpec([4 if known else None, columns])], autograph=False)
     def function(x):
         return tf.exp(multiplied(without_constants_alone(tree), x, itertools.count(1)), name="end")
 
@@ -59,7 +71,7 @@ def test_products_read_what_grappler_lets_them_read(tree, known):
     ops = capture(list(graph.outputs))
     moved = folded(ops)
     context.enable_run_metadata()
-    function(tf.ones([4, 8]))
+    function(tf.ones([4, columns]))
     metadata = context.export_run_metadata()
     context.disable_run_metadata()
     nodes = {
@@ -68,7 +80,7 @@ def test_products_read_what_grappler_lets_them_read(tree, known):
         for node in function_graphs.post_optimization_graph.node
     }
     for i, op in enumerate(ops.ops):
-        if op.type != "Mul" or op.name not in nodes:
+        if op.type not in op_types.FOLDED_TOGETHER[1] or op.name not in nodes:
             continue
         node = nodes[op.name]
         assert (node.op == "Const") == (i in moved.gone)
