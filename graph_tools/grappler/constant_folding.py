@@ -313,8 +313,9 @@ class _Trees:
         """Whether an op multiplies, be it by the reciprocal of a constant that it divides by."""
         if op not in self.operands or op in self.gone:
             return False
-        kind, second = self.ops.ops[op].type, self.ops.inputs[op][1]
-        return kind == "Mul" or (kind in PRODUCTS and bool(self.ops.constant[second]))
+        kind, (first, second) = self.ops.ops[op].type, self.ops.inputs[op]
+        divides = kind in PRODUCTS and self.ops.constant[second] and not self.ops.constant[first]
+        return kind == "Mul" or bool(divides)
 
     def _bytes(self, value: int) -> tuple[int, int]:
         """The size of a value, by which sizes are ordered: the bytes of an example, then those

@@ -54,19 +54,8 @@ def without_constants_alone(tree: Any) -> Any:
     return tuple(map(without_constants_alone, tree))
 
 
-@settings(max_examples=examples(40), deadline=None)
-@given(
-    TREES.filter(lambda tree: isinstance(tree, tuple) and not constants_alone(tree)),
-    st.booleans(),
-    st.sampled_from([8, 8192]),
-)
-def test_products_read_what_grappler_lets_them_read(tree, known, columns):
-    """Of more than 100 KiB, too, which grappler does not fold."""
-
-    @tf.function(input_signature=[tf.TensorSpec([4 if known else None, columns])], autograph=False)
-    def function(x):
-        return tf.exp(multiplied(without_constants_alone(tree), x, itertools.count(1)), name="end")
-
+def check(function: Any, columns: int) -> None:
+    """Products of a ``tf.function`` read what grappler lets them read."""
     graph = function.get_concrete_function().graph
     ops = capture(list(graph.outputs))
     moved = folded(ops)
@@ -88,6 +77,38 @@ def test_products_read_what_grappler_lets_them_read(tree, known, columns):
             makers = {int(ops.producer[v]) for v in moved.reads[i] if not ops.constant[v]}
             read = {ops.ops[maker].name for maker in makers - moved.gone}
             assert read == {name for name in node.input if nodes[name].op != "Const"}
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    TREES.filter(lambda tree: isinstance(tree, tuple) and not constants_alone(tree)),
+    st.booleans(),
+    st.sampled_from([8, 8192]),
+)
+def test_products_read_what_grappler_lets_them_read(tree, known, columns):
+    """Of more than 100 KiB, too, which grappler does not fold."""
+
+    @tf.function(input_signature=[tf.TensorSpec([4 if known else None, columns])], autograph=False)
+    def function(x):
+        return tf.exp(multiplied(without_constants_alone(tree), x, itertools.count(1)), name="end")
+
+    check(function, columns)
+
+
+def test_the_gradient_of_a_mean_begins_with_a_quotient_of_constants():
+    """Which is a constant itself, and no product."""
+
+    @tf.function(input_signature=[tf.TensorSpec([64, 1024])], autograph=False)
+    def function(x):
+        y = tf.tanh(x) - 1.0
+        return tf.gradients(tf.reduce_mean(y**2), x)[0]
+
+    graph = function.get_concrete_function().graph
+    ops = capture(list(graph.outputs))
+    quotients = [i for i, op in enumerate(ops.ops) if op.type == "RealDiv"]
+    assert quotients
+    assert all(ops.constant[ops.first_value[i]] for i in quotients)
+    assert not folded(ops).gone.intersection(quotients)
 
 
 def test_thousands_of_constants_become_one():
