@@ -1,4 +1,4 @@
-"""What steps of a loop hold that run before earlier ones have ended.
+"""Bytes that steps of a loop hold when they start before earlier steps have ended.
 
 TensorFlow's executor starts a step as soon as the loop's condition allows, and up to
 ``parallel_iterations`` of them at once. What a step computes from nothing but its number, from
@@ -11,6 +11,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph, capture
+from graph_tools.graph.topology import Edges, ancestors
 from graph_tools.ops.trip_counts import behind_identities, steps_of
 from graph_tools.tf_private import loops
 
@@ -39,11 +40,8 @@ def bytes_ahead(loop: tf.Operation, batch: int) -> int:
         return 0
     graph = capture(body.outputs, besides=body.inputs)
     waits, late = _waiting(graph, body)
-    tests = capture(condition.outputs, besides=condition.inputs)
-    asked = {
-        op for op, optional in zip(tests.ops, tests.optional.tolist(), strict=True) if not optional
-    }
-    if any(condition.inputs[i].op in asked for i in late):
+    read = ancestors([t.op for t in condition.outputs], Edges(()))
+    if any(condition.inputs[i].op in read for i in late):
         return 0
     return (parallel - 1) * _held(graph, waits, batch)
 
@@ -51,7 +49,7 @@ def bytes_ahead(loop: tf.Operation, batch: int) -> int:
 def _waiting(graph: OpGraph, body: tf.Graph) -> tuple[list[bool], set[int]]:
     """For each op of a body whether it waits for the step before, and the loop variables that its
     steps compute one after the other."""
-    pairs = [*enumerate(zip(body.inputs, body.outputs, strict=True))]
+    pairs = enumerate(zip(body.inputs, body.outputs, strict=True))
     changing = [(i, out) for i, (arg, out) in pairs if behind_identities(out) is not arg]
     # Counters and lists are there at once, unless they depend on what takes time.
     late = {i for i, _ in changing if not _is_quick(body.inputs[i])}

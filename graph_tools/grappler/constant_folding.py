@@ -35,6 +35,8 @@ __all__ = ["Folded", "folded", "folded_in_turn", "input_name", "takes_constant"]
 #: are the same either way, but for differences, which are written in other ways then. From random
 #: trees, TensorFlow 2.21.
 MANY, MANY_WITH_DIFFERENCES = 3, 2
+#: Products, and quotients, which become products with the reciprocal where a constant divides.
+_, PRODUCTS = op_types.FOLDED_TOGETHER
 
 
 def input_name(tensor: tf.Tensor) -> str:
@@ -114,10 +116,6 @@ def folded_in_turn(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np
         few = constants[top] < (MANY_WITH_DIFFERENCES if top in differences else MANY)
         inner[i] &= not few
     return inner
-
-
-#: Products, and quotients, which become products with the reciprocal where a constant divides.
-_, PRODUCTS = op_types.FOLDED_TOGETHER
 
 
 @dataclass(frozen=True)
@@ -310,7 +308,7 @@ class _Trees:
             self.gone[op] = max(self._bytes(one), self._bytes(other))
 
     def _is_product(self, op: int) -> bool:
-        """Whether an op multiplies, be it by the reciprocal of a constant that it divides by."""
+        """Whether an op is a product. A division by a constant multiplies by the reciprocal."""
         if op not in self.operands or op in self.gone:
             return False
         kind, (first, second) = self.ops.ops[op].type, self.ops.inputs[op]

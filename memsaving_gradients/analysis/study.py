@@ -48,7 +48,8 @@ OPTIONS = (
 )
 #: Fact: any budget: it makes the search for plans that of budgets, and its size decides nothing.
 SOME = 1e-9
-#: Steps that are run, or rehearsed, to prove an answer, at most. Chosen by judgement.
+#: Steps that are run, or rehearsed, to prove an answer, and numbers of microbatches that are tried
+#: for one, at most. Chosen by judgement.
 MOST_PROOFS = 8
 #: Shares of the bytes that a budget has room for, if chunks are filled as in the plan of least
 #: memory: they may have more holes.

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tensorflow.python.eager import context
 
 from graph_tools import capture
-from graph_tools.grappler.constant_folding import folded
-from graph_tools.ops import op_types
+from graph_tools.grappler.constant_folding import PRODUCTS, folded
 from tests.helpers.sampling import examples
 
 
@@ -69,7 +68,7 @@ def check(function: Any, columns: int) -> None:
         for node in function_graphs.post_optimization_graph.node
     }
     for i, op in enumerate(ops.ops):
-        if op.type not in op_types.FOLDED_TOGETHER[1] or op.name not in nodes:
+        if op.type not in PRODUCTS or op.name not in nodes:
             continue
         node = nodes[op.name]
         assert (node.op == "Const") == (i in moved.gone)
