@@ -29,7 +29,7 @@ from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs
 
-__all__ = ["Folded", "folded", "folded_in_turn", "input_name", "takes_constant"]
+__all__ = ["Folded", "folded", "folded_in_turn", "input_name", "moved_past", "takes_constant"]
 
 #: Fact: So many constants of one tree meet in an order that matters; two products or sums of two
 #: are the same either way, but for differences, which are written in other ways then. From random
@@ -77,6 +77,34 @@ def _tree_of(ops: OpGraph, position: int, takes: npt.NDArray[np.bool_]) -> int |
     return readers[0] if op_types.fold_together(*kinds) else None
 
 
+def moved_past(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """For each op, whether a constant of its only reader may move past it; an additional reader
+    would keep it in its place.
+
+    Parameters
+    ----------
+    ops
+        A captured graph.
+    takes
+        What `takes_constant` says of it.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> from graph_tools import capture
+    >>> with tf.Graph().as_default():
+    ...     x = tf.compat.v1.placeholder(tf.float32, [4])
+    ...     graph = capture([tf.sin(x) * x * 0.1])
+    >>> past = moved_past(graph, takes_constant(graph))
+    >>> [op.name for op, inner in zip(graph.ops, past) if inner]
+    ['mul']
+    """
+    past = np.zeros(len(ops.ops), np.bool_)
+    for i in np.flatnonzero(takes).tolist():
+        past[i] = _tree_of(ops, i, takes) is not None
+    return past
+
+
 def folded_in_turn(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """For each op, whether constants that move past it would meet in another order if something
     waited for it by a control edge.
@@ -102,12 +130,11 @@ def folded_in_turn(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np
     >>> [op.name for op, inner in zip(graph.ops, in_turn) if inner]
     ['mul', 'mul_1']
     """
-    inner = np.zeros(len(ops.ops), np.bool_)
+    inner = moved_past(ops, takes)
     root: dict[int, int] = {}
     constants, differences = Counter[int](), set[int]()
     for i in reversed(np.flatnonzero(takes).tolist()):
         reader = _tree_of(ops, i, takes)
-        inner[i] = reader is not None
         root[i] = i if reader is None else root[reader]
         constants[root[i]] += ops.reads_constant(i)
         if ops.ops[i].type == "Sub":

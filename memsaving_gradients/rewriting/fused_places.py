@@ -28,7 +28,7 @@ from itertools import repeat
 import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph
-from graph_tools.grappler.constant_folding import folded_in_turn
+from graph_tools.grappler.constant_folding import folded_in_turn, moved_past
 from graph_tools.ops import op_types
 from graph_tools.ops.views import unchanged_input
 from memsaving_gradients.capture.training_step import CapturedStep
@@ -71,6 +71,7 @@ class Places:
         self._place: dict[Key, int] = {entry[:2]: now for now, entry in enumerate(steps)}
         self.ends: set[int] = set()
         self._in_turn = frozenset(folded_in_turn(step.source, step.takes).nonzero()[0].tolist())
+        self._moved_past = frozenset(moved_past(step.source, step.takes).nonzero()[0].tolist())
         last = self._with_readers()
         merged = self._with_filters()
         self._until: list[int] = []
@@ -122,13 +123,26 @@ class Places:
         return last
 
     def _folds(self, maker: int, reader: int) -> bool:
-        """Whether folding moves a constant from one execution past another that it reads, in an
-        order that a control edge from there would change."""
+        """Whether folding moves a constant from one execution past another that it reads, unless
+        something waits for that: in another order where a control edge leads from there, and not
+        at all where an idle reader stands between, as it does where the remapper may fuse that."""
         position = self._steps[maker].op
+        changes = position in self._in_turn or (
+            position in self._moved_past and self._may_end(maker)
+        )
         return (
-            position in self._in_turn
+            changes
             and op_types.fold_together(self._kinds[maker], self._kinds[reader])
             and self._is_alone_for(position, self._steps[reader].op)
+        )
+
+    def _may_end(self, now: int) -> bool:
+        """Whether the remapper may fuse an execution with what it reads."""
+        position, kind = self._steps[now].op, self._kinds[now]
+        return any(
+            kind in op_types.FUSES_WITH.get(self._kinds[maker], _NONE)
+            and self._is_alone_for(self._steps[maker].op, position)
+            for maker, _ in self._values.reads[now]
         )
 
     def _is_alone_for(self, position: int, reader: int) -> bool:

@@ -385,6 +385,28 @@ def test_silu_is_one_kernel_in_copies_too(exact, mode):
         assert a.numpy().tobytes() == b.numpy().tobytes()
 
 
+def test_a_constant_gradient_moves_past_a_product_that_others_wait_for(exact):
+    """In ``c * (sigmoid(x) * y)`` the inner product may end a kernel: a reader that is waited for
+    in its stead would keep the constant in its place."""
+    draw = np.random.default_rng(8)
+    x = tf.constant(draw.normal(size=(256, 32)), tf.float32)
+    weights = [tf.constant(draw.normal(size=(32, 32)) / 6, tf.float32) for _ in range(3)]
+
+    def program(gradients):
+        @tf.function(autograph=False)
+        def step(x):
+            h = x
+            for w in weights:
+                h = tf.nn.silu(h @ w)
+            return gradients(h, x, grad_ys=tf.fill(h.shape, 0.1))[0]
+
+        return step(x).numpy().tobytes(), ms.plans(step)
+
+    found, (plan,) = program(lambda *args, **kw: ms.gradients(*args, checkpoints="memory", **kw))
+    assert plan.clones
+    assert found == program(tf.gradients)[0]
+
+
 @pytest.mark.parametrize("asked", [["matmul_2", "BiasAdd_6"], "memory", *slow("speed")])
 def test_what_becomes_one_kernel_is_not_parted(exact, asked):
     """With side losses, what a product makes is a tempting place to cut at: the original would not
