@@ -6,6 +6,7 @@ import dataclasses
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,3 +193,14 @@ def test_what_is_wanted_has_a_reader_more():
     simulation = simulate(wanted, recompute_lazily(wanted, {whole}))
     bound = least_extra_seconds(wanted, simulation.peak)
     assert bound <= simulation.extra_seconds * EQUAL
+
+
+@pytest.mark.parametrize("bound", [least_extra_seconds, tightest_bound])
+def test_scratch_space_leaves_less_room(bound):
+    graph = chain([1] * 8, residual="output")
+    budget = simulate(graph, plain(graph)).peak
+    scratch = np.zeros(graph.length, np.int64)
+    scratch[graph.first_backward + 1] = 3
+    # Three of the values that are there when the second backward op runs have no room.
+    assert bound(graph, budget) == 0
+    assert bound(dataclasses.replace(graph, workspace=scratch), budget) == 3

@@ -195,8 +195,9 @@ def _last_reads(graph: TrainingGraph, place: IntArray) -> IntArray:
 
 
 def _made(graph: TrainingGraph, op: int) -> int:
-    """Bytes that an op certainly takes beside what it reads: an output may lie in the buffer of an
-    input."""
+    """Bytes that an op certainly takes beside what it reads: its scratch space, and its outputs,
+    one of which may lie in the buffer of an input."""
     made = [int(graph.size[v]) for v in graph.writes[op]]
     read = {int(graph.storage[v]) for v in graph.reads[op]} if graph.forwards[op] else ()
-    return sum(made) - taken_over(made, (int(graph.size[root]) for root in read))
+    scratch = 0 if graph.workspace is None else int(graph.workspace[op])
+    return scratch + sum(made) - taken_over(made, (int(graph.size[root]) for root in read))
