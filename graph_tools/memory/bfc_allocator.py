@@ -43,9 +43,6 @@ _FIRST_REGION = 1 << 20
 #: Buffers below this share of all that is alive at the peak come and go irregularly, up to so many
 #: ops late. (Addends that are larger are worth an order.) Chosen by judgement.
 SMALL, _LATE = 1 / 256, 8
-#: Which of the arenas is that of a model that came about as it first ran: seldom, so that it counts
-#: for the worst step and not for the average.
-_MEANWHILE = 2
 
 
 class Peaks(NamedTuple):
@@ -137,7 +134,7 @@ def irregular_peaks(
     ]
     first = 2 if steps > 2 else 0
     asked, chunks, worst = [], [], 0
-    for arena_number, arena in enumerate(_arenas(before, arenas, orders[0], peaks[0])):
+    for arena_number, (arena, seldom) in enumerate(_arenas(before, arenas, orders[0], peaks[0])):
         for number in range(steps):
             # The steps that count begin with another order in each.
             which = (number + arena_number * (steps - first)) % len(orders)
@@ -147,21 +144,24 @@ def irregular_peaks(
             used = arena.step(born, dies + late, size, random.random(len(born)), into)
             if number >= first:
                 worst = max(worst, used)
-                if arena_number != _MEANWHILE:
+                if not seldom:
                     asked.append(max(peaks[which], 1))
                     chunks.append(used)
     return Peaks(int(max(peaks) * sum(chunks) / sum(asked)), worst)
 
 
-def _arenas(before: Sequence[int], many: int, step: Buffers, peak: int) -> Iterator[_Arena]:
+def _arenas(
+    before: Sequence[int], many: int, step: Buffers, peak: int
+) -> Iterator[tuple[_Arena, bool]]:
     """Arenas with what is there before the step: as it came; each made from something as large;
-    made while a first step ran (number `_MEANWHILE`); and made from something in other orders.
+    made while a first step ran; and made from something in other orders. With each, whether it is
+    seldom: then it counts for the worst step, and not for the average.
 
     Initial values are tensors of their own, while variables are made of them.
     """
     for number in range(many if before else 1):
-        if number == _MEANWHILE:
-            yield _Arena(_made_meanwhile(before, step, peak))
+        if number == 2:
+            yield _Arena(_made_meanwhile(before, step, peak)), True
             continue
         order = np.arange(len(before))
         if number > 1:
@@ -173,7 +173,7 @@ def _arenas(before: Sequence[int], many: int, step: Buffers, peak: int) -> Itera
                 events += [(initial, before[k]), variable, (initial, -1)]
             else:
                 events.append(variable)
-        yield _Arena(events)
+        yield _Arena(events), False
 
 
 def _made_meanwhile(before: Sequence[int], step: Buffers, peak: int) -> Iterator[tuple[int, int]]:

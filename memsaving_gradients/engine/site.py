@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from graph_tools.ops.trip_counts import UNKNOWN_STEPS, tell_steps
 from graph_tools.ops.variant_bytes import guessed_loops, note_copies
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.budget import Goal
+from memsaving_gradients.capture.rest_of_step import Rest, with_rest
 from memsaving_gradients.capture.storable import with_storable
 from memsaving_gradients.capture.training_step import CapturedStep, capture_step
 from memsaving_gradients.engine import graph_state
@@ -62,6 +63,8 @@ class Sought:
     cost
         The seconds that a first plan within a budget takes beyond plain training; infinite: there
         was none.
+    outdated
+        Whether the rest of the step counts otherwise by now (`Site.count_less`).
     """
 
     step: CapturedStep
@@ -71,6 +74,7 @@ class Sought:
     search: Search | None
     other: Sought | None = None
     cost: float = math.inf
+    outdated: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +84,11 @@ class Whole:
     Attributes
     ----------
     plain
-        The step as TensorFlow built it.
+        The step as TensorFlow built it, as it runs.
     updates
         By name of a gradient's op, the ops that end what is done with the gradient.
+    source
+        The ops of the step; ``None``: XLA orders them.
     share
         Of the budget, what these gradients may take while alone; ``None``: all the step takes it.
     others
@@ -91,6 +97,7 @@ class Whole:
 
     plain: Simulation
     updates: Mapping[str, Sequence[tf.Operation]]
+    source: OpGraph | None = None
     share: float | None = None
     others: bool = False
 
@@ -145,6 +152,8 @@ class Site:
         self._captured: CapturedStep | None = None
         self._aside: Packed | None = None
         self._for_loops: set[int] = set()
+        self._rest: Rest | None = None
+        self._estimate = 0
         self._original: tuple[CapturedStep, Simulation] | None = None
         self.guessed_loops: Mapping[tf.Operation, Bytes] = {}
         if self.attention is not None and self.attention.names:
@@ -289,7 +298,49 @@ class Site:
             home=self.home,
             **more,
         )
+        if (rest := self._rest_beside(step)) is not None:
+            step = with_rest(step, self.grads, rest.estimates[self._estimate])
         return with_storable(step, lossy=options.lossy, encode=self.encode, offload=options.offload)
+
+    def _rest_beside(self, step: CapturedStep) -> Rest | None:
+        """What the rest of the step takes; ``None``: the gradients are planned by themselves."""
+        whole = self.whole
+        if whole is None or whole.source is None or not self.in_whole:
+            return None
+        if self._rest is None:
+            counted, hold = step.source.position.keys(), self.holds_gradients
+            self._rest = Rest(self.grads, counted, whole.source, whole.plain, hold)
+        return self._rest
+
+    def count_less(self, least: float) -> bool:
+        """Count from now on with less that the rest of the step takes beside gradients, by more
+        than so many bytes beside one of them; whether there is such an estimate."""
+        if self._rest is None or self.sought is None:
+            return False
+        estimates = self._rest.estimates
+        now = estimates[self._estimate]
+        less = (
+            number
+            for number in range(self._estimate + 1, len(estimates))
+            if max((a - b for a, b in zip(now, estimates[number], strict=True)), default=0) > least
+        )
+        found = next(less, None)
+        if found is None:
+            return False
+        self._count(found)
+        return True
+
+    def count_all(self) -> None:
+        """Count with all that the rest of the step may take, as at first."""
+        if self._estimate:
+            self._count(0)
+
+    def _count(self, estimate: int) -> None:
+        self._estimate, self._captured = estimate, None
+        if self.sought is not None:
+            other = self.sought.other
+            other = None if other is None else replace(other, search=None)
+            self.sought = replace(self.sought, outdated=True, other=other)
 
     def simulate_plain(self, step: CapturedStep) -> Simulation:
         """Plain training as it runs."""

@@ -34,6 +34,7 @@ import tensorflow as tf
 from graph_tools.editing import original_view
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
+from graph_tools.graph.capture import OpGraph
 from graph_tools.graph.topology import Edges, ancestors
 from graph_tools.notes import has_notes, notes
 from graph_tools.tf_private import autodiff, graphs, hooks
@@ -199,7 +200,7 @@ def see_whole(site: Site) -> None:
     step = None if site.data_gates else _Step.of([site])
     if step is not None:
         (ends,) = step.updates(graph_state.operations_since(site.graph))
-        site.whole = Whole(step.plain, ends)
+        site.whole = Whole(step.plain, ends, step.source)
 
 
 def _together(calls: Sequence[_Left]) -> list[tuple[Call, list[Any]]]:
@@ -249,11 +250,14 @@ class _Step:
     sites
         The calls, in the order of the step.
     plain
-        The step as TensorFlow built it.
+        The step as TensorFlow built it, as it runs.
+    source
+        Its ops.
     """
 
     sites: Sequence[Site]
     plain: Simulation
+    source: OpGraph
 
     @classmethod
     def of(cls, sites: Sequence[Site]) -> _Step | None:
@@ -262,7 +266,8 @@ class _Step:
         for rewiring in reversed(blocks):
             rewiring.undo()
         try:
-            return cls(sites, sites[0].simulate_traced())
+            source, plain = sites[0].simulate_all()
+            return cls(sites, plain, source)
         except GraphError:
             return None
         finally:
@@ -288,7 +293,7 @@ class _Step:
             saved = [save(site) for site in self.sites]
         elif len(self.sites) == 1 or ample:
             for site, ends in zip(self.sites, updates, strict=True):
-                site.whole = Whole(self.plain, ends)
+                site.whole = Whole(self.plain, ends, self.source)
             saved = [save(site) for site in self.sites]
         else:
             self._take_turns()
@@ -363,7 +368,8 @@ class _Step:
         ones beside what the earlier ones do; but last of all, one that is ``large``, with which the
         step is to keep the budget."""
         for site, ends in zip(self.sites, updates, strict=True):
-            site.whole = Whole(self.plain, ends, None if site is large else share, others=True)
+            own = None if site is large else share
+            site.whole = Whole(self.plain, ends, self.source, own, others=True)
         # Those of microbatches are equal: they follow the plan of the first.
         alike = Shared(self.sites[0].options, "calls of a step")
         saved = {site: save(site, alike) for site in self.sites if site is not large}

@@ -22,12 +22,14 @@ from memsaving_gradients.engine.planning.within_limits import first_share, withi
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
 from memsaving_gradients.planners.budget_search import CLOSE, ROUNDS
+from memsaving_gradients.planners.meter import EXECUTOR_ADDS
 from memsaving_gradients.planners.proposal import SLACK
 
 __all__ = ["STEP_ROUNDS", "Attempts", "no_longer_kept"]
 
 #: Plans that are rewritten and simulated until one keeps the budget: as many as are asked for in a
-#: search, but fewer where an attempt takes seconds (`Site.is_large`). Chosen by judgement.
+#: search, but fewer where an attempt takes seconds (`Site.is_large`), and until a better one is
+#: found than one that keeps it. Chosen by judgement.
 FEW_ATTEMPTS = 5
 #: How often all calls of a step are planned, each time for less than before and the last time for
 #: the least, until the step keeps the budget. Chosen by judgement.
@@ -57,6 +59,7 @@ class Attempts:
 
     def start(self) -> None:
         """Begin anew, as for a step that was changed."""
+        self.site.count_all()
         self.window = Window(first_share(self.site))
         self._broke = 0
         self._by_luck = False
@@ -73,12 +76,24 @@ class Attempts:
         found, ended = self._first_that_fits(most if self.mode == "budget" else 1)
         if ended:
             return self.if_it_saves(found)
-        found = self.least()
-        goal = self.site.goal
-        if found is None or goal is None or found.outcome.need <= goal.budget:
-            return found
-        take_back(self.site, found)
-        raise too_small(goal, self._or_plain(goal, found.outcome.need), self.site.stopped)
+        needs: list[int] = []
+        while True:
+            found, goal = self.least(), self.site.goal
+            if found is None or goal is None:
+                return found
+            if found.outcome.need <= goal.budget:
+                return self._faster_than(found, most) if needs else found
+            needs.append(found.outcome.need)
+            take_back(self.site, found)
+            # What is named as the least is that of all estimates, whatever the budget is.
+            if not self._counts_less(by=0.0):
+                raise too_small(goal, self._or_plain(goal, min(needs)), self.site.stopped)
+
+    def _faster_than(self, least: Followed, attempts: int) -> Followed | None:
+        """A plan that keeps a budget as ``least``, which is followed, does."""
+        take_back(self.site, least)
+        found, ended = self._first_that_fits(attempts)
+        return self.if_it_saves(found) if ended else self.again(least)
 
     def _first_that_fits(self, attempts: int) -> tuple[Followed | None, bool]:
         """A plan that keeps the budget; and whether the search is over, with this one, with plain
@@ -111,8 +126,10 @@ class Attempts:
                 if not certain or _extra(found) < _extra(kept):
                     if attempt + 1 == last or not self._leaves_room(found):
                         return found, True
+                    if not certain:
+                        last = min(last, attempt + FEW_ATTEMPTS)
                     kept, certain = found, True
-                elif attempt + 1 < last and not self.window.narrow():
+                elif attempt + 1 < last and not self._goes_on():
                     last = attempt + 1
                 take_back(self.site, found)
                 attempt += 1
@@ -147,16 +164,30 @@ class Attempts:
         assert budget is not None
         self.window.step_down(found.planned / budget, need / budget, attempt)
 
+    def _counts_less(self, by: float = EXECUTOR_ADDS) -> bool:
+        """Whether the rest of the step may take less beside gradients than plans were made for, by
+        more than a share of the budget; the next one is made for that."""
+        goal = self.site.goal
+        if goal is None or not self.site.count_less(by * goal.budget):
+            return False
+        self.window = Window(first_share(self.site))
+        return True
+
     def _leaves_room(self, found: Followed) -> bool:
-        """Whether a faster plan may be found between one that keeps the budget, and leaves much of
-        it, and those that broke it; the next plan is then made for less than these.
+        """Whether a faster plan may be found than one that keeps the budget, and leaves much of it:
+        one that counts with less beside gradients, or one made for less than what broke it.
 
         Both what a plan needs and what the executor adds come near to what was asked for, no more.
         """
         plan = found.outcome.plan
         if plan.budget is None or found.outcome.need >= CLOSE**2 * plan.budget:
             return False
-        return plan.extra_time > SLACK and self.window.narrow()
+        return plan.extra_time > SLACK and self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """Whether another plan is made for less beside gradients, or for another share of the
+        budget."""
+        return self._counts_less() or self.window.narrow()
 
     def worst(self, found: Followed) -> int:
         """The bytes of a budget that a step needs in the worst of the steps that were simulated, as
