@@ -154,13 +154,13 @@ def _arenas(
     before: Sequence[int], many: int, step: Buffers, peak: int
 ) -> Iterator[tuple[_Arena, bool]]:
     """Arenas with what is there before the step: as it came; each made from something as large;
-    made while a first step ran; and made from something in other orders. With each, whether it is
-    seldom: then it counts for the worst step, and not for the average.
+    the same in another order; and made while a first step ran. With each, whether it is seldom:
+    then it counts for the worst step, and not for the average.
 
     Initial values are tensors of their own, while variables are made of them.
     """
     for number in range(many if before else 1):
-        if number == 2:
+        if number == 3:
             yield _Arena(_made_meanwhile(before, step, peak)), True
             continue
         order = np.arange(len(before))
