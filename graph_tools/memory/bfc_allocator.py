@@ -133,8 +133,8 @@ def irregular_peaks(
         int(timeline(*order, int(order[1].max(initial=0)) + 1).max(initial=0)) for order in orders
     ]
     first = 2 if steps > 2 else 0
-    asked, chunks, worst = [], [], 0
-    for arena_number, (arena, seldom) in enumerate(_arenas(before, arenas, orders[0], peaks[0])):
+    asked, chunks = [], []
+    for arena_number, arena in enumerate(_arenas(before, arenas)):
         for number in range(steps):
             # The steps that count begin with another order in each.
             which = (number + arena_number * (steps - first)) % len(orders)
@@ -143,26 +143,18 @@ def irregular_peaks(
             into = replaces[which] if replaces else None
             used = arena.step(born, dies + late, size, random.random(len(born)), into)
             if number >= first:
-                worst = max(worst, used)
-                if not seldom:
-                    asked.append(max(peaks[which], 1))
-                    chunks.append(used)
-    return Peaks(int(max(peaks) * sum(chunks) / sum(asked)), worst)
+                asked.append(max(peaks[which], 1))
+                chunks.append(used)
+    return Peaks(int(max(peaks) * sum(chunks) / sum(asked)), max(chunks))
 
 
-def _arenas(
-    before: Sequence[int], many: int, step: Buffers, peak: int
-) -> Iterator[tuple[_Arena, bool]]:
-    """Arenas with what is there before the step: as it came; each made from something as large;
-    the same in another order; and made while a first step ran. With each, whether it is seldom:
-    then it counts for the worst step, and not for the average.
+def _arenas(before: Sequence[int], many: int) -> Iterator[_Arena]:
+    """Arenas with what is there before the step: as it came; each made from something as large; and
+    the same in other orders.
 
     Initial values are tensors of their own, while variables are made of them.
     """
     for number in range(many if before else 1):
-        if number == 3:
-            yield _Arena(_made_meanwhile(before, step, peak)), True
-            continue
         order = np.arange(len(before))
         if number > 1:
             np.random.default_rng(number).shuffle(order)
@@ -173,24 +165,7 @@ def _arenas(
                 events += [(initial, before[k]), variable, (initial, -1)]
             else:
                 events.append(variable)
-        yield _Arena(events), False
-
-
-def _made_meanwhile(before: Sequence[int], step: Buffers, peak: int) -> Iterator[tuple[int, int]]:
-    """What is there before, made one by one between the first results of a step, until these add up
-    to its peak; then they are freed.
-
-    So models come about whose variables are made when a layer is first called, eagerly: holes of
-    the sizes of results lie between them, and regions are as large as for both.
-    """
-    born, _, size = step
-    results = size[np.argsort(born, kind="stable")]
-    results = results[: 1 + int(np.searchsorted(np.cumsum(results), peak))]
-    places = np.array_split(np.arange(len(results)), len(before))
-    for k, (variable, between) in enumerate(zip(before, places, strict=True)):
-        yield -1 - k, variable
-        yield from ((i, int(results[i])) for i in between.tolist())
-    yield from ((i, -1) for i in range(len(results)))
+        yield _Arena(events)
 
 
 class _Arena:

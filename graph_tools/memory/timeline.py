@@ -24,7 +24,7 @@ CHANCE = 0.05
 MANY_OPS = 30_000
 #: Steps that are simulated to see into which holes buffers fall, and in how many arenas, unless
 #: there are `MANY_OPS` buffers. Chosen by judgement.
-STEPS, ARENAS = 8, 4
+STEPS, ARENAS = 8, 3
 
 
 @dataclass(frozen=True)
