@@ -130,11 +130,12 @@ def folded_in_turn(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np
     >>> [op.name for op, inner in zip(graph.ops, in_turn) if inner]
     ['mul', 'mul_1']
     """
-    inner = moved_past(ops, takes)
+    inner = np.zeros(len(ops.ops), np.bool_)
     root: dict[int, int] = {}
     constants, differences = Counter[int](), set[int]()
     for i in reversed(np.flatnonzero(takes).tolist()):
         reader = _tree_of(ops, i, takes)
+        inner[i] = reader is not None
         root[i] = i if reader is None else root[reader]
         constants[root[i]] += ops.reads_constant(i)
         if ops.ops[i].type == "Sub":

@@ -7,11 +7,11 @@ less, for too little everywhere else. So the op that makes a gradient is counted
 the rest as scratch space.
 
 How much that is depends on the plan; the step is simulated as a whole once the graph follows one.
-Until then there are two estimates, from plain training as the executor runs it. `late`: all of the
+Until then there are estimates, from plain training as the executor runs it. `late`: all of the
 rest, from when a gradient is made to the next one, which includes what is done with earlier
 gradients and is not done yet. `prompt`: what is made of the gradient alone, and what waits for
 several (their norms are clipped together). On a ResNet-50 with Adam and 64x64 images, 60 % of the
-plain peak take 12 % of extra time with the former and 26 % with the latter; in networks that end
+plain peak take 18 % of extra time with the former and 26 % with the latter; in networks that end
 with their largest weights, whose gradients the executor may leave for last, the latter or nothing
 at all is nearer. Linear in ops and buffers.
 """

@@ -64,7 +64,8 @@ class Sought:
         The seconds that a first plan within a budget takes beyond plain training; infinite: there
         was none.
     outdated
-        Whether the rest of the step counts otherwise by now (`Site.count_less`).
+        Whether ``step`` and ``search`` count with another estimate of the rest of the step than
+        the site does by now (`Site.count_less`).
     """
 
     step: CapturedStep
@@ -339,7 +340,7 @@ class Site:
         self._estimate, self._captured = estimate, None
         if self.sought is not None:
             other = self.sought.other
-            other = None if other is None else replace(other, search=None)
+            other = None if other is None else replace(other, outdated=True)
             self.sought = replace(self.sought, outdated=True, other=other)
 
     def simulate_plain(self, step: CapturedStep) -> Simulation:

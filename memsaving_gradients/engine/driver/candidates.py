@@ -13,7 +13,7 @@ from dataclasses import replace
 from graph_tools.errors import GraphError
 from memsaving_gradients.engine.driver.attempt import Followed, take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
-from memsaving_gradients.engine.planning.within_limits import begun_anew
+from memsaving_gradients.engine.planning.within_limits import search_of
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.planners.meter import is_clearly_less
@@ -176,6 +176,6 @@ def _switch_packing(attempts: Attempts) -> None:
     assert sought is not None and sought.other is not None
     site.switch_packing(not site.packed.tensors)
     other = sought.other
-    other = other if other.search is not None else begun_anew(site, other)
-    site.sought = replace(other, other=replace(sought, other=None))
+    search = other.search or search_of(site, other.step, other.before)
+    site.sought = replace(other, search=search, other=replace(sought, other=None))
     attempts.start()

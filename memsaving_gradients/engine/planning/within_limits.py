@@ -28,7 +28,7 @@ from memsaving_gradients.planners.with_storage import planner_that_stores
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 
-__all__ = ["begun_anew", "budget_of", "first_share", "search_of", "seek", "within_limits"]
+__all__ = ["budget_of", "first_share", "search_of", "seek", "within_limits"]
 
 
 def within_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
@@ -46,7 +46,9 @@ def within_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
     if sought is None:
         return None
     if sought.outdated:
-        sought = site.sought = begun_anew(site, sought)
+        anew = search_of(site, site.capture(), sought.before)
+        sought = replace(sought, step=site.capture(), search=anew, outdated=False)
+        site.sought = sought
     step, goal, search = sought.step, sought.goal, sought.search
     budget = None if goal is None else goal.budget
     name = planner_name(options.planner)
@@ -133,13 +135,6 @@ def seek(site: Site) -> Sought | None:
         site.switch_packing(False)
         better, worse = other, packed
     return better if goal is None else replace(better, other=worse)
-
-
-def begun_anew(site: Site, sought: Sought) -> Sought:
-    """What is sought for the step as it stands, with masks packed as they are now."""
-    step = site.capture()
-    search = search_of(site, step, sought.before)
-    return replace(sought, step=step, search=search, outdated=False)
 
 
 def first_share(site: Site) -> float:
