@@ -26,9 +26,10 @@ _fast = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-_thousand = settings(
+#: In four parts, which different processes can take.
+_quarter = settings(
     _fast,
-    max_examples=examples(1000),
+    max_examples=examples(250),
     derandomize=False,
     # Explanations run a failing program hundreds of times.
     phases=[phase for phase in Phase if phase is not Phase.explain],
@@ -143,19 +144,21 @@ def test_gradients_of_nested_programs(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
 @given(programs(), _options, _plain, _where)
-@_thousand
+@_quarter
 def test_gradients_of_a_thousand_nested_programs(
-    program: Nested, options: dict[str, Any], plain: int, where: Any
+    part: int, program: Nested, options: dict[str, Any], plain: int, where: Any
 ) -> None:
     _check(program, options, plain, where)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
 @given(programs(), _options, _plain, st.one_of(st.none(), st.integers(0, 6)))
-@_thousand
+@_quarter
 def test_gradients_of_a_thousand_nested_programs_with_control_flow_v1(
-    program: Nested, options: dict[str, Any], plain: int, where: Any
+    part: int, program: Nested, options: dict[str, Any], plain: int, where: Any
 ) -> None:
     v1.disable_control_flow_v2()
     try:
