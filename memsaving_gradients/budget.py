@@ -273,12 +273,15 @@ class Goal:
         What fractions are of: `plain_bytes`.
     value
         The budget as the user wrote it; a `DeviceMemory`, if it is what that leaves.
+    unknown
+        Why it could not be given in bytes; ``None``: it could.
     """
 
     budget: int
     plain_need: int
     base: int
     value: object
+    unknown: ArgumentError | None = None
 
 
 def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
@@ -308,10 +311,16 @@ def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
         )
     else:
         argument, asked = "budget", "" if value == goal.budget else f" ({goal.budget:,} bytes)"
-        problem = f"{because}{asked}; the least budget {which} {exact_bytes(least)}, {of_plain}"
-    return BudgetError(
-        argument, value, f"{problem}; give that, or a smaller batch", goal.budget, least, fraction
-    )
+        named = f"{exact_bytes(least)}, {of_plain}"
+        if goal.unknown is not None:
+            asked, named = "", f"budget={fraction!r}, a fraction of what plain training takes"
+        problem = f"{because}{asked}; the least budget {which} {named}"
+    problem += "; give that, or a smaller batch"
+    if goal.unknown is not None:
+        # Else who reads `BudgetError.least` gives bytes, which are refused.
+        known = "the shapes of all tensors" if goal.unknown.value else f"{goal.unknown.argument}="
+        problem += f" (a budget in bytes needs {known})"
+    return BudgetError(argument, value, problem, goal.budget, least, fraction)
 
 
 def chunk_bytes(simulation: Timeline, gating: str) -> int:

@@ -122,7 +122,8 @@ class BudgetError(ArgumentError):
         The budget, bytes; of a device's memory, what was left for a step.
     least
         The least budget that a plan was found for, bytes. (The message also says what device has
-        it, if one was given.)
+        it, if one was given.) Where bytes are not known before a step runs, it is for those that
+        were assumed, and the message names the fraction alone.
     fraction
         The same as a fraction of what plain training takes (`Plan.allocated_plain`), rounded up: to
         be given as it stands.

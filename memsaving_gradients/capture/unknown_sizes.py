@@ -20,13 +20,13 @@ from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.schedules.simulate import TIE
 
-__all__ = ["check_known", "check_steps", "unknown_steps"]
+__all__ = ["unknown_bytes", "unknown_lists", "unknown_steps"]
 
 
-def check_known(
+def unknown_bytes(
     step: CapturedStep, plain_peak: int, batch_size: int | None, argument: str = "budget"
-) -> None:
-    """Raise if the bytes of a tensor that matters are unknown.
+) -> ArgumentError | None:
+    """Return the error for a budget in bytes, if those of a tensor that matters are unknown.
 
     Parameters
     ----------
@@ -39,10 +39,9 @@ def check_known(
     argument
         What the budget was given by.
 
-    Raises
-    ------
-    ArgumentError
-        It names the tensor, and the way out.
+    Returns
+    -------
+        It names the tensor, and the way out; ``None``: all are known.
     """
     source, size = step.source, step.graph.size
     matters = (size >= TIE * plain_peak) & (source.bytes_per_example > 0)
@@ -52,7 +51,7 @@ def check_known(
     for value in unknown:
         if value in guessed:
             tensor = _first(step, is_guess, source.tensor(value))
-            raise ArgumentError(
+            return ArgumentError(
                 argument,
                 tensor.name,
                 f"the bytes of this tensor, of shape {tensor.shape}, are not known, and a budget in"
@@ -62,7 +61,7 @@ def check_known(
             )
     if unknown and batch_size is None:
         tensor = _first(step, _lacks_batch, source.tensor(unknown[0]))
-        raise ArgumentError(
+        return ArgumentError(
             "batch_size",
             batch_size,
             f"a budget in bytes needs the batch size, and tensor {tensor.name!r} has shape"
@@ -70,10 +69,14 @@ def check_known(
             " does not see what fit was given: MemorySavingGradients(..., batch_size=64)), or give"
             " the budget as a fraction of what plain training takes, such as budget=0.5",
         )
+    return None
 
 
-def check_steps(guessed: Mapping[tf.Operation, Bytes], plain_peak: int, batch: int) -> None:
-    """Raise if bytes that matter depend on a number of steps that nobody knows.
+def unknown_lists(
+    guessed: Mapping[tf.Operation, Bytes], plain_peak: int, batch: int
+) -> ArgumentError | None:
+    """Return the error for a budget in bytes, if bytes that matter depend on a number of steps that
+    nobody knows.
 
     Parameters
     ----------
@@ -84,14 +87,14 @@ def check_steps(guessed: Mapping[tf.Operation, Bytes], plain_peak: int, batch: i
     batch
         The batch size to plan for.
 
-    Raises
-    ------
-    ArgumentError
-        It names the loop with most bytes, and the way out.
+    Returns
+    -------
+        It names the loop with most bytes, and the way out; ``None``: none matters.
     """
     held = {op: size.at(batch) for op, size in guessed.items()}
     if held and max(held.values()) >= TIE * plain_peak:
-        raise unknown_steps(max(held, key=held.__getitem__).name)
+        return unknown_steps(max(held, key=held.__getitem__).name)
+    return None
 
 
 def unknown_steps(loop: str) -> ArgumentError:

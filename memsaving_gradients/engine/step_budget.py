@@ -45,7 +45,7 @@ from memsaving_gradients.engine.call import Call, components, joined
 from memsaving_gradients.engine.driver.attempts import STEP_ROUNDS, no_longer_kept
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.options import Options
-from memsaving_gradients.engine.planning.within_limits import budget_of
+from memsaving_gradients.engine.planning.within_limits import budget_of, unknown_to
 from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.rewire import Saved, is_observed, save, save_memory, site_of
 from memsaving_gradients.engine.site import Site, Whole
@@ -379,7 +379,8 @@ class _Step:
     def _too_small(self, budget: int, need: int) -> BudgetError:
         site = self.sites[0]
         base = plain_bytes(self.plain, site.gating)
-        asked = Goal(budget, self._need(self.plain), base, site.options.budget)
+        unknown = next(filter(None, map(unknown_to, self.sites)), None)
+        asked = Goal(budget, self._need(self.plain), base, site.options.budget, unknown)
         if site.options.loops == "auto":
             # Who asks for loops to be replayed does not get plain training.
             need = min(need, asked.plain_need)

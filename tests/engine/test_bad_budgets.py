@@ -354,6 +354,28 @@ def test_least_budget_that_is_named_works(planner: Any, gates: bool) -> None:
     assert as_fraction.budget == int(error.fraction * as_fraction.allocated_plain)
 
 
+@pytest.mark.parametrize(
+    ("ends", "needs"),
+    [(("batch", "of_batch"), "batch_size="), (("two", "of_two"), "the shapes of all tensors")],
+)
+def test_least_budget_is_named_as_a_fraction_where_bytes_are_unknown(
+    ends: tuple[str, str], needs: str
+) -> None:
+    net = Net()
+    x, y = (getattr(net, name) for name in ends)
+    with net.graph.as_default():
+        with pytest.raises(errors.BudgetError) as caught:
+            ms.gradients(y, x, budget=0.05, planner=greedy)
+        error = caught.value
+        assert f"budget={error.fraction!r}, a fraction" in str(error)
+        assert f"a budget in bytes needs {needs})" in str(error)
+        assert f"{error.least:,}" not in str(error)
+        with pytest.raises(errors.ArgumentError):
+            ms.gradients(y, x, budget=error.least, planner=greedy)
+        ms.gradients(y, x, budget=error.fraction, planner=greedy)
+    assert ms.plans(net.graph)[-1].budget is not None
+
+
 @pytest.mark.parametrize("again", [copy.copy, lambda e: pickle.loads(pickle.dumps(e))])
 def test_errors_can_be_copied(again: Callable[[Exception], Exception]) -> None:
     error = errors.BudgetError("budget", "1 kB", "is too small", 1000, 2000, 0.5)

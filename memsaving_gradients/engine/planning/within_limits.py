@@ -12,7 +12,7 @@ from dataclasses import replace
 from graph_tools.memory.timeline import CHANCE
 from memsaving_gradients.budget import Goal, chunk_bytes, plain_bytes, safe_bytes
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.capture.unknown_sizes import check_known, check_steps, unknown_steps
+from memsaving_gradients.capture.unknown_sizes import unknown_bytes, unknown_lists, unknown_steps
 from memsaving_gradients.engine.feedback.notices import ENDED, note_ample, warn_nothing_saved
 from memsaving_gradients.engine.planning.outcome import (
     Outcome,
@@ -21,6 +21,7 @@ from memsaving_gradients.engine.planning.outcome import (
     nothing_else,
 )
 from memsaving_gradients.engine.site import Site, Sought
+from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import find_planner, planner_name
 from memsaving_gradients.planners.budget_search import Search
 from memsaving_gradients.planners.meter import EXECUTOR_ADDS, Found, Meter, is_clearly_less
@@ -28,7 +29,7 @@ from memsaving_gradients.planners.with_storage import planner_that_stores
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 
-__all__ = ["budget_of", "first_share", "search_of", "seek", "within_limits"]
+__all__ = ["budget_of", "first_share", "search_of", "seek", "unknown_to", "within_limits"]
 
 
 def within_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
@@ -101,7 +102,7 @@ def seek(site: Site) -> Sought | None:
     if step is None:
         return None
     unpacked, before = site.original()
-    goal = _goal(site, unpacked, before)
+    goal = _goal(site, before)
     ample = goal is not None and goal.budget >= safe_bytes(before, site.gating)
     if ample and not site.is_other:
         return Sought(step, unpacked, before, goal, None)
@@ -188,17 +189,26 @@ def budget_of(site: Site, plain: Simulation) -> int | None:
     return limit
 
 
-def _goal(site: Site, step: CapturedStep, before: Simulation) -> Goal | None:
+def _goal(site: Site, before: Simulation) -> Goal | None:
     plain = before if site.whole is None else site.whole.plain
     budget = budget_of(site, plain)
     if budget is None:
         return None
-    if not isinstance(site.options.limit, float):
-        check_known(step, before.peak, site.options.batch_size, site.options.asked_budget[0])
-        check_steps(site.guessed_loops, before.peak, site.options.batch)
-        for loop in site.guessed_inside:
-            raise unknown_steps(loop.name)
+    unknown = unknown_to(site)
+    if unknown is not None and not isinstance(site.options.limit, float):
+        raise unknown
     if site.whole is not None and site.whole.share is not None:
         budget = int(budget * site.whole.share)
     most, base = safe_bytes(plain, site.gating), plain_bytes(plain, site.gating)
-    return Goal(budget, most, base, site.options.budget)
+    return Goal(budget, most, base, site.options.budget, unknown)
+
+
+def unknown_to(site: Site) -> ArgumentError | None:
+    """The error for a budget in bytes for a call whose bytes are not known; ``None``: they are."""
+    step, before = site.original()
+    options = site.options
+    error = unknown_bytes(step, before.peak, options.batch_size, options.asked_budget[0])
+    error = error or unknown_lists(site.guessed_loops, before.peak, options.batch)
+    if error is None and (inside := site.guessed_inside):
+        error = unknown_steps(inside[0].name)
+    return error
