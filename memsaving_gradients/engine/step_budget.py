@@ -295,21 +295,26 @@ class _Step:
             for site, ends in zip(self.sites, updates, strict=True):
                 site.whole = Whole(self.plain, ends, self.source)
             saved = [save(site) for site in self.sites]
+            followed = None if ample else saved[0].followed
+            need = self._need(self.plain) if followed is None else followed.outcome.need
         else:
             self._take_turns()
-            saved = self._one_after_the_other(updates, most)
-        need = self.need if most is None else self._let_loops_wait(most)
+            saved, need = self._one_after_the_other(updates, most)
+        need = self.need if most is None else self._let_loops_wait(most, need)
         for one, budget in zip(saved, budgets, strict=True):
             one.settle(whole_step=need, **({} if budget is None else {"budget": budget}))
 
-    def _let_loops_wait(self, budget: int) -> int:
+    def _let_loops_wait(self, budget: int, need: int) -> int:
         """Let steps of loops run one at a time where those that are ahead would break the budget;
-        the bytes of it that the step then needs."""
+        the bytes of it that the step then needs, which are those before if nothing is ahead."""
         site = self.sites[0]
+        held = ahead(site.graph, site.options.batch)
+        if not held:
+            return need
         ops, run = site.simulate_all()
         need = self._need(run)
         # Of the budget, which is one of chunks, bytes alive at once may be a share.
-        within(ahead(site.graph, site.options.batch), ops, run, run.peak * budget / max(need, 1))
+        within(held, ops, run, run.peak * budget / max(need, 1))
         return need
 
     def _take_turns(self) -> None:
@@ -341,9 +346,12 @@ class _Step:
             for site in self.sites
         ]
 
-    def _one_after_the_other(self, updates: Sequence[_Ends], budget: int) -> list[Saved]:
+    def _one_after_the_other(
+        self, updates: Sequence[_Ends], budget: int
+    ) -> tuple[list[Saved], int]:
         """Plan for each call by itself, and for all of them for less where the step takes too much;
-        of calls only one of which takes more than the budget, that one for the whole step first."""
+        of calls only one of which takes more than the budget, that one for the whole step first.
+        What became of them, and the bytes of the budget that the step needs."""
         alone = [self._need(site.original()[1]) for site in self.sites]
         few = sum(need > budget for need in alone) < 2
         large = self.sites[alone.index(max(alone))] if few else None
@@ -351,7 +359,7 @@ class _Step:
         share, need = 1.0, first
         for left in reversed(range(STEP_ROUNDS + few)):
             if need <= budget:
-                return saved
+                return saved, need
             for one in saved:
                 if one.site.call.mode == "saved" and one.followed is not None:
                     raise no_longer_kept(one.followed.outcome)

@@ -5,14 +5,14 @@ A budget is a promise on the bytes that TensorFlow's allocator has in chunks. Pl
 these: they count bytes asked for. So a planner is asked for a plan within fewer bytes, and the
 bytes to ask for are corrected by the ratio of what was wanted and what came out
 (:mod:`~memsaving_gradients.planners.meter`). That ratio differs by a tenth from plan to plan, so
-that small graphs are asked for several plans between one that fits and one that does not. (What the
-executor's own order adds is known when the graph is rewritten, and the search is asked again, for
-less: :mod:`memsaving_gradients.engine.driver`.) Of all plans that fit, the one with the least extra
-time is taken. Any planner can be searched with in this way, and one that ignores budgets is simply
-tried.
+that small graphs are asked for several plans between one that fits and one that does not. Of all
+plans that fit, the one with the least extra time is taken (`Search.within`). What the executor's
+own order and the rest of the step add is known when the graph is rewritten, and other plans are
+asked for then (`Search.at`; :mod:`memsaving_gradients.engine.driver`). Any planner can be searched
+with in this way, and one that ignores budgets is simply tried.
 
-If nothing fits, planners are asked for the least they can do, and for a little more (holes between
-chunks make the least peak not always the least need). These last attempts do not depend on the
+For `Search.least`, planners are asked for the least they can do, and for a little more (holes
+between chunks make the least peak not always the least need). These attempts do not depend on the
 budget, so that the least budget an error names works when it is asked for.
 
 Deterministic, unless a time limit is set. Cost: at most `ROUNDS` plans each time it is asked,
@@ -21,16 +21,14 @@ fewer on large graphs, and `FLOORS` once.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from memsaving_gradients.budget import Goal, chunk_bytes, too_small
+from memsaving_gradients.budget import chunk_bytes
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bounds.integer import bound_within
-from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.meter import EXECUTOR_ADDS, Found, Meter
 from memsaving_gradients.planners.proposal import SMALLER, Trials, checked
 from memsaving_gradients.planners.short_sums import left_alone
@@ -81,7 +79,6 @@ class Search:
     def __post_init__(self) -> None:
         self._began = time.monotonic()
         self._stopped = ""
-        self._given = False
         self._by_key: KeyboardInterrupt | None = None
         self._tried: list[Found] = []
         self._closed_in: set[int] = set()
@@ -100,42 +97,46 @@ class Search:
             found = Found(self.meter.plain, self.meter.need(self.meter.plain), None)
         return self._with_end(found)
 
-    def within(self, goal: Goal, share: float = 1.0) -> Found:
-        """The fastest plan that needs at most a share of a budget: when it runs, it needs more by
-        as much.
+    def within(self, most: int) -> Found:
+        """The fastest plan that needs at most ``most`` bytes in chunks; where there is none among
+        those that were asked for, the one that needs fewest.
 
         Raises
         ------
-        BudgetError
-            If no plan was found that fits.
+        KeyboardInterrupt
+            If planning was interrupted by the user before there was any plan.
         """
-        most = _share_of(goal.budget, share)
-        if most not in self._closed_in and not self._is_hopeless(most):
+        if most not in self._closed_in:
             self._closed_in.add(most)
             self._close_in(most)
         fits = self._fitting(most)
-        floors: list[Found] = []
-        if not fits and self._stopped != "interrupted":
-            floors = self._reach_floor()
-            fits = self._fitting(most)
-        if not fits and self._stopped and not self._given:
-            # There is no time to leave room for what the executor may add.
-            most = goal.budget
-            fits = self._fitting(most)
-        if not fits:
-            self._raise_if_by_key()
-            least = min([goal.plain_need, *(found.need for found in floors or self._tried)])
-            raise too_small(goal, least, self._stopped)
-        best = min(fits, key=_by_time)
-        if best.proposal.quick and best.asked is not None:
-            self._polish(best.asked, most)
-        self._given = True
-        return self._with_end(min(self._fitting(most), key=_by_time))
+        if fits:
+            best = min(fits, key=_by_time)
+            if best.proposal.quick and best.asked is not None:
+                self._polish(best.asked, most)
+            return self._with_end(min(self._fitting(most), key=_by_time))
+        return self._lowest(self._tried)
 
-    def sketch(self, goal: Goal, share: float) -> float:
-        """Extra seconds of the first plan within a share of a budget; infinite if it does not
+    def at(self, asked: int, *, quick: bool = True) -> Found:
+        """The plan within so many bytes asked for, or the least that the planner comes down to.
+
+        ``quick``: a quick one will do, if that comes as low.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            If planning was interrupted by the user before there was any plan.
+        """
+        found = self._attempt(asked, quick=quick)
+        if found is not None and found.proposal.quick and found.proposal.peak > asked:
+            lower = None if self._falls_short(asked) else self._attempt(asked)
+            found = lower or found
+        return self._lowest(self._tried) if found is None else self._with_end(found)
+
+    def sketch(self, most: int) -> float:
+        """Extra seconds of the first plan within ``most`` bytes in chunks; infinite if it does not
         fit."""
-        asked = self._first_asked(_share_of(goal.budget, share))
+        asked = self._first_asked(most)
         found = self._attempt(asked, self._rounds, quick=True)
         fits = found is not None and found.proposal.peak <= asked
         return found.proposal.extra_seconds if found is not None and fits else float("inf")
@@ -148,11 +149,7 @@ class Search:
         KeyboardInterrupt
             If planning was interrupted by the user before there was any plan.
         """
-        floors = self._reach_floor()
-        if not floors:
-            self._raise_if_by_key()
-            return self._with_end(Found(self.meter.plain, self.meter.need(self.meter.plain), None))
-        return self._with_end(min(floors, key=lambda found: (found.need, *_by_time(found))))
+        return self._lowest(self._reach_floor())
 
     def within_time(self, seconds: float, *, plain: bool = False) -> Found | None:
         """The plan that needs the fewest bytes in chunks among those whose clones take at most
@@ -186,14 +183,6 @@ class Search:
     def stopped(self) -> str:
         """Why planning ended early, or an empty string."""
         return self._stopped
-
-    def _is_hopeless(self, budget: int) -> bool:
-        """Whether no plan at all fits, so that none has to be looked for; not asked where the
-        answer takes a second."""
-        if self._large or self.meter.graph.storable:
-            return False
-        least = least_extra_seconds(self.meter.graph, budget, accumulate=self.accumulate)
-        return least == float("inf")
 
     def _close_in(self, budget: int) -> None:
         """Ask for plans until one fits and uses most of the budget; in small graphs, for as many as
@@ -373,6 +362,13 @@ class Search:
             raise ArgumentError("planner", self.planner, f"returned no valid schedule: {problem}")
         return proposal
 
+    def _lowest(self, among: Sequence[Found]) -> Found:
+        """The plan that needs fewest bytes; plain training, if there is none."""
+        if among:
+            return self._with_end(min(among, key=lambda found: (found.need, *_by_time(found))))
+        self._raise_if_by_key()
+        return self._with_end(Found(self.meter.plain, self.meter.need(self.meter.plain), None))
+
     def _fitting(self, budget: int) -> list[Found]:
         return [found for found in self._tried if found.need <= budget]
 
@@ -394,12 +390,6 @@ class Search:
     def _raise_if_by_key(self) -> None:
         if self._by_key is not None:
             raise self._by_key
-
-
-def _share_of(budget: int, share: float) -> int:
-    """The most bytes that are within ``budget`` when they are divided by ``share``, and cut off to
-    whole ones."""
-    return max(0, math.ceil((budget + 1) * share) - 1)
 
 
 def _by_time(found: Found) -> tuple[float, int]:

@@ -77,7 +77,7 @@ def test_between_a_plan_that_broke_the_budget_and_one_that_leaves_much_of_it_the
 ):
     # The first plan runs with twice the bytes, and those after it as they were simulated: the
     # second is made for less than half the budget.
-    runs, asked = [], []
+    runs, most = [], []
     follow = attempts.follow
 
     def unlike_the_others(site, outcome):
@@ -88,19 +88,20 @@ def test_between_a_plan_that_broke_the_budget_and_one_that_leaves_much_of_it_the
     def twice(simulation, gating):
         return safe_bytes(simulation, gating) * (2 if simulation is runs[0].simulation else 1)
 
-    within = attempts.within_limits
+    at = attempts.Search.at
 
-    def noted(site, mode, share):
-        asked.append(share)
-        return within(site, mode, share)
+    def noted(search, asked, quick):
+        most.append(asked)
+        return at(search, asked, quick=quick)
 
     monkeypatch.setattr(attempts, "follow", unlike_the_others)
     monkeypatch.setattr(attempts, "worst_bytes", twice)
     monkeypatch.setattr(attempts, "safe_bytes", twice)
-    monkeypatch.setattr(attempts, "within_limits", noted)
+    monkeypatch.setattr(attempts.Search, "at", noted)
     plan = planned(0.6, planner="chain")
     assert need(plan) <= plan.budget
-    assert asked[1] < 0.5 < asked[2] < asked[0]
+    first = runs[0].outcome.proposal.peak
+    assert most[0] < 0.5 * first < most[1] < first
     kept = [run.outcome.plan for run in runs[1:] if need(run.outcome.plan) <= plan.budget]
     assert plan.extra_time == min(each.extra_time for each in kept) < kept[0].extra_time
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from typing import Any
 
@@ -14,7 +15,7 @@ import memsaving_gradients as ms
 from benchmarks.networks import small
 from graph_tools.memory.bfc_allocator import Peaks
 from graph_tools.memory.timeline import CHANCE
-from memsaving_gradients.budget import Goal, too_small
+from memsaving_gradients.budget import too_small
 from memsaving_gradients.engine.driver.attempt import take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
 from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
@@ -40,17 +41,15 @@ def test_search_keeps_every_budget(name: str, gating: str) -> None:
     need = meter.need(meter.plain)
     for share in (0.95, 0.8, 0.6, 0.4, 0.2):
         budget = int(share * need)
-        try:
-            found = Search(meter, greedy).within(Goal(budget, need, need, budget))
-        except errors.BudgetError as error:
-            least = error.least
-        else:
-            assert found.need == meter.need(found.proposal) <= budget
+        search = Search(meter, greedy)
+        found = search.within(budget)
+        assert found.need == meter.need(found.proposal)
+        least = search.least().need
+        if found.need <= budget:
             assert found.proposal.peak <= budget
-            continue
-        assert budget < least <= need
-        if least < need:
-            assert Search(meter, greedy).within(Goal(least, need, need, least)).need <= least
+        else:
+            assert budget < least <= found.need
+        assert least == Search(meter, greedy).least().need
 
 
 def test_search_takes_the_fastest_that_fits() -> None:
@@ -58,7 +57,7 @@ def test_search_takes_the_fastest_that_fits() -> None:
     meter = Meter(graph, "control")
     search = Search(meter, greedy)
     need = meter.need(meter.plain)
-    found = search.within(Goal(int(0.7 * need), need, need, 0.7))
+    found = search.within(int(0.7 * need))
     fits = [f for f in search._tried if f.need <= 0.7 * meter.need(meter.plain)]
     assert found.proposal.extra_seconds == min(f.proposal.extra_seconds for f in fits)
 
@@ -77,13 +76,13 @@ def test_the_plan_that_is_used_is_polished_once() -> None:
     graph = GRAPHS["residual chain"]()
     meter = Meter(graph, "control")
     need = meter.need(meter.plain)
-    goal = Goal(int(0.8 * need), need, need, 0.8)
+    most = int(0.8 * need)
     search = Search(meter, slow)
-    found = search.within(goal)
-    assert search.within(goal) is found
+    found = search.within(most)
+    assert search.within(most) is found
     assert [limits.quick for limits in asked] == [*[True] * (len(asked) - 1), False]
     assert asked[-1].budget in [limits.budget for limits in asked[:-1]]
-    assert found.need <= goal.budget and not found.proposal.quick
+    assert found.need <= most and not found.proposal.quick
 
 
 def test_where_a_quick_plan_is_too_large_the_best_one_is_asked_for() -> None:
@@ -99,14 +98,15 @@ def test_where_a_quick_plan_is_too_large_the_best_one_is_asked_for() -> None:
     graph = GRAPHS["residual chain"]()
     meter = Meter(graph, "control")
     need = meter.need(meter.plain)
-    found = Search(meter, hasty).within(Goal(int(0.8 * need), need, need, 0.8))
+    found = Search(meter, hasty).within(int(0.8 * need))
     assert found.need <= 0.8 * need
-    assert all(limits.budget != 1 for limits in asked)
+    search = Search(meter, hasty)
+    assert search.at(int(0.8 * need)).proposal.peak <= 0.8 * need
     # What it has not come down to is asked for no more.
+    search.at(2)
     asked.clear()
-    with pytest.raises(errors.BudgetError):
-        Search(meter, hasty).within(Goal(2, need, need, 2), 0.9)
-    assert [limits.budget for limits in asked if not limits.quick].count(1) == 1
+    assert search.at(3).proposal.quick
+    assert [limits.budget for limits in asked if not limits.quick] == []
 
 
 def test_schedules_are_simulated_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,21 +133,12 @@ def test_out_of_time_the_least_is_asked_for_once() -> None:
         return greedy(graph, limits) if limits.budget == 1 else meter.plain
 
     least = meter.need(greedy(graph, Limits(budget=1)))
-    found = Search(meter, slow, seconds=0.01).within(Goal(least, need, need, least))
+    search = Search(meter, slow, seconds=0.01)
+    assert search.within(least).need == need
+    found = search.least()
     assert (found.need, found.stopped) == (least, "out of time")
     assert asked[-1] == 1
     assert asked.count(1) == 1
-
-
-def test_a_hopeless_budget_asks_for_the_least_alone() -> None:
-    graph = GRAPHS["chain"]()
-    meter = Meter(graph, "control")
-    need = meter.need(meter.plain)
-    search = Search(meter, greedy)
-    with pytest.raises(errors.BudgetError):
-        search.within(Goal(1, need, need, 1))
-    assert min(found.asked or 0 for found in search._tried) == 1
-    assert len(search._tried) <= 4
 
 
 def test_slowdown_is_kept_and_more_of_it_saves_more() -> None:
@@ -359,8 +350,8 @@ def test_the_other_packing_is_tried(packed: bool, monkeypatch: pytest.MonkeyPatc
     weights = [tf.Variable(tf.eye(64)) for _ in range(6)]
     kept = Attempts.kept
 
-    def refusing(attempts: Attempts) -> Any:
-        found = kept(attempts)
+    def refusing(attempts: Attempts, limit: float = math.inf) -> Any:
+        found = kept(attempts, limit)
         assert found is not None
         if found.outcome.plan.packed != packed:
             assert attempts.site.goal is not None

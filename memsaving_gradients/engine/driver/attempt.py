@@ -22,13 +22,10 @@ class Followed:
         The plan, described by what the executor will make of it.
     result
         The rewrite; ``None``: gradients are plain.
-    planned
-        The bytes of a budget that it was thought to need before it was rewritten.
     """
 
     outcome: Outcome
     result: Rewrite | None
-    planned: int
 
     @property
     def simulation(self) -> Simulation:
@@ -46,9 +43,8 @@ class Followed:
 def follow(site: Site, outcome: Outcome) -> Followed:
     """Make the graph follow a plan, and describe the plan by what the executor will make of it:
     of the whole step, or of the gradients, if they are alone."""
-    planned = outcome.planned or outcome.need
     if outcome.plain:
-        return Followed(outcome, None, planned)
+        return Followed(outcome, None)
     proposal, gates = outcome.proposal, site.data_gates
     result = rewrite(
         outcome.step,
@@ -64,7 +60,7 @@ def follow(site: Site, outcome: Outcome) -> Followed:
             result.rewiring.point(given.op, 0, result.replaced[grad.ref()])
     if not gates:
         outcome = outcome.as_it_runs(site.simulate_rewritten(result, proposal.extra_seconds))
-    return Followed(outcome, result, planned)
+    return Followed(outcome, result)
 
 
 def take_back(site: Site, found: Followed | None) -> None:

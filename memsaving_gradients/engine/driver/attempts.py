@@ -1,15 +1,26 @@
 """Plans for a step as it stands, one after the other, until one keeps its budget as it runs.
 
-Each is made for less than the one before. Into which holes between chunks buffers fall is chance: a
-plan with which not each of the steps that were simulated keeps the budget, but they do on average,
-is followed where none is found that is better. An attempt costs a plan, a rewrite and the
-simulations of the graph.
+What the executor, the rest of the step and holes between chunks add to a plan is seen when the
+graph follows it. The first plan leaves room for what is foreseen of that. If it does not keep the
+budget, or leaves much of it, the next ones are asked for more or for less
+(:class:`~memsaving_gradients.engine.driver.window.Window`), for each estimate of what the rest of
+the step takes. A quick plan is nearly as good as the best one, and is found in a tenth of a second;
+so an attempt costs little more than rewriting and simulating the graph. One that cannot be faster
+than a plan that is known is not rewritten.
+
+Into which holes between chunks buffers fall is chance: a plan with which not each of the steps that
+were simulated keeps the budget, but they do on average, is followed where no better one is found.
+Where nothing keeps the budget, the plan of least memory does, or the error names it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from memsaving_gradients.budget import Goal, chunk_bytes, safe_bytes, too_small, worst_bytes
 from memsaving_gradients.engine.driver.attempt import Followed, follow, take_back
@@ -20,16 +31,16 @@ from memsaving_gradients.engine.planning.outcome import LIMITED, Outcome, nothin
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
 from memsaving_gradients.engine.planning.within_limits import first_share, within_limits
 from memsaving_gradients.engine.site import Site
-from memsaving_gradients.errors import BudgetError, PlanError
-from memsaving_gradients.planners.budget_search import CLOSE, ROUNDS
-from memsaving_gradients.planners.meter import EXECUTOR_ADDS
+from memsaving_gradients.errors import PlanError
+from memsaving_gradients.planners.budget_search import CLOSE, ROUNDS, Search
+from memsaving_gradients.planners.meter import EXECUTOR_ADDS, Found
 from memsaving_gradients.planners.proposal import SLACK
 
 __all__ = ["STEP_ROUNDS", "Attempts", "no_longer_kept"]
 
-#: Plans that are rewritten and simulated until one keeps the budget: as many as are asked for in a
-#: search, but fewer where an attempt takes seconds (`Site.is_large`), and until a better one is
-#: found than one that keeps it. Chosen by judgement.
+#: Plans that are rewritten and simulated for each estimate: as many as are asked for in a search,
+#: but fewer where an attempt takes seconds (`Site.is_large`), or is the planner's best instead of a
+#: quick one. Chosen by judgement.
 FEW_ATTEMPTS = 5
 #: How often all calls of a step are planned, each time for less than before and the last time for
 #: the least, until the step keeps the budget. Chosen by judgement.
@@ -46,156 +57,159 @@ class Attempts:
     ----------
     site
         The gradient computation, its loops and masks as they are.
-
-    Attributes
-    ----------
-    window
-        For which share of the budget the next plan is made.
     """
 
     def __init__(self, site: Site) -> None:
         self.site, self.mode = site, site.call.mode
         self.start()
 
-    def start(self) -> None:
-        """Begin anew, as for a step that was changed."""
+    def start(self, *, alike: bool = False) -> None:
+        """Begin anew, as for a step that was changed. ``alike``: what plans came to before tells
+        what is worth trying now."""
         self.site.count_all()
-        self.window = Window(first_share(self.site))
-        self._broke = 0
-        self._by_luck = False
+        #: The fastest plans that keep the budget: in all steps that were simulated, and on average.
+        self._best: Followed | None = None
+        self._lucky: Followed | None = None
+        if not alike:
+            #: What plans of earlier estimates need, and their extra time.
+            self._earlier: list[tuple[int, float]] = []
 
-    def kept(self) -> Followed | None:
-        """A plan that keeps the budget; ``None``: nothing can be saved.
+    def kept(self, limit: float = math.inf) -> Followed | None:
+        """A plan that keeps the budget; ``None``: nothing can be saved, or none that takes less
+        than ``limit`` of extra time.
 
         Raises
         ------
         BudgetError
             If there is none; the graph is left as it was.
         """
+        if self.mode != "budget":
+            return self._only()
+        outcome = self._outcome(self._foreseen)
+        if outcome is None:
+            return None
+        if outcome.plain:
+            return follow(self.site, outcome)
         most = FEW_ATTEMPTS if self.site.is_large else ROUNDS.most
-        found, ended = self._first_that_fits(most if self.mode == "budget" else 1)
-        if ended:
-            return self.if_it_saves(found)
-        needs: list[int] = []
+        found = self._tried(outcome, most, limit)
+        while found is None and not self.site.stopped and self._counts_less():
+            found = self._tried(self._outcome(self._foreseen), most, limit)
+        best = self._best or self._lucky
+        if found is not None or (best is None and limit < math.inf):
+            return found
+        return self._rescued() if best is None else self.again(best)
+
+    def _only(self) -> Followed | None:
+        """The plan that was asked for, where there is but one."""
+        outcome = self._outcome()
+        found = None if outcome is None else follow(self.site, outcome)
+        if found is not None and self.mode == "saved" and not found.keeps(found.outcome.need):
+            take_back(self.site, found)
+            raise no_longer_kept(found.outcome)
+        return self.if_it_saves(found)
+
+    def _foreseen(self, search: Search) -> Found:
+        """The plan that may keep the budget, by what is known before it is rewritten."""
+        assert self.site.goal is not None
+        return search.within(int(self.site.goal.budget * first_share(self.site)))
+
+    def _outcome(self, wanted: Callable[[Search], Found] = Search.least) -> Outcome | None:
+        """The plan that was asked for; of those that may keep a budget, the one ``wanted``."""
+        if self.mode == "saved":
+            return by_saved_plan(self.site)
+        if self.mode in LIMITED:
+            return within_limits(self.site, self.mode, wanted)
+        return by_mode(self.site, self.mode)
+
+    def _tried(
+        self, outcome: Outcome | None, attempts: int, limit: float = math.inf, quick: bool = True
+    ) -> Followed | None:
+        """A plan that keeps the budget, and than which a faster one is hardly to be found: of those
+        for the present estimate, of which ``outcome`` is the first. The others are noted."""
+        window, now = Window(), list[tuple[int, float]]()
+        for left in reversed(range(attempts)):
+            assert outcome is not None
+            plan, peak = outcome.plan, outcome.proposal.peak
+            if plan.extra_time >= min(limit, _extra(self._best)):
+                window.of_no_use(peak)
+            else:
+                found = follow(self.site, outcome)
+                need = self.worst(found)
+                now.append((need, plan.extra_time))
+                if found.keeps(need) and not self._leaves_room(found, need):
+                    self._earlier += now
+                    return found
+                take_back(self.site, found)
+                assert plan.budget is not None
+                if found.keeps(need):
+                    self._best = found
+                    window.kept(peak, need / plan.budget)
+                else:
+                    if found.keeps(self.need(found)) and plan.extra_time < _extra(self._lucky):
+                        self._lucky = found
+                    window.broke(peak, need / plan.budget)
+                if self._is_slower(need, plan.extra_time):
+                    break
+            asked = window.asked
+            if asked is None or not left or self.site.stopped:
+                break
+            outcome = self._outcome(partial(Search.at, asked=asked, quick=quick))
+        self._earlier += now
+        return None
+
+    def _leaves_room(self, found: Followed, need: int) -> bool:
+        """Whether a faster plan may be found than one that keeps the budget, and leaves much of
+        it."""
+        plan = found.outcome.plan
+        return plan.budget is not None and plan.extra_time > SLACK and need < CLOSE**2 * plan.budget
+
+    def _is_slower(self, need: int, extra: float) -> bool:
+        """Whether plans of earlier estimates take less time than one that needs so many bytes, by a
+        line between those that need more and less."""
+        if not self._earlier:
+            return False
+        needs, times = np.array(sorted(self._earlier)).T
+        best = np.minimum.accumulate(times)
+        return bool(need >= needs[0] and extra > np.interp(need, needs, best))
+
+    def _rescued(self) -> Followed | None:
+        """The plan of least memory, or a faster one between it and those that broke the budget."""
+        needs = [need for need, _ in self._earlier] if self.site.stopped else []
+        self.site.count_all()
         while True:
             found, goal = self.least(), self.site.goal
-            if found is None or goal is None:
-                return found
-            if found.outcome.need <= goal.budget:
-                return self._faster_than(found, most) if needs else found
-            needs.append(found.outcome.need)
+            assert found is not None and goal is not None
             take_back(self.site, found)
+            if found.keeps(found.outcome.need):
+                break
+            needs.append(found.outcome.need)
             # What is named as the least is that of all estimates, whatever the budget is.
-            if not self._counts_less(by=0.0):
+            if self.site.stopped or not self._counts_less(by=0.0):
                 raise too_small(goal, self._or_plain(goal, min(needs)), self.site.stopped)
-
-    def _faster_than(self, least: Followed, attempts: int) -> Followed | None:
-        """A plan that keeps a budget as ``least``, which is followed, does."""
-        take_back(self.site, least)
-        found, ended = self._first_that_fits(attempts)
-        return self.if_it_saves(found) if ended else self.again(least)
-
-    def _first_that_fits(self, attempts: int) -> tuple[Followed | None, bool]:
-        """A plan that keeps the budget; and whether the search is over, with this one, with plain
-        gradients or with nothing."""
-        attempt, last = 0, attempts
-        #: The best plan that keeps it, which was taken back; whether it does for certain, or with
-        #: some luck.
-        kept: Followed | None = None
-        certain = False
-        while attempt < last:
-            try:
-                found = self._next(self.window.share)
-            except BudgetError as error:
-                if kept is not None:
-                    break
-                if self.site.stopped == "interrupted":
-                    # Plans that broke the budget as they ran are no smaller than it.
-                    raise self._no_smaller(error) from None
-                if self.window.share < 1.0 and not attempt:
-                    # There may be no plan that leaves room for what the executor adds, but one to
-                    # which it adds nothing.
-                    self.window.share = 1.0
-                elif not self.window.narrow():
-                    return None, False
-                attempt += 1
-                continue
-            if found is None or found.result is None:
-                return found, True
-            if found.keeps(self.worst(found)):
-                if not certain or _extra(found) < _extra(kept):
-                    if attempt + 1 == last or not self._leaves_room(found):
-                        return found, True
-                    if not certain:
-                        last = min(last, attempt + FEW_ATTEMPTS)
-                    kept, certain = found, True
-                elif attempt + 1 < last and not self._goes_on():
-                    last = attempt + 1
-                take_back(self.site, found)
-                attempt += 1
-                continue
-            if self.mode == "saved":
-                take_back(self.site, found)
-                raise no_longer_kept(found.outcome)
-            if kept is None and found.keeps(self.need(found)):
-                # One more is tried.
-                kept, last = found, min(attempts, attempt + 2)
-            self._give_up(found, attempt)
-            attempt += 1
-        if kept is None:
-            return None, False
-        self._by_luck = not certain
-        return self.again(kept), True
+        other = self._tried(found.outcome, FEW_ATTEMPTS, quick=False)
+        return other or self.again(self._best or self._lucky or found)
 
     def least(self) -> Followed | None:
         """The plan of least memory, whatever the budget is."""
-        return self._next(0.0)
+        outcome = self._outcome()
+        return None if outcome is None else follow(self.site, outcome)
 
     def again(self, found: Followed) -> Followed:
         """The graph made to follow a plan once more."""
         return replace(found, result=follow(self.site, found.outcome).result)
 
-    def _give_up(self, found: Followed, attempt: int) -> None:
-        """Take a plan back, and ask for less from now on."""
-        need = self.worst(found)
-        take_back(self.site, found)
-        self._broke = min(self._broke or need, need)
-        budget = found.outcome.plan.budget
-        assert budget is not None
-        self.window.step_down(found.planned / budget, need / budget, attempt)
-
     def _counts_less(self, by: float = EXECUTOR_ADDS) -> bool:
         """Whether the rest of the step may take less beside gradients than plans were made for, by
         more than a share of the budget; the next one is made for that."""
         goal = self.site.goal
-        if goal is None or not self.site.count_less(by * goal.budget):
-            return False
-        self.window = Window(first_share(self.site))
-        return True
-
-    def _leaves_room(self, found: Followed) -> bool:
-        """Whether a faster plan may be found than one that keeps the budget, and leaves much of it:
-        one that counts with less beside gradients, or one made for less than what broke it.
-
-        Both what a plan needs and what the executor adds come near to what was asked for, no more.
-        """
-        plan = found.outcome.plan
-        if plan.budget is None or found.outcome.need >= CLOSE**2 * plan.budget:
-            return False
-        return plan.extra_time > SLACK and self._goes_on()
-
-    def _goes_on(self) -> bool:
-        """Whether another plan is made for less beside gradients, or for another share of the
-        budget."""
-        return self._counts_less() or self.window.narrow()
+        return goal is not None and self.site.count_less(by * goal.budget)
 
     def worst(self, found: Followed) -> int:
-        """The bytes of a budget that a step needs in the worst of the steps that were simulated, as
-        long as there may be a plan that is better there.
+        """The bytes of a budget that a step needs in the worst of the steps that were simulated.
 
         In large graphs there are buffers enough to even chance out.
         """
-        if self.mode != "budget" or self.site.is_large or self._by_luck:
+        if self.site.is_large:
             return self.need(found)
         return worst_bytes(found.simulation, self.site.gating)
 
@@ -236,25 +250,6 @@ class Attempts:
                 return follow(site, unchanged)
         warn_nothing_saved(site.graph, f"a plan was found that takes less in order, but {figures}")
         return None
-
-    def _next(self, share: float) -> Followed | None:
-        """Plan and rewrite."""
-        outcome: Outcome | None
-        if self.mode == "saved":
-            outcome = by_saved_plan(self.site)
-        elif self.mode in LIMITED:
-            outcome = within_limits(self.site, self.mode, share)
-        else:
-            outcome = by_mode(self.site, self.mode)
-        return None if outcome is None else follow(self.site, outcome)
-
-    def _no_smaller(self, error: BudgetError) -> BudgetError:
-        """``error``, but naming no budget below the least that a plan needed as it ran (0: none did
-        run)."""
-        goal = self.site.goal
-        if goal is None or error.least >= self._broke:
-            return error
-        return too_small(goal, self._or_plain(goal, self._broke), self.site.stopped)
 
     def _or_plain(self, goal: Goal, need: int) -> int:
         """The least of what a plan and plain training need, which nobody gets who asks for loops to

@@ -7,6 +7,7 @@ followed, unless the next one comes to less time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -109,7 +110,7 @@ def _cheaper(
     _treat(attempts, ways[1])
     seconds = site.original()[0].graph.total_seconds
     if site.capture().graph.total_seconds / max(seconds, 1e-12) - 1 < extra:
-        other = _faster(site, extra, lambda: _packed_or_not(attempts))
+        other = _faster(site, extra, lambda: _packed_or_not(attempts, extra))
         if other is not None:
             return other
     _treat(attempts, way)
@@ -129,18 +130,18 @@ def _faster(site: Site, extra: float, attempt: Callable[[], Followed | None]) ->
     return None
 
 
-def _packed_or_not(attempts: Attempts) -> Followed | None:
+def _packed_or_not(attempts: Attempts, limit: float = math.inf) -> Followed | None:
     """Follow a plan for the masks as they are. Pack or unpack them instead if that keeps no budget,
-    or takes longer than a first plan of the other way did."""
+    or takes longer than a first plan of the other way did. ``limit``: as in `Attempts.kept`."""
     site = attempts.site
     try:
-        found = attempts.kept()
+        found = attempts.kept(limit)
     except BudgetError as error:
         if not _has_other(site):
             raise
         _switch_packing(attempts)
         try:
-            return attempts.kept()
+            return attempts.kept(limit)
         except BudgetError as another:
             raise min((error, another), key=lambda refused: refused.least) from None
     return _packed_otherwise(attempts, found)
@@ -157,8 +158,8 @@ def _packed_otherwise(attempts: Attempts, found: Followed | None) -> Followed | 
     if not is_clearly_less(site.sought.other.cost, extra * site.original()[0].graph.total_seconds):
         return found
     take_back(site, found)
-    _switch_packing(attempts)
-    other = _faster(site, extra, attempts.kept)
+    _switch_packing(attempts, alike=True)
+    other = _faster(site, extra, lambda: attempts.kept(extra))
     if other is not None:
         return other
     _switch_packing(attempts)
@@ -170,12 +171,13 @@ def _has_other(site: Site) -> bool:
     return site.sought is not None and site.sought.other is not None and not site.stopped
 
 
-def _switch_packing(attempts: Attempts) -> None:
-    """Look for plans with masks packed if they are not, or unpacked, from now on."""
+def _switch_packing(attempts: Attempts, *, alike: bool = False) -> None:
+    """Look for plans with masks packed if they are not, or unpacked, from now on. ``alike``: as in
+    `Attempts.start`."""
     site, sought = attempts.site, attempts.site.sought
     assert sought is not None and sought.other is not None
     site.switch_packing(not site.packed.tensors)
     other = sought.other
     search = other.search or search_of(site, other.step, other.before)
     site.sought = replace(other, search=search, other=replace(sought, other=None))
-    attempts.start()
+    attempts.start(alike=alike)

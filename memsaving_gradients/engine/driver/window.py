@@ -1,7 +1,8 @@
-"""For which share of a budget the next plan is made, when plans are tried one after the other.
+"""For how many bytes the next plan is asked, when plans are tried one after the other.
 
-A plan needs about the bytes it is made for, and a few per cent more or less as it runs. What broke
-the budget closes the window of shares from above, what was asked for closes it from below.
+The executor, the rest of the step and holes between chunks add to what a plan is made for: by a
+per cent or by a third, but by about the same share to the next plan. So the next one is asked for
+what would just do, and what kept the budget and what broke it close in on it from both sides.
 """
 
 from __future__ import annotations
@@ -16,60 +17,63 @@ __all__ = ["Window"]
 
 @dataclass
 class Window:
-    """Shares of a budget that plans were made for.
+    """Peaks of plans, in bytes asked for, that may be worth trying.
 
     Attributes
     ----------
-    share
-        The one that the next plan is made for.
-    most_asked
-        Of those that plans were asked for when one kept the budget, or none was found, the largest.
-    least_broken
-        The least with which a plan broke the budget.
+    low
+        The largest that kept the budget, or that is of no use.
+    high
+        The least that broke it.
+    broken
+        How many did.
+    asked
+        What the next plan is asked for; ``None``: nothing is left to try.
+
+    Examples
+    --------
+    >>> window = Window()
+    >>> window.broke(1000, 1.25)
+    >>> window.asked
+    788
+    >>> window.kept(780, 0.5)
+    >>> window.asked
+    890
+    >>> window.broke(800, 1.01)
+    >>> window.asked is None
+    True
     """
 
-    share: float
-    most_asked: float = 0.0
-    least_broken: float = math.inf
+    low: int = 0
+    high: float = math.inf
+    broken: int = 0
+    asked: int | None = None
 
-    def narrow(self) -> bool:
-        """Go to the middle between what was asked for last and what broke the budget, as far as
-        plans can differ there; whether they can.
+    def kept(self, peak: int, used: float) -> None:
+        """Ask for more: a plan of this peak kept the budget, and used this share of it."""
+        self.low = max(self.low, self.asked or 0, peak)
+        self._ask(peak / used * (1 - EXECUTOR_ADDS))
 
-        Examples
-        --------
-        >>> window = Window(0.6, least_broken=0.9)
-        >>> window.narrow(), window.share
-        (True, 0.75)
-        >>> Window(0.6, least_broken=0.61).narrow()
-        False
+    def broke(self, peak: int, used: float) -> None:
+        """Ask for less: a plan of this peak used more than all of the budget.
+
+        Each step down is larger than the last one: the rest of a step grows as the plan shrinks.
         """
-        self.most_asked = max(self.most_asked, self.share)
-        if not self.most_asked * (1 + EXECUTOR_ADDS) ** 2 < self.least_broken < math.inf:
-            return False
-        self.share = (self.most_asked + self.least_broken) / 2
-        return True
+        # Else it is the least that the planner comes down to.
+        lower = self.asked is None or peak <= self.asked
+        self.high = min(self.high, peak)
+        self.broken += 1
+        self._ask(peak / used * (1 - EXECUTOR_ADDS) ** self.broken if lower else math.nan)
 
-    def step_down(self, made_for: float, need: float, attempt: int) -> None:
-        """Ask for less after a plan broke the budget.
+    def of_no_use(self, peak: int) -> None:
+        """Ask for more: a plan of this peak takes longer than another one that keeps the budget."""
+        self.low = max(self.low, self.asked or 0, peak)
+        self._ask(math.inf)
 
-        Parameters
-        ----------
-        made_for, need
-            The bytes that the plan was made for, and those that it takes as it runs, as shares of
-            the budget.
-        attempt
-            How many came before. Each step down is larger than the last one: the executor adds
-            about as much to the next plan, and the rest of a step grows as the plan shrinks.
-
-        Examples
-        --------
-        >>> window = Window(1.0)
-        >>> window.step_down(0.9, 1.2, 0)
-        >>> round(window.share, 2), window.least_broken
-        (0.74, 0.9)
-        """
-        self.least_broken = min(self.least_broken, made_for, self.share)
-        self.share = min(made_for / need, self.share) * (1 - EXECUTOR_ADDS) ** (attempt + 1)
-        if self.share <= self.most_asked:
-            self.narrow()
+    def _ask(self, bytes_: float) -> None:
+        """Ask for so many bytes or, where it is known what comes of these, for the middle of the
+        window; for nothing, where plans hardly differ in it."""
+        if not self.low < bytes_ < self.high:
+            bytes_ = (self.low + self.high) / 2 if not math.isnan(bytes_) else math.inf
+        is_closed = self.low * (1 + EXECUTOR_ADDS) ** 2 >= self.high or bytes_ == math.inf
+        self.asked = None if is_closed else int(bytes_)

@@ -26,16 +26,14 @@ LIMITED = ("budget", "slowdown", "planner")
 class Outcome:
     """What to make of a gradient computation.
 
-    ``plain``: nothing; it does what was asked for as it is. ``planned``: the bytes in chunks that
-    the schedule was thought to need; 0: of that nothing is known. ``stopped``: why planning ended
-    early, or an empty string. ``given``: the saved plan that is followed.
+    ``plain``: nothing; it does what was asked for as it is. ``stopped``: why planning ended early,
+    or an empty string. ``given``: the saved plan that is followed.
     """
 
     step: CapturedStep
     proposal: Proposal
     plan: Plan
     plain: bool = False
-    planned: int = 0
     stopped: str = ""
     given: Plan | None = None
 

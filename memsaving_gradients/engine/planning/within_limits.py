@@ -7,6 +7,7 @@ two is decided by a first plan of each (`seek`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from graph_tools.memory.timeline import CHANCE
@@ -32,13 +33,14 @@ from memsaving_gradients.schedules.simulate import Simulation, simulate
 __all__ = ["budget_of", "first_share", "search_of", "seek", "unknown_to", "within_limits"]
 
 
-def within_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
-    """The fastest plan within a budget, or the one of least memory within a slowdown, or what a
-    planner does by itself.
+def within_limits(
+    site: Site, mode: str, wanted: Callable[[Search], Found] = Search.least
+) -> Outcome | None:
+    """A plan for a budget, or the one of least memory within a slowdown, or what a planner does by
+    itself.
 
     ``None``, after a warning, if no plan within the slowdown saves anything, or the planner's does
-    not. ``share``: how much of the budget may be planned with; 0: the plan of least memory is
-    wanted.
+    not. ``wanted``: which plan of a search for a budget.
     """
     options = site.options
     if site.sought is None:
@@ -64,7 +66,7 @@ def within_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
     found: Found | None
     search.progress = site.progress
     if goal is not None:
-        found = search.within(goal, share) if share else search.least()
+        found = wanted(search)
     elif options.max_slowdown is not None:
         allowed = options.max_slowdown * sought.unpacked.graph.total_seconds
         seconds = allowed - step.graph.total_seconds
@@ -91,7 +93,7 @@ def within_limits(site: Site, mode: str, share: float = 1.0) -> Outcome | None:
     plan = described(
         site, step, found, mode, name, before=sought.before, budget=budget, unpacked=sought.unpacked
     )
-    return Outcome(step, found.proposal, plan, planned=found.need, stopped=found.stopped)
+    return Outcome(step, found.proposal, plan, stopped=found.stopped)
 
 
 def seek(site: Site) -> Sought | None:
@@ -168,7 +170,7 @@ def _cost(sought: Sought, site: Site, packing: float | None = None) -> float:
     search = sought.search
     assert search is not None
     if sought.goal is not None:
-        return search.sketch(sought.goal, first_share(site)) + (packing or 0.0)
+        return search.sketch(int(sought.goal.budget * first_share(site))) + (packing or 0.0)
     assert site.options.max_slowdown is not None
     most = site.options.max_slowdown * sought.unpacked.graph.total_seconds
     found = search.within_time(most - sought.step.graph.total_seconds, plain=packing is not None)
