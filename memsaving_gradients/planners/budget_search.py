@@ -110,12 +110,7 @@ class Search:
             self._closed_in.add(most)
             self._close_in(most)
         fits = self._fitting(most)
-        if fits:
-            best = min(fits, key=_by_time)
-            if best.proposal.quick and best.asked is not None:
-                self._polish(best.asked, most)
-            return self._with_end(min(self._fitting(most), key=_by_time))
-        return self._lowest(self._tried)
+        return self._with_end(min(fits, key=_by_time)) if fits else self._lowest(self._tried)
 
     def at(self, asked: int, *, quick: bool = True) -> Found:
         """The plan within so many bytes asked for, or the least that the planner comes down to.
@@ -199,11 +194,6 @@ class Search:
                 # One that fits is enough by now.
                 return
             found = self._attempt(asked, max(self._rounds - number, 1), quick=True)
-            if found is not None and found.proposal.quick and found.proposal.peak > asked:
-                # A quick plan does not come as low as the planner can.
-                if self._falls_short(asked):
-                    return
-                found = self._attempt(asked, max(self._rounds - number, 1))
             if found is None or self._stopped:
                 return
             aimed = int(asked * (budget / max(found.need, 1)))
@@ -216,7 +206,7 @@ class Search:
                     return
                 asked = aimed if not is_close and aimed < high else (low + high) // 2
             elif found.proposal.peak > asked:
-                # The planner's least: to ask for less gives nothing else.
+                # The least of quick plans: to ask for less gives nothing else.
                 return
             else:
                 # Within its own peak it would come again.
@@ -240,26 +230,6 @@ class Search:
     def _is_known(self, found: Found) -> bool:
         """Whether an earlier plan has the same schedule as ``found``, the last one."""
         return any(found.proposal.schedule == old.proposal.schedule for old in self._tried[:-1])
-
-    def _polish(self, asked: int, budget: int) -> None:
-        """Ask the planner for its best plan, and for larger ones while that leaves room: another
-        schedule has other holes between chunks."""
-        low, high = 0, budget + 1
-        for _ in range(1 if self._large else 1 + ROUNDS.fewest):
-            found = self._attempt(asked)
-            if found is None or self._stopped or not found.proposal.extra_seconds:
-                return
-            if found.need > budget:
-                high = asked
-            elif found.need >= CLOSE * budget:
-                return
-            else:
-                low = asked
-            if not low:
-                return
-            asked = (low + high) // 2 if high <= budget else int(low * (budget / found.need))
-            if not low < asked < high:
-                return
 
     def _first_asked(self, budget: int) -> int:
         """Bytes to ask for first, such that the chunks may fit a budget."""

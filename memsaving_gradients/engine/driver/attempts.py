@@ -94,10 +94,11 @@ class Attempts:
         found = self._tried(outcome, most, limit)
         while found is None and not self.site.stopped and self._counts_less():
             found = self._tried(self._outcome(self._foreseen), most, limit)
-        best = self._best or self._lucky
-        if found is not None or (best is None and limit < math.inf):
-            return found
-        return self._rescued() if best is None else self.again(best)
+        if found is None and (best := self._best or self._lucky) is not None:
+            found = self.again(best)
+        if found is not None:
+            return self._polished(found)
+        return None if limit < math.inf else self._rescued()
 
     def _only(self) -> Followed | None:
         """The plan that was asked for, where there is but one."""
@@ -188,6 +189,29 @@ class Attempts:
                 raise too_small(goal, self._or_plain(goal, min(needs)), self.site.stopped)
         other = self._tried(found.outcome, FEW_ATTEMPTS, quick=False)
         return other or self.again(self._best or self._lucky or found)
+
+    def _polished(self, found: Followed) -> Followed:
+        """``found``, or the planner's best plan for as many bytes, if that takes less time and
+        keeps the budget, too."""
+        plan, asked = found.outcome.plan, found.outcome.plan.planned_for
+        sought = self.site.sought
+        assert sought is not None
+        is_quick = found.outcome.proposal.quick and found.outcome.step is sought.step
+        if not is_quick or asked is None:
+            return found
+        outcome = self._outcome(partial(Search.at, asked=asked, quick=False))
+        assert outcome is not None
+        if outcome.plan.extra_time < plan.extra_time:
+            take_back(self.site, found)
+            other = follow(self.site, outcome)
+            if other.keeps(self.worst(other)):
+                return other
+            take_back(self.site, other)
+            found = self.again(found)
+        # Its lower bound is the better one.
+        bound = max(plan.lower_bound or 0.0, outcome.plan.lower_bound or 0.0)
+        plan = replace(plan, lower_bound=min(bound, plan.extra_time))
+        return replace(found, outcome=replace(found.outcome, plan=plan))
 
     def least(self) -> Followed | None:
         """The plan of least memory, whatever the budget is."""
