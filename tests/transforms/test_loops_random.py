@@ -632,6 +632,17 @@ def test_a_known_number_of_steps(leaf, repeats):
             assert max(scheme.runs) == repeats or states == 0
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_more_steps_than_told(way):
+    # The last segment of those for 15 steps would have an even number of them.
+    loop = _alone("matmul", condition="fuel", steps=15)
+    plain, _, graph = gradients(loop)
+    for told in (15, 7, 3):
+        found, plans, _ = gradients(loop, loops=way, loop_steps=told)
+        assert plans[-1].replayed
+        _compare(loop, found, plain, graph, f"{told} steps told")
+
+
 @given(st.integers(1, 400), st.integers(1, 4), st.integers(1, 30))
 @settings(_fast, max_examples=examples(25))
 def test_random_divisions(steps, repeats, leaf):
@@ -661,8 +672,8 @@ def test_a_loop_that_ends_before_its_bound(steps, more, repeats):
         assert max(scheme.runs) <= repeats and min(scheme.runs) >= 1
 
 
-@given(st.integers(1, 200), st.integers(1, 300), st.integers(1, 3), st.integers(1, 30))
-@settings(_fast, max_examples=examples(20))
+@given(st.integers(1, 60), st.integers(1, 150), st.integers(1, 3), st.integers(1, 7))
+@settings(_fast, max_examples=examples(300))
 def test_a_number_of_steps_that_was_told(told, steps, repeats, leaf):
     """States and stretches are those of the number that was told, for fewer steps as well; more
     steps are reversed, too."""

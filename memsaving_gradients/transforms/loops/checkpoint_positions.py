@@ -206,7 +206,8 @@ class Blocks(Cut):
 
     def after(self, step: tf.Tensor) -> tf.Tensor:
         first = step // self.length * self.length
-        return first + self.block.after(step - first)
+        # The last segment of a range ends with it, wherever more of them would.
+        return first + tf.minimum(self.block.after(step - first), self.length)
 
     def before(self, step: tf.Tensor) -> tf.Tensor:
         first = (step - 1) // self.length * self.length
