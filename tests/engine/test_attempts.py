@@ -14,6 +14,7 @@ from graph_tools.memory.bfc_allocator import irregular_peaks
 from graph_tools.memory.timeline import Timeline
 from memsaving_gradients.budget import plain_bytes, safe_bytes, worst_bytes
 from memsaving_gradients.engine.driver import attempts
+from memsaving_gradients.engine.planning import within_limits
 
 LAYERS = 24
 #: The default planner searches so long that it is for the slow suite.
@@ -70,6 +71,24 @@ def test_the_least_budget_that_an_error_names_can_be_kept_with_luck(planner, mon
     with pytest.raises(ms.errors.BudgetError) as refused:
         planned(0.01, planner=planner)
     assert need(planned(refused.value.least, planner=planner)) <= refused.value.least
+
+
+def test_the_first_plan_leaves_room_for_what_the_executor_adds_to_plain_training(monkeypatch):
+    first = []
+    within = attempts.Search.within
+
+    def noted(search, most):
+        first.append(most)
+        return within(search, most)
+
+    monkeypatch.setattr(attempts.Search, "within", noted)
+    budget = planned(0.6, planner="chain").budget
+    worst = within_limits.worst_bytes
+    monkeypatch.setattr(within_limits, "worst_bytes", lambda *of: 2 * worst(*of))
+    planned(0.6, planner="chain")
+    as_it_is, doubled = first
+    assert 0 < doubled < as_it_is < budget
+    assert doubled == pytest.approx(as_it_is / 2, rel=0.1)
 
 
 def test_between_a_plan_that_broke_the_budget_and_one_that_leaves_much_of_it_there_may_be_a_faster(

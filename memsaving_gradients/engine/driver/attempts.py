@@ -29,7 +29,7 @@ from memsaving_gradients.engine.feedback.notices import warn_nothing_saved
 from memsaving_gradients.engine.planning.by_mode import by_mode
 from memsaving_gradients.engine.planning.outcome import LIMITED, Outcome, nothing_else
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
-from memsaving_gradients.engine.planning.within_limits import first_share, within_limits
+from memsaving_gradients.engine.planning.within_limits import first_need, within_limits
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.planners.budget_search import CLOSE, ROUNDS, Search
@@ -111,8 +111,8 @@ class Attempts:
 
     def _foreseen(self, search: Search) -> Found:
         """The plan that may keep the budget, by what is known before it is rewritten."""
-        assert self.site.goal is not None
-        return search.within(int(self.site.goal.budget * first_share(self.site)))
+        assert self.site.sought is not None
+        return search.within(first_need(self.site, self.site.sought))
 
     def _outcome(self, wanted: Callable[[Search], Found] = Search.least) -> Outcome | None:
         """The plan that was asked for; of those that may keep a budget, the one ``wanted``."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from graph_tools.memory.timeline import CHANCE
-from memsaving_gradients.budget import Goal, chunk_bytes, plain_bytes, safe_bytes
+from memsaving_gradients.budget import Goal, chunk_bytes, plain_bytes, safe_bytes, worst_bytes
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.capture.unknown_sizes import unknown_bytes, unknown_lists, unknown_steps
 from memsaving_gradients.engine.feedback.notices import ENDED, note_ample, warn_nothing_saved
@@ -30,7 +30,15 @@ from memsaving_gradients.planners.with_storage import planner_that_stores
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 
-__all__ = ["budget_of", "first_share", "search_of", "seek", "unknown_to", "within_limits"]
+__all__ = [
+    "budget_of",
+    "first_need",
+    "first_share",
+    "search_of",
+    "seek",
+    "unknown_to",
+    "within_limits",
+]
 
 
 def within_limits(
@@ -146,6 +154,20 @@ def first_share(site: Site) -> float:
     return 1.0 if site.data_gates else (1 - EXECUTOR_ADDS) / (1 + CHANCE)
 
 
+def first_need(site: Site, sought: Sought) -> int:
+    """The bytes in chunks that a first plan may need before it is rewritten, so that it keeps the
+    budget as it runs: the executor adds about as much to it as to plain training."""
+    assert sought.goal is not None and sought.search is not None
+    budget, meter = sought.goal.budget, sought.search.meter
+    share = first_share(site)
+    if not site.data_gates:
+        worst = safe_bytes if site.is_large else worst_bytes
+        runs = worst(sought.before, site.gating) / max(sought.before.peak, 1)
+        foreseen = meter.need(meter.plain) / max(meter.plain.peak, 1)
+        share = min(share, foreseen / max(runs, 1e-12))
+    return int(budget * share)
+
+
 def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
     """A search for plans for a step, with masks packed as they are at the site now."""
     options = site.options
@@ -170,7 +192,7 @@ def _cost(sought: Sought, site: Site, packing: float | None = None) -> float:
     search = sought.search
     assert search is not None
     if sought.goal is not None:
-        return search.sketch(int(sought.goal.budget * first_share(site))) + (packing or 0.0)
+        return search.sketch(first_need(site, sought)) + (packing or 0.0)
     assert site.options.max_slowdown is not None
     most = site.options.max_slowdown * sought.unpacked.graph.total_seconds
     found = search.within_time(most - sought.step.graph.total_seconds, plain=packing is not None)
