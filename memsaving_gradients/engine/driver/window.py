@@ -38,7 +38,7 @@ class Window:
     788
     >>> window.kept(780, 0.5)
     >>> window.asked
-    890
+    894
     >>> window.broke(800, 1.01)
     >>> window.asked is None
     True
