@@ -16,6 +16,7 @@ import memsaving_gradients as ms
 from memsaving_gradients.budget import DeviceMemory
 from memsaving_gradients.planners.meter import EXECUTOR_ADDS
 from tests.helpers.greedy import greedy
+from tests.helpers.sampling import slow
 
 MemorySavingGradients = ms.keras.MemorySavingGradients
 errors = ms.errors
@@ -133,7 +134,10 @@ def test_device_that_is_too_small() -> None:
     assert "variables take" in str(caught.value)
 
 
-def test_least_device_memory_is_named_and_works() -> None:
+@pytest.mark.parametrize(
+    "refused", [False, *slow(True)], ids=lambda refused: "refused" if refused else "kept"
+)
+def test_least_device_memory_is_named_and_works(refused: bool) -> None:
     trained = model()
     weights = sum(int(np.prod(v.shape)) * 4 for v in trained.weights)
     with pytest.raises(errors.BudgetError) as caught:
@@ -145,12 +149,15 @@ def test_least_device_memory_is_named_and_works() -> None:
     assert f"which leaves {error.budget:,} bytes" in str(error)
     assert "budget=" not in str(error)
     (least,) = re.findall(r"the least device memory that works is ([\d,]+) bytes", str(error))
-    callback = saving(device_memory=int(least.replace(",", "")))
+    whole = int(least.replace(",", ""))
+    if refused:
+        clearly_less = int(error.least * (1 - EXECUTOR_ADDS) ** 2)
+        with pytest.raises(errors.BudgetError):
+            fit(trained, saving(device_memory=whole - error.least + clearly_less))
+        return
+    callback = saving(device_memory=whole)
     fit(trained, callback)
     assert callback.plans[-1].budget == error.least
-    clearly_less = int(error.least * (1 - EXECUTOR_ADDS) ** 2)
-    with pytest.raises(errors.BudgetError):
-        fit(trained, saving(device_memory=int(least.replace(",", "")) - error.least + clearly_less))
 
 
 def test_ample_device_is_named() -> None:
