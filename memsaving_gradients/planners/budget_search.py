@@ -92,10 +92,7 @@ class Search:
     def free(self) -> Found:
         """What the planner aims at by itself, with no limit on bytes."""
         found = self._attempt(None)
-        if found is None:
-            self._raise_if_by_key()
-            found = Found(self.meter.plain, self.meter.need(self.meter.plain), None)
-        return self._with_end(found)
+        return self._lowest(()) if found is None else self._with_end(found)
 
     def within(self, most: int) -> Found:
         """The fastest plan that needs at most ``most`` bytes in chunks; where there is none among
@@ -172,7 +169,7 @@ class Search:
         if not fits:
             self._raise_if_by_key()
             return None
-        return self._with_end(min(fits, key=lambda found: (found.need, *_by_time(found))))
+        return self._lowest(fits)
 
     @property
     def stopped(self) -> str:

@@ -209,7 +209,7 @@ class Attempts:
             take_back(self.site, other)
             found = self.again(found)
         # Its lower bound is the better one.
-        bound = max(plan.lower_bound or 0.0, outcome.plan.lower_bound or 0.0)
+        bound = max(plan.lower_bound, outcome.plan.lower_bound)
         plan = replace(plan, lower_bound=min(bound, plan.extra_time))
         return replace(found, outcome=replace(found.outcome, plan=plan))
 

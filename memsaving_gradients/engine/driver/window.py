@@ -52,28 +52,29 @@ class Window:
     def kept(self, peak: int, used: float) -> None:
         """Ask for more: a plan of this peak kept the budget, and used this share of it."""
         self.low = max(self.low, self.asked or 0, peak)
-        self._ask(peak / used * (1 - EXECUTOR_ADDS))
+        self.asked = self._near(peak / used * (1 - EXECUTOR_ADDS))
 
     def broke(self, peak: int, used: float) -> None:
         """Ask for less: a plan of this peak used more than all of the budget.
 
         Each step down is larger than the last one: the rest of a step grows as the plan shrinks.
         """
-        # Else it is the least that the planner comes down to.
-        lower = self.asked is None or peak <= self.asked
+        is_least = self.asked is not None and peak > self.asked
         self.high = min(self.high, peak)
         self.broken += 1
-        self._ask(peak / used * (1 - EXECUTOR_ADDS) ** self.broken if lower else math.nan)
+        aimed = peak / used * (1 - EXECUTOR_ADDS) ** self.broken
+        self.asked = None if is_least else self._near(aimed)
 
     def of_no_use(self, peak: int) -> None:
         """Ask for more: a plan of this peak takes longer than another one that keeps the budget."""
         self.low = max(self.low, self.asked or 0, peak)
-        self._ask(math.inf)
+        self.asked = self._near(math.inf)
 
-    def _ask(self, bytes_: float) -> None:
-        """Ask for so many bytes or, where it is known what comes of these, for the middle of the
-        window; for nothing, where plans hardly differ in it."""
-        if not self.low < bytes_ < self.high:
-            bytes_ = (self.low + self.high) / 2 if not math.isnan(bytes_) else math.inf
-        is_closed = self.low * (1 + EXECUTOR_ADDS) ** 2 >= self.high or bytes_ == math.inf
-        self.asked = None if is_closed else int(bytes_)
+    def _near(self, aimed: float) -> int | None:
+        """So many bytes or, where it is known what comes of these, the middle of the window;
+        ``None`` where plans hardly differ in it, or it has no middle."""
+        if self.low * (1 + EXECUTOR_ADDS) ** 2 >= self.high:
+            return None
+        if not self.low < aimed < self.high:
+            aimed = (self.low + self.high) / 2
+        return None if math.isinf(aimed) else int(aimed)
