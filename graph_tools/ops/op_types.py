@@ -147,7 +147,8 @@ EXPENSIVE = frozenset(
 #: and feeds the filter gradient then closes a cycle, so nothing may wait for these; …
 MERGED_AT_RUN_TIME = frozenset({"BiasAddGrad"})
 #: … and a control input on the filter gradient prevents the merge, which changes the last bits of
-#: the bias gradient.
+#: the bias gradient. So does an identity between it and the gradient that both read, and none
+#: between it and its other input (``mkl_layout_pass.cc``).
 MERGES_AT_RUN_TIME = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "BiasAddGrad"})
 
 #: With which readers the same pass makes an op one kernel, without regard to what waits for the op

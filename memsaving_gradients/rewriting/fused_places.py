@@ -72,6 +72,12 @@ class Places:
         self.ends: set[int] = set()
         self._in_turn = frozenset(folded_in_turn(step.source, step.takes).nonzero()[0].tolist())
         self._moved_past = frozenset(moved_past(step.source, step.takes).nonzero()[0].tolist())
+        self._of_biases = {
+            value
+            for kind, reads in zip(self._kinds, self._values.reads, strict=True)
+            if kind in op_types.MERGED_AT_RUN_TIME
+            for value in reads
+        }
         last = self._with_readers()
         merged = self._with_filters()
         self._until: list[int] = []
@@ -93,6 +99,12 @@ class Places:
         """The place at which an execution has run, with all that it is merged with."""
         place = self.place(key)
         return place if place < 0 else self._until[place]
+
+    def has_bias_gradient(self, value: int) -> bool:
+        """Whether a backward op makes a bias gradient of a value, or of one that grappler sees as
+        the same; what is not in the schedule may have one."""
+        made = self._values.made.get((value, 0))
+        return made is None or made[1] in self._of_biases
 
     def _with_readers(self) -> list[int]:
         """For each execution, the place of the last one of those that it is merged with as what
@@ -195,6 +207,7 @@ class Places:
 class _Values:
     """The values of a schedule as grappler sees them.
 
+    ``made``: for each value and the number of its copy, the place of what makes it, and its number;
     ``reads``: what each execution reads; ``needs``: the places of those that it needs; ``first``:
     the first one that is the same op.
     """
@@ -205,6 +218,7 @@ class _Values:
         self.first: list[int] = []
         known: dict[tuple[object, ...], int] = {}
         made: dict[Key, tuple[int, Value]] = {}
+        self.made = made
         place: dict[int, int] = {}
         begins = ops.first_value.tolist()
         for now, entry in enumerate(steps):

@@ -93,6 +93,12 @@ class Merging:
         :func:`memsaving_gradients.rewriting.fused_places.is_alone`."""
         return is_alone(self._step, position)
 
+    def shares(self, position: int, value: int) -> bool:
+        """Whether a backward op may be merged with another one because both read ``value``, and not
+        if one of them reads it through a gate."""
+        kind = self._step.source.ops[position].type
+        return kind in op_types.MERGES_AT_RUN_TIME and self._places.has_bias_gradient(value)
+
     def pass_backward(self, entry: Step) -> list[int]:
         """Note which copies a backward op reads; call for all of them, in order.
 

@@ -9,7 +9,8 @@ its own, which waits for the first factor.
 
 To wait is to read one input through an identity with control edges
 (:func:`memsaving_gradients.rewriting.gates.gated`). Forward ops are left as they are, and so is
-every edge whose ends may be merged (:mod:`memsaving_gradients.rewriting.fusion`).
+every edge whose ends may be merged, or by which two readers may be: a filter gradient waits with
+the images that it reads, not with the gradient (:mod:`memsaving_gradients.rewriting.fusion`).
 """
 
 from __future__ import annotations
@@ -76,11 +77,8 @@ class Holds:
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
         self.last_huge: list[tf.Operation] = []
         self._added_until: dict[int, int] = {}
-        merges = graphs.has_onednn()
-        self._unordered = op_types.VIEWS | (op_types.MERGES_AT_RUN_TIME if merges else set())
-        self._nothing_waits_for = op_types.VIEWS | (
-            op_types.MERGED_AT_RUN_TIME if merges else set()
-        )
+        merged = op_types.MERGED_AT_RUN_TIME if graphs.has_onednn() else set()
+        self._unordered = op_types.VIEWS | merged
         peak = simulation.peak
         self.slack, self.large = peak * SLACK_SHARE, peak * EARLY_SHARE
         self.huge = peak * HUGE_SHARE
@@ -110,8 +108,7 @@ class Holds:
             # So is a gradient until it has been used, where it is known for what.
             ends = self.updates.get(self.ops.ops[entry.op].name) or [op]
             # What could not be made to wait takes its place beside those that it should have waited
-            # for. Filter gradients are such: until they have run, they hold a recomputed input,
-            # which what comes next must not add to.
+            # for: until it has run, it holds what it reads, which what comes next must not add to.
             self.last_huge = [*ends] if held else [*self.last_huge[-MOST_TRIGGERS:], *ends]
 
     def _hold_in_line(self, position: int, lined_up: bool) -> bool:
@@ -210,7 +207,7 @@ class Holds:
         touched = (*graph.reads[position], *graph.writes[position])
         sizes = [int(graph.size[graph.storage[v]]) for v in touched]
         scratch = 0 if graph.workspace is None else int(graph.workspace[position])
-        return max([scratch, *sizes]) >= self.huge and op.type not in self._nothing_waits_for
+        return max([scratch, *sizes]) >= self.huge and op.type not in self._unordered
 
     def _may_trigger(self, entry: Step, op: tf.Operation) -> bool:
         """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it
@@ -239,7 +236,9 @@ class Holds:
             # Its kernel begins with the first input whose buffer it can take over.
             return False
         fixed = [
-            constant or self.merging.merges(int(self.ops.producer[value]))
+            constant
+            or self.merging.merges(int(self.ops.producer[value]))
+            or self.merging.shares(position, value)
             for constant, value in zip(
                 self.ops.constants(position), self.ops.inputs[position], strict=True
             )
