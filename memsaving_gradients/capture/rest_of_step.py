@@ -32,8 +32,34 @@ from graph_tools.memory.liveness import timeline
 from graph_tools.memory.timeline import Timeline
 from graph_tools.ops import op_types
 from memsaving_gradients.capture.training_step import CapturedStep
+from memsaving_gradients.schedules.simulate import Simulation
 
-__all__ = ["Rest", "with_rest"]
+__all__ = ["Rest", "Whole", "with_rest"]
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A step whose function has been traced to its end.
+
+    Attributes
+    ----------
+    plain
+        The step as TensorFlow built it, as it runs.
+    updates
+        By name of a gradient's op, the ops that end what is done with the gradient.
+    source
+        The ops of the step; ``None``: XLA orders them.
+    share
+        Of the budget, what these gradients may take while alone; ``None``: all the step takes it.
+    others
+        Whether other calls have plans, too: where none keeps the budget, the least is followed.
+    """
+
+    plain: Simulation
+    updates: Mapping[str, Sequence[tf.Operation]]
+    source: OpGraph | None = None
+    share: float | None = None
+    others: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ from graph_tools.ops.trip_counts import UNKNOWN_STEPS, tell_steps
 from graph_tools.ops.variant_bytes import guessed_loops, note_copies
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.budget import Goal
-from memsaving_gradients.capture.rest_of_step import Rest, with_rest
+from memsaving_gradients.capture.rest_of_step import Rest, Whole, with_rest
 from memsaving_gradients.capture.storable import with_storable
 from memsaving_gradients.capture.training_step import CapturedStep, capture_step
 from memsaving_gradients.engine import graph_state
@@ -38,7 +38,7 @@ from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.transforms.loops.selection import Loops, Replayed
 from memsaving_gradients.transforms.packing.packing import Packed, pack
 
-__all__ = ["Site", "Sought", "Whole"]
+__all__ = ["Site", "Sought"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +63,10 @@ class Sought:
     cost
         The seconds that a first plan within a budget takes beyond plain training; infinite: there
         was none.
-    outdated
-        Whether ``step`` and ``search`` count with another estimate of the rest of the step than
-        the site does by now (`Site.count_less`).
+    estimate
+        The estimate of the rest of the step that ``step`` counts with, as `Site.estimate`.
+    searched
+        By estimate, the step and the search for it.
     """
 
     step: CapturedStep
@@ -75,32 +76,8 @@ class Sought:
     search: Search | None
     other: Sought | None = None
     cost: float = math.inf
-    outdated: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """A step whose function has been traced to its end.
-
-    Attributes
-    ----------
-    plain
-        The step as TensorFlow built it, as it runs.
-    updates
-        By name of a gradient's op, the ops that end what is done with the gradient.
-    source
-        The ops of the step; ``None``: XLA orders them.
-    share
-        Of the budget, what these gradients may take while alone; ``None``: all the step takes it.
-    others
-        Whether other calls have plans, too: where none keeps the budget, the least is followed.
-    """
-
-    plain: Simulation
-    updates: Mapping[str, Sequence[tf.Operation]]
-    source: OpGraph | None = None
-    share: float | None = None
-    others: bool = False
+    estimate: int = 0
+    searched: dict[int, tuple[CapturedStep, Search | None]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -126,6 +103,9 @@ class Site:
     whole
         The step that they are part of, if its function has been traced to its end; ``None``: they
         are planned by themselves.
+    estimate
+        Which estimate of what the rest of the step takes beside gradients is counted with, as
+        numbered in `Rest.estimates`.
     """
 
     call: Call
@@ -154,7 +134,7 @@ class Site:
         self._aside: Packed | None = None
         self._for_loops: set[int] = set()
         self._rest: Rest | None = None
-        self._estimate = 0
+        self.estimate = 0
         self._original: tuple[CapturedStep, Simulation] | None = None
         self.guessed_loops: Mapping[tf.Operation, Bytes] = {}
         if self.attention is not None and self.attention.names:
@@ -300,7 +280,7 @@ class Site:
             **more,
         )
         if (rest := self._rest_beside(step)) is not None:
-            step = with_rest(step, self.grads, rest.estimates[self._estimate])
+            step = with_rest(step, self.grads, rest.estimates[self.estimate])
         return with_storable(step, lossy=options.lossy, encode=self.encode, offload=options.offload)
 
     def _rest_beside(self, step: CapturedStep) -> Rest | None:
@@ -319,29 +299,22 @@ class Site:
         if self._rest is None or self.sought is None:
             return False
         estimates = self._rest.estimates
-        now = estimates[self._estimate]
+        now = estimates[self.estimate]
         less = (
             number
-            for number in range(self._estimate + 1, len(estimates))
+            for number in range(self.estimate + 1, len(estimates))
             if max((a - b for a, b in zip(now, estimates[number], strict=True)), default=0) > least
         )
         found = next(less, None)
         if found is None:
             return False
-        self._count(found)
+        self.count(found)
         return True
 
-    def count_all(self) -> None:
-        """Count with all that the rest of the step may take, as at first."""
-        if self._estimate:
-            self._count(0)
-
-    def _count(self, estimate: int) -> None:
-        self._estimate, self._captured = estimate, None
-        if self.sought is not None:
-            other = self.sought.other
-            other = None if other is None else replace(other, outdated=True)
-            self.sought = replace(self.sought, outdated=True, other=other)
+    def count(self, estimate: int = 0) -> None:
+        """Count with this estimate from now on; 0: with all that the rest of the step may take."""
+        if estimate != self.estimate:
+            self.estimate, self._captured = estimate, None
 
     def simulate_plain(self, step: CapturedStep) -> Simulation:
         """Plain training as it runs."""

@@ -39,6 +39,7 @@ from graph_tools.graph.topology import Edges, ancestors
 from graph_tools.notes import has_notes, notes
 from graph_tools.tf_private import autodiff, graphs, hooks
 from memsaving_gradients.budget import Goal, plain_bytes, safe_bytes, too_small
+from memsaving_gradients.capture.rest_of_step import Whole
 from memsaving_gradients.engine import graph_state, replicas, whole_step
 from memsaving_gradients.engine.assigned.budgets import can_be_assigned, plan_assigned
 from memsaving_gradients.engine.call import Call, components, joined
@@ -48,7 +49,7 @@ from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.planning.within_limits import budget_of, unknown_to
 from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.rewire import Saved, is_observed, save, save_memory, site_of
-from memsaving_gradients.engine.site import Site, Whole
+from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.rewriting.turns import Pass, take_turns
 from memsaving_gradients.schedules.simulate import Simulation

@@ -29,6 +29,7 @@ from memsaving_gradients.budget import chunk_bytes
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bounds.integer import bound_within
+from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.meter import EXECUTOR_ADDS, Found, Meter
 from memsaving_gradients.planners.proposal import SMALLER, Trials, checked
 from memsaving_gradients.planners.short_sums import left_alone
@@ -110,19 +111,17 @@ class Search:
         return self._with_end(min(fits, key=_by_time)) if fits else self._lowest(self._tried)
 
     def at(self, asked: int, *, quick: bool = True) -> Found:
-        """The plan within so many bytes asked for, or the least that the planner comes down to.
+        """The plan within so many bytes asked for, or the least that the planner came down to.
 
-        ``quick``: a quick one will do, if that comes as low.
+        ``quick``: a quick one will do.
 
         Raises
         ------
         KeyboardInterrupt
             If planning was interrupted by the user before there was any plan.
         """
-        found = self._attempt(asked, quick=quick)
-        if found is not None and found.proposal.quick and found.proposal.peak > asked:
-            lower = None if self._falls_short(asked) else self._attempt(asked)
-            found = lower or found
+        short = self._short_of(asked) if quick else None
+        found = short or self._attempt(asked, quick=quick)
         return self._lowest(self._tried) if found is None else self._with_end(found)
 
     def sketch(self, most: int) -> float:
@@ -216,13 +215,11 @@ class Search:
             if not low < asked < high:
                 return
 
-    def _falls_short(self, asked: int) -> bool:
-        """Whether the planner, asked for no more than ``asked``, has not come down to it before."""
-        return any(
-            old.asked is not None and old.asked <= asked < old.proposal.peak
-            for old in self._tried
-            if not old.proposal.quick and old.asked != 1
-        )
+    def _short_of(self, asked: int) -> Found | None:
+        """The lowest of the plans that came when as much as ``asked`` or more was asked for, and
+        were above that; ``None``: there are none."""
+        short = (old for old in self._tried if old.asked and asked <= old.asked < old.proposal.peak)
+        return min(short, key=lambda old: old.proposal.peak, default=None)
 
     def _is_known(self, found: Found) -> bool:
         """Whether an earlier plan has the same schedule as ``found``, the last one."""
@@ -247,11 +244,21 @@ class Search:
             if floors and self._stopped:
                 break
             asked = int(floors[0].proposal.peak * factor) if number else 1
+            if floors and self._is_idle(asked, min(found.need for found in floors)):
+                continue
             found = self._attempt(asked, len(self.floors) - number, late=not number)
             if found is None:
                 break
             floors.append(found)
         return floors
+
+    def _is_idle(self, asked: int, need: int) -> bool:
+        """Whether no plan for so many bytes asked for is worth a search, where one needs ``need``:
+        none exists, or it would use as many."""
+        if asked >= need:
+            return True
+        bound = least_extra_seconds(self.meter.graph, asked, accumulate=self.accumulate)
+        return bound == float("inf")
 
     def _attempt(
         self, asked: int | None, left: int = 1, late: bool = False, quick: bool = False

@@ -15,11 +15,11 @@ import memsaving_gradients as ms
 from benchmarks.networks import small
 from graph_tools.memory.bfc_allocator import Peaks
 from graph_tools.memory.timeline import CHANCE
-from memsaving_gradients.budget import too_small
 from memsaving_gradients.engine.driver.attempt import take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
 from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
 from memsaving_gradients.planners import meter as meter_module
+from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.budget_search import Search
 from memsaving_gradients.planners.meter import Meter
 from tests.helpers.fresh import fresh
@@ -62,26 +62,41 @@ def test_search_takes_the_fastest_that_fits() -> None:
     assert found.proposal.extra_seconds == min(f.proposal.extra_seconds for f in fits)
 
 
-def test_where_a_quick_plan_is_too_large_the_best_one_is_asked_for() -> None:
-    asked: list[Limits] = []
+def test_what_a_quick_plan_has_not_come_down_to_is_asked_for_no_more() -> None:
+    asked: list[tuple[int | None, bool]] = []
 
     def hasty(graph: Any, limits: Limits) -> Proposal:
         """Comes no lower than plain training, if it is to be quick."""
-        asked.append(limits)
+        asked.append((limits.budget, limits.quick))
         if limits.quick:
             return dataclasses.replace(meter.plain, quick=True)
         return greedy(graph, limits)
 
     graph = GRAPHS["residual chain"]()
     meter = Meter(graph, "control")
-    need = meter.need(meter.plain)
-    search = Search(meter, hasty)
-    assert search.at(int(0.8 * need)).proposal.peak <= 0.8 * need
-    # What it has not come down to is asked for no more.
-    search.at(2)
-    asked.clear()
-    assert search.at(3).proposal.quick
-    assert [limits.budget for limits in asked if not limits.quick] == []
+    search, half = Search(meter, hasty), meter.plain.peak // 2
+    assert search.at(half).proposal.quick
+    assert search.at(half - 1).proposal.quick
+    assert asked == [(half, True)]
+    assert search.at(half - 1, quick=False).proposal.peak < half
+    assert asked[1:] == [(half - 1, False)]
+
+
+def test_the_least_is_sought_only_where_it_may_be() -> None:
+    asked: list[int] = []
+
+    def noted(graph: Any, limits: Limits) -> Proposal:
+        assert limits.budget is not None
+        asked.append(limits.budget)
+        return greedy(graph, limits)
+
+    graph = GRAPHS["unequal chain"]()
+    meter = Meter(graph, "control")
+    least = greedy(graph, Limits(budget=1))
+    possible = [k for k in range(1, least.peak) if least_extra_seconds(graph, k) < math.inf]
+    factors = (1.0, (possible[0] - 1) / least.peak, 1.0001 * meter.need(least) / least.peak, 0.999)
+    Search(meter, noted, floors=factors).least()
+    assert asked == [1, int(0.999 * least.peak)]
 
 
 def test_schedules_are_simulated_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +336,7 @@ def test_what_was_tried_in_vain_does_not_run():
     @tf.function
     def step(*batch: Any) -> Any:
         loss, variables = network.loss(*batch), list(network.variables)
-        found = ms.gradients(loss, variables, budget=0.55, planner="recursive")
+        found = ms.gradients(loss, variables, budget=0.6, planner="recursive")
         return [tf.convert_to_tensor(g) for g in found]
 
     graph = step.get_concrete_function(*map(tf.constant, network.batch)).graph
@@ -348,11 +363,10 @@ def test_the_other_packing_is_tried(packed: bool, monkeypatch: pytest.MonkeyPatc
     def refusing(attempts: Attempts, limit: float = math.inf) -> Any:
         found = kept(attempts, limit)
         assert found is not None
-        if found.outcome.plan.packed != packed:
-            assert attempts.site.goal is not None
-            take_back(attempts.site, found)
-            raise too_small(attempts.site.goal, found.outcome.need)
-        return found
+        if found.outcome.plan.packed == packed:
+            return found
+        take_back(attempts.site, found)
+        return None
 
     monkeypatch.setattr(Attempts, "kept", refusing)
 

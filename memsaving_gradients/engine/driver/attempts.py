@@ -66,7 +66,7 @@ class Attempts:
     def start(self, *, alike: bool = False) -> None:
         """Begin anew, as for a step that was changed. ``alike``: what plans came to before tells
         what is worth trying now."""
-        self.site.count_all()
+        self.site.count()
         #: The fastest plans that keep the budget: in all steps that were simulated, and on average.
         self._best: Followed | None = None
         self._lucky: Followed | None = None
@@ -75,14 +75,8 @@ class Attempts:
             self._earlier: list[tuple[int, float]] = []
 
     def kept(self, limit: float = math.inf) -> Followed | None:
-        """A plan that keeps the budget; ``None``: nothing can be saved, or none that takes less
-        than ``limit`` of extra time.
-
-        Raises
-        ------
-        BudgetError
-            If there is none; the graph is left as it was.
-        """
+        """A plan that keeps the budget, or does what else was asked for; ``None``: nothing can be
+        saved, or no plan was found that keeps it and takes less than ``limit`` of extra time."""
         if self.mode != "budget":
             return self._only()
         outcome = self._outcome(self._foreseen)
@@ -96,9 +90,7 @@ class Attempts:
             found = self._tried(self._outcome(self._foreseen), most, limit)
         if found is None and (best := self._best or self._lucky) is not None:
             found = self.again(best)
-        if found is not None:
-            return self._polished(found)
-        return None if limit < math.inf else self._rescued()
+        return None if found is None else self._polished(found)
 
     def _only(self) -> Followed | None:
         """The plan that was asked for, where there is but one."""
@@ -128,6 +120,11 @@ class Attempts:
         """A plan that keeps the budget, and than which a faster one is hardly to be found: of those
         for the present estimate, of which ``outcome`` is the first. The others are noted."""
         window, now = Window(), list[tuple[int, float]]()
+        assert outcome is not None
+        assert outcome.plan.budget is not None
+        if outcome.proposal.peak > outcome.plan.budget:
+            # By this estimate nothing fits, and less of the budget is left to ask for.
+            return None
         for left in reversed(range(attempts)):
             assert outcome is not None
             plan, peak = outcome.plan, outcome.proposal.peak
@@ -151,10 +148,12 @@ class Attempts:
                     window.broke(peak, need / plan.budget)
                 if self._is_slower(need, plan.extra_time):
                     break
-            asked = window.asked
+            asked, last = window.asked, outcome
             if asked is None or not left or self.site.stopped:
                 break
             outcome = self._outcome(partial(Search.at, asked=asked, quick=quick))
+            if outcome is not None and outcome.proposal.schedule == last.proposal.schedule:
+                break
         self._earlier += now
         return None
 
@@ -173,10 +172,16 @@ class Attempts:
         best = np.minimum.accumulate(times)
         return bool(need >= needs[0] and extra > np.interp(need, needs, best))
 
-    def _rescued(self) -> Followed | None:
-        """The plan of least memory, or a faster one between it and those that broke the budget."""
+    def rescued(self) -> Followed:
+        """The plan of least memory, or a faster one between it and those that broke the budget.
+
+        Raises
+        ------
+        BudgetError
+            If it does not keep the budget, either; the graph is left as it was.
+        """
         needs = [need for need, _ in self._earlier] if self.site.stopped else []
-        self.site.count_all()
+        self.site.count()
         while True:
             found, goal = self.least(), self.site.goal
             assert found is not None and goal is not None
@@ -194,11 +199,9 @@ class Attempts:
         """``found``, or the planner's best plan for as many bytes, if that takes less time and
         keeps the budget, too."""
         plan, asked = found.outcome.plan, found.outcome.plan.planned_for
-        sought = self.site.sought
-        assert sought is not None
-        is_quick = found.outcome.proposal.quick and found.outcome.step is sought.step
-        if not is_quick or asked is None:
+        if not found.outcome.proposal.quick or asked is None or self.site.stopped:
             return found
+        self.site.count(found.outcome.estimate)
         outcome = self._outcome(partial(Search.at, asked=asked, quick=False))
         assert outcome is not None
         if outcome.plan.extra_time < plan.extra_time:

@@ -134,17 +134,27 @@ def _packed_or_not(attempts: Attempts, limit: float = math.inf) -> Followed | No
     """Follow a plan for the masks as they are. Pack or unpack them instead if that keeps no budget,
     or takes longer than a first plan of the other way did. ``limit``: as in `Attempts.kept`."""
     site = attempts.site
-    try:
+    found = attempts.kept(limit)
+    if found is not None or attempts.mode != "budget" or site.sought is None:
+        return _packed_otherwise(attempts, found)
+    if _has_other(site):
+        _switch_packing(attempts)
         found = attempts.kept(limit)
+    return _rescued(attempts) if found is None and math.isinf(limit) else found
+
+
+def _rescued(attempts: Attempts) -> Followed:
+    """Follow the plan of least memory, with masks packed or not, where others keep no budget."""
+    try:
+        return attempts.rescued()
     except BudgetError as error:
-        if not _has_other(site):
+        if not _has_other(attempts.site):
             raise
         _switch_packing(attempts)
         try:
-            return attempts.kept(limit)
+            return attempts.rescued()
         except BudgetError as another:
             raise min((error, another), key=lambda refused: refused.least) from None
-    return _packed_otherwise(attempts, found)
 
 
 def _packed_otherwise(attempts: Attempts, found: Followed | None) -> Followed | None:

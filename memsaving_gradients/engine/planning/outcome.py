@@ -27,7 +27,8 @@ class Outcome:
     """What to make of a gradient computation.
 
     ``plain``: nothing; it does what was asked for as it is. ``stopped``: why planning ended early,
-    or an empty string. ``given``: the saved plan that is followed.
+    or an empty string. ``given``: the saved plan that is followed. ``estimate``: which
+    estimate of the rest of the step ``step`` counts with.
     """
 
     step: CapturedStep
@@ -36,6 +37,7 @@ class Outcome:
     plain: bool = False
     stopped: str = ""
     given: Plan | None = None
+    estimate: int = 0
 
     @property
     def need(self) -> int:

@@ -56,10 +56,8 @@ def within_limits(
     sought = site.sought
     if sought is None:
         return None
-    if sought.outdated:
-        anew = search_of(site, site.capture(), sought.before)
-        sought = replace(sought, step=site.capture(), search=anew, outdated=False)
-        site.sought = sought
+    if sought.estimate != site.estimate:
+        site.sought = sought = _estimated(site, sought)
     step, goal, search = sought.step, sought.goal, sought.search
     budget = None if goal is None else goal.budget
     name = planner_name(options.planner)
@@ -101,7 +99,7 @@ def within_limits(
     plan = described(
         site, step, found, mode, name, before=sought.before, budget=budget, unpacked=sought.unpacked
     )
-    return Outcome(step, found.proposal, plan, stopped=found.stopped)
+    return Outcome(step, found.proposal, plan, stopped=found.stopped, estimate=site.estimate)
 
 
 def seek(site: Site) -> Sought | None:
@@ -146,6 +144,17 @@ def seek(site: Site) -> Sought | None:
         site.switch_packing(False)
         better, worse = other, packed
     return better if goal is None else replace(better, other=worse)
+
+
+def _estimated(site: Site, sought: Sought) -> Sought:
+    """What is sought, with the estimate of the rest of the step that counts by now."""
+    searched, now = sought.searched, site.estimate
+    searched[sought.estimate] = sought.step, sought.search
+    if now not in searched:
+        step = site.capture()
+        searched[now] = step, search_of(site, step, sought.before)
+    step, search = searched[now]
+    return replace(sought, step=step, search=search, estimate=now)
 
 
 def first_share(site: Site) -> float:
