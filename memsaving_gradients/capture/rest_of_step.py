@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -34,7 +34,26 @@ from graph_tools.ops import op_types
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.schedules.simulate import Simulation
 
-__all__ = ["Rest", "Whole", "with_rest"]
+__all__ = ["Rest", "Update", "Whole", "with_rest"]
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What a step does with one gradient alone.
+
+    Attributes
+    ----------
+    ends
+        The ops that end it.
+    ops
+        The names of the ops that run one after the other; none: they run as they can.
+    takes
+        The most bytes that the gradient and what these make of it then are.
+    """
+
+    ends: Sequence[tf.Operation]
+    ops: Collection[str] = ()
+    takes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +65,7 @@ class Whole:
     plain
         The step as TensorFlow built it, as it runs.
     updates
-        By name of a gradient's op, the ops that end what is done with the gradient.
+        By name of a gradient's op, what is done with the gradient.
     source
         The ops of the step; ``None``: XLA orders them.
     share
@@ -56,7 +75,7 @@ class Whole:
     """
 
     plain: Simulation
-    updates: Mapping[str, Sequence[tf.Operation]]
+    updates: Mapping[str, Update]
     source: OpGraph | None = None
     share: float | None = None
     others: bool = False
@@ -76,6 +95,8 @@ class Rest:
         The step that they are part of, and how the executor runs it in plain training.
     hold
         Whether plans count gradients to their end, so that the rest does not.
+    updates
+        As in `Whole`.
     """
 
     grads: Sequence[tf.Tensor]
@@ -83,6 +104,7 @@ class Rest:
     whole: OpGraph
     run: Timeline
     hold: bool
+    updates: Mapping[str, Update] = field(default_factory=dict)
 
     @cached_property
     def estimates(self) -> tuple[list[int], ...]:
@@ -94,17 +116,23 @@ class Rest:
     def late(self) -> list[int]:
         """For each gradient, the most bytes of the rest from when it is made to the next one."""
         rest = {v for v in self.run.owner if not self._is_counted(self.whole.producer[v])}
-        gradients = set() if self.hold else set(self._roots)
+        # Each of these is done when the next one begins.
+        turns = {name for one in self.updates.values() for name in one.ops}
+        rest -= {v for v in rest if self.whole.ops[self.whole.producer[v]].name in turns}
+        gradients = set() if self.hold else {*self._roots} - self._in_turn.keys()
         at = self._most_from_each(rest | gradients)
-        return self._beside(lambda root: at.get(root, 0), rest | gradients)
+        return self._beside(
+            lambda root: at.get(root, 0) + self._in_turn.get(root, 0),
+            rest | gradients | self._in_turn.keys(),
+        )
 
     @cached_property
     def prompt(self) -> list[int]:
         """For each gradient, the most bytes of what is made of it alone, and of what waits for
         several."""
-        made_of, waiting = self._made_of_gradients()
+        made_of, waiting = self._made_of_gradients
         if self.hold:
-            waiting -= set(self._roots)
+            waiting = waiting - set(self._roots)
         alone = defaultdict(list)
         for value, life in self._lives.items():
             if value in made_of and value not in waiting:
@@ -113,7 +141,10 @@ class Rest:
         at = self._most_from_each(waiting)
         inside = zip(sorted(at), sorted(at, key=lambda root: self._lives[root]), strict=True)
         then = {root: at[other] for root, other in inside}
-        return self._beside(lambda root: _peak(alone[root]) + then.get(root, 0), self._roots)
+        return self._beside(
+            lambda root: self._in_turn.get(root, _peak(alone[root])) + then.get(root, 0),
+            self._roots,
+        )
 
     def _beside(self, most: Callable[[int], int], of: Collection[int]) -> list[int]:
         """For each gradient, ``most``, less its own bytes if these are part ``of`` that: a plan
@@ -132,6 +163,16 @@ class Rest:
             int(whole.storage[whole.value(grad)]) if grad.op.name in whole.position else -1
             for grad in self.grads
         ]
+
+    @cached_property
+    def _in_turn(self) -> dict[int, int]:
+        """For each gradient of which others are made in an order of its own, the most bytes of
+        these and it."""
+        takes = (
+            (root, self.updates.get(g.op.name))
+            for g, root in zip(self.grads, self._roots, strict=True)
+        )
+        return {root: one.takes for root, one in takes if one is not None and one.ops}
 
     @cached_property
     def _lives(self) -> Mapping[int, tuple[int, int, int]]:
@@ -153,6 +194,7 @@ class Rest:
         most = {a: int(alive[a:b].max(initial=0)) for a, b in pairwise([*places, ends])}
         return {root: most[place] for root, place in begins.items()}
 
+    @cached_property
     def _made_of_gradients(self) -> tuple[dict[int, int | None], set[int]]:
         """For each value of the rest that needs gradients, and for these, which one (``None``:
         several); and those that wait for several, or are read by what does."""

@@ -290,7 +290,7 @@ class Site:
             return None
         if self._rest is None:
             counted, hold = step.source.position.keys(), self.holds_gradients
-            self._rest = Rest(self.grads, counted, whole.source, whole.plain, hold)
+            self._rest = Rest(self.grads, counted, whole.source, whole.plain, hold, whole.updates)
         return self._rest
 
     def count_less(self, least: float) -> bool:

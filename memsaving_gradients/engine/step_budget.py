@@ -39,7 +39,7 @@ from graph_tools.graph.topology import Edges, ancestors
 from graph_tools.notes import has_notes, notes
 from graph_tools.tf_private import autodiff, graphs, hooks
 from memsaving_gradients.budget import Goal, plain_bytes, safe_bytes, too_small
-from memsaving_gradients.capture.rest_of_step import Whole
+from memsaving_gradients.capture.rest_of_step import Update, Whole
 from memsaving_gradients.engine import graph_state, replicas, whole_step
 from memsaving_gradients.engine.assigned.budgets import can_be_assigned, plan_assigned
 from memsaving_gradients.engine.call import Call, components, joined
@@ -51,14 +51,16 @@ from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.rewire import Saved, is_observed, save, save_memory, site_of
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError
+from memsaving_gradients.rewriting.ordering import HUGE_SHARE
 from memsaving_gradients.rewriting.turns import Pass, take_turns
+from memsaving_gradients.rewriting.update_order import in_turn
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.loops.one_at_a_time import ahead, one_at_a_time, within
 
 __all__ = ["is_inner", "leave", "leave_to", "see_whole", "waits_for_its_step"]
 
-#: By name of a gradient's op, the ops that end what is done with the gradient.
-_Ends: TypeAlias = Mapping[str, Sequence[tf.Operation]]
+#: By name of a gradient's op, what is done with the gradient.
+_Updates: TypeAlias = Mapping[str, Update]
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +291,7 @@ class _Step:
         most = min((budget for budget in budgets if budget is not None), default=None)
         ample = most is not None and self._need(self.plain) <= most
         # A step that keeps its budget runs as TensorFlow built it.
-        updates: list[_Ends] = [{} for _ in self.sites] if ample else self.updates(later)
+        updates: list[_Updates] = [{} for _ in self.sites] if ample else self.updates(later)
         if most is None:
             saved = [save(site) for site in self.sites]
         elif len(self.sites) == 1 or ample:
@@ -327,20 +329,27 @@ class _Step:
             site.gates = gates
         original_view.remember(self.sites[0].graph, rewiring)
 
-    def updates(self, later: Sequence[tf.Operation]) -> list[_Ends]:
-        """For each call, the ops that end what is done with a gradient; what needs none waits for
-        one."""
+    def updates(self, later: Sequence[tf.Operation]) -> list[_Updates]:
+        """For each call, what is done with its gradients; what needs none waits for one, and what
+        is done with a large one runs in turn."""
         first, graph = self.sites[0], self.sites[0].graph
         grads = {tensor.op for site in self.sites for tensor in site.given or site.grads}
         updates = whole_step.rest_of(graph, later, grads, first.first_operation)
         updates.defer(first.home)
         rewiring = Rewiring()
         updates.split(rewiring)
+        # Whatever the budget is: the least that an error names does not depend on it.
+        turns = in_turn(updates, int(self.plain.peak * HUGE_SHARE), rewiring, first.home)
         original_view.remember(graph, rewiring)
-        ended = updates.ends()
+        ended, alone = updates.ends(), updates.alone()
+
+        def done_with(grad: tf.Operation) -> Update:
+            ops = [op.name for op in alone[grad]] if grad in turns else []
+            return Update(ended[grad], ops, turns.get(grad, 0))
+
         return [
             {
-                grad.op.name: ended[given.op]
+                grad.op.name: done_with(given.op)
                 for grad, given in zip(site.grads, site.given or site.grads, strict=True)
                 if given.op in ended
             }
@@ -348,7 +357,7 @@ class _Step:
         ]
 
     def _one_after_the_other(
-        self, updates: Sequence[_Ends], budget: int
+        self, updates: Sequence[_Updates], budget: int
     ) -> tuple[list[Saved], int]:
         """Plan for each call by itself, and for all of them for less where the step takes too much;
         of calls only one of which takes more than the budget, that one for the whole step first.
@@ -371,7 +380,7 @@ class _Step:
         raise self._too_small(budget, min(first, need) if few else need)
 
     def _round(
-        self, updates: Sequence[_Ends], share: float, large: Site | None = None
+        self, updates: Sequence[_Updates], share: float, large: Site | None = None
     ) -> list[Saved]:
         """What each call follows that may take a share of the budget while it is alone, the later
         ones beside what the earlier ones do; but last of all, one that is ``large``, with which the

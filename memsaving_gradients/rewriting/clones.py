@@ -50,6 +50,7 @@ from graph_tools.ops import op_types
 from graph_tools.ops.device_copies import stays_elsewhere
 from graph_tools.ops.views import unchanged_input
 from graph_tools.tf_private import graphs
+from memsaving_gradients.capture.rest_of_step import Update
 from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.rewriting.clone_groups import Runs
@@ -99,7 +100,7 @@ def rewrite(
     simulation: Simulation,
     *,
     data_gates: bool,
-    updates: Mapping[str, Sequence[tf.Operation]] | None = None,
+    updates: Mapping[str, Update] | None = None,
     host: str = "",
     grads: Sequence[tf.Tensor] = (),
 ) -> Rewrite:
@@ -116,8 +117,7 @@ def rewrite(
     data_gates
         Gate by data edges (XLA) instead of control edges.
     updates
-        By name of a gradient's op, the ops that end what is done with the gradient, where these are
-        built already.
+        By name of a gradient's op, what is done with the gradient, where that is built already.
     host
         The device that values are offloaded to.
     grads
@@ -165,7 +165,7 @@ class _Writer:
         schedule: Schedule,
         simulation: Simulation,
         data_gates: bool,
-        updates: Mapping[str, Sequence[tf.Operation]],
+        updates: Mapping[str, Update],
         host: str,
     ) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source

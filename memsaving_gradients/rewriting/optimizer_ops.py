@@ -25,7 +25,7 @@ soon as what follows the waiting op is known.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 
@@ -74,6 +74,8 @@ class Updates:
         #: What each op needs as the graph is built.
         self.built = built.within(live)
         self.operations = [op for op in operations if op in live]
+        #: Those that do not run.
+        self.dead = {op for op in operations if op not in live}
 
     @cached_property
     def steps(self) -> Precedence[tf.Operation]:
@@ -112,11 +114,15 @@ class Updates:
                 last = self._used_by(meeting)
             if triggers and not any(self.built.leads(op, other) for other in triggers):
                 graphs.add_control_inputs(op, triggers)
-                for graph in (self.built, self.steps):
-                    for other in triggers:
-                        graph.add(other, [op])
+                self.note(op, triggers)
                 deferred += 1
         return deferred
+
+    def note(self, op: tf.Operation, triggers: Iterable[tf.Operation]) -> None:
+        """Note that an op waits for others from now on."""
+        for graph in (self.built, self.steps):
+            for other in triggers:
+                graph.add(other, [op])
 
     def _is_worked_on(
         self, op: tf.Operation, owner: Mapping[tf.Operation, tf.Operation | None]
@@ -141,10 +147,16 @@ class Updates:
     def _triggers(
         self, meeting: tf.Operation, owner: Mapping[tf.Operation, tf.Operation | None]
     ) -> list[tf.Operation]:
-        """What ``meeting`` needs that needs gradients, back to what may be waited for without being
-        merged or fused otherwise."""
+        """What ``meeting`` needs that needs gradients, as `waitable`."""
+        return self.waitable((op for op in self.steps.before(meeting) if op in owner), owner)
+
+    def waitable(
+        self, ops: Iterable[tf.Operation], among: Container[tf.Operation]
+    ) -> list[tf.Operation]:
+        """These ops, or what they need ``among`` others, back to what may be waited for without
+        being merged or fused otherwise."""
         found: dict[tf.Operation, None] = {}
-        stack = [other for other in self.steps.before(meeting) if other in owner]
+        stack = [*ops]
         while stack:
             op = stack.pop()
             if op in self.grads:
@@ -153,7 +165,7 @@ class Updates:
                 if op.type not in (_NOT_WAITED_FOR if forward else op_types.MERGED_AT_RUN_TIME):
                     found[op] = None
             elif op.type in _NOT_WAITED_FOR:
-                stack += [other for other in self.steps.before(op) if other in owner]
+                stack += [other for other in self.steps.before(op) if other in among]
             else:
                 found[op] = None
         return list(found)
@@ -188,6 +200,7 @@ class Updates:
                 if (viewed := _past(tensor)) is not tensor:
                     rewiring.point(op, k, viewed)
         self.built = self.steps
+        self.dead.update(op for op in self.operations if op_types.is_split(op))
 
     def ends(self) -> dict[tf.Operation, list[tf.Operation]]:
         """For each op that makes gradients, the ops that end what is done with these alone; call
@@ -196,7 +209,7 @@ class Updates:
         What reads others of the backward pass than gradients is not known to be there when its
         gradient is.
         """
-        owner = self._owners(strictly=True)
+        owner = self._alone
         found: dict[tf.Operation, list[tf.Operation]] = defaultdict(list)
         for op, grad in owner.items():
             later = (owner[other] for other in self.steps.after(op))
@@ -208,6 +221,18 @@ class Updates:
             ):
                 found[grad].append(op)
         return dict(found)
+
+    def alone(self) -> dict[tf.Operation, list[tf.Operation]]:
+        """For each op that makes gradients, what is done with these alone; call after `split`."""
+        found: dict[tf.Operation, list[tf.Operation]] = defaultdict(list)
+        for op, grad in self._alone.items():
+            if grad is not None and op is not grad:
+                found[grad].append(op)
+        return dict(found)
+
+    @cached_property
+    def _alone(self) -> dict[tf.Operation, tf.Operation | None]:
+        return self._owners(strictly=True)
 
     def _owners(self, *, strictly: bool = False) -> dict[tf.Operation, tf.Operation | None]:
         """For each op that needs gradients, the op that makes them; ``None``: several do.

@@ -24,6 +24,7 @@ import tensorflow as tf
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
+from memsaving_gradients.capture.rest_of_step import Update
 from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.rewriting.fusion import Merging
@@ -67,7 +68,7 @@ class Holds:
         rewiring: Rewiring,
         merging: Merging,
         sums: Sums,
-        updates: Mapping[str, Sequence[tf.Operation]],
+        updates: Mapping[str, Update],
     ) -> None:
         self.updates = updates
         self.step, self.graph, self.ops = step, step.graph, step.source
@@ -106,7 +107,8 @@ class Holds:
                 op = added
         if huge and self._may_trigger(entry, op):
             # So is a gradient until it has been used, where it is known for what.
-            ends = self.updates.get(self.ops.ops[entry.op].name) or [op]
+            update = self.updates.get(self.ops.ops[entry.op].name)
+            ends = [op] if update is None else update.ends
             # What could not be made to wait takes its place beside those that it should have waited
             # for: until it has run, it holds what it reads, which what comes next must not add to.
             self.last_huge = [*ends] if held else [*self.last_huge[-MOST_TRIGGERS:], *ends]

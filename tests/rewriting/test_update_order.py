@@ -1,0 +1,184 @@
+"""What is done with a large gradient runs one op after the other: less memory, the same bits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import memsaving_gradients as ms
+from graph_tools.editing.rewiring import Rewiring
+from memsaving_gradients.engine import step_budget
+from memsaving_gradients.rewriting.optimizer_ops import Updates
+from memsaving_gradients.rewriting.update_order import in_turn
+from tests.engine.test_whole_step import OPTIMIZERS, each_optimizer
+from tests.helpers.greedy import greedy
+from tests.helpers.sampling import examples
+from tests.helpers.support import numbers
+from tests.rewriting.test_optimizer_ops import ends_of
+
+WIDTH, ROWS, LAYERS = 256, 16, 3
+#: Bytes of a weight, which are many times those of a hidden value.
+WEIGHT = 4 * WIDTH * WIDTH
+
+pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.PlanNote")
+
+Apply = Callable[[Sequence[tf.Tensor], Sequence[tf.Variable]], Any]
+
+
+def weights() -> list[tf.Variable]:
+    return [tf.Variable(numbers(f"w{k}", WIDTH, WIDTH) / 16) for k in range(LAYERS)]
+
+
+def stepping(ws: Sequence[tf.Variable], apply: Apply) -> Any:
+    @tf.function(autograph=False)
+    def step(h):
+        with tf.GradientTape() as tape:
+            for w in ws:
+                h = tf.tanh(h @ w)
+            loss = tf.reduce_sum(h * h)
+        apply(tape.gradient(loss, ws), ws)
+        return loss
+
+    return step
+
+
+def trained(ws: Sequence[tf.Variable], apply: Apply, budget: int | None) -> tuple[ms.Plan, ...]:
+    """The plans of two steps that train ``ws``."""
+    step = stepping(ws, apply)
+    with ms.patched(budget=budget, planner=greedy) if budget else tf.name_scope(""):
+        for _ in range(2):
+            step(tf.constant(numbers("x", ROWS, WIDTH)))
+    return ms.plans(step)
+
+
+def least(apply: Apply) -> int:
+    """The least budget that can be kept."""
+    with pytest.raises(ms.errors.BudgetError) as refused:
+        trained(weights(), apply, 1)
+    return refused.value.least
+
+
+def check(make: Callable[[Sequence[tf.Variable]], tuple[Apply, Sequence[tf.Variable]]]) -> int:
+    """Train within the least budget, which is returned, and plainly: all variables are the same."""
+    ws = weights()
+    apply, slots = make(ws)
+    budget = least(make(weights())[0])
+    (plan,) = trained(ws, apply, budget)
+    assert plan.whole_step is not None
+    assert plan.whole_step <= budget == plan.budget
+    others = weights()
+    apply, theirs = make(others)
+    trained(others, apply, None)
+    for a, b in zip([*ws, *slots], [*others, *theirs], strict=True):
+        np.testing.assert_array_equal(a, b)
+    return budget
+
+
+def by_keras(name: str) -> Callable[[Sequence[tf.Variable]], tuple[Apply, Sequence[tf.Variable]]]:
+    def make(ws: Sequence[tf.Variable]) -> tuple[Apply, Sequence[tf.Variable]]:
+        kept = [keras.Variable(w.numpy()) for w in ws]
+        optimizer = OPTIMIZERS[name]()
+        optimizer.build(kept)
+
+        def apply(grads: Sequence[tf.Tensor], _: Sequence[tf.Variable]) -> None:
+            optimizer.apply(grads, kept)
+
+        return apply, [v.value for v in [*kept, *optimizer.variables]]
+
+    return make
+
+
+@pytest.mark.parametrize("name", each_optimizer("momentum", "Adam", "clipped"))
+def test_optimizers_of_keras_give_the_same(exact, name):
+    check(by_keras(name))
+
+
+def test_less_is_needed_than_where_ops_run_as_they_can(exact, monkeypatch):
+    needed = check(by_keras("Adam"))
+    monkeypatch.setattr(step_budget, "in_turn", lambda *given: {})
+    assert least(by_keras("Adam")(weights())[0]) > needed + WEIGHT // 2
+
+
+#: Lines of updates: each makes a value of those before, or moves a variable.
+LINES: dict[str, Callable[[list[Any], tf.Variable], Any]] = {
+    "square": lambda known, slot: tf.square(known[-1]),
+    "square of the first": lambda known, slot: tf.square(known[0]),
+    "root": lambda known, slot: tf.sqrt(tf.abs(known[-1]) + 1e-3),
+    "scaled": lambda known, slot: 0.3 * known[-1],
+    "scaled twice": lambda known, slot: known[0] * 0.7 * 0.9,
+    "beside the slot": lambda known, slot: known[-1] - slot,
+    "slot": lambda known, slot: 0.9 * slot,
+    "sum": lambda known, slot: known[-1] + known[0],
+    "product": lambda known, slot: known[-1] * known[len(known) // 2],
+    "quotient": lambda known, slot: known[0] / (tf.abs(known[-1]) + 1.0),
+    "norm": lambda known, slot: known[-1] / (1.0 + tf.norm(known[0])),
+    "moved": lambda known, slot: slot.assign_add(0.1 * known[-1]),
+    "set": lambda known, slot: slot.assign(0.5 * slot + known[-1]),
+}
+
+
+def by_hand(lines: Sequence[str]) -> Callable[[Sequence[tf.Variable]], Any]:
+    def make(ws: Sequence[tf.Variable]) -> tuple[Apply, Sequence[tf.Variable]]:
+        slots = [tf.Variable(tf.zeros_like(w)) for w in ws]
+
+        def apply(grads: Sequence[tf.Tensor], ws: Sequence[tf.Variable]) -> None:
+            for grad, w, slot in zip(grads, ws, slots, strict=True):
+                known = [grad]
+                for line in lines:
+                    known.append(tf.convert_to_tensor(LINES[line](known, slot)))
+                w.assign_sub(1e-2 * tf.clip_by_value(known[-1], -1.0, 1.0))
+
+        return apply, slots
+
+    return make
+
+
+@given(st.lists(st.sampled_from([*LINES]), min_size=1, max_size=8))
+@settings(
+    max_examples=examples(60),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+def test_whatever_is_done_with_gradients_gives_the_same(exact_arithmetic, lines):
+    check(by_hand(lines))
+
+
+def test_a_line_begins_in_the_buffer_of_the_gradient():
+    """The distance from the mean first, then the square, then the weights: two tensors at most."""
+    ws, known = weights(), list[int]()
+    means, squares = ([tf.Variable(tf.zeros_like(w)) for w in ws] for _ in range(2))
+    grads: list[tf.Tensor] = []
+
+    def apply(given: Sequence[tf.Tensor], _: Any) -> None:
+        grads[:] = [tf.identity(grad) for grad in given]
+        known.append(len(grads[0].graph.get_operations()))
+        for grad, w, mean, square in zip(grads, ws, means, squares, strict=True):
+            mean.assign_add((grad - mean) * 0.1)
+            square.assign_add((tf.square(grad) - square) * 0.01)
+            w.assign_sub(mean * 0.1 / (tf.sqrt(square) + 1e-7))
+
+    graph = stepping(ws, apply).get_concrete_function(tf.TensorSpec([ROWS, WIDTH])).graph
+    border = min(graph.get_operations().index(grad.op) for grad in grads)
+    later, makers = graph.get_operations()[known[0] :], {grad.op for grad in grads}
+    updates = Updates(later, makers, ends_of(graph), border)
+    rewiring = Rewiring()
+    updates.split(rewiring)
+    assert in_turn(updates, WEIGHT + 1, rewiring) == {}
+    assert in_turn(updates, WEIGHT, rewiring) == {grad.op: 2 * WEIGHT for grad in grads}
+    assert len(updates.steps.order()) == len([*updates.steps])
+    for grad in grads:
+        (waiting,) = (op for op in grad.consumers() if op.type == "Identity")
+        assert [op.type for op in waiting.control_inputs] == ["AssignAddVariableOp"]
+        (held,) = waiting.outputs[0].consumers()
+        assert re.match("Square", held.type)
+        # It ends where the weight is changed.
+        assert [op.type for op in updates.ends()[grad.op]] == ["AssignSubVariableOp"]
