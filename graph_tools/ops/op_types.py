@@ -45,6 +45,7 @@ __all__ = [
     "SWITCHES",
     "UPDATES_IN_PLACE",
     "VIEWS",
+    "adds_as_buffers_come",
     "assigned_references",
     "fold_together",
     "is_clonable",
@@ -326,6 +327,12 @@ def is_random(op: tf.Operation) -> bool:
     return "Random" in op.type or "Multinomial" in op.type or op.type.startswith("RngRead")
 
 
+def adds_as_buffers_come(op: tf.Operation) -> bool:
+    """Whether the order in which ``op`` adds, and so its last bits, depend on who else holds its
+    inputs: its kernel begins with the first one whose buffer it can take over."""
+    return op.type == "AddN" and len(op.inputs) > 2
+
+
 def is_split(op: tf.Operation) -> bool:
     """Whether ``op`` is a view of several tensors at once of which grappler makes one of each, so
     that none waits for the others.
@@ -350,11 +357,7 @@ def is_clonable(op: tf.Operation) -> bool:
         return False
     if any(_is_opaque(t.dtype) for t in (*outputs, *inputs)):
         return False
-    if kind == "AddN" and len(inputs) > 2:
-        # Its kernel begins with whichever input's buffer it can take over: the order, and the last
-        # bits, depend on who else holds the inputs.
-        return False
-    return not graphs.in_v1_control_flow(op)
+    return not adds_as_buffers_come(op) and not graphs.in_v1_control_flow(op)
 
 
 @cache

@@ -234,8 +234,7 @@ class Holds:
             return False
         if position in self.merging.twin_of:
             return self._wait_with_twin(position)
-        if op.type == "AddN" and len(op.inputs) > 2:
-            # Its kernel begins with the first input whose buffer it can take over.
+        if op_types.adds_as_buffers_come(op):
             return False
         fixed = [
             constant

@@ -165,7 +165,7 @@ def _wait(
 ) -> bool:
     """Let an op wait for others; whether that leaves what it is merged with as it is."""
     triggers = updates.waitable(late, updates.steps)
-    if not triggers:
+    if not triggers or op_types.adds_as_buffers_come(op):
         return False
     for tensor in op.inputs:
         read = tensor.op
