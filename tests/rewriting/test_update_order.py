@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from graph_tools.editing.rewiring import Rewiring
 from memsaving_gradients.engine import step_budget
+from memsaving_gradients.engine.driver import attempts
 from memsaving_gradients.rewriting.optimizer_ops import Updates
 from memsaving_gradients.rewriting.update_order import in_turn
 from tests.engine.test_whole_step import OPTIMIZERS, each_optimizer
@@ -105,6 +106,20 @@ def test_less_is_needed_than_where_ops_run_as_they_can(exact, monkeypatch):
     needed = check(by_keras("Adam"))
     monkeypatch.setattr(step_budget, "in_turn", lambda *given: {})
     assert least(by_keras("Adam")(weights())[0]) > needed + WEIGHT // 2
+
+
+def test_a_plan_knows_what_it_takes_beside_gradients(exact, monkeypatch):
+    peaks, follow = list[tuple[int, int]](), attempts.follow
+
+    def noted(site: Any, outcome: Any) -> Any:
+        found = follow(site, outcome)
+        peaks.append((outcome.proposal.peak, found.simulation.peak))
+        return found
+
+    budget = least(by_keras("Adam")(weights())[0])
+    monkeypatch.setattr(attempts, "follow", noted)
+    trained(weights(), by_keras("Adam")(weights())[0], budget)
+    assert peaks[0][1] == pytest.approx(peaks[0][0], rel=0.05)
 
 
 #: Lines of updates: each makes a value of those before, or moves a variable.
