@@ -255,10 +255,11 @@ class Search:
     def _is_idle(self, asked: int, need: int) -> bool:
         """Whether no plan for so many bytes asked for is worth a search, where one needs ``need``:
         none exists, or it would use as many."""
-        if asked >= need:
-            return True
-        bound = least_extra_seconds(self.meter.graph, asked, accumulate=self.accumulate)
-        return bound == float("inf")
+        graph = self.meter.graph
+        if asked >= need or graph.storable:
+            # The bound does not know what storing values spares.
+            return asked >= need
+        return least_extra_seconds(graph, asked, accumulate=self.accumulate) == float("inf")
 
     def _attempt(
         self, asked: int | None, left: int = 1, late: bool = False, quick: bool = False

@@ -97,6 +97,11 @@ def test_the_least_is_sought_only_where_it_may_be() -> None:
     factors = (1.0, (possible[0] - 1) / least.peak, 1.0001 * meter.need(least) / least.peak, 0.999)
     Search(meter, noted, floors=factors).least()
     assert asked == [1, int(0.999 * least.peak)]
+    # Where values may be stored, the bound says nothing.
+    asked.clear()
+    storable = dataclasses.replace(graph, storable={0: ()})
+    Search(Meter(storable, "control"), noted, floors=factors).least()
+    assert possible[0] - 1 in asked
 
 
 def test_schedules_are_simulated_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
