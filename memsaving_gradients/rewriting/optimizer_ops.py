@@ -212,7 +212,8 @@ class Updates:
         owner = self._alone
         found: dict[tf.Operation, list[tf.Operation]] = defaultdict(list)
         for op, grad in owner.items():
-            later = (owner[other] for other in self.steps.after(op))
+            # A variable may be read when an op has run, for what is done with the gradient then.
+            later = (owner.get(other, grad) for other in self.steps.after(op))
             if (
                 grad is not None
                 and op is not grad
