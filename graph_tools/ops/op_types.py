@@ -328,8 +328,8 @@ def is_random(op: tf.Operation) -> bool:
 
 
 def adds_as_buffers_come(op: tf.Operation) -> bool:
-    """Whether the order in which ``op`` adds, and so its last bits, depend on who else holds its
-    inputs: its kernel begins with the first one whose buffer it can take over."""
+    """Whether the order of a sum, and with it the last bits, depends on who else holds its addends:
+    the kernel begins with the first one whose buffer it can take over."""
     return op.type == "AddN" and len(op.inputs) > 2
 
 

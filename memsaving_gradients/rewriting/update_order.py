@@ -7,9 +7,10 @@ own buffer: two thirds of the bytes, where the largest weights decide how much m
 
 The order is that of a list scheduler: of the ops that are ready, the one after which fewest bytes
 are alive, and of equals the first that was created. It is optimal for lines of elementwise ops that
-end in variables, which is what optimizers are made of, and not in general. An op that takes a new
-buffer waits for the ends of what comes before it: by a control edge on a variable that is read for
-it alone, or else by an identity in front of another input that it is not merged with
+end in variables, which is what optimizers are made of, and not in general. An op that
+makes a large tensor waits for the ends of what comes before it, so that it finds the buffer free
+that it is to take over: by a control edge on a variable that is read for it alone, or else by an
+identity in front of another input that it is not merged with
 (:mod:`memsaving_gradients.rewriting.gates`). Linear in the ops of an update, but for the choice
 among those that are ready.
 """
