@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ import tensorflow as tf
 from graph_tools.ops.devices import Home
 from graph_tools.tf_private import graphs
 from memsaving_gradients.engine.options import Options
+from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.transforms.attention.pattern.substitution import Substituted
 
 __all__ = ["Call", "Gradient", "components", "joined"]
@@ -84,6 +86,43 @@ class Call:
     def ends(self) -> list[tf.Tensor]:
         """Those of ``ys`` that the graph computes."""
         return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
+
+    @cached_property
+    def host(self) -> str:
+        """The device that values may be offloaded to, or an empty string.
+
+        Raises
+        ------
+        ArgumentError
+            If it cannot be used.
+        """
+        offload = self.options.offload
+        if offload is None:
+            return ""
+        if self.data_gates:
+            raise ArgumentError(
+                "offload",
+                offload.device,
+                "XLA cannot express transfers between devices; encode= makes residuals smaller"
+                " under jit_compile=True, too, or leave that out",
+            )
+        if self.home is not None:
+            return str(offload.name(self.home.device))
+        before = self.operations[: self.first_backward]
+        placed = Counter(op.device for op in before if op.inputs)
+        return str(offload.name(max(placed, key=placed.__getitem__, default="")))
+
+    @property
+    def room_on_host(self) -> int | None:
+        """The most bytes that may be offloaded; ``None``: any."""
+        offload = self.options.offload
+        return None if offload is None else offload.limit
+
+    @property
+    def early(self) -> float:
+        """How early transfers begin."""
+        offload = self.options.offload
+        return 1.0 if offload is None else float(offload.early)
 
     def goes_through(self, other: Call) -> bool:
         """Whether what ``other`` built was differentiated for this one: its ops read it.

@@ -98,7 +98,7 @@ def site_of(
         return None
     site = Site(call, given=given, without=without or {})
     # What cannot be used is an error now, and not when there is a plan.
-    _ = site.host
+    _ = site.call.host
     return site
 
 

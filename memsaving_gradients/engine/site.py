@@ -4,10 +4,8 @@ captured, packed, simulated and undone."""
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -29,7 +27,6 @@ from memsaving_gradients.capture.storable import with_storable
 from memsaving_gradients.capture.training_step import CapturedStep, capture_step
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.call import Call
-from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners.budget_search import FLOORS, Search
 from memsaving_gradients.planners.meter import MANY_OPS
 from memsaving_gradients.rewriting.clones import Rewrite
@@ -144,43 +141,6 @@ class Site:
     def first_operation(self) -> tf.Operation:
         """The first op of the backward pass."""
         return self.call.own[0]
-
-    @cached_property
-    def host(self) -> str:
-        """The device that values may be offloaded to, or an empty string.
-
-        Raises
-        ------
-        ArgumentError
-            If it cannot be used.
-        """
-        offload = self.options.offload
-        if offload is None:
-            return ""
-        if self.data_gates:
-            raise ArgumentError(
-                "offload",
-                offload.device,
-                "XLA cannot express transfers between devices; encode= makes residuals smaller"
-                " under jit_compile=True, too, or leave that out",
-            )
-        if self.home is not None:
-            return str(offload.name(self.home.device))
-        before = self.call.operations[: self.call.first_backward]
-        placed = Counter(op.device for op in before if op.inputs)
-        return str(offload.name(max(placed, key=placed.__getitem__, default="")))
-
-    @property
-    def room_on_host(self) -> int | None:
-        """The most bytes that may be offloaded; ``None``: any."""
-        offload = self.options.offload
-        return None if offload is None else offload.limit
-
-    @property
-    def early(self) -> float:
-        """How early transfers begin."""
-        offload = self.options.offload
-        return 1.0 if offload is None else float(offload.early)
 
     def is_here(self, op: tf.Operation) -> bool:
         """Whether ``op`` runs, or may, on the device that memory is saved on."""

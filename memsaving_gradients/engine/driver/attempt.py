@@ -52,7 +52,7 @@ def follow(site: Site, outcome: Outcome) -> Followed:
         proposal.simulation,
         data_gates=gates,
         updates={} if site.whole is None else site.whole.updates,
-        host=site.host,
+        host=site.call.host,
         grads=site.grads,
     )
     for grad, given in zip(site.grads, site.given, strict=False):

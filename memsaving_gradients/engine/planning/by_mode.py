@@ -94,8 +94,8 @@ def _by_mode(site: Site, step: CapturedStep, mode: str) -> Proposal:
         accumulate=site.options.accumulate,
         seconds=site.options.planning_seconds,
         progress=site.progress,
-        host=site.room_on_host,
-        early=site.early,
+        host=site.call.room_on_host,
+        early=site.call.early,
     )
     proposal = planner_that_stores(_BY_MODE.get(mode, named.plan))(step.graph, limits)
     return left_alone(step.graph, proposal, None)

@@ -109,12 +109,10 @@ def _not_asked_for(site: Site, step: CapturedStep, schedule: Schedule) -> str:
                 " as well, or the mapping it was made with"
             )
     moved = {how.value for how in schedule.stored.values() if how.means == OFFLOAD}
-    if moved and not site.host:
+    if moved and not site.call.host:
         return "offloads tensors, and no device is named here: give offload= as well"
     size = sum(int(step.graph.size[value]) for value in moved)
-    if site.room_on_host is not None and size > site.room_on_host:
-        return (
-            f"offloads {size:,} bytes, more than memory={site.room_on_host:,}; allow more, or plan"
-            " anew"
-        )
+    room = site.call.room_on_host
+    if room is not None and size > room:
+        return f"offloads {size:,} bytes, more than memory={room:,}; allow more, or plan anew"
     return ""

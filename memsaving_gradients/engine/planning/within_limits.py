@@ -187,8 +187,8 @@ def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
         accumulate=options.accumulate,
         seconds=options.planning_seconds,
         floors=site.floors,
-        host=site.room_on_host,
-        early=site.early,
+        host=site.call.room_on_host,
+        early=site.call.early,
     )
 
 
