@@ -16,13 +16,14 @@ believed (:mod:`graph_tools.costs.profiles` measures them). Cost: 5 µs an op.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from graph_tools.costs.function_bodies import inside
+from graph_tools.costs.function_bodies import inside, last_readers
 from graph_tools.costs.scratch import scratch_bytes
 from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
@@ -254,13 +255,25 @@ def _einsum(op: tf.Operation, batch: int) -> float:
     return (2.0 if len(terms) > 1 else 1.0) * math.prod(sizes.values())
 
 
-def op_workspace(graph: OpGraph, batch: int) -> npt.NDArray[np.int64]:
+def op_workspace(
+    graph: OpGraph, batch: int, held: Sequence[int] | None = None
+) -> npt.NDArray[np.int64]:
     """Bytes that every op of ``graph`` takes beside its outputs while it runs: scratch space of its
-    kernel, and what is alive inside of loops, branches and calls."""
+    kernel, and what is alive inside of loops, branches and calls.
+
+    ``held``: values that live to the end, of a graph that runs as it is. So branches let go what
+    they read last of all others.
+    """
     found = np.zeros(len(graph.ops), np.int64)
+    last, sizes = {}, graph.value_bytes(batch)
+    if held is not None:
+        last = last_readers(graph)
+        last |= {int(graph.storage[value]): len(graph.ops) for value in held}
     for i, op in enumerate(graph.ops):
         if op.type in op_types.FUNCTIONAL:
-            within = inside(op, batch, op_seconds)
+            reads = [int(graph.storage[value]) for value in graph.inputs[i]]
+            given = [k for k, root in enumerate(reads) if sizes[root] and last.get(root) == i]
+            within = inside(op, batch, op_seconds, given)
             found[i] = 0 if within is None else within.workspace
         else:
             found[i] = scratch_bytes(op, batch)

@@ -14,7 +14,7 @@ MB for 768 channels and 7 × 7 pixels).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,17 +29,17 @@ from graph_tools.ops import op_types
 from graph_tools.ops.in_place import taken_over
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.ops.trip_counts import steps_of, told_steps
-from graph_tools.tf_private import loops
+from graph_tools.tf_private import autodiff, loops
 
-__all__ = ["Inside", "OpSeconds", "inside"]
+__all__ = ["Inside", "OpSeconds", "inside", "last_readers"]
 
 #: Seconds of each op of a graph at a batch.
 OpSeconds: TypeAlias = Callable[[OpGraph, int], npt.NDArray[np.float64]]
 
 
-class _Known(dict[tuple[int, int, bool, int | None], tuple[float, int]]):
+class _Known(dict[tuple[object, ...], tuple[float, int]]):
     """Seconds and bytes of a step of a body: by batch, number of its ops, whether XLA compiles it,
-    and what was told of steps of loops."""
+    what was told of steps of loops, and what it is given."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,31 @@ class Inside:
     workspace: int
 
 
-def inside(op: tf.Operation, batch: int, op_seconds: OpSeconds) -> Inside | None:
+def inside(
+    op: tf.Operation, batch: int, op_seconds: OpSeconds, given: Collection[int] = ()
+) -> Inside | None:
     """Return what ``op``, of `op_types.FUNCTIONAL`, takes inside at a batch of ``batch`` examples;
-    ``None`` if its body is not known."""
+    ``None`` if its body is not known.
+
+    ``given``: the inputs that nobody else holds. TensorFlow builds the ops of branches into the
+    graph around them, so that such a tensor goes when a branch has read it.
+    """
     is_loop = op.type in loops.LOOPS
     bodies = loops.bodies(op)
     if None in bodies:
         return None
     # The attribute is how TensorFlow asks for a function to be compiled (2.16 to 2.21).
     compiled = not is_loop and op.node_def.attr["_XlaMustCompile"].b
+    # The first input of a branch says which one.
+    args = frozenset(k - 1 for k in given if k) if op.type in loops.BRANCHES else frozenset()
     takes = []
     for body in bodies:
         found = notes(body, _Known)
-        key = batch, len(body.get_operations()), compiled, told_steps(body)
+        key = batch, len(body.get_operations()), compiled, told_steps(body), args
         if key not in found:
-            found[key] = _step(body, batch, op_seconds, called=not is_loop, compiled=compiled)
+            found[key] = _step(
+                body, batch, op_seconds, called=not is_loop, compiled=compiled, given=args
+            )
         takes.append(found[key])
     seconds, workspace = map(max, zip(*takes, strict=True))
     steps = steps_of(op) if is_loop else 1
@@ -73,16 +83,22 @@ def inside(op: tf.Operation, batch: int, op_seconds: OpSeconds) -> Inside | None
 
 
 def _step(
-    body: Any, batch: int, op_seconds: OpSeconds, *, called: bool, compiled: bool
+    body: Any,
+    batch: int,
+    op_seconds: OpSeconds,
+    *,
+    called: bool,
+    compiled: bool,
+    given: Collection[int] = (),
 ) -> tuple[float, int]:
     """Seconds of a step, and the most bytes alive in it beside the op's outputs, which the graph
     around it counts all the while.
 
     What a step of a loop begins with is in these outputs' place, until it is read for the last
-    time. What a function is ``called`` with is counted around it. ``compiled``: by
-    XLA, whose kernels are others.
+    time. What a function is ``called`` with is counted around it, to its end, but for inputs that
+    are ``given``. ``compiled``: by XLA, whose kernels are others.
     """
-    graph = capture(body.outputs, besides=body.inputs)
+    graph = capture(autodiff.ends_of(body), besides=body.inputs)
     sizes, storage = graph.value_bytes(batch).tolist(), graph.storage.tolist()
     ends = [storage[graph.value(t)] for t in body.outputs]
     begins = [] if called else [graph.value(t) for t in body.inputs]
@@ -92,7 +108,9 @@ def _step(
     outside = sum(tensor_bytes(body.inputs[i]).at(batch) for i in changing)
     if called:
         outside = sum(sizes[root] for root in set(ends))
-    last = _last_readers(graph)
+    for k in given:
+        sizes[graph.value(body.inputs[k])] = tensor_bytes(body.inputs[k]).at(batch)
+    last = last_readers(graph)
     for root in ends:
         last[root] = len(graph.ops)
     alive = sum(sizes[begins[i]] for i in changing)
@@ -108,7 +126,9 @@ def _step(
         taken = taken_over((sizes[v] for v in made), free)
         alive += sum(sizes[v] for v in made) - taken
         if op.type in op_types.FUNCTIONAL:
-            within = inside(op, batch, op_seconds)
+            reads = [storage[v] for v in graph.inputs[i]]
+            lent = [k for k, root in enumerate(reads) if sizes[root] and root in dying]
+            within = inside(op, batch, op_seconds, lent)
             workspace = 0 if within is None else within.workspace
         elif compiled:
             workspace = _expanded(op)
@@ -135,7 +155,7 @@ def _expanded(op: tf.Operation) -> int:
     return 2 * math.prod(pixels) * outputs**2 * int(filters.dtype.size)
 
 
-def _last_readers(graph: OpGraph) -> dict[int, int]:
+def last_readers(graph: OpGraph) -> dict[int, int]:
     """By storage that is read, the op that reads it last."""
     last: dict[int, int] = {}
     for i, values in enumerate(graph.inputs):

@@ -212,7 +212,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         # What runs elsewhere asks for no thread here.
         cheap=[op.type in CHEAP or not here for op, here in zip(ops.ops, ops.here, strict=True)],
         forwards=[op.type in op_types.FORWARDING for op in ops.ops],
-        workspace=np.where(runs, estimates.op_workspace(ops, batch), 0).tolist(),
+        workspace=np.where(runs, estimates.op_workspace(ops, batch, held), 0).tolist(),
         held=held,
         variables=updated_variables(ops, reads, storage, persistent),
         persistent=persistent,

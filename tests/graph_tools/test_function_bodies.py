@@ -186,3 +186,40 @@ def test_xla_makes_gradients_of_depthwise_filters_whole(groups, multiplier, whol
     assert (found["seen"] >= twice) == (found["said"] >= twice) == whole
     if whole:
         assert found["said"] == pytest.approx(found["seen"], rel=0.05)
+
+
+def _branches(update: bool) -> tf.Operation:
+    """A branch that reads a tensor, changes a variable, and returns nothing."""
+    variable = tf.Variable(tf.zeros([SIZE, SIZE]))
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> None:
+        y = tf.sin(x)
+
+        def updated() -> None:
+            difference = tf.sin(y) - variable
+            if update:
+                variable.assign_add(difference * tf.cos(y))
+
+        tf.cond(tf.reduce_sum(x) > 0.0, updated, lambda: None)
+
+    graph = step.get_concrete_function(tf.TensorSpec([SIZE, SIZE])).graph
+    (found,) = (op for op in graph.get_operations() if op.type in loops.BRANCHES)
+    return found
+
+
+def test_what_branches_do_for_its_effect_counts() -> None:
+    branches, tensor = _branches(update=True), 4 * SIZE**2
+    number = next(k for k, t in enumerate(branches.inputs) if t.op.type == "Sin")
+    alone = inside(branches, 1, op_seconds)
+    assert alone is not None
+    # The difference, and the cosine.
+    assert alone.workspace == 2 * tensor
+    assert alone.seconds > 0
+    given = inside(branches, 1, op_seconds, [number])
+    assert given is not None
+    # The cosine takes the place of what it is of.
+    assert given.workspace == tensor
+    nothing = inside(_branches(update=False), 1, op_seconds)
+    assert nothing is not None
+    assert nothing.workspace == 0
