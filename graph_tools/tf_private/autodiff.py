@@ -273,6 +273,11 @@ def home_of(graph: tf.Graph) -> tf.Graph:
     return next(level for level in enclosing_graphs(graph) if not isinstance(level, parts))
 
 
+def is_branch(graph: tf.Graph) -> bool:
+    """Whether ``graph`` is a branch (see `home_of`)."""
+    return isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
+
+
 def orders_effects(graph: tf.Graph) -> bool:
     """Whether what ``graph`` does to variables will happen in the order of the program: automatic
     control dependencies.

@@ -9,11 +9,11 @@ the rest as scratch space.
 Where what is done with a gradient runs in an order of its own
 (:mod:`memsaving_gradients.rewriting.update_order`), that is known. Elsewhere it depends on the
 plan; the step is simulated as a whole once the graph follows one. Until then there are estimates,
-from plain training as the executor runs it. `late`: all of the rest from when a gradient is made to
-the next one, which includes what is done with earlier gradients and is not done yet. `prompt`: what
-is made of the gradient alone, and what waits for several (their norms are clipped together). In
-networks that end with their largest weights, whose gradients the executor may leave for last,
-`prompt` or nothing at all is nearer than `late`. Linear in ops and buffers.
+from the step as the executor runs it before gradients are rewritten. `late`: all of the rest from
+when a gradient is made to the next one, which includes what is done with earlier gradients and is
+not done yet. `prompt`: what is made of the gradient alone, and what waits for several (their norms
+are clipped together). In networks that end with their largest weights, whose gradients the executor
+may leave for last, `prompt` or nothing at all is nearer than `late`. Linear in ops and buffers.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class Whole:
         The step as TensorFlow built it, as it runs.
     updates
         By name of a gradient's op, what is done with the gradient.
-    source
-        The ops of the step; ``None``: XLA orders them.
+    source, run
+        The ops of the step, and how they run, before gradients are rewritten; ``None``: XLA orders
+        them.
     share
         Of the budget, what these gradients may take while alone; ``None``: all the step takes it.
     others
@@ -77,6 +78,7 @@ class Whole:
     plain: Simulation
     updates: Mapping[str, Update]
     source: OpGraph | None = None
+    run: Simulation | None = None
     share: float | None = None
     others: bool = False
 
@@ -92,7 +94,7 @@ class Rest:
     counted
         Names of the ops that plans count by themselves.
     whole, run
-        The step that they are part of, and how the executor runs it in plain training.
+        The step that they are part of, and how the executor runs it before they are rewritten.
     hold
         Whether plans count gradients to their end, so that the rest does not.
     updates

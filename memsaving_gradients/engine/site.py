@@ -246,11 +246,11 @@ class Site:
     def _rest_beside(self, step: CapturedStep) -> Rest | None:
         """What the rest of the step takes; ``None``: the gradients are planned by themselves."""
         whole = self.whole
-        if whole is None or whole.source is None or not self.in_whole:
+        if whole is None or whole.source is None or whole.run is None or not self.in_whole:
             return None
         if self._rest is None:
             counted, hold = step.source.position.keys(), self.holds_gradients
-            self._rest = Rest(self.grads, counted, whole.source, whole.plain, hold, whole.updates)
+            self._rest = Rest(self.grads, counted, whole.source, whole.run, hold, whole.updates)
         return self._rest
 
     def count_less(self, least: float) -> bool:

@@ -53,7 +53,7 @@ from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.rewriting.ordering import HUGE_SHARE
 from memsaving_gradients.rewriting.turns import Pass, take_turns
-from memsaving_gradients.rewriting.update_order import in_turn
+from memsaving_gradients.rewriting.update_order import in_branch, in_turn, one_by_one
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.loops.one_at_a_time import ahead, one_at_a_time, within
 
@@ -139,6 +139,8 @@ def _stand_in(part: Any, graph: tf.Graph) -> Any:
 def _plan(graph: tf.Graph) -> None:
     """Plan for the calls that wait in a function which was just traced to its end."""
     if not has_notes(graph, _Waiting):
+        if autodiff.is_branch(graph) and any(map(_waits, autodiff.enclosing_graphs(graph))):
+            in_branch(graph)
         return
     waiting = notes(graph, _Waiting)
     calls, waiting.calls = waiting.calls, []
@@ -162,6 +164,12 @@ def _plan(graph: tf.Graph) -> None:
         for home in dict.fromkeys(left.call.home for left in kept):
             _plan_on(graph, [left for left in kept if left.call.home == home], without, later)
     one_at_a_time(graph)
+
+
+def _waits(graph: tf.Graph) -> bool:
+    """Whether calls wait in a graph for its end, and the executor will run it."""
+    waiting = notes(graph, _Waiting).calls if has_notes(graph, _Waiting) else []
+    return any(not left.call.data_gates for left in waiting)
 
 
 def _added(op: tf.Operation, known: Sequence[tf.Operation]) -> set[tf.Operation]:
@@ -203,7 +211,7 @@ def see_whole(site: Site) -> None:
     step = None if site.data_gates else _Step.of([site])
     if step is not None:
         (ends,) = step.updates(graph_state.operations_since(site.graph))
-        site.whole = Whole(step.plain, ends, step.source)
+        site.whole = Whole(step.plain, ends, step.source, step.run)
 
 
 def _together(calls: Sequence[_Left]) -> list[tuple[Call, list[Any]]]:
@@ -254,28 +262,24 @@ class _Step:
         The calls, in the order of the step.
     plain
         The step as TensorFlow built it, as it runs.
-    source
-        Its ops.
+    source, run
+        Its ops and how they run, with updates in turn where that changes more than those of single
+        gradients.
     """
 
     sites: Sequence[Site]
     plain: Simulation
     source: OpGraph
+    run: Simulation
 
     @classmethod
     def of(cls, sites: Sequence[Site]) -> _Step | None:
         """The step; ``None``: something in it cannot be captured, such as a loop of TF1."""
-        blocks = [site.attention.rewiring for site in sites if site.attention is not None]
-        for rewiring in reversed(blocks):
-            rewiring.undo()
         try:
-            source, plain = sites[0].simulate_all()
-            return cls(sites, plain, source)
+            source, plain = _without_blocks(sites)
+            return cls(sites, plain, source, plain)
         except GraphError:
             return None
-        finally:
-            for rewiring in blocks:
-                rewiring.redo()
 
     @property
     def need(self) -> int:
@@ -296,7 +300,7 @@ class _Step:
             saved = [save(site) for site in self.sites]
         elif len(self.sites) == 1 or ample:
             for site, ends in zip(self.sites, updates, strict=True):
-                site.whole = Whole(self.plain, ends, self.source)
+                site.whole = Whole(self.plain, ends, self.source, self.run)
             saved = [save(site) for site in self.sites]
             followed = None if ample else saved[0].followed
             need = self._need(self.plain) if followed is None else followed.outcome.need
@@ -335,12 +339,16 @@ class _Step:
         first, graph = self.sites[0], self.sites[0].graph
         grads = {tensor.op for site in self.sites for tensor in site.given or site.grads}
         updates = whole_step.rest_of(graph, later, grads, first.first_operation)
-        updates.defer(first.home)
+        updates.defer(first.home, chain=False)
         rewiring = Rewiring()
         updates.split(rewiring)
         # Whatever the budget is: the least that an error names does not depend on it.
-        turns = in_turn(updates, int(self.plain.peak * HUGE_SHARE), rewiring, first.home)
+        huge = int(self.plain.peak * HUGE_SHARE)
+        turns = in_turn(updates, huge, rewiring, first.home)
+        together = one_by_one(updates, huge, rewiring, first.home)
         original_view.remember(graph, rewiring)
+        if together:
+            self.source, self.run = _without_blocks(self.sites)
         ended, alone = updates.ends(), updates.alone()
 
         def done_with(grad: tf.Operation) -> Update:
@@ -387,7 +395,7 @@ class _Step:
         step is to keep the budget."""
         for site, ends in zip(self.sites, updates, strict=True):
             own = None if site is large else share
-            site.whole = Whole(self.plain, ends, self.source, own, others=True)
+            site.whole = Whole(self.plain, ends, self.source, self.run, own, others=True)
         # Those of microbatches are equal: they follow the plan of the first.
         alike = Shared(self.sites[0].options, "calls of a step")
         saved = {site: save(site, alike) for site in self.sites if site is not large}
@@ -403,6 +411,18 @@ class _Step:
             # Who asks for loops to be replayed does not get plain training.
             need = min(need, asked.plain_need)
         return too_small(asked, need, site.stopped)
+
+
+def _without_blocks(sites: Sequence[Site]) -> tuple[OpGraph, Simulation]:
+    """`Site.simulate_all` of a step with its attention as TensorFlow built it."""
+    blocks = [site.attention.rewiring for site in sites if site.attention is not None]
+    for rewiring in reversed(blocks):
+        rewiring.undo()
+    try:
+        return sites[0].simulate_all()
+    finally:
+        for rewiring in blocks:
+            rewiring.redo()
 
 
 def _budget_of(site: Site, plain: Simulation) -> int | None:

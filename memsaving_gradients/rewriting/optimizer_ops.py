@@ -87,11 +87,12 @@ class Updates:
         """All ops, each after what it needs."""
         return self.built.order()
 
-    def defer(self, home: Home | None = None) -> int:
+    def defer(self, home: Home | None = None, *, chain: bool = True) -> int:
         """Let what needs no gradient wait for the gradient that it meets; how many reads of
         variables got control edges.
 
         ``home``: the device on which to do so, where there are several; none waits for another one.
+        ``chain``: whether what meets gradients that are scaled together waits for the one before.
         """
         owner = self._owners()
         free: set[tf.Operation] = set()
@@ -107,7 +108,7 @@ class Updates:
             triggers = self._triggers(meeting, owner)
             if home is not None:
                 triggers = [trigger for trigger in triggers if home.has(trigger)]
-            if triggers and owner[meeting] is None:
+            if chain and triggers and owner[meeting] is None:
                 # Gradients that are scaled together are there together; what meets them is made one
                 # by one.
                 triggers += [last] if last is not None else []
@@ -231,6 +232,30 @@ class Updates:
                 found[grad].append(op)
         return dict(found)
 
+    def together(
+        self,
+    ) -> tuple[dict[tf.Operation, list[tf.Operation]], set[tf.Operation]]:
+        """For each op that makes gradients, what is done with these and with what several gradients
+        are needed for, such as their norm, and the ops that make the latter; call after `split`.
+
+        The first whose ops were created first comes first.
+        """
+        owner: dict[tf.Operation, tf.Operation | None] = {}
+        lines: dict[tf.Operation, list[tf.Operation]] = {}
+        common: set[tf.Operation] = set()
+        for op in self.steps.order():
+            if op not in self._alone:
+                continue
+            owner[op] = self._alone[op]
+            if owner[op] is None and not self._reads_others(op):
+                known = [other for other in self.steps.before(op) if other in owner]
+                grads = {owner[other] for other in known if owner[other] is not None}
+                if len(grads) == 1:
+                    owner[op] = grad = grads.pop()
+                    lines.setdefault(grad, []).append(op)
+                    common.update(other for other in known if owner[other] is None)
+        return lines, common
+
     @cached_property
     def _alone(self) -> dict[tf.Operation, tf.Operation | None]:
         return self._owners(strictly=True)
@@ -246,14 +271,18 @@ class Updates:
                 found[op] = op
                 continue
             owners = {found[other] for other in self.steps.before(op) if other in found}
-            if strictly and any(
-                other not in self.steps and graphs.creation_index(other) >= self.first_backward
-                for other in _before(op)
-            ):
+            if strictly and self._reads_others(op):
                 owners.add(None)
             if owners:
                 found[op] = owners.pop() if len(owners) == 1 else None
         return found
+
+    def _reads_others(self, op: tf.Operation) -> bool:
+        """Whether an op needs something of the backward pass that is no gradient."""
+        return any(
+            other not in self.steps and graphs.creation_index(other) >= self.first_backward
+            for other in _before(op)
+        )
 
     def _meetings(
         self, owner: Mapping[tf.Operation, tf.Operation | None]

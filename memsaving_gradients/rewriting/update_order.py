@@ -1,9 +1,13 @@
-"""What an optimizer does with a large gradient, one op after the other.
+"""What an optimizer does with large gradients, one op after the other.
 
 An update is a few lines of elementwise ops, each of which makes a tensor as large as the gradient.
 The executor runs all of them side by side: beside a gradient, its distance from the mean and its
 square are there at once (Adam). One line after the other, the second one begins in the gradient's
 own buffer: two thirds of the bytes, where the largest weights decide how much memory a step needs.
+
+Where gradients are clipped together, nothing is done with any of them before all of them are there,
+and then the executor begins all updates at once, each with temporaries of its own. There, one
+gradient's update begins when the one before has ended.
 
 The order is that of a list scheduler: of the ops that are ready, the one after which fewest bytes
 are alive, and of equals the first that was created. It is optimal for lines of elementwise ops that
@@ -17,24 +21,27 @@ among those that are ready.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
+from graph_tools.editing import original_view
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.graph.precedence import Precedence
 from graph_tools.ops import op_types
 from graph_tools.ops.devices import Home
 from graph_tools.ops.in_place import taken_over
 from graph_tools.ops.sizes import tensor_bytes
-from graph_tools.tf_private import graphs
+from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.rewriting.gates import gated
 from memsaving_gradients.rewriting.optimizer_ops import Updates
+from memsaving_gradients.rewriting.ordering import HUGE_SHARE
 
-__all__ = ["in_turn"]
+__all__ = ["in_branch", "in_turn", "one_by_one"]
 
 _KEPT = op_types.SOURCES | op_types.READS
+_CHANGES = op_types.ASSIGNS | op_types.UPDATES_IN_PLACE
 
 
 def in_turn(
@@ -48,14 +55,72 @@ def in_turn(
     """
     found = {}
     for grad, ops in updates.alone().items():
-        here = home is None or all(map(home.has, [grad, *ops]))
-        if not here or sum(map(_bytes, grad.outputs)) < least:
-            continue
-        line = _Line(grad, updates.steps.within({grad, *ops}), updates.dead)
-        turns = [*line.turns()]
-        if _take_turns(updates, turns, least, rewiring):
-            found[grad] = max(turn.alive for turn in turns)
+        if _bytes_of(grad) >= least and _is_here(home, [grad, *ops]):
+            turns = _turns(updates, [grad], ops, updates.dead)
+            if _take_turns(updates, turns, least, rewiring, [grad]):
+                found[grad] = max([_bytes_of(grad), *(turn.alive for turn in turns)])
     return found
+
+
+def one_by_one(
+    updates: Updates, least: int, rewiring: Rewiring, home: Home | None = None
+) -> list[tf.Operation]:
+    """Let what is done with gradients that are there together, as those are that are clipped by
+    their norm, run one gradient after the other, and of each one op after the other; call after
+    `Updates.split`.
+
+    Returns the ops that make these gradients, in this order. Small ones are left out that are fewer
+    than so many bytes together. ``home``: as of `in_turn`.
+    """
+    lines, common = updates.together()
+    return _chain(updates, lines, updates.steps.needed(common), least, rewiring, home)
+
+
+def in_branch(branch: tf.Graph) -> None:
+    """Let the updates of a branch that was just traced run one gradient after the other, as all
+    that it reads is there when it begins: optimizers skip steps, or accumulate gradients."""
+    operations = branch.get_operations()
+    if not any(op.type in _CHANGES for op in operations):
+        return
+    grads = {tensor.op for tensor in branch.inputs if tensor.dtype.is_floating}
+    later = [op for op in operations if op not in grads]
+    ends = [getattr(end, "op", end) for end in autodiff.ends_of(branch)]
+    updates = Updates(later, grads, ends, first_backward=0)
+    least = int(HUGE_SHARE * sum(map(_bytes_of, grads)))
+    rewiring = Rewiring()
+    with branch.as_default():
+        updates.split(rewiring)
+        _chain(updates, updates.alone(), (), least, rewiring)
+        one_by_one(updates, least, rewiring)
+    original_view.remember(branch, rewiring)
+
+
+def _chain(
+    updates: Updates,
+    lines: Mapping[tf.Operation, Sequence[tf.Operation]],
+    past: Collection[tf.Operation],
+    least: int,
+    rewiring: Rewiring,
+    home: Home | None = None,
+) -> list[tf.Operation]:
+    """Let lines run one after the other, as `one_by_one`, when all that is ``past`` has run."""
+    least //= max(len(lines), 1)
+    over = updates.dead.union(past)
+    found: list[tf.Operation] = []
+    ends: list[tf.Operation] = []
+    for grad, ops in lines.items():
+        if _bytes_of(grad) >= least and _is_here(home, [grad, *ops]):
+            line = set(ops)
+            before = (other for op in ops for other in updates.steps.before(op))
+            begins = [op for op in dict.fromkeys(before) if op not in line and op not in past]
+            _take_turns(updates, _turns(updates, begins, ops, over), least, rewiring, ends)
+            ends = [op for op in ops if line.isdisjoint(updates.steps.after(op))]
+            found.append(grad)
+    return found
+
+
+def _is_here(home: Home | None, ops: Sequence[tf.Operation]) -> bool:
+    return home is None or all(map(home.has, ops))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,25 +133,25 @@ class _Turn:
 
 
 class _Line:
-    """What is done with one gradient alone.
+    """What is done with one gradient.
 
     Parameters
     ----------
-    grad
-        The op that makes the gradient.
+    begins
+        The ops that make the gradient, or what is there of it already.
     steps
-        What each op needs, ``grad`` included.
-    dead
-        Ops that do not run.
+        What each op needs, these included.
+    over
+        Ops that do not run, or that have run when the line begins.
     """
 
     def __init__(
         self,
-        grad: tf.Operation,
+        begins: Collection[tf.Operation],
         steps: Precedence[tf.Operation],
-        dead: Collection[tf.Operation],
+        over: Collection[tf.Operation],
     ) -> None:
-        self.grad, self.steps = grad, steps
+        self.begins, self.steps = begins, steps
         #: For each op, the tensors whose buffers it reads, by reference; for each of these, who is
         #: still to read it, where `None` stands for ops that are not of the line.
         self._reads = {op: {self._buffer(t).ref() for t in op.inputs} for op in steps}
@@ -96,13 +161,15 @@ class _Line:
                 self._left.setdefault(self._buffer(tensor).ref(), set()).update(
                     other if other in steps else None
                     for other in tensor.consumers()
-                    if not (self._views(other) or other in dead)
+                    if not (self._views(other) or other in over)
                 )
 
     def turns(self) -> Iterator[_Turn]:
-        """All ops, in the order in which they are to run."""
-        waits = {op: len([*self.steps.before(op)]) for op in self.steps}
-        ready, alive = [self.grad], 0
+        """All other ops, in the order in which they are to run."""
+        first = {*self.begins}
+        waits = {op: len({*self.steps.before(op)} - first) for op in self.steps if op not in first}
+        ready = [op for op, many in waits.items() if not many]
+        alive = sum(map(_bytes_of, first))
         while ready:
             op = min(ready, key=lambda op: (self._grows(op), graphs.creation_index(op)))
             ready.remove(op)
@@ -135,7 +202,7 @@ class _Line:
         ]
 
     def _views(self, op: tf.Operation) -> bool:
-        return op in self.steps and op is not self.grad and op.type in op_types.VIEWS
+        return op in self.steps and op not in self.begins and op.type in op_types.VIEWS
 
     def _buffer(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor in whose buffer another one is."""
@@ -144,10 +211,26 @@ class _Line:
         return tensor
 
 
-def _take_turns(updates: Updates, turns: Sequence[_Turn], least: int, rewiring: Rewiring) -> bool:
-    """Let ops that make at least so many bytes wait for all that comes before them; whether all of
-    them do."""
-    before: dict[tf.Operation, None] = {}
+def _turns(
+    updates: Updates,
+    begins: Collection[tf.Operation],
+    ops: Sequence[tf.Operation],
+    over: Collection[tf.Operation],
+) -> list[_Turn]:
+    """The ops of a line, in the order in which they are to run."""
+    return [*_Line(begins, updates.steps.within({*begins, *ops}), over).turns()]
+
+
+def _take_turns(
+    updates: Updates,
+    turns: Sequence[_Turn],
+    least: int,
+    rewiring: Rewiring,
+    after: Sequence[tf.Operation],
+) -> bool:
+    """Let ops that make at least so many bytes wait for all that comes before them, the first ones
+    for what the line comes ``after``; whether all of them do."""
+    before = dict.fromkeys(after)
     for turn in turns:
         if turn.made >= least:
             ends = [op for op in before if before.keys().isdisjoint(updates.steps.after(op))]
@@ -166,7 +249,8 @@ def _wait(
 ) -> bool:
     """Let an op wait for others; whether that leaves what it is merged with as it is."""
     triggers = updates.waitable(late, updates.steps)
-    if not triggers or op_types.adds_as_buffers_come(op):
+    follow = any(updates.steps.leads(op, trigger) for trigger in triggers)
+    if not triggers or follow or op_types.adds_as_buffers_come(op):
         return False
     for tensor in op.inputs:
         read = tensor.op
@@ -180,21 +264,26 @@ def _wait(
             updates.note(read, triggers)
             return True
     for k, tensor in enumerate(op.inputs):
-        if tensor.op.type not in _KEPT and not _may_merge(tensor.op.type, op.type):
+        alone = len({*tensor.consumers()} - updates.dead) == 1
+        if tensor.op.type not in _KEPT and not _may_merge(tensor.op.type, op.type, alone):
             rewiring.point(op, k, gated(tensor, triggers, op.name, op.device))
             updates.note(op, triggers)
             return True
     return False
 
 
-def _may_merge(maker: str, reader: str) -> bool:
+def _may_merge(maker: str, reader: str, alone: bool) -> bool:
     """Whether grappler may make one of two ops of these types, or move a constant from one past the
-    other."""
+    other, which it does if the latter is the only reader."""
     return (
         reader in op_types.FUSED_WITH_SIBLING
         or reader in op_types.FUSES_WITH.get(maker, ())
-        or op_types.fold_together(maker, reader)
+        or (alone and op_types.fold_together(maker, reader))
     )
+
+
+def _bytes_of(op: tf.Operation) -> int:
+    return sum(map(_bytes, op.outputs))
 
 
 def _bytes(tensor: tf.Tensor) -> int:

@@ -35,6 +35,11 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "Adam": lambda: keras.optimizers.Adam(1e-3),
     "RMSprop": lambda: keras.optimizers.RMSprop(1e-3, momentum=0.9, centered=True),
     "clipped": lambda: keras.optimizers.SGD(1e-3, momentum=0.9, global_clipnorm=1.0),
+    "clipped Adam": lambda: keras.optimizers.Adam(1e-3, global_clipnorm=1.0),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(1e-3, global_clipnorm=1.0)
+    ),
+    "accumulated": lambda: keras.optimizers.Adam(1e-3, gradient_accumulation_steps=2),
     "Lamb": lambda: keras.optimizers.Lamb(1e-3),
     "Muon": lambda: keras.optimizers.Muon(1e-3),
 }
