@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import HealthCheck, Phase, assume, event, given, settings
+from hypothesis import HealthCheck, Phase, assume, event, example, given, settings
 from hypothesis import strategies as st
 
 import memsaving_gradients as ms
@@ -135,7 +135,21 @@ def _check(program: Nested, options: dict[str, Any], plain: int, where: Any) -> 
 _where = st.one_of(st.just("function"), st.none(), st.integers(0, 6))
 
 
+#: The first gradients replay the loop, the second ones need all of its steps: what was built to
+#: replay it has to do nothing, though its inputs are held back.
+_STEPS_NEEDED_AFTER_ALL = Nested(
+    steps=(
+        ("call", (("product", 1),)),
+        ("loop", 2, (("call", (("op", 2), ("product", 1))),)),
+        ("op", 0),
+    ),
+    losses=(0,),
+    derivatives=((0, False), (1, False)),
+)
+
+
 @given(programs(), _options, _plain, _where)
+@example(_STEPS_NEEDED_AFTER_ALL, {}, 0, "function")
 @_fast
 def test_gradients_of_nested_programs(
     program: Nested, options: dict[str, Any], plain: int, where: Any

@@ -46,9 +46,6 @@ from memsaving_gradients.transforms.loops.tensor_lists import (
 
 __all__ = ["Replay"]
 
-#: Fact: a loop's inputs begin with two that TensorFlow adds.
-_FIRST_VARIABLE = 2
-
 
 @dataclass(eq=False)
 class Replay:
@@ -152,7 +149,7 @@ class Replay:
         self.rewiring.drop()
         for op in self._built:
             last = Rewiring()
-            _idle(op, _FIRST_VARIABLE, last)
+            _idle(op, last)
             # A loop whose accumulators nobody reads does not fill them; then what fills them may be
             # rewritten by grappler.
             for number, tensor in enumerate(op.inputs):
@@ -428,21 +425,21 @@ class Replay:
                 for k, tensor in enumerate(reader.inputs):
                     if tensor is output:
                         self.rewiring.point(reader, k, new[output.ref()])
-        _idle(op, 2, self.rewiring)
+        _idle(op, self.rewiring)
 
 
-def _idle(op: tf.Operation, stop: int, rewiring: Rewiring) -> None:
-    """Make a loop run for no steps (input ``stop`` says where it ends), of a body that does
-    nothing.
+def _idle(op: tf.Operation, rewiring: Rewiring) -> None:
+    """Make a loop run for no steps, of a body that does nothing.
 
     A function runs it whether somebody reads it or not, if it reads variables. And its body must
     not take from lists what these do not hold any more: XLA compiles also what nobody reads, and
     grappler infers no shape at all where one op's shapes contradict each other, so that it would
-    fold constants less than in TensorFlow's own graph.
+    fold constants less than in TensorFlow's own graph. Its condition is false whatever its inputs
+    are: other edits of the graph, which are undone and made again, may hold these back.
     """
     with graphs.outside_scopes(op.graph), graphs.unrecorded():
-        first = tf.zeros([], op.inputs[stop].dtype)
+        never = loops.traced_like(op, len(op.inputs), "over", lambda *args: [tf.constant(False)])
         nothing = loops.traced_like(op, len(op.inputs), "replaced", lambda *args: args)
-    rewiring.point(op, stop, first)
+    rewiring.set(op, "cond", never)
     rewiring.set(op, "body", nothing)
     rewiring.set(op, *noted_steps(0))
