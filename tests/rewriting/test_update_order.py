@@ -126,9 +126,9 @@ def measured(name: str) -> tuple[int, int]:
 @pytest.mark.parametrize("name", ["clipped Adam", "scaled", "accumulated"])
 def test_budgets_hold_where_gradients_are_there_together(name):
     budget, peak = fresh(f"{__name__}:measured", name=name)
-    # Of what branches do inside, bytes are counted and not chunks, which may be a quarter larger in
-    # a step that takes so little.
-    assert budget * 0.75 < peak <= budget + WEIGHT // 4 * (name != "clipped Adam")
+    # Which chunk a weight gets is chance: it may be larger by a part of another one, and of so few
+    # weights that is more than what is allowed for chance.
+    assert budget * 0.75 < peak <= budget + WEIGHT // 4
 
 
 def test_a_plan_knows_what_it_takes_beside_gradients(exact, monkeypatch):
