@@ -261,23 +261,28 @@ def op_workspace(
     """Bytes that every op of ``graph`` takes beside its outputs while it runs: scratch space of its
     kernel, and what is alive inside of loops, branches and calls.
 
-    ``held``: values that live to the end, of a graph that runs as it is. So branches let go what
-    they read last of all others.
+    ``held``: values that live to the end. With it, the graph is one that runs as it is, and its
+    branches let go of what nothing else reads later.
     """
     found = np.zeros(len(graph.ops), np.int64)
-    last, sizes = {}, graph.value_bytes(batch)
-    if held is not None:
-        last = last_readers(graph)
-        last |= {int(graph.storage[value]): len(graph.ops) for value in held}
+    has_bodies = any(op.type in op_types.FUNCTIONAL for op in graph.ops)
+    last = _last_uses(graph, batch, held) if held is not None and has_bodies else {}
     for i, op in enumerate(graph.ops):
         if op.type in op_types.FUNCTIONAL:
             reads = [int(graph.storage[value]) for value in graph.inputs[i]]
-            given = [k for k, root in enumerate(reads) if sizes[root] and last.get(root) == i]
+            given = [k for k, root in enumerate(reads) if last.get(root) == i]
             within = inside(op, batch, op_seconds, given)
             found[i] = 0 if within is None else within.workspace
         else:
             found[i] = scratch_bytes(op, batch)
     return found
+
+
+def _last_uses(graph: OpGraph, batch: int, held: Sequence[int]) -> dict[int, int]:
+    """By storage that takes bytes and is not ``held``, the op that reads it last."""
+    sizes, kept = graph.value_bytes(batch), {int(graph.storage[value]) for value in held}
+    uses = last_readers(graph).items()
+    return {root: op for root, op in uses if sizes[root] and root not in kept}
 
 
 def op_seconds(graph: OpGraph, batch: int, speeds: Speeds | None = None) -> npt.NDArray[np.float64]:

@@ -208,7 +208,7 @@ def _branches(update: bool) -> tf.Operation:
     return found
 
 
-def test_what_branches_do_for_its_effect_counts() -> None:
+def test_what_branches_do_for_their_effect_counts() -> None:
     branches, tensor = _branches(update=True), 4 * SIZE**2
     number = next(k for k, t in enumerate(branches.inputs) if t.op.type == "Sin")
     alone = inside(branches, 1, op_seconds)
