@@ -140,8 +140,7 @@ def rest_of(
 ) -> Updates:
     """What a step does with gradients that ``grads`` make: the ops created ``later``, of a graph
     that was traced to its end. ``first``: the first op of the backward pass."""
-    ends = [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
-    return Updates(later, grads, ends, graphs.creation_index(first))
+    return Updates(later, grads, autodiff.ends_of(graph), graphs.creation_index(first))
 
 
 def note(site: Site, plan: Plan, grads: Sequence[tf.Tensor]) -> None:

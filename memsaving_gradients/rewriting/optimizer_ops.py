@@ -56,7 +56,7 @@ class Updates:
     grads
         The ops that make these.
     ends
-        What runs when the graph does: ops that it does not need are not looked at.
+        What runs when the graph does, tensors or ops: what it does not need is not looked at.
     first_backward
         The creation index of the first op of the backward pass.
     """
@@ -65,12 +65,13 @@ class Updates:
         self,
         operations: Sequence[tf.Operation],
         grads: Collection[tf.Operation],
-        ends: Iterable[tf.Operation],
+        ends: Iterable[tf.Tensor | tf.Operation],
         first_backward: int,
     ) -> None:
         self.grads, self.first_backward = set(grads), first_backward
         built = _graph(operations, self.grads, _before)
-        live = self.grads | built.needed(op for op in ends if op in built)
+        run = (getattr(end, "op", end) for end in ends)
+        live = self.grads | built.needed(op for op in run if op in built)
         #: What each op needs as the graph is built.
         self.built = built.within(live)
         self.operations = [op for op in operations if op in live]
@@ -238,7 +239,7 @@ class Updates:
         """For each op that makes gradients, what is done with these and with what several gradients
         are needed for, such as their norm, and the ops that make the latter; call after `split`.
 
-        The first whose ops were created first comes first.
+        They come in an order in which they can run.
         """
         owner: dict[tf.Operation, tf.Operation | None] = {}
         lines: dict[tf.Operation, list[tf.Operation]] = {}

@@ -84,8 +84,7 @@ def in_branch(branch: tf.Graph) -> None:
         return
     grads = {tensor.op for tensor in branch.inputs if tensor.dtype.is_floating}
     later = [op for op in operations if op not in grads]
-    ends = [getattr(end, "op", end) for end in autodiff.ends_of(branch)]
-    updates = Updates(later, grads, ends, first_backward=0)
+    updates = Updates(later, grads, autodiff.ends_of(branch), first_backward=0)
     least = int(HUGE_SHARE * sum(map(_bytes_of, grads)))
     rewiring = Rewiring()
     with branch.as_default():

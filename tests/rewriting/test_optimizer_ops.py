@@ -21,10 +21,6 @@ from tests.helpers.sampling import covering
 WIDTH, LAYERS, ROWS = 48, 6, 96
 
 
-def ends_of(graph: tf.Graph) -> list[tf.Operation]:
-    return [getattr(end, "op", end) for end in autodiff.ends_of(graph)]
-
-
 class Momentum:
     """A step of momentum written by hand, traced up to its end."""
 
@@ -54,7 +50,7 @@ class Momentum:
         operations = self.graph.get_operations()[self.known :]
         self.border = min(graphs.creation_index(grad.op) for grad in self.grads)
         self.updates = Updates(
-            operations, {grad.op for grad in self.grads}, ends_of(self.graph), self.border
+            operations, {grad.op for grad in self.grads}, autodiff.ends_of(self.graph), self.border
         )
 
     def reads(self, name: str) -> list[tf.Operation]:
@@ -130,7 +126,7 @@ def test_views_of_all_gradients_together_are_read_past() -> None:
     step = Momentum(more)
     makers = {grad.op.inputs[0].op.inputs[step_k].op for step_k, grad in enumerate(step.grads)}
     updates = Updates(
-        step.graph.get_operations()[step.known :], makers, ends_of(step.graph), step.border
+        step.graph.get_operations()[step.known :], makers, autodiff.ends_of(step.graph), step.border
     )
     rewiring = Rewiring()
     updates.split(rewiring)
@@ -161,7 +157,9 @@ def bytes_of(reads: str) -> float:
 
     graph = step.get_concrete_function(tf.ones([64, 64])).graph
     operations = graph.get_operations()[known[0] :]
-    return Updates(operations, [grads[0].op], ends_of(graph), 0).take_memory(graph.outputs, batch=1)
+    return Updates(operations, [grads[0].op], autodiff.ends_of(graph), 0).take_memory(
+        graph.outputs, batch=1
+    )
 
 
 def test_sums_of_gradients_take_no_memory() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import memsaving_gradients as ms
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.memory.measure import measure_peak
+from graph_tools.tf_private import autodiff
 from memsaving_gradients.engine import step_budget
 from memsaving_gradients.engine.driver import attempts
 from memsaving_gradients.rewriting.optimizer_ops import Updates
@@ -24,7 +25,6 @@ from tests.helpers.fresh import fresh
 from tests.helpers.greedy import greedy
 from tests.helpers.sampling import examples
 from tests.helpers.support import numbers
-from tests.rewriting.test_optimizer_ops import ends_of
 
 WIDTH, ROWS, LAYERS = 256, 16, 3
 #: Bytes of a weight, which are many times those of a hidden value.
@@ -207,7 +207,7 @@ def updates_of(step: Any, grads: list[tf.Tensor], known: list[int]) -> tuple[Upd
     graph = step.get_concrete_function(tf.TensorSpec([ROWS, WIDTH])).graph
     border = min(graph.get_operations().index(grad.op) for grad in grads)
     later, makers = graph.get_operations()[known[0] :], {grad.op for grad in grads}
-    updates = Updates(later, makers, ends_of(graph), border)
+    updates = Updates(later, makers, autodiff.ends_of(graph), border)
     rewiring = Rewiring()
     updates.split(rewiring)
     return updates, rewiring
