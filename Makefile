@@ -84,7 +84,7 @@ test: lint
 	$(PYTEST) -m "not slow"
 
 test-slow: $(TEST)
-	$(PYTEST) --thorough -m "slow or sampled or hypothesis"
+	$(PYTEST) --thorough -o faulthandler_timeout=3600 -m "slow or sampled or hypothesis"
 
 coverage: $(TEST)
 	$(PYTEST) -m "not slow" --cov --cov-report=term
