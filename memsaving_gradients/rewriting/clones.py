@@ -56,7 +56,7 @@ from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.rewriting.clone_groups import Runs
 from memsaving_gradients.rewriting.fusion import Merging
 from memsaving_gradients.rewriting.gates import Gate, begun_when_complete, fixed_inputs, gated
-from memsaving_gradients.rewriting.ordering import Holds
+from memsaving_gradients.rewriting.ordering import HUGE_SHARE, Holds
 from memsaving_gradients.rewriting.regions import Regions
 from memsaving_gradients.rewriting.stored_values import Loads
 from memsaving_gradients.rewriting.stragglers import Stragglers
@@ -156,7 +156,8 @@ class _Writer:
     ``window``: backward ops since the last run of clones; ``runs``: the clones, and what waits for
     what among them. ``gate``: that of the current run; ``gates``: that of each clone. ``unmerged``:
     ops that the runtime merges with nobody, for they have several readers, and what stands for
-    them. ``two_readers``: originals that were given an idle one.
+    them. ``two_readers``: originals that were given an idle one. ``takes``: by the positions of
+    gradients, the bytes that these and what is done with them take.
     """
 
     def __init__(
@@ -169,7 +170,10 @@ class _Writer:
         host: str,
     ) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source
-        self.schedule = schedule
+        self.schedule, self.simulation, self.updates = schedule, simulation, updates
+        self.takes = {
+            i: updates[op.name].takes for i, op in enumerate(self.ops.ops) if op.name in updates
+        }
         self.result = Rewrite()
         self.merging = Merging(step, schedule.steps)
         self.sums = Sums(step.graph, step.source.ops, schedule.chained)
@@ -183,7 +187,7 @@ class _Writer:
             self.holds = Holds(
                 step, simulation, self.result.rewiring, self.merging, self.sums, updates
             )
-            self.stragglers = Stragglers(step.graph, schedule, simulation)
+            self.stragglers = Stragglers(step.graph, schedule, simulation, self.takes)
         self.window: list[int] = []
         self.runs = Runs(step.graph, self.merging, simulation.peak)
         self.gate: Any = None
@@ -208,9 +212,10 @@ class _Writer:
             if copy
         ]
         # Nothing may come between an op and the one that it is merged with.
-        tied = next((maker for maker in reads if self.merging.merges(maker[0])), None)
-        if tied is not None:
-            gate = self.gates[tied]
+        tied = [self.gates[maker] for maker in reads if self.merging.merges(maker[0])]
+        if tied:
+            # Of two that it may be merged with, both have to be there.
+            gate = self.gate if self.gate in tied else tied[0]
         else:
             if not self.runs.open:
                 self._open_gate(key)
@@ -390,14 +395,20 @@ class _Writer:
         root, sinks = self.ops.ops[first[0]], self._sinks()
         if self.stragglers is not None:
             sinks = self.stragglers.waited_for(sinks, first)
-        triggers = [self._original(i) for i in sinks]
         self.window = []
-        if not triggers:
+        if not sinks:
             self._part_run(root)
             return
-        waits_for = [self.merging.trigger(op) for op in triggers]
+        waits_for = [op for i in sinks for op in self._ends_of(i)]
         self.gate = Gate.after(waits_for, root, self.gate)
         self.runs.begin()
+
+    def _ends_of(self, position: int) -> Sequence[tf.Operation]:
+        """What has run when the memory that a backward op takes is free: a large gradient is there
+        until it has been used."""
+        if self.takes.get(position, 0) >= self.simulation.peak * HUGE_SHARE:
+            return self.updates[self.ops.ops[position].name].ends
+        return [self.merging.trigger(self._original(position))]
 
     def _part_run(self, root: tf.Operation) -> None:
         """Begin a run behind the clones of the current one."""

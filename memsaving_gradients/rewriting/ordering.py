@@ -43,7 +43,8 @@ SLACK_SHARE = 1 / 8
 #: Ops of the backward pass that make or read a buffer of at least this share of the peak, or take
 #: as much scratch space, run one after the other, …
 HUGE_SHARE = 1 / 48
-#: … where at least this share of the peak is alive.
+#: … where at least this share of the peak is alive, or where they could take more than the peak
+#: together with those before them that nothing has ordered.
 CLOSE_SHARE = 1 / 2
 #: Of those that cannot be made to wait, so many of the latest are waited for together.
 MOST_TRIGGERS = 8
@@ -54,9 +55,11 @@ class Holds:
 
     ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what
     ``written`` is when it has really run; ``on_time``: ops that run when they are due, as things to
-    wait for; ``close``: whether the executions to come are close to the peak; ``last_huge``: the
-    latest of those that touch huge buffers, near the peak the end of their line. ``_added_until``:
-    for each sum the place at which all addends so far have run (`Merging.until`).
+    wait for; ``alive``: bytes alive at the executions to come; ``last_huge``: the latest of those
+    that touch huge buffers, near the peak the end of their line; ``most``: the most bytes alive
+    since then; ``loose``: bytes of those that came after it, and wait for nothing.
+    ``_added_until``: for each sum the place at which all addends so far have run
+    (`Merging.until`).
     """
 
     _originals = repeat(0)
@@ -73,7 +76,7 @@ class Holds:
         self.updates = updates
         self.step, self.graph, self.ops = step, step.graph, step.source
         self.rewiring, self.merging, self.sums = rewiring, merging, sums
-        self.written = 0
+        self.written = self.most = self.loose = 0
         self.turn: dict[tuple[int, int], int] = {}
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
         self.last_huge: list[tf.Operation] = []
@@ -82,8 +85,8 @@ class Holds:
         self._unordered = op_types.VIEWS | merged
         peak = simulation.peak
         self.slack, self.large = peak * SLACK_SHARE, peak * EARLY_SHARE
-        self.huge = peak * HUGE_SHARE
-        self.close = iter((simulation.bytes_alive >= peak * CLOSE_SHARE).tolist())
+        self.huge, self.close, self.peak = peak * HUGE_SHARE, peak * CLOSE_SHARE, peak
+        self.alive = iter(simulation.bytes_alive.tolist())
 
     def place(self, entry: Step, op: tf.Operation) -> None:
         """Give ``op``, which runs ``entry``, its place in the order; call for all executions, in
@@ -94,8 +97,9 @@ class Holds:
         self._hold_if_early(entry, op)
         # An op far from the peak waits for nobody, but the first one that is close waits for it: it
         # may still hold what it reads.
-        huge, close = self._is_huge(entry, op), next(self.close)
-        lined_up = huge and close
+        huge, update = self._is_huge(entry, op), self.updates.get(self.ops.ops[entry.op].name)
+        takes = max(self._writes(entry.op), 0 if update is None else update.takes)
+        lined_up = self._lines_up(huge, takes)
         held = backward and self._hold_in_line(entry.op, lined_up)
         if backward:
             # What goes into a sum is there until it is added.
@@ -107,11 +111,23 @@ class Holds:
                 op = added
         if huge and self._may_trigger(entry, op):
             # So is a gradient until it has been used, where it is known for what.
-            update = self.updates.get(self.ops.ops[entry.op].name)
             ends = [op] if update is None else update.ends
             # What could not be made to wait takes its place beside those that it should have waited
             # for: until it has run, it holds what it reads, which what comes next must not add to.
             self.last_huge = [*ends] if held else [*self.last_huge[-MOST_TRIGGERS:], *ends]
+
+    def _lines_up(self, huge: bool, takes: int) -> bool:
+        """Whether the present execution, which ``takes`` as many bytes, has its place in the
+        line."""
+        alive = next(self.alive)
+        self.most = max(self.most, alive)
+        if not huge:
+            return False
+        if alive >= self.close or self.most + self.loose + takes > self.peak:
+            self.most, self.loose = alive, 0
+            return True
+        self.loose += takes
+        return False
 
     def _hold_in_line(self, position: int, lined_up: bool) -> bool:
         """Let an original wait for the end of the line, and for the last additions of the large
@@ -169,7 +185,7 @@ class Holds:
         """
         graph, position = self.graph, entry.op
         due = self.written
-        made = sum(int(graph.size[v]) for v in graph.writes[position])
+        made = self._writes(position)
         self.written += made
         ready = max(
             (
@@ -210,6 +226,9 @@ class Holds:
         sizes = [int(graph.size[graph.storage[v]]) for v in touched]
         scratch = 0 if graph.workspace is None else int(graph.workspace[position])
         return max([scratch, *sizes]) >= self.huge and op.type not in self._unordered
+
+    def _writes(self, position: int) -> int:
+        return sum(int(self.graph.size[v]) for v in self.graph.writes[position])
 
     def _may_trigger(self, entry: Step, op: tf.Operation) -> bool:
         """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it

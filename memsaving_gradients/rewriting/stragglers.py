@@ -11,7 +11,7 @@ in plans that are near the peak all the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from memsaving_gradients.schedules.schedule import Schedule
@@ -22,10 +22,19 @@ __all__ = ["Stragglers"]
 
 
 class Stragglers:
-    """The state of one pass over the gates of a schedule."""
+    """The state of one pass over the gates of a schedule.
 
-    def __init__(self, graph: TrainingGraph, schedule: Schedule, simulation: Simulation) -> None:
-        self.graph = graph
+    ``takes``: for gradients that something is done with, the bytes of both.
+    """
+
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        schedule: Schedule,
+        simulation: Simulation,
+        takes: Mapping[int, int],
+    ) -> None:
+        self.graph, self.takes = graph, takes
         self._read = {v for values in graph.reads for v in values}
         self._room = _room(schedule, simulation)
         self._left: list[int] = []
@@ -55,7 +64,8 @@ class Stragglers:
     def _bytes(self, op: int) -> int:
         graph = self.graph
         touched = {int(graph.storage[v]) for v in (*graph.reads[op], *graph.writes[op])}
-        return sum(int(graph.size[v]) for v in touched)
+        read = sum(int(graph.size[v]) for v in touched)
+        return max(read, self.takes.get(op, 0))
 
 
 def _room(schedule: Schedule, simulation: Simulation) -> dict[tuple[int, int], int]:

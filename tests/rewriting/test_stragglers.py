@@ -50,7 +50,7 @@ def with_room(graph: TrainingGraph, room: int) -> tuple[Schedule, Simulation, tu
 def test_what_has_room_may_finish_later(room, is_left):
     graph, leaf, inner = layers()
     schedule, simulation, clone = with_room(graph, room)
-    stragglers = Stragglers(graph, schedule, simulation)
+    stragglers = Stragglers(graph, schedule, simulation, {})
     assert stragglers.waited_for([inner, leaf], clone) == ([inner] if is_left else [inner, leaf])
     # The next gate waits for it.
     after = stragglers.waited_for([inner], (0, 99))
@@ -60,13 +60,13 @@ def test_what_has_room_may_finish_later(room, is_left):
 def test_what_others_read_is_waited_for():
     graph, _, inner = layers()
     schedule, simulation, clone = with_room(graph, 50)
-    assert Stragglers(graph, schedule, simulation).waited_for([inner, inner], clone) == [inner] * 2
+    assert Stragglers(graph, schedule, simulation, {}).waited_for([inner, inner], clone) == [inner] * 2
 
 
 def test_a_gate_waits_for_something():
     graph, leaf, _ = layers()
     schedule, simulation, clone = with_room(graph, 50)
-    assert Stragglers(graph, schedule, simulation).waited_for([leaf], clone) == [leaf]
+    assert Stragglers(graph, schedule, simulation, {}).waited_for([leaf], clone) == [leaf]
 
 
 def waited_for_by() -> list[int | None]:
