@@ -60,7 +60,8 @@ def test_what_has_room_may_finish_later(room, is_left):
 def test_what_others_read_is_waited_for():
     graph, _, inner = layers()
     schedule, simulation, clone = with_room(graph, 50)
-    assert Stragglers(graph, schedule, simulation, {}).waited_for([inner, inner], clone) == [inner] * 2
+    stragglers = Stragglers(graph, schedule, simulation, {})
+    assert stragglers.waited_for([inner, inner], clone) == [inner] * 2
 
 
 def test_a_gate_waits_for_something():

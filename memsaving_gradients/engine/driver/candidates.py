@@ -15,7 +15,7 @@ from graph_tools.errors import GraphError
 from memsaving_gradients.engine.driver.attempt import Followed, take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
 from memsaving_gradients.engine.planning.within_limits import search_of
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site import Site, Sought
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.planners.meter import is_clearly_less
 from memsaving_gradients.transforms.loops.selection import WAYS
@@ -159,13 +159,16 @@ def _rescued(attempts: Attempts) -> Followed:
 
 def _packed_otherwise(attempts: Attempts, found: Followed | None) -> Followed | None:
     """Follow ``found``, or a plan with masks packed the other way, if that one takes less time; it
-    is tried if a first plan of that way did."""
+    is tried if it does for as many bytes asked for."""
     site = attempts.site
     if found is None or found.result is None or not _has_other(site):
         return found
-    assert site.sought is not None and site.sought.other is not None
     extra = found.outcome.plan.extra_time
-    if not is_clearly_less(site.sought.other.cost, extra * site.original()[0].graph.total_seconds):
+    seconds = extra * site.original()[0].graph.total_seconds
+    assert site.sought is not None and site.sought.other is not None
+    if not is_clearly_less(site.sought.other.cost, seconds):
+        return found
+    if not is_clearly_less(_cost_at(site, found, site.sought.other), seconds):
         return found
     take_back(site, found)
     _switch_packing(attempts, alike=True)
@@ -174,6 +177,17 @@ def _packed_otherwise(attempts: Attempts, found: Followed | None) -> Followed | 
         return other
     _switch_packing(attempts)
     return attempts.again(found)
+
+
+def _cost_at(site: Site, found: Followed, other: Sought) -> float:
+    """Seconds beyond plain training that a plan for as many bytes as ``found`` takes with masks
+    packed the other way; infinite: none fits, 0: it is not known."""
+    asked = found.outcome.plan.planned_for
+    if other.search is None or asked is None or found.outcome.estimate != other.estimate:
+        return 0.0
+    proposal = other.search.at(asked).proposal
+    packing = other.step.graph.total_seconds - site.original()[0].graph.total_seconds
+    return packing + proposal.extra_seconds if proposal.peak <= asked else math.inf
 
 
 def _has_other(site: Site) -> bool:
