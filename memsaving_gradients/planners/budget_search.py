@@ -267,13 +267,15 @@ class Search:
         """Ask for a plan, and note it.
 
         ``left``: at most so many attempts are to come, this one included. ``late``: even if time is
-        over. ``quick``: as in `Limits`.
+        over, or a hook has stopped planning; it is not asked again. ``quick``: as in `Limits`.
         """
         for known in dict.fromkeys((False, quick)):
             if (asked, known) in self._by_asked:
                 return self._by_asked[asked, known]
-        if self._stopped and self._tried and not (late and self._stopped == "out of time"):
+        if self._stopped and self._tried and (not late or self._by_key is not None):
             return None
+        if self._stopped == "interrupted":
+            self.progress = None
         found = self._ask(asked, left, quick)
         if found is not None and not self._stopped:
             self._by_asked[asked, found.proposal.quick] = found

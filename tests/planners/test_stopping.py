@@ -77,6 +77,24 @@ def test_interrupted_with_a_plan_at_hand(how: type[BaseException]) -> None:
     assert plan.allocated <= plan.budget
 
 
+@pytest.mark.parametrize("calls", [0, 1])
+def test_interrupted_before_any_plan_fits_takes_the_least(calls: int) -> None:
+    left = iter(range(calls))
+
+    def hook(share: float, what: str) -> None:
+        if next(left, None) is None:
+            raise Interrupted
+
+    with tf.Graph().as_default():
+        x, y = tower(8)
+        with pytest.raises(errors.BudgetError) as caught:
+            ms.gradients(y, x, budget=1)
+        # Of the plans of least memory, only the first is asked for.
+        budget = int(1.6 * caught.value.least)
+        with pytest.warns(errors.PlanningStoppedWarning, match="interrupted"):
+            ms.gradients(y, x, budget=budget, progress=hook)
+
+
 def test_interrupted_before_any_plan_leaves_the_graph() -> None:
     with tf.Graph().as_default() as graph:
         x, y = tower()
