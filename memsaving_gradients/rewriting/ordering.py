@@ -3,9 +3,10 @@
 The executor runs an op as soon as its inputs are there. A backward op that reads forward values
 alone is ready during the forward pass; where it would hold much memory long before its turn, it
 waits for an op shortly before it in the schedule. Near the peak, the order of the ops that make and
-read large buffers decides how high it is: those run strictly one after the other. And where folding
-combines the second factor of a product with a constant of the product's reader, that is an op of
-its own, which waits for the first factor.
+read large buffers decides how high it is: those run strictly one after the other, and so do others
+that could make a peak of their own if they ran together. And where folding combines the second
+factor of a product with a constant of the product's reader, that is an op of its own, which waits
+for the first factor.
 
 To wait is to read one input through an identity with control edges
 (:func:`memsaving_gradients.rewriting.gates.gated`). Forward ops are left as they are, and so is
@@ -117,8 +118,8 @@ class Holds:
             self.last_huge = [*ends] if held else [*self.last_huge[-MOST_TRIGGERS:], *ends]
 
     def _lines_up(self, huge: bool, takes: int) -> bool:
-        """Whether the present execution, which ``takes`` as many bytes, has its place in the
-        line."""
+        """Whether the present execution waits for the line; ``takes``: its bytes, with those of
+        what is done with its result."""
         alive = next(self.alive)
         self.most = max(self.most, alive)
         if not huge:
