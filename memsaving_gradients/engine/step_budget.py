@@ -382,9 +382,12 @@ class _Step:
                 if one.site.call.mode == "saved" and one.followed is not None:
                     raise no_longer_kept(one.followed.outcome)
             _take_back(saved)
-            if left:
-                share = share * budget / need if left > 1 else 0.0
-                saved, need = self._round(updates, share), self.need
+            if not share:
+                break
+            # Calls that follow their least have no more to give: how low that is, is to be said.
+            is_last = left == 1 or all(one.following.at_least for one in saved)
+            share = 0.0 if is_last else share * budget / need
+            saved, need = self._round(updates, share), self.need
         raise self._too_small(budget, min(first, need) if few else need)
 
     def _round(

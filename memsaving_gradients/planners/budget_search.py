@@ -127,6 +127,8 @@ class Search:
     def sketch(self, most: int) -> float:
         """Extra seconds of the first plan within ``most`` bytes in chunks; infinite if it does not
         fit."""
+        if self._none_fits(most):
+            return float("inf")
         asked = self._first_asked(most)
         found = self._attempt(asked, self._rounds, quick=True)
         fits = found is not None and found.proposal.peak <= asked
@@ -181,7 +183,8 @@ class Search:
 
         Into which holes chunks fall is chance: a plan of a higher peak may need less.
         """
-        asked = self._first_asked(budget)
+        # Where nothing fits, the least is what will be asked for next.
+        asked = 1 if self._none_fits(budget) else self._first_asked(budget)
         # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too
         # much.
         low, high = 0, budget + 1
@@ -255,11 +258,14 @@ class Search:
     def _is_idle(self, asked: int, need: int) -> bool:
         """Whether no plan for so many bytes asked for is worth a search, where one needs ``need``:
         none exists, or it would use as many."""
+        return asked >= need or self._none_fits(asked)
+
+    def _none_fits(self, most: int) -> bool:
+        """Whether no plan takes as few bytes; whether one stores values as well is not known."""
         graph = self.meter.graph
-        if asked >= need or graph.storable:
-            # The bound does not know what storing values spares.
-            return asked >= need
-        return least_extra_seconds(graph, asked, accumulate=self.accumulate) == float("inf")
+        if graph.storable:
+            return False
+        return least_extra_seconds(graph, most, accumulate=self.accumulate) == float("inf")
 
     def _attempt(
         self, asked: int | None, left: int = 1, late: bool = False, quick: bool = False

@@ -12,6 +12,9 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from memsaving_gradients.planners import Limits, Proposal
+from memsaving_gradients.planners.chains import chain
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 LAYERS, WIDTH, ROWS = 8, 64, 2048
 #: Bytes of a hidden value.
@@ -240,6 +243,22 @@ def test_a_budget_that_the_calls_do_not_keep_together_names_one_that_they_keep()
     with pytest.raises(ms.errors.BudgetError) as refused:
         run(sharpness, 0.05)
     check(sharpness, refused.value.fraction)
+
+
+def test_what_no_plan_keeps_is_refused_soon() -> None:
+    """Calls that follow their plans of least memory are planned for once more, not five times."""
+    asked: list[int | None] = []
+
+    def counting(graph: TrainingGraph, limits: Limits) -> Proposal:
+        asked.append(limits.budget)
+        return chain.plan(graph, limits)
+
+    ws = weights()
+    step = tf.function(lambda x: sharpness(x, ws), autograph=False)
+    with ms.patched(budget=0.01, planner=counting), pytest.raises(ms.errors.BudgetError):
+        step.get_concrete_function(batch())
+    calls, rounds, plans = 2, 2, 3
+    assert 0 < len(asked) <= calls * rounds * plans
 
 
 def test_no_call_waits_for_gradients_that_need_its_loss() -> None:

@@ -32,6 +32,8 @@ class Following:
     shared
         The plan that other replicas of the same step follow, which is followed here as well if it
         fits; ``None``: there are no replicas.
+    at_least
+        Whether the plan that is followed is that of least memory, for no other keeps the budget.
     loops_alone
         After `least`: for each way to replay loops, the bytes of a budget that a step needs and its
         time (seconds) if nothing else is done.
@@ -40,6 +42,7 @@ class Following:
     def __init__(self, site: Site, shared: Shared | None = None) -> None:
         self.site, self.shared = site, shared
         self.attempts = Attempts(site)
+        self.at_least = False
         self.loops_alone: list[tuple[int, float]] = []
 
     def follow(self) -> Followed | None:
@@ -87,6 +90,7 @@ class Following:
 
     def _least(self) -> Followed | None:
         """The plan of least memory, with loops replayed in the way in which it takes least."""
+        self.at_least = True
         best: tuple[int, int] | None = None
         for number, _ in enumerate(each_way(self.attempts)):
             found = self.attempts.least()
