@@ -241,7 +241,8 @@ class _Trees:
             todo = sorted(moved)
 
     def _pushed(self, i: int) -> tuple[int, ...]:
-        """Let the constant of an op, if it has one, go down by one op: both ops, or none."""
+        """Let the constant of an op, if it has one, go down by one op: both ops, or none. Whoever
+        waits for the lower one by a control edge does not matter."""
         operands = self.operands[i]
         if not any(map(self.is_constant, operands)):
             return ()
@@ -250,7 +251,6 @@ class _Trees:
         if (
             child not in self.operands
             or self.readers[child] != [i]
-            or child in self.controlling
             or not op_types.fold_together(self.ops.ops[i].type, self.ops.ops[child].type)
         ):
             return ()

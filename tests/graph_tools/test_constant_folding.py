@@ -94,6 +94,32 @@ def test_products_read_what_grappler_lets_them_read(tree, known, columns):
     check(function, columns)
 
 
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    st.sampled_from(
+        [
+            (0.5, ("a", "b")),
+            (("a", "b"), 0.5),
+            (0.5, (("a", "b"), "c")),
+            (0.5, ("a", ("b", "c"))),
+            (("a", (0.5, ("b", "c"))), "d"),
+        ]
+    ),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_constants_move_past_products_that_others_wait_for(tree, known, which):
+    @tf.function(input_signature=[tf.TensorSpec([4 if known else None, 8])], autograph=False)
+    def function(x):
+        product = multiplied(tree, x, itertools.count(1))
+        products = [op for op in product.graph.get_operations() if op.type == "Mul"]
+        with tf.control_dependencies([products[which % len(products)]]):
+            after = tf.identity(tf.cos(x))
+        return tf.exp(product, name="end") + tf.exp(after)
+
+    check(function, 8)
+
+
 def test_the_gradient_of_a_mean_begins_with_a_quotient_of_constants():
     """Which is a constant itself, and no product."""
 
