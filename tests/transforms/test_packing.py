@@ -122,3 +122,43 @@ def test_fit_with_dropout():
     callback = MemorySavingGradients("memory")
     assert_identical(trained([callback]), trained([]), "weights")
     assert len(callback.plans) == 1, "traced more than once"
+
+
+def pyramid(pooled):
+    """Poolings of one tensor with windows of two sizes."""
+    return [tf.reduce_sum(tf.sin(pooled(2)) ** 2) + tf.reduce_sum(tf.exp(pooled(4)))]
+
+
+def twice(pooled):
+    """One pooling that two calls differentiate."""
+    once = pooled(2)
+    return [tf.reduce_sum(tf.sin(once)), tf.reduce_sum(tf.exp(once))]
+
+
+def again(pooled):
+    """Two poolings of one tensor with the same windows."""
+    return [tf.reduce_sum(tf.sin(pooled(2))) + tf.reduce_sum(tf.exp(pooled(2)))]
+
+
+@pytest.mark.parametrize("losses", [pyramid, twice, again])
+def test_several_gradients_of_pooling_read_one_tensor(exact, losses):
+    """Those of equal windows share their winners, and others have their own."""
+    filters = [tf.constant(numbers(f"filter {k}", 3, 3, 4, 4)) for k in range(3)]
+    images = tf.constant(numbers("images", 4, 16, 16, 4))
+
+    def gradients(*, plain: bool):
+        @tf.function(autograph=False)
+        def step(h):
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch(filters)
+                for weights in filters:
+                    h = tf.nn.relu(tf.nn.conv2d(h, weights, 1, "SAME"))
+                found = losses(lambda size: tf.nn.max_pool2d(h, size, size, "VALID"))
+            return [tape.gradient(loss, filters) for loss in found]
+
+        with tf.name_scope("") if plain else ms.patched(checkpoints="memory"):
+            return tf.nest.flatten(step(images)), ms.plans(step)
+
+    ours, plans = gradients(plain=False)
+    assert plans
+    assert_identical(ours, gradients(plain=True)[0], losses.__name__)

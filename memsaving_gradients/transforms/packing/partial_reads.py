@@ -1,17 +1,17 @@
 """Residuals of which the backward pass reads only a part, by the types of the ops that read them.
 
-==================  =======================================
-========================================================== reader              what it needs
-what it is given ==================  =======================================
-========================================================== ``ReluGrad``,       whether an element is
-positive           1 where it is, else 0 ``LeakyReluGrad`` ``Relu6Grad``       whether it is between
-0 and 6            1 where it is, else 0 ``MaxPoolGrad``     which elements are the largest of their
-1 where they are, else 0; and for the result of pooling, 1
-                    window (windows that do not overlap)
-both, one of what   which elements are the largest of their  what came of pooling where they are,
-else 0 the other gives     window, and positive any                 an index below a number that is
-known    the same index, kept in an integer type that just holds it ==================
-=======================================  ==========================================================
+``ReluGrad``, ``LeakyReluGrad``
+    need to know whether an element is positive; they are given 1 where it is, else 0.
+``Relu6Grad``
+    needs to know whether it is between 0 and 6; it is given the same.
+``MaxPoolGrad``
+    needs to know which elements are the largest of their windows, where these do not overlap. It is
+    given 1 where they are, else 0, and 1 for the result of pooling.
+both, one of what the other gives
+    need to know which elements are the largest of their windows, and positive. They are given the
+    result of pooling where they are, else 0.
+an index below a number that is known
+    is kept in an integer type that just holds it.
 
 A tensor is only of interest if all its backward readers are in this table, or if it is huge. Such a
 one is kept in part beside the whole: the gradient of a filter, which lets go of the layer's input,
@@ -103,18 +103,22 @@ def _floats(
     parts = [part for part in found if part is not None]
     if len(parts) < len(found) and not huge:
         return []
-    # Readers of the same part share it.
-    shared: dict[str, Part] = {}
+    # Readers of the same part share it; windows of another size have other winners.
+    shared: dict[tuple[str, ...], Part] = {}
     for part in parts:
-        first = shared.get(part.name)
-        shared[part.name] = part if first is None else _together(first, part)
+        op, _ = part.readers[0]
+        window = map(str, op.get_attr("ksize")) if op.type == "MaxPoolGrad" else ()
+        key = (part.name, *window)
+        shared[key] = _together(shared[key], part) if key in shared else part
     return list(shared.values())
 
 
 def _together(one: Part, other: Part) -> Part:
+    """Both parts, which are the same; the readers of either read the same inputs in order."""
+
     def give(taken: tf.Tensor) -> Sequence[tf.Tensor]:
         given = list(one.give(taken))
-        return [*given, *(given[:1] * len(other.readers))]
+        return [*given, *given[: len(other.readers)]]
 
     return replace(one, readers=(*one.readers, *other.readers), give=give)
 
