@@ -33,7 +33,6 @@ __all__ = [
     "plain_bytes",
     "safe_bytes",
     "too_small",
-    "worst_bytes",
 ]
 
 #: Fact: bytes of each unit.
@@ -345,12 +344,7 @@ def plain_bytes(simulation: Timeline, gating: str) -> int:
 
 
 def safe_bytes(simulation: Timeline, gating: str) -> int:
-    """What a step that was simulated may need of a budget: its chunks, and what is left to
-    chance."""
-    return int(chunk_bytes(simulation, gating) * (1 + simulation.margin))
-
-
-def worst_bytes(simulation: Timeline, gating: str) -> int:
-    """The same, but no less than the worst of the steps that were simulated took."""
-    safe = safe_bytes(simulation, gating)
-    return safe if gating == "data" else max(safe, simulation.allocated_worst)
+    """What a step that was simulated may need of a budget: its chunks, and what is left to chance;
+    no less than the worst of many steps."""
+    chunks = int(chunk_bytes(simulation, gating) * (1 + simulation.margin))
+    return chunks if gating == "data" else max(chunks, simulation.allocated_worst)

@@ -25,8 +25,8 @@ stalled for long, because its core is given to somebody else, is not considered.
 worst of these; that of the first run is what is to be expected (`simulate_execution` gives both). A
 large difference means that the order matters and nothing fixes it. Into which holes between chunks
 buffers fall is chance, too: chunks are counted as they are on average
-(:func:`graph_tools.memory.bfc_allocator.irregular_peaks`), and
-`graph_tools.memory.timeline.CHANCE` is added to what is promised.
+(:func:`graph_tools.memory.bfc_allocator.irregular_peaks`). What is promised is more by
+`graph_tools.memory.timeline.CHANCE`, or as much as the worst of many steps takes.
 
 O(ops + edges) a run, about 10 µs an op; large graphs are simulated less often.
 """

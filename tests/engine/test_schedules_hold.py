@@ -39,7 +39,7 @@ def test_what_two_convolutions_may_be_merged_with_is_waited_for(followed):
     @tf.function(autograph=False)
     def step(*batch):
         loss = network.loss(*batch)
-        grads = ms.gradients(loss, variables, budget=0.5)
+        grads = ms.gradients(loss, variables, budget=0.6)
         for variable, grad in zip(variables, grads, strict=True):
             variable.assign_sub(1e-6 * grad)
         return loss

@@ -190,7 +190,7 @@ pytestmark = pytest.mark.usefixtures("exact")
 
 
 def test_calls_that_need_nothing_of_one_another_take_turns() -> None:
-    plans = check(microbatches, 14 * HIDDEN)
+    plans = check(microbatches, 15 * HIDDEN)
     assert len(plans) == 4
     assert not any(plan.clones for plan in plans)
 

@@ -8,9 +8,9 @@ the step takes. A quick plan is nearly as good as the best one, and is found in 
 so an attempt costs little more than rewriting and simulating the graph. One that cannot be faster
 than a plan that is known is not rewritten.
 
-Into which holes between chunks buffers fall is chance: a plan with which not each of the steps that
-were simulated keeps the budget, but they do on average, is followed where no better one is found.
-Where nothing keeps the budget, the plan of least memory does, or the error names it.
+Into which holes between chunks buffers fall is chance: a plan keeps the budget if each of the steps
+that were simulated does. Where nothing keeps it, the plan of least memory does, or the error names
+that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import partial
 
 import numpy as np
 
-from memsaving_gradients.budget import Goal, chunk_bytes, safe_bytes, too_small, worst_bytes
+from memsaving_gradients.budget import Goal, chunk_bytes, too_small
 from memsaving_gradients.engine.driver.attempt import Followed, follow, take_back
 from memsaving_gradients.engine.driver.window import Window
 from memsaving_gradients.engine.feedback.notices import warn_nothing_saved
@@ -67,9 +67,8 @@ class Attempts:
         """Begin anew, as for a step that was changed. ``alike``: what plans came to before tells
         what is worth trying now."""
         self.site.count()
-        #: The fastest plans that keep the budget: in all steps that were simulated, and on average.
+        #: The fastest plan that keeps the budget.
         self._best: Followed | None = None
-        self._lucky: Followed | None = None
         if not alike:
             #: What plans of earlier estimates need, and their extra time.
             self._earlier: list[tuple[int, float]] = []
@@ -88,8 +87,8 @@ class Attempts:
         found = self._tried(outcome, most, limit)
         while found is None and not self.site.stopped and self._counts_less():
             found = self._tried(self._outcome(self._foreseen), most, limit)
-        if found is None and (best := self._best or self._lucky) is not None:
-            found = self.again(best)
+        if found is None and self._best is not None:
+            found = self.again(self._best)
         return None if found is None else self._polished(found)
 
     def _only(self) -> Followed | None:
@@ -132,7 +131,7 @@ class Attempts:
                 window.of_no_use(peak)
             else:
                 found = follow(self.site, outcome)
-                need = self.worst(found)
+                need = found.outcome.need
                 now.append((need, plan.extra_time))
                 if found.keeps(need) and not self._leaves_room(found, need):
                     self._earlier += now
@@ -143,8 +142,6 @@ class Attempts:
                     self._best = found
                     window.kept(peak, need / plan.budget)
                 else:
-                    if found.keeps(self.need(found)) and plan.extra_time < _extra(self._lucky):
-                        self._lucky = found
                     window.broke(peak, need / plan.budget)
                 if self._is_slower(need, plan.extra_time):
                     break
@@ -193,7 +190,7 @@ class Attempts:
             if self.site.stopped or not self._counts_less(by=0.0):
                 raise too_small(goal, self._or_plain(goal, min(needs)), self.site.stopped)
         other = self._tried(found.outcome, FEW_ATTEMPTS, quick=False)
-        return other or self.again(self._best or self._lucky or found)
+        return other or self.again(self._best or found)
 
     def _polished(self, found: Followed) -> Followed:
         """``found``, or the planner's best plan for as many bytes, if that takes less time and
@@ -207,7 +204,7 @@ class Attempts:
         if outcome.plan.extra_time < plan.extra_time:
             take_back(self.site, found)
             other = follow(self.site, outcome)
-            if other.keeps(self.worst(other)):
+            if other.keeps(other.outcome.need):
                 return other
             take_back(self.site, other)
             found = self.again(found)
@@ -230,19 +227,6 @@ class Attempts:
         more than a share of the budget; the next one is made for that."""
         goal = self.site.goal
         return goal is not None and self.site.count_less(by * goal.budget)
-
-    def worst(self, found: Followed) -> int:
-        """The bytes of a budget that a step needs in the worst of the steps that were simulated.
-
-        In large graphs there are buffers enough to even chance out.
-        """
-        if self.site.is_large:
-            return self.need(found)
-        return worst_bytes(found.simulation, self.site.gating)
-
-    def need(self, found: Followed) -> int:
-        """The same on average, and with what is left to chance."""
-        return safe_bytes(found.simulation, self.site.gating)
 
     def if_it_saves(self, found: Followed | None) -> Followed | None:
         """``found``, unless it needs no less than plain training as the executor runs it, which its

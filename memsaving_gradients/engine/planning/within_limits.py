@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from graph_tools.memory.timeline import CHANCE
-from memsaving_gradients.budget import Goal, chunk_bytes, plain_bytes, safe_bytes, worst_bytes
+from memsaving_gradients.budget import Goal, chunk_bytes, plain_bytes, safe_bytes
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.capture.unknown_sizes import unknown_bytes, unknown_lists, unknown_steps
 from memsaving_gradients.engine.feedback.notices import ENDED, note_ample, warn_nothing_saved
@@ -170,8 +170,7 @@ def first_need(site: Site, sought: Sought) -> int:
     budget, meter = sought.goal.budget, sought.search.meter
     share = first_share(site)
     if not site.data_gates:
-        worst = safe_bytes if site.is_large else worst_bytes
-        runs = worst(sought.before, site.gating) / max(sought.before.peak, 1)
+        runs = safe_bytes(sought.before, site.gating) / max(sought.before.peak, 1)
         foreseen = meter.need(meter.plain) / max(meter.plain.peak, 1)
         share = min(share, foreseen / max(runs, 1e-12))
     return int(budget * share)
