@@ -62,7 +62,8 @@ def test_a_transformer_whose_last_batch_is_smaller(width, dropout):
         return saving.plans[-1]
 
     known, unknown = plan(64), plan(70)
-    assert unknown.peak_plain < 1.1 * known.peak_plain
+    # Where grappler does not know which sizes are equal, it combines other factors first.
+    assert unknown.peak_plain < 1.2 * known.peak_plain
     assert unknown.peak < 1.2 * known.peak
 
 
