@@ -110,24 +110,32 @@ class Timeline:
 
     @cached_property
     def allocated_worst(self) -> int:
-        """The peak in chunks in the worst of many steps; of many buffers, that on average, for
-        these even chance out."""
-        many = len(self.buffers[0]) >= MANY_OPS
-        return self._peaks.average if many else max(self._peaks.worst, self._longer.worst)
+        """The peak in chunks in the worst of many steps.
+
+        It is the average where all steps are equal, and of so many buffers that chance evens out.
+        """
+        if self._is_regular or self._is_large:
+            return self._peaks.average
+        return max(self._peaks.worst, self._chunks(LONG, 1).worst)
 
     @cached_property
     def _peaks(self) -> Peaks:
-        # One arena of each kind.
-        return self._chunks(STEPS, 3 if len(self.buffers[0]) < MANY_OPS else 1)
-
-    @cached_property
-    def _longer(self) -> Peaks:
-        return self._chunks(LONG, 1)
-
-    def _chunks(self, steps: int, arenas: int) -> Peaks:
-        if not (self.other_orders or self.persistent):
+        if self._is_regular:
             peak = allocated_peak(*self.buffers)
             return Peaks(peak, peak)
+        # One arena of each kind.
+        return self._chunks(STEPS, 1 if self._is_large else 3)
+
+    @property
+    def _is_regular(self) -> bool:
+        """Whether there is one order, and nothing in memory before it."""
+        return not (self.other_orders or self.persistent)
+
+    @property
+    def _is_large(self) -> bool:
+        return len(self.buffers[0]) >= MANY_OPS
+
+    def _chunks(self, steps: int, arenas: int) -> Peaks:
         orders = (self.buffers, *self.other_orders)
         return irregular_peaks(
             orders,

@@ -156,8 +156,8 @@ class _Writer:
     ``window``: backward ops since the last run of clones; ``runs``: the clones, and what waits for
     what among them. ``gate``: that of the current run; ``gates``: that of each clone. ``unmerged``:
     ops that the runtime merges with nobody, for they have several readers, and what stands for
-    them. ``two_readers``: originals that were given an idle one. ``takes``: by the positions of
-    gradients, the bytes that these and what is done with them take.
+    them. ``two_readers``: originals that were given an idle one. ``updates``: by the position of
+    a gradient's op, what is done with the gradient.
     """
 
     def __init__(
@@ -170,10 +170,9 @@ class _Writer:
         host: str,
     ) -> None:
         self.step, self.graph, self.ops = step, step.graph, step.source
-        self.schedule, self.simulation, self.updates = schedule, simulation, updates
-        self.takes = {
-            i: updates[op.name].takes for i, op in enumerate(self.ops.ops) if op.name in updates
-        }
+        self.schedule, self.simulation = schedule, simulation
+        position = self.ops.position
+        self.updates = {position[name]: u for name, u in updates.items() if name in position}
         self.result = Rewrite()
         self.merging = Merging(step, schedule.steps)
         self.sums = Sums(step.graph, step.source.ops, schedule.chained)
@@ -185,9 +184,9 @@ class _Writer:
             self.regions = Regions(step.source, self.result.rewiring)
         else:
             self.holds = Holds(
-                step, simulation, self.result.rewiring, self.merging, self.sums, updates
+                step, simulation, self.result.rewiring, self.merging, self.sums, self.updates
             )
-            self.stragglers = Stragglers(step.graph, schedule, simulation, self.takes)
+            self.stragglers = Stragglers(step.graph, schedule, simulation, self.updates)
         self.window: list[int] = []
         self.runs = Runs(step.graph, self.merging, simulation.peak)
         self.gate: Any = None
@@ -404,10 +403,11 @@ class _Writer:
         self.runs.begin()
 
     def _ends_of(self, position: int) -> Sequence[tf.Operation]:
-        """What has run when the memory that a backward op takes is free: a large gradient is there
-        until it has been used."""
-        if self.takes.get(position, 0) >= self.simulation.peak * HUGE_SHARE:
-            return self.updates[self.ops.ops[position].name].ends
+        """Return the ops after which the memory of a backward op is free: those that use a large
+        gradient, or the op itself."""
+        update = self.updates.get(position)
+        if update is not None and update.takes >= self.simulation.peak * HUGE_SHARE:
+            return update.ends
         return [self.merging.trigger(self._original(position))]
 
     def _part_run(self, root: tf.Operation) -> None:

@@ -56,7 +56,7 @@ class Updates:
     grads
         The ops that make these.
     ends
-        What runs when the graph does, tensors or ops: what it does not need is not looked at.
+        The tensors and ops that the graph runs for; ops that none of them needs are ignored.
     first_backward
         The creation index of the first op of the backward pass.
     """

@@ -72,7 +72,7 @@ class Holds:
         rewiring: Rewiring,
         merging: Merging,
         sums: Sums,
-        updates: Mapping[str, Update],
+        updates: Mapping[int, Update],
     ) -> None:
         self.updates = updates
         self.step, self.graph, self.ops = step, step.graph, step.source
@@ -98,7 +98,7 @@ class Holds:
         self._hold_if_early(entry, op)
         # An op far from the peak waits for nobody, but the first one that is close waits for it: it
         # may still hold what it reads.
-        huge, update = self._is_huge(entry, op), self.updates.get(self.ops.ops[entry.op].name)
+        huge, update = self._is_huge(entry, op), self.updates.get(entry.op)
         takes = max(self._writes(entry.op), 0 if update is None else update.takes)
         lined_up = self._lines_up(huge, takes)
         held = backward and self._hold_in_line(entry.op, lined_up)
@@ -118,8 +118,8 @@ class Holds:
             self.last_huge = [*ends] if held else [*self.last_huge[-MOST_TRIGGERS:], *ends]
 
     def _lines_up(self, huge: bool, takes: int) -> bool:
-        """Whether the present execution waits for the line; ``takes``: its bytes, with those of
-        what is done with its result."""
+        """Return whether the present execution waits for the line. ``takes``: the bytes that it and
+        the use of its result take."""
         alive = next(self.alive)
         self.most = max(self.most, alive)
         if not huge:

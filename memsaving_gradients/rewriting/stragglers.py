@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from memsaving_gradients.capture.rest_of_step import Update
 from memsaving_gradients.schedules.schedule import Schedule
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -24,7 +25,7 @@ __all__ = ["Stragglers"]
 class Stragglers:
     """The state of one pass over the gates of a schedule.
 
-    ``takes``: for gradients that something is done with, the bytes of both.
+    ``updates``: by the position of a gradient's op, what is done with the gradient.
     """
 
     def __init__(
@@ -32,9 +33,9 @@ class Stragglers:
         graph: TrainingGraph,
         schedule: Schedule,
         simulation: Simulation,
-        takes: Mapping[int, int],
+        updates: Mapping[int, Update],
     ) -> None:
-        self.graph, self.takes = graph, takes
+        self.graph, self.updates = graph, updates
         self._read = {v for values in graph.reads for v in values}
         self._room = _room(schedule, simulation)
         self._left: list[int] = []
@@ -64,8 +65,8 @@ class Stragglers:
     def _bytes(self, op: int) -> int:
         graph = self.graph
         touched = {int(graph.storage[v]) for v in (*graph.reads[op], *graph.writes[op])}
-        read = sum(int(graph.size[v]) for v in touched)
-        return max(read, self.takes.get(op, 0))
+        update = self.updates.get(op)
+        return max(sum(int(graph.size[v]) for v in touched), update.takes if update else 0)
 
 
 def _room(schedule: Schedule, simulation: Simulation) -> dict[tuple[int, int], int]:
