@@ -7,13 +7,13 @@
 ``MaxPoolGrad``
     needs to know which elements are the largest of their windows, where these do not overlap. It is
     given 1 where they are, else 0, and 1 for the result of pooling.
-both, one of what the other gives
+``MaxPoolGrad`` and ``ReluGrad``, where one goes on with what the other gives
     need to know which elements are the largest of their windows, and positive. They are given the
     result of pooling where they are, else 0.
 an index below a number that is known
     is kept in an integer type that just holds it.
 
-A tensor is only of interest if all its backward readers are in this table, or if it is huge. Such a
+A tensor is only of interest if all its backward readers are in this list, or if it is huge. Such a
 one is kept in part beside the whole: the gradient of a filter, which lets go of the layer's input,
 runs before that of the input then, with which the rectifier would hold it
 (`memsaving_gradients.schedules.order.brought_forward`); of the three largest buffers of a
@@ -103,18 +103,16 @@ def _floats(
     parts = [part for part in found if part is not None]
     if len(parts) < len(found) and not huge:
         return []
-    # Readers of the same part share it; windows of another size have other winners.
-    shared: dict[tuple[str, ...], Part] = {}
+    # Readers of the same part share it.
+    shared: dict[str, Part] = {}
     for part in parts:
-        op, _ = part.readers[0]
-        window = map(str, op.get_attr("ksize")) if op.type == "MaxPoolGrad" else ()
-        key = (part.name, *window)
-        shared[key] = _together(shared[key], part) if key in shared else part
+        first = shared.get(part.name)
+        shared[part.name] = part if first is None else _together(first, part)
     return list(shared.values())
 
 
 def _together(one: Part, other: Part) -> Part:
-    """Both parts, which are the same; the readers of either read the same inputs in order."""
+    """Return one part for the readers of two that are the same."""
 
     def give(taken: tf.Tensor) -> Sequence[tf.Tensor]:
         given = list(one.give(taken))
@@ -182,7 +180,8 @@ def _winners(
 
     if after is not None:
         return Part(tensor, "winners", True, ((op, 0), (after, 1)), take, give_both)
-    return Part(tensor, "winners", True, ((op, 0), (op, 1)), take, give)
+    # Windows of another size have other winners.
+    return Part(tensor, f"winners_{high}x{wide}", True, ((op, 0), (op, 1)), take, give)
 
 
 def _index(tensor: tf.Tensor, readers: Sequence[tuple[tf.Operation, int]]) -> list[Part]:
