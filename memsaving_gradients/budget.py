@@ -344,7 +344,7 @@ def plain_bytes(simulation: Timeline, gating: str) -> int:
 
 
 def safe_bytes(simulation: Timeline, gating: str) -> int:
-    """What a step that was simulated may need of a budget: its chunks, and what is left to chance;
-    no less than the worst of many steps."""
+    """Return the bytes of a budget that a simulated step may need: its chunks and the allowance for
+    chance, but no less than the worst of many steps takes."""
     chunks = int(chunk_bytes(simulation, gating) * (1 + simulation.margin))
     return chunks if gating == "data" else max(chunks, simulation.allocated_worst)

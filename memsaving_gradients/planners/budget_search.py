@@ -261,7 +261,8 @@ class Search:
         return asked >= need or self._none_fits(asked)
 
     def _none_fits(self, most: int) -> bool:
-        """Whether no plan takes as few bytes; whether one stores values as well is not known."""
+        """Return whether the lower bound rules out all plans of so few bytes. It knows nothing of
+        plans that store values."""
         graph = self.meter.graph
         if graph.storable:
             return False

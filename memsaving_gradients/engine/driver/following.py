@@ -33,7 +33,7 @@ class Following:
         The plan that other replicas of the same step follow, which is followed here as well if it
         fits; ``None``: there are no replicas.
     at_least
-        Whether the plan that is followed is that of least memory, for no other keeps the budget.
+        Whether the step follows the plan of least memory because no other one keeps the budget.
     loops_alone
         After `least`: for each way to replay loops, the bytes of a budget that a step needs and its
         time (seconds) if nothing else is done.

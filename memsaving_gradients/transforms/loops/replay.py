@@ -435,7 +435,7 @@ def _idle(op: tf.Operation, rewiring: Rewiring) -> None:
     not take from lists what these do not hold any more: XLA compiles also what nobody reads, and
     grappler infers no shape at all where one op's shapes contradict each other, so that it would
     fold constants less than in TensorFlow's own graph. Its condition is false whatever its inputs
-    are: other edits of the graph, which are undone and made again, may hold these back.
+    are: another rewrite, which is undone and made again, may point these to held tensors.
     """
     with graphs.outside_scopes(op.graph), graphs.unrecorded():
         never = loops.traced_like(op, len(op.inputs), "over", lambda *args: [tf.constant(False)])
