@@ -35,8 +35,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.Plan
 Apply = Callable[[Sequence[tf.Tensor], Sequence[tf.Variable]], Any]
 
 
-def weights() -> list[tf.Variable]:
-    return [tf.Variable(numbers(f"w{k}", WIDTH, WIDTH) / 16) for k in range(LAYERS)]
+def weights(layers: int = LAYERS) -> list[tf.Variable]:
+    return [tf.Variable(numbers(f"w{k}", WIDTH, WIDTH) / 16) for k in range(layers)]
 
 
 def stepping(ws: Sequence[tf.Variable], apply: Apply) -> Any:
@@ -61,10 +61,10 @@ def trained(ws: Sequence[tf.Variable], apply: Apply, budget: int | None) -> tupl
     return ms.plans(step)
 
 
-def least(apply: Apply) -> int:
+def least(apply: Apply, layers: int = LAYERS) -> int:
     """The least budget that can be kept."""
     with pytest.raises(ms.errors.BudgetError) as refused:
-        trained(weights(), apply, 1)
+        trained(weights(layers), apply, 1)
     return refused.value.least
 
 
@@ -113,10 +113,12 @@ def test_less_is_needed_than_where_ops_run_as_they_can(exact, monkeypatch, name,
     assert least(by_keras(name)(weights())[0]) > needed + saved * WEIGHT
 
 
-def measured(name: str) -> tuple[int, int]:
+def measured(name: str, layers: int = 8) -> tuple[int, int]:
     """The least budget, and what steps take within it; for a process of its own."""
-    budget = least(by_keras(name)(weights())[0])
-    ws = weights()
+    # On a busy machine, one of two threads may be stalled for as long as a whole step takes here.
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    budget = least(by_keras(name)(weights(layers))[0], layers)
+    ws = weights(layers)
     step = stepping(ws, by_keras(name)(ws)[0])
     x = tf.constant(numbers("x", ROWS, WIDTH))
     with ms.patched(budget=budget, planner=greedy):
@@ -126,9 +128,7 @@ def measured(name: str) -> tuple[int, int]:
 @pytest.mark.parametrize("name", ["clipped Adam", "scaled", "accumulated"])
 def test_budgets_hold_where_gradients_are_there_together(name):
     budget, peak = fresh(f"{__name__}:measured", name=name)
-    # Which chunk a weight gets is chance: it may be larger by a part of another one, and of so few
-    # weights that is more than what is allowed for chance.
-    assert budget * 0.75 < peak <= budget + WEIGHT // 4
+    assert budget * 0.75 < peak <= budget
 
 
 def test_a_plan_knows_what_it_takes_beside_gradients(exact, monkeypatch):
