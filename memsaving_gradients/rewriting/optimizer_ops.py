@@ -39,7 +39,10 @@ from graph_tools.ops.devices import Home
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs
 
-__all__ = ["Updates"]
+__all__ = ["CHANGES", "Updates"]
+
+#: What changes variables.
+CHANGES = op_types.ASSIGNS | op_types.UPDATES_IN_PLACE
 
 #: What waits for one of these prevents, or changes, how it is merged with others, or waits for
 #: nothing.
@@ -178,8 +181,7 @@ class Updates:
         Else what is read of the forward and the backward pass, which would be let go, and what is
         returned (``outputs``).
         """
-        changes = op_types.ASSIGNS | op_types.UPDATES_IN_PLACE
-        if any(op.type in changes for op in self.operations):
+        if any(op.type in CHANGES for op in self.operations):
             return float("inf")
         read = (tensor for op in self.operations for tensor in op.inputs)
         kept = {
@@ -256,6 +258,25 @@ class Updates:
                     lines.setdefault(grad, []).append(op)
                     common.update(other for other in known if owner[other] is None)
         return lines, common
+
+    def without_gradients(self) -> dict[tf.Operation, list[tf.Operation]]:
+        """For each update of a variable that needs no gradient, what is done for it alone, by the
+        op of these that makes most; call after `split`."""
+        order = self.steps.order()
+        #: For each op, the update that needs it; `None`: several do.
+        owner: dict[tf.Operation, tf.Operation | None] = {}
+        for op in reversed(order):
+            if op not in self._alone:
+                ends = {owner[other] for other in self.steps.after(op) if other in owner}
+                if op.type in CHANGES:
+                    owner[op] = op
+                elif ends:
+                    owner[op] = ends.pop() if len(ends) == 1 else None
+        lines: dict[tf.Operation, list[tf.Operation]] = defaultdict(list)
+        for op in order:
+            if (end := owner.get(op)) is not None:
+                lines[end].append(op)
+        return {max(ops, key=_bytes_of): ops for ops in lines.values()}
 
     @cached_property
     def _alone(self) -> dict[tf.Operation, tf.Operation | None]:
@@ -345,6 +366,10 @@ def _past(tensor: tf.Tensor) -> tf.Tensor:
     while op_types.is_split(tensor.op):
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
+
+
+def _bytes_of(op: tf.Operation) -> int:
+    return sum(tensor_bytes(tensor).at(1) for tensor in op.outputs)
 
 
 def _is_source(tensor: tf.Tensor) -> bool:

@@ -7,7 +7,8 @@ own buffer: two thirds of the bytes, where the largest weights decide how much m
 
 Where gradients are clipped together, nothing is done with any of them before all of them are there,
 and then the executor begins all updates at once, each with temporaries of its own. There, one
-gradient's update begins when the one before has ended.
+gradient's update begins when the one before has ended. So does one update after the other in a
+branch that changes variables from what other variables hold: averages, accumulated gradients.
 
 The order is that of a list scheduler: of the ops that are ready, the one after which fewest bytes
 are alive, and of equals the first that was created. It is optimal for lines of elementwise ops that
@@ -21,7 +22,7 @@ among those that are ready.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -35,13 +36,12 @@ from graph_tools.ops.in_place import taken_over
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.rewriting.gates import gated
-from memsaving_gradients.rewriting.optimizer_ops import Updates
+from memsaving_gradients.rewriting.optimizer_ops import CHANGES, Updates
 from memsaving_gradients.rewriting.ordering import HUGE_SHARE
 
 __all__ = ["in_branch", "in_turn", "one_by_one"]
 
 _KEPT = op_types.SOURCES | op_types.READS
-_CHANGES = op_types.ASSIGNS | op_types.UPDATES_IN_PLACE
 
 
 def in_turn(
@@ -80,18 +80,27 @@ def in_branch(branch: tf.Graph) -> None:
     """Let the updates of a branch that was just traced run one gradient after the other, as all
     that it reads is there when it begins: optimizers skip steps, or accumulate gradients."""
     operations = branch.get_operations()
-    if not any(op.type in _CHANGES for op in operations):
+    if not any(op.type in CHANGES for op in operations):
         return
     grads = {tensor.op for tensor in branch.inputs if tensor.dtype.is_floating}
     later = [op for op in operations if op not in grads]
     updates = Updates(later, grads, autodiff.ends_of(branch), first_backward=0)
-    least = int(HUGE_SHARE * sum(map(_bytes_of, grads)))
     rewiring = Rewiring()
     with branch.as_default():
         updates.split(rewiring)
-        _chain(updates, updates.alone(), (), least, rewiring)
-        one_by_one(updates, least, rewiring)
+        lines = {**updates.alone(), **updates.without_gradients()}
+        # As they were created: an update changes what the next one reads.
+        lines = dict(
+            sorted(lines.items(), key=lambda line: max(map(graphs.creation_index, line[1])))
+        )
+        _chain(updates, lines, (), _least(lines), rewiring)
+        one_by_one(updates, _least(grads), rewiring)
     original_view.remember(branch, rewiring)
+
+
+def _least(makers: Iterable[tf.Operation]) -> int:
+    """The bytes from which on what these ops make is large, all together."""
+    return int(HUGE_SHARE * sum(map(_bytes_of, makers)))
 
 
 def _chain(
@@ -262,6 +271,11 @@ def _wait(
             graphs.add_control_inputs(read, triggers)
             updates.note(read, triggers)
             return True
+    if all(tensor.op.type in op_types.SOURCES for tensor in op.inputs):
+        # It is merged with nothing: grappler folds it, or it makes large constants such as zeros.
+        graphs.add_control_inputs(op, triggers)
+        updates.note(op, triggers)
+        return True
     for k, tensor in enumerate(op.inputs):
         alone = len({*tensor.consumers()} - updates.dead) == 1
         if tensor.op.type not in _KEPT and not _may_merge(tensor.op.type, op.type, alone):

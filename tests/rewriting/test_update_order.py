@@ -98,6 +98,26 @@ def by_keras(name: str) -> Callable[[Sequence[tf.Variable]], tuple[Apply, Sequen
     return make
 
 
+def averaging(ws: Sequence[tf.Variable]) -> tuple[Apply, Sequence[tf.Variable]]:
+    """Every other step averages the weights, in a branch that is given no gradient."""
+    means, count = [tf.Variable(w) for w in ws], tf.Variable(0)
+
+    def average(ws: Sequence[tf.Variable]) -> None:
+        for w, mean in zip(ws, means, strict=True):
+            mean.assign(0.9 * mean + 0.1 * w)
+
+    def apply(grads: Sequence[tf.Tensor], ws: Sequence[tf.Variable]) -> None:
+        for grad, w in zip(grads, ws, strict=True):
+            w.assign_sub(1e-2 * grad)
+        tf.cond(count.assign_add(1) % 2 == 0, lambda: average(ws), lambda: None)
+
+    return apply, means
+
+
+#: What else is done with gradients, by name.
+RECIPES = {"averages": averaging}
+
+
 @pytest.mark.parametrize("name", each_optimizer("momentum", "Adam", "clipped Adam", "scaled"))
 def test_optimizers_of_keras_give_the_same(exact, name):
     check(by_keras(name))
@@ -117,15 +137,16 @@ def measured(name: str, layers: int = 8) -> tuple[int, int]:
     """The least budget, and what steps take within it; for a process of its own."""
     # On a busy machine, one of two threads may be stalled for as long as a whole step takes here.
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    budget = least(by_keras(name)(weights(layers))[0], layers)
+    make = RECIPES.get(name) or by_keras(name)
+    budget = least(make(weights(layers))[0], layers)
     ws = weights(layers)
-    step = stepping(ws, by_keras(name)(ws)[0])
+    step = stepping(ws, make(ws)[0])
     x = tf.constant(numbers("x", ROWS, WIDTH))
     with ms.patched(budget=budget, planner=greedy):
         return budget, measure_peak(lambda: step(x), warmup=2, steps=4).peak
 
 
-@pytest.mark.parametrize("name", ["clipped Adam", "scaled", "accumulated"])
+@pytest.mark.parametrize("name", ["clipped Adam", "scaled", "accumulated", *RECIPES])
 def test_budgets_hold_where_gradients_are_there_together(name):
     budget, peak = fresh(f"{__name__}:measured", name=name)
     assert budget * 0.75 < peak <= budget
@@ -164,13 +185,20 @@ LINES: dict[str, Callable[[list[Any], tf.Variable], Any]] = {
 
 
 def by_hand(
-    lines: Sequence[str], *, clipped: bool = False, branch: bool = False
+    lines: Sequence[str], *, clipped: bool = False, branch: str | None = None
 ) -> Callable[[Sequence[tf.Variable]], Any]:
     def make(ws: Sequence[tf.Variable]) -> tuple[Apply, Sequence[tf.Variable]]:
-        slots = [tf.Variable(tf.zeros_like(w)) for w in ws]
+        slots, totals = ([tf.Variable(tf.zeros_like(w)) for w in ws] for _ in range(2))
 
         def apply(grads: Sequence[tf.Tensor], ws: Sequence[tf.Variable]) -> None:
-            if branch:
+            if branch == "accumulated":
+                for grad, total in zip(grads, totals, strict=True):
+                    total.assign_add(grad)
+                once = tf.constant(True)
+                tf.cond(
+                    once, lambda: update([*map(tf.convert_to_tensor, totals)], ws), lambda: None
+                )
+            elif branch == "finite":
                 finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(grad)) for grad in grads])
                 tf.cond(finite, lambda: update(grads, ws), lambda: None)
             else:
@@ -190,7 +218,11 @@ def by_hand(
     return make
 
 
-@given(st.lists(st.sampled_from([*LINES]), min_size=1, max_size=8), st.booleans(), st.booleans())
+@given(
+    st.lists(st.sampled_from([*LINES]), min_size=1, max_size=8),
+    st.booleans(),
+    st.sampled_from([None, "finite", "accumulated"]),
+)
 @settings(
     max_examples=examples(100),
     deadline=None,
