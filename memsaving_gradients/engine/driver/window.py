@@ -50,9 +50,10 @@ class Window:
     asked: int | None = None
 
     def kept(self, peak: int, used: float) -> None:
-        """Ask for more: a plan of this peak kept the budget, and used this share of it."""
+        """Ask for more: a plan of this peak kept the budget, and used this share of it, which is
+        nothing where a step allocates nothing."""
         self.low = max(self.low, self.asked or 0, peak)
-        self.asked = self._near(peak / used * (1 - EXECUTOR_ADDS))
+        self.asked = self._near(peak / used * (1 - EXECUTOR_ADDS) if used else math.inf)
 
     def broke(self, peak: int, used: float) -> None:
         """Ask for less: a plan of this peak used more than all of the budget.
