@@ -29,7 +29,15 @@ from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs
 
-__all__ = ["Folded", "folded", "folded_in_turn", "input_name", "moved_past", "takes_constant"]
+__all__ = [
+    "Folded",
+    "folded",
+    "folded_in_turn",
+    "input_name",
+    "losing",
+    "moved_past",
+    "takes_constant",
+]
 
 #: Fact: So many constants of one tree meet in an order that matters; two products or sums of two
 #: are the same either way, but for differences, which are written in other ways then. From random
@@ -194,6 +202,27 @@ def folded(ops: OpGraph) -> Folded:
     return Folded(reads, frozenset(trees.gone))
 
 
+def losing(ops: OpGraph) -> frozenset[int]:
+    """The ops that read a constant in place of a value when constants have moved, whoever waits for
+    them: what waits for one of these does not wait for that value.
+
+    In two cases: ``x * y``, if its only reader has a constant, and ``c * x``.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> from graph_tools import capture
+    >>> with tf.Graph().as_default():
+    ...     x = tf.compat.v1.placeholder(tf.float32, [4])
+    ...     graph = capture([tf.sin(x) * 0.1 * 0.2, tf.cos(x) * x * 0.3])
+    >>> sorted(graph.ops[i].name for i in losing(graph))
+    ['mul', 'mul_2']
+    """
+    trees = _Trees(ops)
+    trees.push_down(large=True)
+    return frozenset(filter(trees.loses, trees.changed))
+
+
 class _Trees:
     """Sums and products of two operands each, as they are put together anew.
 
@@ -225,11 +254,17 @@ class _Trees:
     def is_constant(self, value: int) -> bool:
         return bool(self.ops.constant[value]) or self.producer[value] in self.gone
 
-    def push_down(self) -> None:
+    def loses(self, position: int) -> bool:
+        """Whether an op reads fewer values that are no constants than it did."""
+        before, now = self.ops.inputs[position], self.operands[position]
+        return len([*filter(self.is_constant, now)]) > len([*filter(self.is_constant, before)])
+
+    def push_down(self, *, large: bool = False) -> None:
         """Let the constant of each op change places with the first operand of the op that this
         combines it with.
 
-        What commutative ops combine is sorted by name before.
+        What commutative ops combine is sorted by name before. ``large``: also where two constants
+        meet in place of a large value, as they sometimes do.
         """
         for i, operands in self.operands.items():
             if op_types.is_commutative(self.ops.ops[i]):
@@ -237,10 +272,10 @@ class _Trees:
                 self.operands[i] = (first, second)
         todo = list(self.operands)
         while todo:
-            moved = {op for i in todo for op in self._pushed(i)}
+            moved = {op for i in todo for op in self._pushed(i, large)}
             todo = sorted(moved)
 
-    def _pushed(self, i: int) -> tuple[int, ...]:
+    def _pushed(self, i: int, large: bool) -> tuple[int, ...]:
         """Let the constant of an op, if it has one, go down by one op: both ops, or none. Whoever
         waits for the lower one by a control edge does not matter."""
         operands = self.operands[i]
@@ -258,7 +293,8 @@ class _Trees:
         if self.is_constant(first):
             return ()
         if self.is_constant(second):
-            if tensor_bytes(self.ops.tensor(value)).fixed > LARGEST_FOLDED_BY_GRAPPLER:
+            made = tensor_bytes(self.ops.tensor(value)).fixed
+            if made > LARGEST_FOLDED_BY_GRAPPLER and not large:
                 return ()
         elif self._bytes(constant) > self._bytes(first):
             return ()
