@@ -42,6 +42,13 @@ class Window:
     >>> window.broke(800, 1.01)
     >>> window.asked is None
     True
+
+    A step that allocates nothing has nothing to gain:
+
+    >>> window = Window()
+    >>> window.kept(100, 0.0)
+    >>> window.asked is None
+    True
     """
 
     low: int = 0
