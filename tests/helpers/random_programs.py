@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 ROWS = 4
 WIDTHS = (2, 3, 4, 6, 8)
-#: Roundings of half and of single precision, shares of the largest value: those of several sums
-#: behind one another, each of ten addends, which may cancel.
-HALF, SINGLE = 2.0**-6, 1e-5
+#: Roundings of half and of single precision, shares of the largest value.
+HALF, SINGLE = 2.0**-6, 1e-6
+#: Those of several sums behind one another, each of ten addends in any order, which may cancel.
+IN_ANY_ORDER = 1e-5
 #: Wider matrices are cut, so that repeated concatenation does not explode.
 WIDEST = 24
 

@@ -26,8 +26,8 @@ from memsaving_gradients.planners.proposal import propose
 from memsaving_gradients.schedules.simulate import simulate
 from tests.helpers.checker import check_schedule, naive_peak
 from tests.helpers.random_programs import (
+    IN_ANY_ORDER,
     KINDS,
-    SINGLE,
     Program,
     Weights,
     between,
@@ -128,7 +128,7 @@ def _adds_in_any_order(graph: tf.Graph, forward: int) -> bool:
 
 
 def _rounding(built_graphs) -> float:
-    return SINGLE if any(_adds_in_any_order(*built) for built in built_graphs) else 0.0
+    return IN_ANY_ORDER if any(_adds_in_any_order(*built) for built in built_graphs) else 0.0
 
 
 def _same(plain, ours, *, rounding: float = 0.0) -> None:
