@@ -39,7 +39,7 @@ from graph_tools.ops.devices import Home
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs
 
-__all__ = ["CHANGES", "Updates"]
+__all__ = ["CHANGES", "Updates", "bytes_of"]
 
 #: What changes variables.
 CHANGES = op_types.ASSIGNS | op_types.UPDATES_IN_PLACE
@@ -118,10 +118,14 @@ class Updates:
                 triggers += [last] if last is not None else []
                 last = self._used_by(meeting)
             if triggers and not any(self.built.leads(op, other) for other in triggers):
-                graphs.add_control_inputs(op, triggers)
-                self.note(op, triggers)
+                self.let_wait(op, triggers)
                 deferred += 1
         return deferred
+
+    def let_wait(self, op: tf.Operation, triggers: Sequence[tf.Operation]) -> None:
+        """Let an op wait for others by control edges."""
+        graphs.add_control_inputs(op, triggers)
+        self.note(op, triggers)
 
     def note(self, op: tf.Operation, triggers: Iterable[tf.Operation]) -> None:
         """Note that an op waits for others from now on."""
@@ -263,7 +267,7 @@ class Updates:
         """For each update of a variable that needs no gradient, what is done for it alone, by the
         op of these that makes most; call after `split`."""
         order = self.steps.order()
-        #: For each op, the update that needs it; `None`: several do.
+        # For each op, the update that needs it; `None`: several do.
         owner: dict[tf.Operation, tf.Operation | None] = {}
         for op in reversed(order):
             if op not in self._alone:
@@ -276,7 +280,7 @@ class Updates:
         for op in order:
             if (end := owner.get(op)) is not None:
                 lines[end].append(op)
-        return {max(ops, key=_bytes_of): ops for ops in lines.values()}
+        return {max(ops, key=bytes_of): ops for ops in lines.values()}
 
     @cached_property
     def _alone(self) -> dict[tf.Operation, tf.Operation | None]:
@@ -337,6 +341,11 @@ class Updates:
         return found
 
 
+def bytes_of(op: tf.Operation) -> int:
+    """Bytes of what an op makes, for one example."""
+    return sum(tensor_bytes(tensor).at(1) for tensor in op.outputs)
+
+
 def _graph(
     operations: Iterable[tf.Operation],
     grads: Iterable[tf.Operation],
@@ -366,10 +375,6 @@ def _past(tensor: tf.Tensor) -> tf.Tensor:
     while op_types.is_split(tensor.op):
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
-
-
-def _bytes_of(op: tf.Operation) -> int:
-    return sum(tensor_bytes(tensor).at(1) for tensor in op.outputs)
 
 
 def _is_source(tensor: tf.Tensor) -> bool:

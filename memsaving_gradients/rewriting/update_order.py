@@ -36,7 +36,7 @@ from graph_tools.ops.in_place import taken_over
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.rewriting.gates import gated
-from memsaving_gradients.rewriting.optimizer_ops import CHANGES, Updates
+from memsaving_gradients.rewriting.optimizer_ops import CHANGES, Updates, bytes_of
 from memsaving_gradients.rewriting.ordering import HUGE_SHARE
 
 __all__ = ["in_branch", "in_turn", "one_by_one"]
@@ -55,10 +55,10 @@ def in_turn(
     """
     found = {}
     for grad, ops in updates.alone().items():
-        if _bytes_of(grad) >= least and _is_here(home, [grad, *ops]):
+        if bytes_of(grad) >= least and _is_here(home, [grad, *ops]):
             turns = _turns(updates, [grad], ops, updates.dead)
             if _take_turns(updates, turns, least, rewiring, [grad]):
-                found[grad] = max([_bytes_of(grad), *(turn.alive for turn in turns)])
+                found[grad] = max([bytes_of(grad), *(turn.alive for turn in turns)])
     return found
 
 
@@ -77,8 +77,8 @@ def one_by_one(
 
 
 def in_branch(branch: tf.Graph) -> None:
-    """Let the updates of a branch that was just traced run one gradient after the other, as all
-    that it reads is there when it begins: optimizers skip steps, or accumulate gradients."""
+    """Let the updates of a branch that was just traced run one after the other, as all that it
+    reads is there when it begins: optimizers skip steps, or average weights every few steps."""
     operations = branch.get_operations()
     if not any(op.type in CHANGES for op in operations):
         return
@@ -100,7 +100,7 @@ def in_branch(branch: tf.Graph) -> None:
 
 def _least(makers: Iterable[tf.Operation]) -> int:
     """The bytes from which on what these ops make is large, all together."""
-    return int(HUGE_SHARE * sum(map(_bytes_of, makers)))
+    return int(HUGE_SHARE * sum(map(bytes_of, makers)))
 
 
 def _chain(
@@ -117,7 +117,7 @@ def _chain(
     found: list[tf.Operation] = []
     ends: list[tf.Operation] = []
     for grad, ops in lines.items():
-        if _bytes_of(grad) >= least and _is_here(home, [grad, *ops]):
+        if bytes_of(grad) >= least and _is_here(home, [grad, *ops]):
             line = set(ops)
             before = (other for op in ops for other in updates.steps.before(op))
             begins = [op for op in dict.fromkeys(before) if op not in line and op not in past]
@@ -177,7 +177,7 @@ class _Line:
         first = {*self.begins}
         waits = {op: len({*self.steps.before(op)} - first) for op in self.steps if op not in first}
         ready = [op for op, many in waits.items() if not many]
-        alive = sum(map(_bytes_of, first))
+        alive = sum(map(bytes_of, first))
         while ready:
             op = min(ready, key=lambda op: (self._grows(op), graphs.creation_index(op)))
             ready.remove(op)
@@ -268,13 +268,11 @@ def _wait(
             and {other for other in tensor.consumers() if other in updates.steps} == {op}
             and not any(updates.steps.leads(read, trigger) for trigger in triggers)
         ):
-            graphs.add_control_inputs(read, triggers)
-            updates.note(read, triggers)
+            updates.let_wait(read, triggers)
             return True
     if all(tensor.op.type in op_types.SOURCES for tensor in op.inputs):
         # It is merged with nothing: grappler folds it, or it makes large constants such as zeros.
-        graphs.add_control_inputs(op, triggers)
-        updates.note(op, triggers)
+        updates.let_wait(op, triggers)
         return True
     for k, tensor in enumerate(op.inputs):
         alone = len({*tensor.consumers()} - updates.dead) == 1
@@ -293,10 +291,6 @@ def _may_merge(maker: str, reader: str, alone: bool) -> bool:
         or reader in op_types.FUSES_WITH.get(maker, ())
         or (alone and op_types.fold_together(maker, reader))
     )
-
-
-def _bytes_of(op: tf.Operation) -> int:
-    return sum(map(_bytes, op.outputs))
 
 
 def _bytes(tensor: tf.Tensor) -> int:
