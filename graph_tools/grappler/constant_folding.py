@@ -16,6 +16,7 @@ some are broadcast, or in which one of several constants divides.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -206,7 +207,8 @@ def losing(ops: OpGraph) -> frozenset[int]:
     """The ops that read a constant in place of a value when constants have moved, whoever waits for
     them: what waits for one of these does not wait for that value.
 
-    In two cases: ``x * y``, if its only reader has a constant, and ``c * x``.
+    Such an op is ``x * y`` or ``c * x`` whose only reader has a constant. In longer trees an op may
+    also read one value in place of another: that is not covered.
 
     Examples
     --------
@@ -218,13 +220,15 @@ def losing(ops: OpGraph) -> frozenset[int]:
     >>> sorted(graph.ops[i].name for i in losing(graph))
     ['mul', 'mul_2']
     """
-    trees = _Trees(ops)
-    trees.push_down(large=True)
+    trees = _Trees(ops, fold_large=True)
+    trees.push_down()
     return frozenset(filter(trees.loses, trees.changed))
 
 
 class _Trees:
     """Sums and products of two operands each, as they are put together anew.
+
+    ``fold_large``: two constants meet in place of a large value, too, as they sometimes do.
 
     Attributes
     ----------
@@ -237,8 +241,9 @@ class _Trees:
         taken to be no larger.
     """
 
-    def __init__(self, ops: OpGraph) -> None:
+    def __init__(self, ops: OpGraph, *, fold_large: bool = False) -> None:
         self.ops = ops
+        self.most = math.inf if fold_large else LARGEST_FOLDED_BY_GRAPPLER
         self.producer = ops.producer.tolist()
         self.operands = {
             i: ops.inputs[i]
@@ -255,16 +260,15 @@ class _Trees:
         return bool(self.ops.constant[value]) or self.producer[value] in self.gone
 
     def loses(self, position: int) -> bool:
-        """Whether an op reads fewer values that are no constants than it did."""
+        """Whether an op combines more constants than it did."""
         before, now = self.ops.inputs[position], self.operands[position]
         return len([*filter(self.is_constant, now)]) > len([*filter(self.is_constant, before)])
 
-    def push_down(self, *, large: bool = False) -> None:
+    def push_down(self) -> None:
         """Let the constant of each op change places with the first operand of the op that this
         combines it with.
 
-        What commutative ops combine is sorted by name before. ``large``: also where two constants
-        meet in place of a large value, as they sometimes do.
+        What commutative ops combine is sorted by name before.
         """
         for i, operands in self.operands.items():
             if op_types.is_commutative(self.ops.ops[i]):
@@ -272,10 +276,10 @@ class _Trees:
                 self.operands[i] = (first, second)
         todo = list(self.operands)
         while todo:
-            moved = {op for i in todo for op in self._pushed(i, large)}
+            moved = {op for i in todo for op in self._pushed(i)}
             todo = sorted(moved)
 
-    def _pushed(self, i: int, large: bool) -> tuple[int, ...]:
+    def _pushed(self, i: int) -> tuple[int, ...]:
         """Let the constant of an op, if it has one, go down by one op: both ops, or none. Whoever
         waits for the lower one by a control edge does not matter."""
         operands = self.operands[i]
@@ -293,8 +297,7 @@ class _Trees:
         if self.is_constant(first):
             return ()
         if self.is_constant(second):
-            made = tensor_bytes(self.ops.tensor(value)).fixed
-            if made > LARGEST_FOLDED_BY_GRAPPLER and not large:
+            if tensor_bytes(self.ops.tensor(value)).fixed > self.most:
                 return ()
         elif self._bytes(constant) > self._bytes(first):
             return ()

@@ -138,10 +138,13 @@ class Places:
         return last
 
     def _folds(self, maker: int, reader: int) -> bool:
-        """Whether folding moves a constant from one execution past another that it reads, so that
-        nothing is to wait for that: it then reads the constant in place of a factor, or constants
-        would meet in another order, or an idle reader between the two, which there is where the
-        remapper may fuse that, would keep the constant in its place."""
+        """Return whether folding moves a constant of ``reader`` past ``maker``, and nothing may
+        wait for ``maker`` because of that.
+
+        It reads the constant in place of a factor; or a control edge would change the order in
+        which constants meet; or the remapper may fuse it, so that an idle reader is waited for,
+        which keeps the constant in its place.
+        """
         position = self._steps[maker].op
         changes = (
             position in self._losing
