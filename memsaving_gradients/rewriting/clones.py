@@ -140,6 +140,7 @@ def rewrite(
                 writer.pass_backward(entry)
             if writer.holds is not None:
                 writer.holds.place(entry, writer.op_of(entry))
+            writer.look_at(entry)
             if writer.regions is not None:
                 writer.note(entry, begun)
         if writer.regions is None:
@@ -342,12 +343,6 @@ class _Writer:
             if self.graph.fuses[parted] and len(self.ops.readers[parted]) < 2:
                 self.unmerged.append((self.ops.ops[parted], self.ops.ops[parted]))
         self.runs.close()
-        if (
-            self.graph.live[position]
-            and self.ops.here[position]
-            and self.merging.may_be_waited_for(position)
-        ):
-            self.window.append(position)
 
     def chain(self, position: int) -> None:
         """Replace a sum by a chain of additions."""
@@ -364,7 +359,17 @@ class _Writer:
         self.result.replaced[op.outputs[0].ref()] = total
         self.result.rewiring.forbid_feeding(op.outputs)
         self.runs.close()
-        if self.merging.may_be_waited_for(position):
+
+    def look_at(self, entry: Step) -> None:
+        """Let gates wait for a backward op, now that it has its place, if they may."""
+        position = entry.op
+        if (
+            not entry.copy
+            and position >= self.graph.first_backward
+            and self.graph.live[position]
+            and self.ops.here[position]
+            and self.merging.may_be_waited_for(position)
+        ):
             self.window.append(position)
 
     def op_of(self, entry: Step) -> tf.Operation:

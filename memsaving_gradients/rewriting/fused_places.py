@@ -6,9 +6,7 @@ layout pass merges all the same (``mkl_layout_pass.cc``): a convolution and the 
 bias, a padding and its convolution, the gradients of a filter and of the bias. The remapper does
 not fuse what is waited for (``remapper.cc``, ``pattern_utils.cc``), so that it has other last bits
 than in plain training. Nor do constants of a tree of products or sums meet in the same order if
-its inner ops are waited for (:func:`graph_tools.grappler.constant_folding.folded_in_turn`); and an
-inner one that reads a constant in place of a factor
-(:func:`graph_tools.grappler.constant_folding.losing`) no longer waits for that factor.
+its inner ops are waited for (:func:`graph_tools.grappler.constant_folding.folded_in_turn`).
 
 So each execution has its place in the schedule, and the place at which it *has run*: that of the
 last one which is merged with it, or with something that it needs. If control edges lead from what
@@ -30,7 +28,7 @@ from itertools import repeat
 import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph
-from graph_tools.grappler.constant_folding import folded_in_turn, losing, moved_past
+from graph_tools.grappler.constant_folding import folded_in_turn, moved_past
 from graph_tools.ops import op_types
 from graph_tools.ops.views import unchanged_input
 from memsaving_gradients.capture.training_step import CapturedStep
@@ -74,7 +72,6 @@ class Places:
         self.ends: set[int] = set()
         self._in_turn = frozenset(folded_in_turn(step.source, step.takes).nonzero()[0].tolist())
         self._moved_past = frozenset(moved_past(step.source, step.takes).nonzero()[0].tolist())
-        self._losing = losing(step.source)
         self._of_biases = {
             value
             for kind, reads in zip(self._kinds, self._values.reads, strict=True)
@@ -141,15 +138,12 @@ class Places:
         """Return whether folding moves a constant of ``reader`` past ``maker``, and nothing may
         wait for ``maker`` because of that.
 
-        It reads the constant in place of a factor; or a control edge would change the order in
-        which constants meet; or the remapper may fuse it, so that an idle reader is waited for,
-        which keeps the constant in its place.
+        A control edge would change the order in which constants meet; or the remapper may fuse it,
+        so that an idle reader is waited for, which keeps the constant in its place.
         """
         position = self._steps[maker].op
-        changes = (
-            position in self._losing
-            or position in self._in_turn
-            or (position in self._moved_past and self._may_end(maker))
+        changes = position in self._in_turn or (
+            position in self._moved_past and self._may_end(maker)
         )
         return (
             changes

@@ -6,7 +6,10 @@ nothing else reads the values between; constant folding moves a constant factor 
 it; equal ops become one. The results of the merged have other last bits, so that an original and
 its clone must be merged alike, and nothing is put between two ops that may be. Control edges lead
 from ops that have run at their own place in the schedule, whatever is merged
-(:mod:`memsaving_gradients.rewriting.fused_places`). Rules of TensorFlow 2.16 to 2.21; what is not
+(:mod:`memsaving_gradients.rewriting.fused_places`). A product that reads a
+constant in the place of a factor does not wait for that factor
+(:func:`graph_tools.grappler.constant_folding.losing`). Which of two it loses depends on names, so
+that it may be waited for only if both are held back. Rules of TensorFlow 2.16 to 2.21; what is not
 known here costs last bits at most.
 """
 
@@ -16,6 +19,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from graph_tools.grappler.constant_folding import losing
 from graph_tools.ops import op_types
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.rewriting.fused_places import Places, is_alone
@@ -45,6 +49,8 @@ class Merging:
     def __init__(self, step: CapturedStep, steps: Sequence[Step] = ()) -> None:
         self._step = step
         self.twin_of = _twins(step)
+        self._losing = losing(step.source)
+        self._held = set[int]()
         self._places = Places(step, steps or [Step(i) for i in range(step.graph.length)])
         self._ends = {step.source.ops[i] for i in self._places.ends}
         self._idle: dict[tf.Operation, tf.Operation] = {}
@@ -54,16 +60,27 @@ class Merging:
         self._first: dict[int, dict[tuple[int, ...], int]] = {}
 
     def may_be_waited_for(self, position: int, copy: int = 0) -> bool:
-        """Whether a control edge from an execution leaves what it is merged with as it is, and
-        closes no cycle.
+        """Whether a control edge from an execution leaves what it is merged with as it is, closes
+        no cycle, and waits for what the execution reads.
 
-        It does neither if the execution, or what it needs, is a part of what runs later. Nor may
-        anything wait for an op that may be dead.
+        It does none of these if the execution, or what it needs, is a part of what runs later. Nor
+        may anything wait for an op that may be dead, or for one that loses a factor to a constant,
+        unless it is held by whichever it keeps.
         """
         ops = self._step.source
         if ops.ops[position].type in op_types.MERGED_AT_RUN_TIME or position in ops.conditional:
             return False
+        if position in self._losing and (copy or position not in self._held):
+            return False
         return self._places.has_run((position, copy), (position, copy))
+
+    def loses(self, position: int) -> bool:
+        """Whether an op reads a constant in place of a factor when constants have moved."""
+        return position in self._losing
+
+    def note_held(self, position: int) -> None:
+        """Note that each factor of an original that `loses` one of them is held back."""
+        self._held.add(position)
 
     def has_run(self, position: int, before: int) -> bool:
         """Whether an original has run, with all that it is merged with, when the original at

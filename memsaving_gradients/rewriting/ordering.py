@@ -264,10 +264,17 @@ class Holds:
                 self.ops.constants(position), self.ops.inputs[position], strict=True
             )
         ]
-        index = widest_input(op.inputs, fixed_inputs(op, fixed))
+        held = fixed_inputs(op, fixed)
+        index = widest_input(op.inputs, held)
         if index is None:
             return False
-        self.rewiring.point(op, index, self._gated(position, index, triggers))
+        indices = [index]
+        if self.merging.loses(position) and not any(held):
+            # Which of the two it keeps is a matter of names.
+            indices = [*range(len(held))]
+            self.merging.note_held(position)
+        for k in indices:
+            self.rewiring.point(op, k, self._gated(position, k, triggers))
         return True
 
     def _gated(self, position: int, index: int, triggers: Sequence[tf.Operation]) -> tf.Tensor:
@@ -276,4 +283,8 @@ class Holds:
         op = self.ops.ops[position]
         copied = self.ops.reads_from_elsewhere(position)
         waits_for = [self.merging.trigger(other) for other in triggers]
-        return gated(op.inputs[index], waits_for, op.name, op.device, copied=copied)
+        name = op.name
+        if self.merging.loses(position):
+            # Which factor it keeps is a matter of names, and not of how many gates there were.
+            name = f"{name}_{index}"
+        return gated(op.inputs[index], waits_for, name, op.device, copied=copied)
