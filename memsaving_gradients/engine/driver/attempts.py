@@ -19,8 +19,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memsaving_gradients.budget import Goal, chunk_bytes, too_small
 from memsaving_gradients.engine.driver.attempt import Followed, follow, take_back
@@ -85,7 +87,7 @@ class Attempts:
             return follow(self.site, outcome)
         most = FEW_ATTEMPTS if self.site.is_large else ROUNDS.most
         found = self._tried(outcome, most, limit)
-        while found is None and not self.site.stopped and self._counts_less():
+        while (found or self._best) is None and not self.site.stopped and self._counts_less():
             found = self._tried(self._outcome(self._foreseen), most, limit)
         if found is None and self._best is not None:
             found = self.again(self._best)
@@ -117,14 +119,18 @@ class Attempts:
         self, outcome: Outcome | None, attempts: int, limit: float = math.inf, quick: bool = True
     ) -> Followed | None:
         """A plan that keeps the budget, and than which a faster one is hardly to be found: of those
-        for the present estimate, of which ``outcome`` is the first. The others are noted."""
-        window, now = Window(), list[tuple[int, float]]()
+        for the present estimate, of which ``outcome`` is the first. The others are noted.
+
+        Of ``attempts``, a few are left as soon as one keeps it.
+        """
+        window, now, left = Window(), list[tuple[int, float]](), attempts
         assert outcome is not None
         assert outcome.plan.budget is not None
         if outcome.proposal.peak > outcome.plan.budget:
             # By this estimate nothing fits, and less of the budget is left to ask for.
             return None
-        for left in reversed(range(attempts)):
+        while True:
+            left -= 1
             assert outcome is not None
             plan, peak = outcome.plan, outcome.proposal.peak
             if plan.extra_time >= min(limit, _extra(self._best)):
@@ -133,13 +139,13 @@ class Attempts:
                 found = follow(self.site, outcome)
                 need = found.outcome.need
                 now.append((need, plan.extra_time))
-                if found.keeps(need) and not self._leaves_room(found, need):
+                if found.keeps(need) and not (left and self._leaves_room(found, need, now)):
                     self._earlier += now
                     return found
                 take_back(self.site, found)
                 assert plan.budget is not None
                 if found.keeps(need):
-                    self._best = found
+                    self._best, left = found, min(left, ROUNDS.fewest)
                     window.kept(peak, need / plan.budget)
                 else:
                     window.broke(peak, need / plan.budget)
@@ -154,20 +160,30 @@ class Attempts:
         self._earlier += now
         return None
 
-    def _leaves_room(self, found: Followed, need: int) -> bool:
-        """Whether a faster plan may be found than one that keeps the budget, and leaves much of
-        it."""
+    def _leaves_room(self, found: Followed, need: int, tried: list[tuple[int, float]]) -> bool:
+        """Whether a plan may be found that is faster by more than `SLACK` than one that keeps the
+        budget, and needs ``need``.
+
+        Of plans that were ``tried`` and broke it, the line to them tells how long those take that
+        need all of it. Where none did, it is known only that some of it is left.
+        """
         plan = found.outcome.plan
-        return plan.budget is not None and plan.extra_time > SLACK and need < CLOSE**2 * plan.budget
+        if plan.budget is None:
+            return False
+        needs, times = _fastest(tried)
+        if needs[-1] > plan.budget:
+            best = float(np.interp(plan.budget, needs, times))
+        else:
+            best = 0.0 if need < CLOSE**2 * plan.budget else plan.extra_time
+        return plan.extra_time - best > SLACK
 
     def _is_slower(self, need: int, extra: float) -> bool:
         """Whether plans of earlier estimates take less time than one that needs so many bytes, by a
         line between those that need more and less."""
         if not self._earlier:
             return False
-        needs, times = np.array(sorted(self._earlier)).T
-        best = np.minimum.accumulate(times)
-        return bool(need >= needs[0] and extra > np.interp(need, needs, best))
+        needs, times = _fastest(self._earlier)
+        return bool(need >= needs[0] and extra > np.interp(need, needs, times))
 
     def rescued(self) -> Followed:
         """The plan of least memory, or a faster one between it and those that broke the budget.
@@ -266,6 +282,12 @@ class Attempts:
         """The least of what a plan and plain training need, which nobody gets who asks for loops to
         be replayed."""
         return need if self.site.options.loops != "auto" else min(need, goal.plain_need)
+
+
+def _fastest(tried: list[tuple[int, float]]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """What plans need, in order, and the least extra time of those that need no more."""
+    needs, times = np.array(sorted(tried)).T
+    return needs, np.minimum.accumulate(times)
 
 
 def _extra(found: Followed | None) -> float:
