@@ -110,7 +110,9 @@ def test_between_a_plan_that_broke_the_budget_and_one_that_leaves_much_of_it_the
     plan = planned(0.6, planner="chain")
     assert need(plan) <= plan.budget
     first = runs[0].outcome.proposal.peak
-    assert most[0] < 0.5 * first < most[1] < first
+    # What would just do, if those after it took twice the bytes as well.
+    just = first * plan.budget / (2 * safe_bytes(runs[0].simulation, plan.gating))
+    assert most[0] < just < most[1] < first
     kept = [run.outcome.plan for run in runs[1:] if need(run.outcome.plan) <= plan.budget]
     assert plan.extra_time == min(each.extra_time for each in kept) < kept[0].extra_time
 
