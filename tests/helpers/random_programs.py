@@ -322,3 +322,13 @@ def between(xs: list[object], losses: list[tf.Tensor], tensors: list[tf.Tensor])
         and t.ref() not in ends
         and t.ref() not in begins
     ]
+
+
+def adds_in_any_order(graph: tf.Graph, forward: int) -> bool:
+    """Whether gradients, which come after so many ops, are summed by `AddN` of three or more: it
+    begins with an addend whose buffer is free just then.
+
+    TensorFlow's own last bits depend on timing there.
+    """
+    backward = graph.get_operations()[forward:]
+    return any(op.type == "AddN" and len(op.inputs) > 2 for op in backward)

@@ -30,6 +30,7 @@ from tests.helpers.random_programs import (
     KINDS,
     Program,
     Weights,
+    adds_in_any_order,
     between,
     build,
     inputs,
@@ -117,18 +118,8 @@ def _run(program: Program, choice, weights: Weights, *, xla: bool | None = None)
     return grads, spy.seen, built_graphs
 
 
-def _adds_in_any_order(graph: tf.Graph, forward: int) -> bool:
-    """Whether gradients are summed by `AddN` of three or more: it begins with an addend whose
-    buffer is free just then.
-
-    TensorFlow's own last bits depend on timing there.
-    """
-    backward = graph.get_operations()[forward:]
-    return any(op.type == "AddN" and len(op.inputs) > 2 for op in backward)
-
-
 def _rounding(built_graphs) -> float:
-    return IN_ANY_ORDER if any(_adds_in_any_order(*built) for built in built_graphs) else 0.0
+    return IN_ANY_ORDER if any(adds_in_any_order(*built) for built in built_graphs) else 0.0
 
 
 def _same(plain, ours, *, rounding: float = 0.0) -> None:
