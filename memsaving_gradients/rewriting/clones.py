@@ -140,7 +140,7 @@ def rewrite(
                 writer.pass_backward(entry)
             if writer.holds is not None:
                 writer.holds.place(entry, writer.op_of(entry))
-            writer.look_at(entry)
+            writer.add_to_window(entry)
             if writer.regions is not None:
                 writer.note(entry, begun)
         if writer.regions is None:
@@ -360,8 +360,9 @@ class _Writer:
         self.result.rewiring.forbid_feeding(op.outputs)
         self.runs.close()
 
-    def look_at(self, entry: Step) -> None:
-        """Let gates wait for a backward op, now that it has its place, if they may."""
+    def add_to_window(self, entry: Step) -> None:
+        """Let the next gate wait for a backward op, if it may; call when the op has its place,
+        which decides that."""
         position = entry.op
         if (
             not entry.copy

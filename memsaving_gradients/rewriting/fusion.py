@@ -6,11 +6,10 @@ nothing else reads the values between; constant folding moves a constant factor 
 it; equal ops become one. The results of the merged have other last bits, so that an original and
 its clone must be merged alike, and nothing is put between two ops that may be. Control edges lead
 from ops that have run at their own place in the schedule, whatever is merged
-(:mod:`memsaving_gradients.rewriting.fused_places`). A product that reads a
-constant in the place of a factor does not wait for that factor
-(:func:`graph_tools.grappler.constant_folding.losing`). Which of two it loses depends on names, so
-that it may be waited for only if both are held back. Rules of TensorFlow 2.16 to 2.21; what is not
-known here costs last bits at most.
+(:mod:`memsaving_gradients.rewriting.fused_places`). A product that reads a constant in the place of
+a factor does not wait for that factor (:func:`graph_tools.grappler.constant_folding.losing`). Names
+decide which of two it loses, so that gates wait for it only if both are held back. Rules of
+TensorFlow 2.16 to 2.21; what is not known here costs last bits at most.
 """
 
 from __future__ import annotations

@@ -264,14 +264,13 @@ class Holds:
                 self.ops.constants(position), self.ops.inputs[position], strict=True
             )
         ]
-        held = fixed_inputs(op, fixed)
-        index = widest_input(op.inputs, held)
+        fixed = [*fixed_inputs(op, fixed)]
+        index = widest_input(op.inputs, fixed)
         if index is None:
             return False
         indices = [index]
-        if self.merging.loses(position) and not any(held):
-            # Which of the two it keeps is a matter of names.
-            indices = [*range(len(held))]
+        if self.merging.loses(position) and not any(fixed):
+            indices = [*range(len(fixed))]
             self.merging.note_held(position)
         for k in indices:
             self.rewiring.point(op, k, self._gated(position, k, triggers))
@@ -285,6 +284,6 @@ class Holds:
         waits_for = [self.merging.trigger(other) for other in triggers]
         name = op.name
         if self.merging.loses(position):
-            # Which factor it keeps is a matter of names, and not of how many gates there were.
+            # Grappler sorts factors by name, and the names of gates end in how many there were.
             name = f"{name}_{index}"
         return gated(op.inputs[index], waits_for, name, op.device, copied=copied)
