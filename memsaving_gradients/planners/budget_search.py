@@ -42,8 +42,10 @@ __all__ = ["FLOORS", "ROUNDS", "Search"]
 ROUNDS = Trials(80_000, 2, 8)
 #: A plan that needs at least this share of the budget uses it well enough. Chosen by judgement.
 CLOSE = 0.96
-#: What is asked for last, as multiples of the peak that comes when a byte is asked for (a search
-#: for too much loses its way, and may do better with less to do); on large graphs only the first.
+#: What is asked for where nothing fits, as multiples of the lowest peak so far. First, the one that
+#: comes when a byte is asked for (a search for too much loses its way, and may do better with less
+#: to do); then less, again and again, as long as plans fit; then a little more. On large graphs
+#: only the first. Chosen by judgement.
 FLOORS = (1.0, 0.85, 1.04, 1.1)
 
 
@@ -241,18 +243,23 @@ class Search:
 
     def _reach_floor(self) -> list[Found]:
         """The least that the planner can do: the same attempts whatever the budget is, but only one
-        where time is over."""
-        floors: list[Found] = []
-        for number, factor in enumerate(self.floors):
-            if floors and self._stopped:
-                break
-            asked = int(floors[0].proposal.peak * factor) if number else 1
-            if floors and self._is_idle(asked, min(found.need for found in floors)):
-                continue
-            found = self._attempt(asked, len(self.floors) - number, late=not number)
-            if found is None:
-                break
-            floors.append(found)
+        where time is over.
+
+        Quick plans will do: the best ones hardly come lower, and take ten times as long.
+        """
+        first = self._attempt(1, len(self.floors), late=True, quick=True)
+        floors = [] if first is None else [first]
+        for number, factor in enumerate(self.floors[1:], 1):
+            fits = True
+            while floors and fits and not self._stopped:
+                asked = int(min(found.proposal.peak for found in floors) * factor)
+                if self._is_idle(asked, min(found.need for found in floors)):
+                    break
+                found = self._attempt(asked, len(self.floors) - number, quick=True)
+                if found is None:
+                    break
+                floors.append(found)
+                fits = factor < 1 and found.proposal.peak <= asked
         return floors
 
     def _is_idle(self, asked: int, need: int) -> bool:

@@ -20,7 +20,7 @@ from memsaving_gradients.engine.driver.attempts import Attempts
 from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
 from memsaving_gradients.planners import meter as meter_module
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
-from memsaving_gradients.planners.budget_search import Search
+from memsaving_gradients.planners.budget_search import FLOORS, Search
 from memsaving_gradients.planners.meter import Meter
 from tests.helpers.fresh import fresh
 from tests.helpers.graphs import GRAPHS, chain
@@ -102,6 +102,24 @@ def test_the_least_is_sought_only_where_it_may_be() -> None:
     storable = dataclasses.replace(graph, storable={0: ()})
     Search(Meter(storable, "control"), noted, floors=factors).least()
     assert possible[0] - 1 in asked
+
+
+def test_the_least_is_sought_further_down_as_long_as_quick_plans_fit() -> None:
+    asked: list[tuple[int | None, bool]] = []
+
+    def lost(graph: Any, limits: Limits) -> Proposal:
+        """Loses its way where nothing can fit."""
+        assert limits.budget is not None
+        asked.append((limits.budget, limits.quick))
+        return greedy(graph, Limits(budget=limits.budget if limits.budget > 1 else high))
+
+    graph = GRAPHS["unequal chain"]()
+    meter = Meter(graph, "control")
+    least = greedy(graph, Limits(budget=1)).peak
+    high = (least + 2 * meter.plain.peak) // 3
+    assert Search(meter, lost).least().proposal.peak == least
+    assert all(quick for _, quick in asked)
+    assert len(asked) > len(FLOORS)
 
 
 def test_schedules_are_simulated_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
