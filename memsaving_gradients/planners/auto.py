@@ -16,6 +16,7 @@ same plan in every process, unless a limit on time is given.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from functools import cached_property
@@ -39,6 +40,7 @@ from memsaving_gradients.planners.proposal import (
 )
 from memsaving_gradients.planners.retention.coarsen import CORRECTIONS, Coarse, coarsen
 from memsaving_gradients.planners.retention.local_search import RUNS_OF_A_STRETCH, Search
+from memsaving_gradients.planners.retention.simulate import Run
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]
@@ -182,8 +184,8 @@ class _Planning:
         for correction in range(CORRECTIONS):
             budget = max(0, self.budget - self.off)
             found = pricing.plan(budget, pace, self.bound * (1 + ROUNDING), found)
-            trial = self._follow(found.decisions)
-            if found.run.peak > budget:
+            trial = self._follow(found.decisions, found.run)
+            if trial is None or found.run.peak > budget:
                 break
             off = trial.peak - found.run.peak
             fits = trial.peak <= self.budget
@@ -213,14 +215,20 @@ class _Planning:
                 decisions, result = search.descend(start, each)
             found.append(search.keep_again(decisions, result, range(len(decisions))))
         best = min(found, key=lambda one: one[1].worth(budget))
-        self._follow(best[0])
-        decisions, _ = search.improve(
-            *best, max(0, runs - search.runs), self.bound * (1 + ROUNDING)
-        )
-        self._follow(decisions)
+        self._follow(*best)
+        better = search.improve(*best, max(0, runs - search.runs), self.bound * (1 + ROUNDING))
+        self._follow(*better)
 
-    def _follow(self, decisions: list[int]) -> Proposal:
-        """What decisions come to on the whole graph, noted."""
+    def _follow(self, decisions: list[int], run: Run) -> Proposal | None:
+        """What decisions come to on the whole graph, noted; ``None``: they take too long.
+
+        Recomputing n ops by recursion adds a forward pass for each halving (Chen et al. 2016), and
+        comes down to the memory of log n of them. More than that is not worth its time: an LSTM
+        comes down by another 2 % if all that was before is recomputed for each of its steps, which
+        takes 180 times as long.
+        """
+        if run.extra_seconds > math.log2(self.graph.length) * self.graph.total_seconds:
+            return None
         trial = proposed(self.graph, self.limits, self.coarse.schedule(decisions))
         self._note(trial)
         return trial

@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsaving_gradients.planners import Interrupted, Limits, Proposal, auto, chen
+from memsaving_gradients.planners.retention.simulate import run
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import Schedule, Step, plain
 from memsaving_gradients.schedules.simulate import simulate
@@ -193,6 +194,17 @@ def test_enough_is_enough(name):
         proposal = planned(graph, budget)
         assert proposal.schedule.clones == 0
         assert (proposal.lower_bound, proposal.optimal, proposal.complete) == (0.0, True, True)
+
+
+def test_decisions_that_take_too_long_are_no_plan() -> None:
+    graph = chain([1] * 20)
+    planning = auto._Planning(graph, Limits(budget=5))
+    decisions = planning.coarse.problem.plain()
+    made = run(planning.coarse.problem, decisions)
+    longest = graph.total_seconds * math.log2(graph.length)
+    assert planning._follow(decisions, replace(made, extra_seconds=longest * 1.01)) is None
+    assert planning.found is None
+    assert planning._follow(decisions, replace(made, extra_seconds=longest)) == planning.found
 
 
 def test_sums_are_left_alone():

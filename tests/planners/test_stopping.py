@@ -128,8 +128,8 @@ def test_the_key_ends_the_default_planner_with_what_it_has(monkeypatch: pytest.M
 
     follow = auto._Planning._follow
 
-    def stops(self: Any, decisions: Any) -> Any:
-        trial = follow(self, decisions)
+    def stops(self: Any, *decisions: Any) -> Any:
+        trial = follow(self, *decisions)
         if self._fits():
             raise KeyboardInterrupt
         return trial
