@@ -61,6 +61,8 @@ STAGES: dict[str, dict[str, Any]] = {
         "stackwise_num_filters": [32, 64, 128],
         "block_type": "bottleneck_block",
         "stage_type": "csp",
+        # Blocks see half of a stage's channels.
+        "block_ratio": [0.5],
     },
     "DenseNetBackbone": {"stackwise_num_repeats": [2, 4, 4]},
     "ResNetBackbone": {
