@@ -224,8 +224,8 @@ class _Planning:
 
         Recomputing n ops by recursion adds a forward pass for each halving (Chen et al. 2016), and
         comes down to the memory of log n of them. More than that is not worth its time: an LSTM
-        comes down by another 2 % if all that was before is recomputed for each of its steps, which
-        takes 180 times as long.
+        comes from 10.2 down to 10.0 MB if all that was before is recomputed for each of its steps,
+        which takes 180 times as long.
         """
         if run.extra_seconds > math.log2(self.graph.length) * self.graph.total_seconds:
             return None
