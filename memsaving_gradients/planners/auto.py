@@ -220,12 +220,12 @@ class _Planning:
         self._follow(*better)
 
     def _follow(self, decisions: list[int], run: Run) -> Proposal | None:
-        """What decisions come to on the whole graph, noted; ``None``: they take too long.
+        """Note the plan that decisions give on the whole graph, and return it; ``None`` if it takes
+        too long.
 
-        Recomputing n ops by recursion adds a forward pass for each halving (Chen et al. 2016), and
-        comes down to the memory of log n of them. More than that is not worth its time: an LSTM
-        comes from 10.2 down to 10.0 MB if all that was before is recomputed for each of its steps,
-        which takes 180 times as long.
+        Recursion adds a forward pass for each halving of n ops, and reaches the memory of log n of
+        them (Chen et al. 2016). More time gains little: an LSTM takes 10.0 MB instead of 10.2 if
+        each of its steps recomputes all steps before it, which takes 180 times as long.
         """
         if run.extra_seconds > math.log2(self.graph.length) * self.graph.total_seconds:
             return None

@@ -325,10 +325,10 @@ def between(xs: list[object], losses: list[tf.Tensor], tensors: list[tf.Tensor])
 
 
 def adds_in_any_order(graph: tf.Graph, forward: int) -> bool:
-    """Whether gradients, which come after so many ops, are summed by `AddN` of three or more: it
-    begins with an addend whose buffer is free just then.
+    """Return whether an `AddN` of three or more sums gradients. ``forward``: the ops before those.
 
-    TensorFlow's own last bits depend on timing there.
+    It begins with an addend whose buffer is free just then, so that TensorFlow's own last bits
+    depend on timing.
     """
     backward = graph.get_operations()[forward:]
     return any(op.type == "AddN" and len(op.inputs) > 2 for op in backward)
