@@ -146,6 +146,19 @@ class Search:
         """
         return self._lowest(self._reach_floor())
 
+    def lowest(self) -> Found:
+        """Of the plans that `least` chooses from, the one of the lowest peak.
+
+        What the executor adds, and holes between chunks, may be less with it than with the one that
+        needs fewest bytes in order.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            If planning was interrupted by the user before there was any plan.
+        """
+        return self._lowest(self._reach_floor(), _by_peak)
+
     def within_time(self, seconds: float, *, plain: bool = False) -> Found | None:
         """The plan that needs the fewest bytes in chunks among those whose clones take at most
         ``seconds``.
@@ -356,10 +369,13 @@ class Search:
             raise ArgumentError("planner", self.planner, f"returned no valid schedule: {problem}")
         return proposal
 
-    def _lowest(self, among: Sequence[Found]) -> Found:
-        """The plan that needs fewest bytes; plain training, if there is none."""
+    def _lowest(
+        self, among: Sequence[Found], key: Callable[[Found], tuple[float, ...]] | None = None
+    ) -> Found:
+        """The plan that needs fewest bytes, or is first by ``key``; plain training, if there is
+        none."""
         if among:
-            return self._with_end(min(among, key=lambda found: (found.need, *_by_time(found))))
+            return self._with_end(min(among, key=key or _by_need))
         self._raise_if_by_key()
         return self._with_end(Found(self.meter.plain, self.meter.need(self.meter.plain), None))
 
@@ -388,3 +404,11 @@ class Search:
 
 def _by_time(found: Found) -> tuple[float, int]:
     return found.proposal.extra_seconds, found.need
+
+
+def _by_need(found: Found) -> tuple[float, ...]:
+    return found.need, *_by_time(found)
+
+
+def _by_peak(found: Found) -> tuple[float, ...]:
+    return found.proposal.peak, *_by_time(found)

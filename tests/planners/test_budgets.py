@@ -209,6 +209,28 @@ def test_the_plan_that_is_used_is_polished_once() -> None:
     assert plan.lower_bound <= plan.extra_time
 
 
+def test_the_least_is_that_of_the_rewritten_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loose(graph: Any, limits: Limits) -> Proposal:
+        """Comes close to what is asked for only where that is nothing."""
+        assert limits.budget is not None
+        return greedy(graph, Limits(budget=limits.budget if limits.budget == 1 else most))
+
+    def least() -> int:
+        with pytest.raises(errors.BudgetError) as refused:
+            planned(budget=WIDTH, planner=loose)
+        assert refused.value.least is not None
+        return refused.value.least
+
+    most = int(0.6 * planned().peak_plain)
+    expected = least()
+    assert expected < most
+    # Holes are misjudged: the lower a peak is, the more is foreseen.
+    need = property(lambda self: lambda found: self.plain.peak - found.peak // 3)
+    monkeypatch.setattr(meter_module.Meter, "need", need)
+    assert least() == expected
+    assert planned(budget=expected, planner=loose).allocated <= expected
+
+
 def test_larger_budgets_recompute_less() -> None:
     times = [planned(budget=share).extra_time for share in (0.45, 0.6, 0.8)]
     assert times == sorted(times, reverse=True)

@@ -230,9 +230,22 @@ class Attempts:
         return replace(found, outcome=replace(found.outcome, plan=plan))
 
     def least(self) -> Followed | None:
-        """The plan of least memory, whatever the budget is."""
+        """The plan of least memory as it runs, whatever the budget is."""
         outcome = self._outcome()
-        return None if outcome is None else follow(self.site, outcome)
+        if outcome is None:
+            return None
+        found = follow(self.site, outcome)
+        if self.site.goal is None or outcome.plain:
+            return found
+        lowest = self._outcome(Search.lowest)
+        if lowest is None or lowest.proposal.schedule == outcome.proposal.schedule:
+            return found
+        take_back(self.site, found)
+        other = follow(self.site, lowest)
+        if other.outcome.need < found.outcome.need:
+            return other
+        take_back(self.site, other)
+        return self.again(found)
 
     def again(self, found: Followed) -> Followed:
         """The graph made to follow a plan once more."""
