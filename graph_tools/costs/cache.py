@@ -74,11 +74,15 @@ class CostCache:
     Examples
     --------
     >>> import os, tempfile
-    >>> os.environ["MEMSAVING_GRADIENTS_CACHE"] = tempfile.mkdtemp()
-    >>> cache = CostCache("CPU of an example")
-    >>> cache.entries["MatMul …"] = Measured(0.001, 64)
-    >>> cache.write()
-    >>> CostCache("CPU of an example").entries
+    >>> from unittest.mock import patch
+    >>> with (
+    ...     tempfile.TemporaryDirectory() as folder,
+    ...     patch.dict(os.environ, MEMSAVING_GRADIENTS_CACHE=folder),
+    ... ):
+    ...     cache = CostCache("CPU of an example")
+    ...     cache.entries["MatMul …"] = Measured(0.001, 64)
+    ...     cache.write()
+    ...     CostCache("CPU of an example").entries
     {'MatMul …': Measured(seconds=0.001, workspace=64)}
     """
 

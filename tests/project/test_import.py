@@ -34,7 +34,7 @@ print(json.dumps({"added": sorted(added), "ops": ops, "late": late}))
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """Return the modules that a new process has imported."""
-    # Where a folder for costs is named, as an example does, that of the user is not looked for.
+    # Where a folder for costs is named, that of the user is not looked for.
     environment = {name: value for name, value in os.environ.items() if name != ENVIRONMENT}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment
