@@ -16,13 +16,14 @@ import importlib
 import multiprocessing
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
-__all__ = ["context", "fresh", "start"]
+__all__ = ["context", "end_with_parent", "fresh", "processor_seconds", "start"]
 
 #: What ends a process that hangs: ten times what the longest takes on a quiet machine.
 SECONDS = 600
@@ -30,6 +31,15 @@ SECONDS = 600
 #: Makes processes that have imported TensorFlow.
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["tests.helpers.support", "keras"])
+
+
+_processor_seconds = [0.0]
+
+
+def processor_seconds() -> float:
+    """The time of all processors that calls took so far: fresh processes are children of the fork
+    server and not of this process."""
+    return _processor_seconds[0]
 
 
 def start() -> None:
@@ -56,7 +66,8 @@ def fresh(target: str, kwargs: Mapping[str, Any] | None = None, **more: Any) -> 
     try:
         if not receiver.poll(SECONDS):
             raise TimeoutError(f"{target} did not finish within {SECONDS} seconds")
-        succeeded, answer = receiver.recv()
+        succeeded, answer, seconds = receiver.recv()
+        _processor_seconds[0] += seconds
     except EOFError:
         process.join()
         raise FreshProcessError(
@@ -71,8 +82,21 @@ def fresh(target: str, kwargs: Mapping[str, Any] | None = None, **more: Any) -> 
     return answer
 
 
+def end_with_parent() -> None:
+    """End this process when the one that asked for it has ended, and could not end it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _call(sender: Connection, target: str, arguments: dict[str, Any]) -> None:
     """Run in the fresh process."""
+    end_with_parent()
     # What is printed is not for pytest, which reads the standard output of its workers.
     os.dup2(sys.stderr.fileno(), 1)
     module, _, function = target.partition(":")
@@ -80,5 +104,6 @@ def _call(sender: Connection, target: str, arguments: dict[str, Any]) -> None:
         answer = True, getattr(importlib.import_module(module), function)(**arguments)
     except BaseException:
         answer = False, traceback.format_exc()
-    sender.send(answer)
+    # User and system, of this process and of its children.
+    sender.send((*answer, sum(os.times()[:4])))
     sender.close()

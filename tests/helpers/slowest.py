@@ -1,8 +1,8 @@
 """A pytest plugin: the tests that took longest, and those that are too long for the fast suite.
 
 A fast test takes at most five seconds on a quiet machine. Seconds on the clock say nothing about a
-test on a busy machine, and processor seconds nothing about one that waits for a process of its own;
-a test is too long if it is by both. Nothing fails.
+test on a busy machine, and processor seconds nothing about one that waits for a cluster or a
+solver, whose time is not counted; a test is too long if it is by both. Nothing fails.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.helpers import fresh
+
 __all__ = ["pytest_runtest_protocol", "pytest_terminal_summary"]
 
 SHOWN = 20
@@ -21,9 +23,11 @@ MOST = 5.0
 
 
 def _seconds() -> tuple[float, float]:
-    """The clock, and the time of all processors that this process and its ended children took."""
+    """The clock, and the time of all processors that this process, its ended children and calls in
+    fresh processes took."""
     both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return time.perf_counter(), sum(used.ru_utime + used.ru_stime for used in both)
+    own = sum(used.ru_utime + used.ru_stime for used in both)
+    return time.perf_counter(), own + fresh.processor_seconds()
 
 
 @pytest.hookimpl(wrapper=True)

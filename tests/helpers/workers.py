@@ -113,6 +113,7 @@ def _free_ports(count: int) -> list[int]:
 
 def _run(scenario: str, folder: Path, name: str, task: str) -> None:
     """Run a scenario in a forked process, which writes to files of its name."""
+    fresh.end_with_parent()
     for number, end in enumerate(("out", "err"), 1):
         with (folder / f"{name}.{end}").open("ab") as file:
             os.dup2(file.fileno(), number)

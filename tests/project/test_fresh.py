@@ -1,0 +1,58 @@
+"""Fresh processes of tests: their time is counted, and they end with the process that asked for
+them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.helpers import fresh
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import os
+from tests.helpers import fresh
+fresh.context.set_forkserver_preload([])
+fresh.fresh("tests.project.test_fresh:waits", folder={folder!r}, asked_by=os.getpid())
+"""
+
+
+def computes(seconds: float) -> int:
+    """Take so much time of a processor (in a fresh process)."""
+    rounds = 0
+    while sum(os.times()[:2]) < seconds:
+        rounds += 1
+    return rounds
+
+
+def waits(folder: str, asked_by: int) -> None:
+    """Say who waits, end the process that asked for this one, and hang (in a fresh process)."""
+    (Path(folder) / f"{os.getpid()}.waits").touch()
+    os.kill(asked_by, 9)
+    time.sleep(600)
+
+
+def test_time_of_fresh_processes_counts() -> None:
+    before = fresh.processor_seconds()
+    assert fresh.fresh("tests.project.test_fresh:computes", seconds=0.2) > 0
+    assert fresh.processor_seconds() - before >= 0.2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no fork server")
+def test_a_fresh_process_ends_with_the_one_that_asked_for_it(tmp_path: Path) -> None:
+    run = [sys.executable, "-c", PROGRAM.format(folder=str(tmp_path))]
+    # Pipes would be read until all have closed them.
+    ended = subprocess.run(run, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+    (waiting,) = (int(path.stem) for path in tmp_path.glob("*.waits"))
+    assert ended.returncode == -9
+    _, alive = psutil.wait_procs(
+        [process for process in psutil.process_iter() if process.pid == waiting], timeout=10
+    )
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
