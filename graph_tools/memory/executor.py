@@ -48,7 +48,12 @@ from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.grappler.constant_folding import folded
 from graph_tools.memory.liveness import IntArray, timeline
 from graph_tools.memory.timeline import CHANCE, MANY_OPS, Timeline
-from graph_tools.memory.variables import Updated, persistent_bytes, updated_variables
+from graph_tools.memory.variables import (
+    Updated,
+    constant_bytes,
+    persistent_bytes,
+    updated_variables,
+)
 from graph_tools.ops import op_types
 from graph_tools.ops.views import viewed_input
 
@@ -193,8 +198,8 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         tuple({storage[v] for v in (*read, *made)})
         for read, made in zip(reads, writes, strict=True)
     ]
-    persistent = persistent_bytes(ops, batch)
     sizes = ops.value_bytes(batch).tolist()
+    persistent = persistent_bytes(ops, batch) | constant_bytes(ops, there, one, batch)
     runs = ops.here.copy()
     runs[list(absent)] = False
     # What is folded computes before the step.

@@ -72,8 +72,8 @@ class Timeline:
     other_orders
         Buffers for other orders that the ops may run in.
     persistent
-        Bytes of variables and fed inputs, which are there before the step: they decide what holes
-        buffers fall into.
+        Bytes of variables, fed inputs and large constants, which are there before the step: they
+        decide what holes buffers fall into.
     replaces
         For these buffers and those of other orders, which of the persistent ones each takes the
         place of (-1: of none).

@@ -1,4 +1,5 @@
-"""Variables as an executed step sees them: buffers from before, which updates replace or copy.
+"""Variables and constants as an executed step sees them: buffers from before, of which updates
+replace or copy some.
 
 An assignment makes the buffer of its value the variable's, and the old one is let go. An update in
 place (``assign_add``, the kernels of TF1's optimizers) copies the variable's buffer first if
@@ -14,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graph_tools.graph.capture import OpGraph
+from graph_tools.memory.bfc_allocator import GRAIN
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
 
-__all__ = ["Updated", "persistent_bytes", "updated_variables"]
+__all__ = ["Updated", "constant_bytes", "persistent_bytes", "updated_variables"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,35 @@ def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
             owner = op.inputs[0].ref() if op.inputs else op.outputs[0].ref()
             found[owner] = tensor_bytes(op.outputs[0]).at(batch)
     return {owner: size for owner, size in found.items() if size}
+
+
+def constant_bytes(
+    ops: OpGraph, folded: Sequence[bool], one: Mapping[int, int], batch: int
+) -> dict[object, int]:
+    """Bytes of the constants of more than `GRAIN` that ops read as a step runs, by value.
+
+    They are made when the graph runs first, after variables and inputs, and stay: a mask that is
+    folded takes a place in which a buffer would fit. Smaller ones, of which there are hundreds,
+    fall into holes of a process that has allocated before.
+
+    Parameters
+    ----------
+    ops
+        The graph of a step.
+    folded
+        For each op, whether it computes before the step.
+    one
+        Of values that equal others, those.
+    batch
+        The size of a batch where it is not known.
+    """
+    return {
+        one.get(value, value): size
+        for i, values in enumerate(ops.inputs)
+        if ops.here[i] and not folded[i]
+        for value in values
+        if ops.constant[value] and (size := tensor_bytes(ops.tensor(value)).at(batch)) > GRAIN
+    }
 
 
 def updated_variables(

@@ -70,6 +70,17 @@ def test_a_step_that_updates_its_weights_takes_what_is_simulated(kind: str) -> N
     assert weights["least"] - 1.25 <= weights["simulated"] <= weights["most"] + 1.25
 
 
+def test_constants_are_there_before_a_step() -> None:
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [8, WIDTH])
+        numbers = tf.range(WIDTH)
+        masks = [tf.cast(numbers < limit, tf.float32) for limit in (7, 9)]
+        y = tf.add_n([tf.tanh(x * mask) for mask in masks]) + tf.constant(2.5)
+        timeline = simulate_execution(capture([y]), batch=1)[0]
+    # And a small one, which does not count.
+    assert sorted(timeline.persistent) == [4 * WIDTH, 4 * WIDTH, 4 * 8 * WIDTH]
+
+
 def test_what_replaces_a_persistent_buffer_leaves_a_hole_where_that_was() -> None:
     """A buffer of 4 that stays splits the region of 16 in which 8 and 8 would fit one after the
     other."""

@@ -71,7 +71,9 @@ def test_rectified_and_pooled(dynamic):
 
     outcomes = same(program, image(dynamic=dynamic))
     for plan in plans_of(outcomes, KEEP):
-        assert plan.packed and plan.allocated < 0.85 * plan.allocated_plain
+        assert plan.packed and plan.peak < 0.8 * plan.peak_plain
+        # Holes between chunks are chance.
+        assert plan.allocated < plan.allocated_plain
 
 
 @pytest.mark.parametrize(
