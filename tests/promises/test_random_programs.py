@@ -135,8 +135,10 @@ def _same(plain, ours, *, rounding: float = 0.0) -> None:
         for p, q in parts:
             assert p.dtype == q.dtype and p.shape == q.shape
             if rounding:
-                far = np.abs(p.numpy().astype(np.float64) - q.numpy()).max(initial=0)
-                assert far <= rounding * max(1.0, np.abs(p.numpy()).max(initial=0)), (p, q)
+                # Where one is infinite or no number, the other has to be as well.
+                one, other = p.numpy().astype(np.float64), q.numpy().astype(np.float64)
+                most = np.abs(one).max(initial=1.0, where=np.isfinite(one))
+                np.testing.assert_allclose(other, one, rtol=0, atol=rounding * most)
             else:
                 assert p.numpy().tobytes() == q.numpy().tobytes(), (p.numpy(), q.numpy())
 
@@ -202,6 +204,14 @@ def _check(program: Program, choice) -> None:
         assert simulate(rigid, unchained).peak == naive
         assert simulate(step.graph, unchained).peak <= naive
     _same(plain, ours, rounding=_rounding(built_graphs))
+
+
+def test_within_a_rounding_infinite_values_are_the_same() -> None:
+    values = tf.constant([1.0, np.inf, np.nan])
+    _same([values], [values * (1 + 1e-6)], rounding=1e-5)
+    for other in ([1.0, np.inf, 1.0], [1.0, -np.inf, np.nan], [1.1, np.inf, np.nan]):
+        with pytest.raises(AssertionError):
+            _same([values], [tf.constant(other)], rounding=1e-5)
 
 
 @given(programs(), _choices)
