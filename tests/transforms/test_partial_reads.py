@@ -69,11 +69,11 @@ def test_rectified_and_pooled(dynamic):
     def program(p, gradients):
         return both(p, gradients, tiles)
 
-    outcomes = same(program, image(dynamic=dynamic))
+    outcomes = same(program, image(dynamic=dynamic, side=96))
     for plan in plans_of(outcomes, KEEP):
         assert plan.packed and plan.peak < 0.8 * plan.peak_plain
-        # Holes between chunks are chance.
-        assert plan.allocated < plan.allocated_plain
+        # In smaller images, holes between chunks decide.
+        assert plan.allocated < 0.85 * plan.allocated_plain
 
 
 @pytest.mark.parametrize(
