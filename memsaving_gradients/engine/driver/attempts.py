@@ -235,7 +235,7 @@ class Attempts:
         if outcome is None:
             return None
         found = follow(self.site, outcome)
-        if self.site.goal is None or outcome.plain:
+        if self.site.goal is None or outcome.plain or self.site.stopped:
             return found
         lowest = self._outcome(Search.lowest)
         if lowest is None or lowest.proposal.schedule == outcome.proposal.schedule:
