@@ -49,6 +49,18 @@ CLOSE = 0.96
 FLOORS = (1.0, 0.85, 1.04, 1.1)
 
 
+def _by_time(found: Found) -> tuple[float, int]:
+    return found.proposal.extra_seconds, found.need
+
+
+def _by_need(found: Found) -> tuple[float, ...]:
+    return found.need, *_by_time(found)
+
+
+def _by_peak(found: Found) -> tuple[float, ...]:
+    return found.proposal.peak, *_by_time(found)
+
+
 @dataclass(eq=False)
 class Search:
     """A search for a plan, with one planner on one graph.
@@ -149,8 +161,8 @@ class Search:
     def lowest(self) -> Found:
         """Of the plans that `least` chooses from, the one of the lowest peak.
 
-        What the executor adds, and holes between chunks, may be less with it than with the one that
-        needs fewest bytes in order.
+        The executor's order and holes between chunks may add less to it than to the plan that needs
+        the fewest bytes before it is rewritten.
 
         Raises
         ------
@@ -370,12 +382,12 @@ class Search:
         return proposal
 
     def _lowest(
-        self, among: Sequence[Found], key: Callable[[Found], tuple[float, ...]] | None = None
+        self, among: Sequence[Found], key: Callable[[Found], tuple[float, ...]] = _by_need
     ) -> Found:
         """The plan that needs fewest bytes, or is first by ``key``; plain training, if there is
         none."""
         if among:
-            return self._with_end(min(among, key=key or _by_need))
+            return self._with_end(min(among, key=key))
         self._raise_if_by_key()
         return self._with_end(Found(self.meter.plain, self.meter.need(self.meter.plain), None))
 
@@ -400,15 +412,3 @@ class Search:
     def _raise_if_by_key(self) -> None:
         if self._by_key is not None:
             raise self._by_key
-
-
-def _by_time(found: Found) -> tuple[float, int]:
-    return found.proposal.extra_seconds, found.need
-
-
-def _by_need(found: Found) -> tuple[float, ...]:
-    return found.need, *_by_time(found)
-
-
-def _by_peak(found: Found) -> tuple[float, ...]:
-    return found.proposal.peak, *_by_time(found)
