@@ -41,8 +41,9 @@ def waits(folder: str, asked_by: int) -> None:
 
 def test_time_of_fresh_processes_counts() -> None:
     before = fresh.processor_seconds()
-    assert fresh.fresh("tests.project.test_fresh:computes", seconds=0.2) > 0
-    assert fresh.processor_seconds() - before >= 0.2
+    # Its clock has ticks of 0.01 s: a tenth of a second more than what is asked about.
+    assert fresh.fresh("tests.project.test_fresh:computes", seconds=0.3) > 0
+    assert fresh.processor_seconds() - before > 0.2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no fork server")
