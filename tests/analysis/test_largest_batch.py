@@ -64,6 +64,7 @@ def process(request, monkeypatch):
 
 def test_the_largest_fits_and_the_next_does_not():
     found = ms.largest_batch(make, budget="4 MB")
+    assert isinstance(found, ms.LargestBatch)
     assert found.need <= found.budget == 4_000_000
     assert 1 <= found.plain < found.batch
     fn, args = make(found.batch)

@@ -270,6 +270,7 @@ def test_the_error_is_reported():
         name: ms.gradient_error(loss, [*weights, unread], x, encode=name, planner="keep")
         for name in ("int8", "bfloat16", "float16")
     }
+    assert all(isinstance(error, ms.GradientError) for error in found.values())
     assert all(len(error.variables) == 4 and error.control == 0 for error in found.values())
     assert 0.03 > found["int8"].worst > found["bfloat16"].worst > found["float16"].worst > 0
     assert all(error.worst >= error.median for error in found.values())

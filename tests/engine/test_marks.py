@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,6 +149,30 @@ def test_auto_ignores_marks_of_other_gradients() -> None:
         ms.gradients(y, x)
         (plan,) = ms.plans(graph)
     assert plan.mode == "memory"
+
+
+MODES = {
+    "memory": ms.gradients_memory,
+    "speed": ms.gradients_speed,
+    "collection": ms.gradients_collection,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_has_a_function(mode: str) -> None:
+    def plan_of(gradients: Callable[..., list[Any]], **options: str) -> ms.Plan:
+        with tf.Graph().as_default() as graph:
+            x = y = v1.placeholder(tf.float32, [8, 8])
+            for _ in range(8):
+                y = ms.checkpoint(tf.matmul(tf.tanh(y), y))
+            (gradient,) = gradients(y, [x], [tf.ones([8, 8])], name="backward", **options)
+            assert gradient.shape == [8, 8]
+        (plan,) = ms.plans(graph)
+        return plan
+
+    plan = plan_of(MODES[mode])
+    assert plan.mode == mode
+    assert plan == plan_of(ms.gradients, checkpoints=mode)
 
 
 def test_collection_without_marks() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graph_tools import Bytes, GraphError, GraphToolsError, capture, tensor_bytes
+from graph_tools import Bytes, GraphError, GraphToolsError, OpGraph, capture, tensor_bytes
 from graph_tools.tf_private import graphs
 
 v1 = tf.compat.v1
@@ -30,6 +30,7 @@ def test_capture_numbers_values_consecutively(graph):
     x = v1.placeholder(tf.float32, [4, 6])
     a, b = tf.split(tf.tanh(x), 2, axis=1)
     found = capture([a + b])
+    assert isinstance(found, OpGraph)
     assert (
         found.first_value.tolist()
         == np.cumsum([0, *(len(op.outputs) for op in found.ops[:-1])]).tolist()

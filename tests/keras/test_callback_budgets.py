@@ -107,6 +107,7 @@ def test_device_memory() -> None:
         fit(trained, callback)
     budget = callback.plans[-1].budget
     assert budget is not None
+    assert ms.keras.RESERVE == 1 / 20
     assert abs(4_000_000 * 19 // 20 - 3 * weights - budget) < 500
     tight = 3 * weights + 350_000
     callback = saving(device_memory=tight * 20 // 19)

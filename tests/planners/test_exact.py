@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planning.layered import unet_vgg
-from memsaving_gradients.errors import ArgumentError, PlanNote
-from memsaving_gradients.planners import Interrupted, Limits, Proposal, exact
+from memsaving_gradients.errors import ArgumentError, PlanNote, SolverError
+from memsaving_gradients.planners import Interrupted, Limits, Proposal, exact, least_memory
 from memsaving_gradients.planners.bounds.integer import bound_within, tightest_bound
 from memsaving_gradients.planners.retention import constraint_program, prove
 from memsaving_gradients.planners.retention.coarsen import coarsen
@@ -181,13 +181,25 @@ def test_where_the_process_is_killed_the_plan_there_is_is_used():
     assert planned(small(26), 20).optimal
 
 
-def test_what_the_process_says_before_it_ends_is_told(monkeypatch):
+@pytest.fixture
+def broken(monkeypatch):
+    """The solver's process ends as soon as it begins."""
     constraint_program._Solver._end()
     start = subprocess.Popen
-    broken = [sys.executable, "-c", "raise ImportError('libortools is missing')"]
+    program = [sys.executable, "-c", "raise ImportError('libortools is missing')"]
     monkeypatch.setattr(
-        constraint_program.subprocess, "Popen", lambda _, **how: start(broken, **how)
+        constraint_program.subprocess, "Popen", lambda _, **how: start(program, **how)
     )
+
+
+def test_where_no_plan_fits_without_the_solver_its_error_is_raised(broken):
+    budget = 14
+    assert least_memory.plan(small(6)).peak > budget
+    with pytest.raises(SolverError, match=r"exit status 1: ImportError: libortools is missing"):
+        exact.plan(small(6), Limits(budget=budget))
+
+
+def test_what_the_process_says_before_it_ends_is_told(broken):
     instance = unet_vgg()
     budget = int(0.45 * instance.peak)
     with pytest.warns(PlanNote, match=r"exit status 1: ImportError: libortools is missing"):

@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from memsaving_gradients import planners
 from memsaving_gradients.planners import Limits, cheap_ops, least_memory, named
 from memsaving_gradients.schedules.schedule import plain, recompute_lazily
 from memsaving_gradients.schedules.simulate import simulate
@@ -27,6 +28,7 @@ from tests.helpers.graphs import (
     u_shape,
     with_draws,
 )
+from tests.helpers.greedy import greedy
 from tests.helpers.sampling import covering
 
 PLANNERS = {"memory": least_memory.plan, "speed": cheap_ops.plan, "named": named.plan}
@@ -254,6 +256,14 @@ def conv_net(n: int) -> tuple[TrainingGraph, list[int]]:
         at = make.op(at, size=16, residual="output")
     make.op(at, size=1)
     return make.graph(), made
+
+
+def test_planners_are_found_by_name_and_functions_are_themselves():
+    for name in planners.PLANNERS:
+        planner: planners.Planner = planners.find_planner(name)
+        assert planner.__name__ == "plan" and planners.planner_name(name) == name
+    assert planners.find_planner(greedy) is greedy
+    assert planners.planner_name(greedy) == "greedy"
 
 
 def test_cheap_ops_keeps_every_expensive_output():

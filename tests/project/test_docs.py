@@ -8,7 +8,6 @@ import os
 import shlex
 import subprocess
 import sys
-import types
 import zlib
 from dataclasses import fields
 from pathlib import Path
@@ -16,14 +15,12 @@ from typing import Any
 
 import pytest
 
-import graph_tools
 import memsaving_gradients as ms
-from graph_tools.memory import measure
-from memsaving_gradients import errors, planners
 from memsaving_gradients.cli.arguments import PROGRAM, parse
 from memsaving_gradients.engine.options import Options
 from tests.helpers.documented import PAGES, ROOT, Block, blocks
 from tests.helpers.fresh import fresh
+from tests.helpers.public import public_names
 
 PYTHON = [block for block in blocks(*PAGES) if block.kind == "python"]
 #: Programs of these pages take long, and do what `test_explain`, `test_largest_batch` and
@@ -82,13 +79,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
     _, body = (site / "objects.inv").read_bytes().split(b"using zlib.\n", 1)
     known = {line.split()[0] for line in zlib.decompress(body).decode().splitlines()}
-    modules = (ms, ms.keras, ms.attention, planners, errors, graph_tools, measure)
-    public = {
-        f"{module.__name__}.{name}": getattr(module, name)
-        for module in modules
-        for name in module.__all__
-        if not isinstance(getattr(module, name), types.ModuleType)
-    }
+    public = public_names()
     assert len(public) > 70
     assert [name for name, what in public.items() if not {name, _place(what)} & known] == []
 

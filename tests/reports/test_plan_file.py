@@ -240,6 +240,7 @@ def test_compare() -> None:
     _, tight = build(budget=0.5, planner=greedy)
     _, loose = build(budget=0.8, planner=greedy)
     comparison = tight.compare(loose)
+    assert isinstance(comparison, ms.Comparison)
     assert comparison.same_graph
     assert comparison.changed
     assert all(a is None or b is None or a.fate != b.fate for a, b in comparison.changed)

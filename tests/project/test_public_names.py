@@ -1,0 +1,29 @@
+"""Every public name has a test: its own name is in one, or in an example that runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.helpers.documented import ROOT
+from tests.helpers.public import public_names
+
+THIS = Path(__file__)
+
+
+def test_every_public_name_is_in_a_test_or_an_example() -> None:
+    names = public_names()
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if path != THIS
+    ]
+    texts += [
+        line.strip()
+        for room in ("graph_tools", "memsaving_gradients")
+        for path in (ROOT / room).rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.strip().startswith((">>> ", "... "))
+    ]
+    words = {*re.findall(r"\w+", "\n".join(texts))}
+    assert [name for name in names if name.rpartition(".")[2] not in words] == []
