@@ -6,17 +6,15 @@ __all__ = ["CacheWarning", "GraphError", "GraphToolsError"]
 
 
 class GraphToolsError(Exception):
-    """Base class of all errors of ``graph_tools`` and of the packages that stand on it."""
+    """Base class of all errors of ``graph_tools`` and of the packages that build on it."""
 
-    #: AutoGraph re-raises errors as types of its own, without what they carry, unless they say
-    #: this.
+    #: AutoGraph re-raises errors as types of its own, without their attributes, unless this is set.
     ag_pass_through = True
 
 
 class GraphError(GraphToolsError, ValueError):
-    """A graph cannot be captured, ordered or edited in the way that was asked for."""
+    """A graph cannot be captured, ordered or edited as requested."""
 
 
 class CacheWarning(UserWarning):
-    """Measured costs cannot be read from disk, or not be kept there; results do not depend on
-    it."""
+    """Measured costs cannot be read from disk or written there; results do not depend on that."""

@@ -1,7 +1,7 @@
-"""What is known of a graph, or of an op, for as long as it lives.
+"""Notes about a graph or an op, kept for as long as it lives.
 
-Notes are attributes of the graph or op itself. Many of them refer back to it, so that a table of
-them, weak or not, would keep it alive.
+Notes are attributes of the graph or op itself. Many of them refer back to it, so a table of them,
+weak or not, would keep it alive.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Notes = TypeVar("Notes")
 
 
 def notes(owner: tf.Graph | tf.Operation, kind: type[Notes]) -> Notes:
-    """Return the notes of a kind on ``owner``: an instance of ``kind``, made without arguments when
-    it is first asked for.
+    """Return the notes of a kind on ``owner``: an instance of ``kind``, created without arguments
+    by the first call.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def has_notes(owner: tf.Graph | tf.Operation, kind: type) -> bool:
 
 def nearest_notes(graph: Any, kind: type[Notes]) -> Notes | None:
     """Return the notes of a kind on ``graph``, or on the nearest graph around it that has some;
-    ``None``: none has."""
+    ``None`` if none has."""
     while graph is not None and not has_notes(graph, kind):
         graph = getattr(graph, "outer_graph", None)
     return None if graph is None else notes(graph, kind)

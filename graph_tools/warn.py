@@ -13,15 +13,15 @@ from graph_tools.tf_private import graphs
 
 __all__ = ["PACKAGES", "warn"]
 
-#: The line that is pointed at lies in none of these.
+#: A warning never points at a line in one of these packages.
 PACKAGES = ("graph_tools", "memsaving_gradients", "tensorflow", "keras")
 
-#: For each file, what was said in it: what filters need for saying a thing once.
+#: For each file, its warnings so far, which filters need to show each warning only once.
 _said: dict[str, dict[Any, Any]] = {}
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """``warnings.warn``, at the innermost line outside of `PACKAGES`.
+    """Warn, as ``warnings.warn`` does, at the innermost line outside of `PACKAGES`.
 
     (``skip_file_prefixes`` needs Python 3.12, and does not see through the code that AutoGraph
     generates.)
@@ -44,7 +44,7 @@ def _users_line() -> tuple[str, int]:
     for file, line in reversed(stack):
         if not _is_ours(file):
             return file, line
-    # A thread of TensorFlow's, which no code of the user's is in.
+    # The stack is a thread of TensorFlow's, without code of the user.
     return stack[0]
 
 

@@ -1,10 +1,10 @@
-"""Measured costs of kernels, kept on disk from one process to the next.
+"""Measured costs of kernels, kept on disk between processes.
 
-One JSON file for each TensorFlow version and device, in the user's cache folder or in the one that
-the environment variable ``MEMSAVING_GRADIENTS_CACHE`` names. Files are replaced as a whole, after
-merging in what other processes have written in the meantime: a reader never sees half a file, and
-of two processes that write in the same instant, one measures again later. A file that cannot be
-read is worth no error: there is a warning, and it is measured anew.
+Each TensorFlow version and device has one JSON file, in the user's cache folder or in the folder
+that the environment variable ``MEMSAVING_GRADIENTS_CACHE`` names. A write merges in the entries
+that other processes wrote meanwhile, and replaces the whole file: a reader never sees half a file.
+If two processes write at the same instant, one of them measures again later. An unreadable file
+causes a warning, not an error, and its kernels are measured again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from graph_tools.warn import warn
 __all__ = ["CostCache", "describe", "folder"]
 
 ENVIRONMENT = "MEMSAVING_GRADIENTS_CACHE"
-#: Fact: the version of the files; files of another one are void.
+#: Fact: the version of the file format; files of another version are not used.
 FORMAT = 1
 
 Entries = dict[str, Measured | None]
 
 
 def folder() -> Path:
-    """Where files are kept."""
+    """Return the folder of the cache files."""
     if given := os.environ.get(ENVIRONMENT):
         return Path(given)
     import platformdirs
@@ -44,8 +44,8 @@ def folder() -> Path:
 
 
 def describe(device: str) -> str:
-    """What decides the speed of ``device`` (``"CPU:0"``): its model, its threads, and which kernels
-    it has."""
+    """Return the properties that decide the speed of ``device`` (``"CPU:0"``): the model and
+    compute capability of a GPU, or the model, threads and oneDNN setting of a CPU."""
     if "GPU" in device.upper():
         index = int(device.rpartition(":")[2])
         details = tf.config.experimental.get_device_details(
@@ -68,8 +68,7 @@ def _processor() -> str:
 
 
 class CostCache:
-    """The costs that are known for one device; ``None`` stands for a kernel that cannot be
-    measured.
+    """The known costs of kernels on one device; ``None`` marks a kernel that cannot be measured.
 
     Examples
     --------
@@ -94,8 +93,7 @@ class CostCache:
         self.entries: Entries = self._read()
 
     def write(self) -> None:
-        """Put the entries on disk, beside those that others have put there; a warning if that
-        fails."""
+        """Write the entries to disk, merged with other processes' entries; warn if that fails."""
         merged = {**self._read(), **self.entries}
         content = {
             **self.header,

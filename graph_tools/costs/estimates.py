@@ -1,16 +1,16 @@
 """Estimated time of an op: a roofline (Williams et al. 2009) of its floating point operations and
 the bytes it moves.
 
-An op takes as long as its multiplications or its memory traffic need, whichever is longer, and a
-constant for being started. Multiply-adds of convolutions and matrix products follow from shapes:
-twice the output elements times the elements of one filter, or the contracted length; an Einsum
-takes one for each combination of its labels. All other ops move bytes: reductions, transcendental
-functions and transpositions take as long as twice as many, normalizations that read their input
-several times as many more. Loops take the time of their bodies, as often as they run; branches and
-function calls are opaque: so many passes over what goes in and out.
+An op takes as long as its arithmetic or its memory traffic, whichever is longer, plus a constant to
+start it. The operations of convolutions and matrix products follow from shapes: twice the output
+elements times the elements of one filter, or the contracted length. An Einsum takes one
+multiply-add for each combination of its labels. Most other ops only move bytes; reductions,
+transcendental functions, transpositions and normalizations count theirs twice or more. A loop takes
+the time of its body times its steps, a conditional the time of its dearest branch. A function call
+is opaque: it takes 20 passes over its inputs and outputs.
 
-Static estimates are good enough to compare plans for one graph; absolute seconds are not to be
-believed (:mod:`graph_tools.costs.profiles` measures them). Cost: 5 µs an op.
+Static estimates are good enough to compare plans for one graph. Their absolute seconds are not
+reliable: :mod:`graph_tools.costs.profiles` measures them. Cost: 5 µs an op.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ __all__ = [
     "op_workspace",
 ]
 
-#: Fact: measured on two cores of a server, from memory rather than from caches. The ratio of the
-#: two figures matters: it is 10 floating point operations in the time of a byte here, 5 as long as
-#: tensors fit into caches, 10 to 80 on GPUs.
+#: Fact: measured on two cores of a server, with data in memory rather than in caches. The ratio of
+#: the two figures matters: 10 floating point operations in the time of a byte here, 5 while tensors
+#: fit into caches, 10 to 80 on GPUs.
 FLOPS_PER_SECOND = 2e11
 BYTES_PER_SECOND = 2e10
-#: Fact: what the executor needs to start an op: measured, 1.4 µs an op of an unrolled LSTM and of a
+#: Fact: the executor's time to start an op. Measured: 1.4 µs an op of an unrolled LSTM and of a
 #: small Transformer with one thread, more with several.
 START_SECONDS = 2e-6
 
 
 class Speeds(NamedTuple):
-    """What a processor does in a second, and what it takes to begin an op.
+    """The speed of a processor, and the time that it takes to start an op.
 
     Attributes
     ----------
     flops, bytes
-        Floating point operations, and bytes moved, in a second.
+        Floating point operations, and bytes moved, per second.
     start
         Seconds before an op begins.
     """
@@ -73,8 +73,8 @@ _PRODUCTS = {
     "BatchMatMulV2": "adj_x",
     "BatchMatMulV3": "adj_x",
 }
-#: Fact: for each convolution kind: the input whose elements are each met by every element of one
-#: filter (None: the output), and the input that holds the filter (None: the output).
+#: Fact: for each convolution kind, two inputs (None: the output). Every element of the first takes
+#: a multiply-add with each element of one filter; the second holds the filters.
 _CONVOLUTIONS: dict[str, tuple[int | None, int | None]] = {
     "Conv2D": (None, 1),
     "Conv3D": (None, 1),
@@ -86,8 +86,8 @@ _CONVOLUTIONS: dict[str, tuple[int | None, int | None]] = {
     "Conv3DBackpropFilterV2": (2, None),
     "DepthwiseConv2dNativeBackpropFilter": (2, None),
 }
-#: Fact: for each recurrent kernel: the input with the sequence, those with weights, and products
-#: per weight and row.
+#: Fact: for each recurrent kernel: the input with the sequence, the inputs with weights, and the
+#: products per weight and row.
 _RECURRENT: dict[str, tuple[int, tuple[int, ...], int]] = {
     "BlockLSTM": (1, (4,), 1),
     "BlockLSTMV2": (1, (4,), 1),
@@ -104,7 +104,7 @@ _RECURRENT: dict[str, tuple[int, tuple[int, ...], int]] = {
     "CudnnRNNBackpropV2": (0, (3,), 2),
     "CudnnRNNBackpropV3": (0, (3,), 2),
 }
-#: Fact: for each kind that works on square matrices: operations per element and row.
+#: Fact: for each op type on square matrices, the operations per element and row.
 _MATRICES = {
     "Cholesky": 1 / 3,
     "CholeskyGrad": 2.0,
@@ -135,14 +135,14 @@ _COUNTED = (
     | {"Einsum"}
 )
 
-# Of kinds that reach less than others of the full speed: which part.
+# The share of full speed that slower op types reach.
 _EFFICIENCY = {
     **dict.fromkeys((k for k in _CONVOLUTIONS if "Depthwise" in k), 1 / 8),
     **dict.fromkeys(_MATRICES, 1 / 10),
     **dict.fromkeys(_FOURIER, 1 / 10),
 }
 
-# How often the bytes that a kind reads and writes count; kinds that are not named, once.
+# How often the bytes that an op type reads and writes count; by default once.
 _PASSES: dict[str, float] = {
     **dict.fromkeys(
         "Sum Mean Prod Max Min All Any ArgMax ArgMin EuclideanNorm Tile BroadcastTo".split(), 2
@@ -170,10 +170,10 @@ _PASSES: dict[str, float] = {
     **dict.fromkeys((*op_types.FUNCTIONAL, "XlaCallModule"), 20),
 }
 
-# Ops that take the time of what is inside.
+# Op types that take the time of the ops in their bodies.
 _LOOKED_INTO = frozenset(loops.LOOPS + loops.BRANCHES)
 
-# They write, or say something of shapes, and read no buffer.
+# Op types that only write or read shapes, and read no buffer.
 _READ_NOTHING = op_types.SHAPE_READERS | {"Fill", "BroadcastGradientArgs"}
 
 
@@ -183,7 +183,7 @@ def _elements(tensor: tf.Tensor, batch: int) -> float:
 
 
 def _shape(tensor: tf.Tensor, batch: int) -> list[int] | None:
-    """The dimensions of a tensor at a batch of ``batch`` examples; ``None``: nothing is known."""
+    """Return a tensor's dimensions at a batch of ``batch`` examples; ``None``: rank unknown."""
     if tensor.shape.rank is None:
         return None
     dimensions = tensor.shape.as_list()
@@ -192,8 +192,8 @@ def _shape(tensor: tf.Tensor, batch: int) -> list[int] | None:
 
 
 def op_flops(op: tf.Operation, batch: int) -> float:
-    """Floating point operations of ``op`` at a batch of ``batch`` examples; one an element if
-    nothing better is known.
+    """Return the floating point operations of ``op`` at a batch of ``batch`` examples; one per
+    output element if nothing better is known.
 
     Examples
     --------
@@ -238,7 +238,7 @@ def op_flops(op: tf.Operation, batch: int) -> float:
 
 
 def _einsum(op: tf.Operation, batch: int) -> float:
-    """One multiply-add for each combination of labels; what an ellipsis stands for is one label."""
+    """Count one multiply-add for each combination of labels; an ellipsis counts as one label."""
     terms = op.get_attr("equation").decode().replace(" ", "").partition("->")[0].split(",")
     sizes: dict[str, float] = {}
     for term, tensor in zip(terms, op.inputs, strict=True):
@@ -258,11 +258,11 @@ def _einsum(op: tf.Operation, batch: int) -> float:
 def op_workspace(
     graph: OpGraph, batch: int, held: Sequence[int] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Bytes that every op of ``graph`` takes beside its outputs while it runs: scratch space of its
-    kernel, and what is alive inside of loops, branches and calls.
+    """Return the bytes that every op of ``graph`` takes in addition to its outputs while it runs:
+    scratch space of its kernel, or buffers alive inside of a loop, branch or call.
 
-    ``held``: values that live to the end. With it, the graph is one that runs as it is, and its
-    branches let go of what nothing else reads later.
+    ``held``: values that live to the end. If given, the graph is taken to run as it is, and its
+    branches free the inputs that no later op reads.
     """
     found = np.zeros(len(graph.ops), np.int64)
     has_bodies = any(op.type in op_types.FUNCTIONAL for op in graph.ops)
@@ -279,17 +279,17 @@ def op_workspace(
 
 
 def _last_uses(graph: OpGraph, batch: int, held: Sequence[int]) -> dict[int, int]:
-    """By storage that takes bytes and is not ``held``, the op that reads it last."""
+    """Return the last reader of each storage that takes bytes and is not ``held``."""
     sizes, kept = graph.value_bytes(batch), {int(graph.storage[value]) for value in held}
     uses = last_readers(graph).items()
     return {root: op for root, op in uses if sizes[root] and root not in kept}
 
 
 def op_seconds(graph: OpGraph, batch: int, speeds: Speeds | None = None) -> npt.NDArray[np.float64]:
-    """Estimated seconds of every op of ``graph``; views, sources and what is folded into constants
+    """Return the estimated seconds of every op of ``graph``; views, sources and folded constants
     take none.
 
-    ``speeds``: of the processor, if not of two cores. (Loops take the time of these on any.)
+    ``speeds``: the processor's; by default two cores'. (Loops and branches always use the default.)
     """
     speeds = speeds or Speeds()
     sizes = graph.value_bytes(batch)
@@ -298,7 +298,7 @@ def op_seconds(graph: OpGraph, batch: int, speeds: Speeds | None = None) -> npt.
             sizes[value] = tensor_bytes(graph.tensor(value)).at(batch)
     read = sizes[graph.storage]
     for value in np.flatnonzero(graph.storage != np.arange(len(read))).tolist():
-        # Who reads a window reads no more than that.
+        # The reader of a window reads no more bytes than the window has.
         read[value] = min(read[value], tensor_bytes(graph.tensor(value)).at(batch))
     read = read.tolist()
     source, storage = graph.source.tolist(), graph.storage.tolist()

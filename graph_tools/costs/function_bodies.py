@@ -1,14 +1,14 @@
-"""What a loop, a branch or a call takes inside: its time, and the bytes alive while it runs.
+"""Time of the body of a loop, branch or call, and bytes alive while it runs.
 
 To the graph around it a loop is one op. But its body is a graph, too: a step takes the time of its
-ops and the bytes that are alive between them. Branches, of which the dearest counts, and called
-functions are looked into in the same way, and so are loops in bodies. How often a loop runs,
-`graph_tools.ops.trip_counts.steps_of` says.
+ops and the bytes that are alive between them. The same holds for called functions, loops in bodies,
+and branches, of which the dearest counts. `graph_tools.ops.trip_counts.steps_of` returns the number
+of steps of a loop.
 
-Functions that XLA compiles, as Keras has it for grouped convolutions on a CPU, are taken to hold
-what their ops do, one by one, but for the gradients of depthwise filters: on a CPU, XLA makes each
-as that of a filter between all channels, and holds that twice (measured with TensorFlow 2.21; 231
-MB for 768 channels and 7 × 7 pixels).
+Keras lets XLA compile grouped convolutions on a CPU. The ops of a function that XLA compiles are
+estimated one by one, without scratch space, except gradients of depthwise filters. On a CPU, XLA
+computes each as the gradient of a filter between all channels, and holds that twice (measured with
+TensorFlow 2.21; 231 MB for 768 channels and 7 × 7 pixels).
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from graph_tools.tf_private import autodiff, loops
 
 __all__ = ["Inside", "OpSeconds", "inside", "last_readers"]
 
-#: Seconds of each op of a graph at a batch.
+#: A function that returns the seconds of each op of a graph at a batch.
 OpSeconds: TypeAlias = Callable[[OpGraph, int], npt.NDArray[np.float64]]
 
 
 class _Known(dict[tuple[object, ...], tuple[float, int]]):
-    """Seconds and bytes of a step of a body: by batch, number of its ops, whether XLA compiles it,
-    what was told of steps of loops, and what it is given."""
+    """Seconds and bytes of a step of a body. The key: batch, number of ops, whether XLA compiles
+    it, the number of steps told for its loops, and the inputs given to it."""
 
 
 @dataclass(frozen=True)
 class Inside:
-    """Time of all steps of a loop (seconds), and bytes that are alive in a step, beside what goes
-    in and out of the loop; of branches and calls likewise."""
+    """The seconds of all steps of a loop, and the bytes alive in a step in addition to the loop's
+    inputs and outputs; for branches and calls likewise."""
 
     seconds: float
     workspace: int
@@ -54,19 +54,19 @@ class Inside:
 def inside(
     op: tf.Operation, batch: int, op_seconds: OpSeconds, given: Collection[int] = ()
 ) -> Inside | None:
-    """Return what ``op``, of `op_types.FUNCTIONAL`, takes inside at a batch of ``batch`` examples;
-    ``None`` if its body is not known.
+    """Return the time and bytes of the body of ``op``, of `op_types.FUNCTIONAL`, at a batch of
+    ``batch`` examples; ``None`` if its body is not known.
 
-    ``given``: the inputs that nobody else holds. TensorFlow builds the ops of branches into the
-    graph around them, so that such a tensor goes when a branch has read it.
+    ``given``: the inputs that nothing else holds. TensorFlow builds the ops of branches into the
+    graph around them, so such a tensor is freed after a branch has read it.
     """
     is_loop = op.type in loops.LOOPS
     bodies = loops.bodies(op)
     if None in bodies:
         return None
-    # The attribute is how TensorFlow asks for a function to be compiled (2.16 to 2.21).
+    # TensorFlow requests the compilation of a function with this attribute (2.16 to 2.21).
     compiled = not is_loop and op.node_def.attr["_XlaMustCompile"].b
-    # The first input of a branch says which one.
+    # The first input of a conditional selects the branch.
     args = frozenset(k - 1 for k in given if k) if op.type in loops.BRANCHES else frozenset()
     takes = []
     for body in bodies:
@@ -91,12 +91,12 @@ def _step(
     compiled: bool,
     given: Collection[int] = (),
 ) -> tuple[float, int]:
-    """Seconds of a step, and the most bytes alive in it beside the op's outputs, which the graph
-    around it counts all the while.
+    """Return the seconds of a step, and the most bytes alive in it in addition to the op's outputs,
+    which the graph around it counts all the while.
 
-    What a step of a loop begins with is in these outputs' place, until it is read for the last
-    time. What a function is ``called`` with is counted around it, to its end, but for inputs that
-    are ``given``. ``compiled``: by XLA, whose kernels are others.
+    The loop variables that a step changes take the place of these outputs until their last read.
+    The inputs of a ``called`` function count outside of it, to its end, except the ``given`` ones.
+    ``compiled``: whether XLA compiles it, with kernels of its own.
     """
     graph = capture(autodiff.ends_of(body), besides=body.inputs)
     sizes, storage = graph.value_bytes(batch).tolist(), graph.storage.tolist()
@@ -141,8 +141,8 @@ def _step(
 
 
 def _expanded(op: tf.Operation) -> int:
-    """Bytes of twice the filter between all channels, if XLA on a CPU makes the gradient of a
-    depthwise filter, with one output for each channel, as that of a whole one."""
+    """Return the bytes that XLA on a CPU adds to the gradient of a depthwise filter with one output
+    per channel: two filters between all channels; 0 otherwise."""
     if op.type != "Conv2DBackpropFilter" or tf.config.list_logical_devices("GPU"):
         return 0
     filters, images = op.outputs[0], op.inputs[0]
@@ -156,7 +156,7 @@ def _expanded(op: tf.Operation) -> int:
 
 
 def last_readers(graph: OpGraph) -> dict[int, int]:
-    """By storage that is read, the op that reads it last."""
+    """Return the last reader of each storage that an op reads."""
     last: dict[int, int] = {}
     for i, values in enumerate(graph.inputs):
         for value in values:

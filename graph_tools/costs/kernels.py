@@ -1,25 +1,23 @@
-"""One kernel by itself: how long it runs on this device, and what it allocates beside its outputs.
+"""The time of one kernel by itself on this device, and its workspace: bytes that are not outputs.
 
-A few copies of an op, one after the other, make a graph of their own that reads fed inputs;
-grappler is off, because it would merge them. TensorFlow's step statistics then give the time of
-each copy from the start of its kernel to the end, free of dispatch and of what other processes take
-between the copies, and the allocator's account of each: its workspace is the most that was
-allocated at a time less what it leaves behind. The least of all copies of several runs counts:
-other processes only ever add.
+A graph of its own runs a few copies of an op, one after the other, on fed inputs. Grappler is off,
+because it would merge the copies. TensorFlow's step statistics time each copy from the start of its
+kernel to the end, without dispatch and without other processes between the copies. The allocator's
+account of a copy gives its workspace: its peak, less the bytes that it leaves behind. The shortest
+time of all copies in several runs counts, because other processes only ever add.
 
-Times are those of a kernel that has the device to itself. In a step, the executor runs kernels side
-by side; each is slower then, by about as much as they overlap, so that the sum over the step is
-nearer to its duration than the sum of the times inside of the step would be. Inputs are in the
-caches as far as they fit: gradients of filters, which read what the forward pass left long ago,
-take up to 40 % longer in a step.
+A kernel is timed with the device to itself. In a step, the executor runs kernels in parallel, and
+each is slower, by about as much as they overlap. The sum of the isolated times is therefore closer
+to the step's duration than the sum of the times inside the step. Inputs are in the caches as far as
+they fit: gradients of filters take up to 40 % longer in a step, where they read old forward values.
 
-Reading the clock and keeping accounts takes some microseconds, and kernels on a GPU only start in
-the time that step statistics show. For short kernels and GPUs, the time is the slope of the
-duration of a run over the number of copies, each duration the least of several.
+Reading the clock and accounting take some microseconds, and on a GPU the step statistics cover only
+the start of a kernel. For short kernels and GPUs, the time is therefore the slope of a run's
+duration over the number of copies. Each duration is the shortest of several.
 
-Values of floating point inputs are drawn from [0.1, 1), which no elementwise function minds; those
-of integer inputs are the op's own where they are known before the step (axes, sizes, paddings),
-else zeros, which are valid indices.
+Floating point inputs are drawn from [0.1, 1), valid for every elementwise function. Integer inputs
+have the op's own values where these are known before the step (axes, sizes, paddings), else zeros,
+which are valid indices.
 """
 
 from __future__ import annotations
@@ -41,11 +39,11 @@ __all__ = ["Input", "Kernel", "Measured", "default_device", "measure", "threads"
 
 #: Copies of an op in one run. Chosen by judgement.
 COPIES = 6
-#: Rounds of a measurement, of which the shortest time counts, and the seconds after which there are
-#: fewer. Of an op that takes longer than a round's share, two copies run. Chosen by judgement: a
-#: hundred kernels take 15 seconds.
+#: Rounds of a measurement, of which the shortest time counts, and the seconds after which no round
+#: starts. An op that takes longer than a round's share runs in two copies only. Chosen by
+#: judgement: a hundred kernels take 15 seconds.
 ROUNDS, SECONDS = 3, 0.15
-#: Seconds below which the slope over the number of copies is taken, and the most copies for that.
+#: Seconds below which a time is the slope over the number of copies, and the most copies for it.
 SHORT = 2e-4
 QUEUED = 32
 
@@ -53,8 +51,8 @@ Feed = dict[tf.Tensor, npt.NDArray[Any]]
 
 
 class Measured(NamedTuple):
-    """Seconds of one run of a kernel, and bytes that it allocates beside its outputs while it
-    runs."""
+    """The seconds of one run of a kernel, and the bytes that it allocates while it runs in addition
+    to its outputs."""
 
     seconds: float
     workspace: int
@@ -62,8 +60,8 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a kernel: its dtype, its shape, and its value where that decides what the kernel
-    does."""
+    """An input of a kernel: its dtype, its shape, and its value if the kernel's work depends on
+    that."""
 
     dtype: tf.DType
     shape: tuple[int, ...]
@@ -72,7 +70,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What decides the time of an op.
+    """The properties of an op that decide its time.
 
     Attributes
     ----------
@@ -90,18 +88,18 @@ class Kernel:
 
 
 def default_device() -> str:
-    """The device that TensorFlow places ops on: the first GPU, or the CPU."""
+    """Return the device on which TensorFlow places ops: the first GPU, or the CPU."""
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
 def threads() -> int:
-    """How many threads a kernel may run on."""
+    """Return the number of threads that a kernel may use."""
     return tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
 
 
 def measure(kernel: Kernel, device: str) -> Measured | None:
-    """Run ``kernel`` on ``device``; ``None`` if that fails: it rejects its inputs, or makes
-    something else of them.
+    """Run ``kernel`` on ``device`` and return its costs; ``None`` if it rejects its inputs, or its
+    outputs have other shapes than expected.
 
     Examples
     --------
@@ -174,8 +172,8 @@ def _copies(kernel: Kernel, device: str) -> tuple[tf.Graph, list[tf.Operation], 
             tensors.append(tf.compat.v1.placeholder(given.dtype, given.shape))
             feed[tensors[-1]] = _numbers(given)
         if kernel.kind == "MaxPoolGrad":
-            # Beside its forward op, oneDNN's layout pass gives it another kernel, which is thirty
-            # times faster.
+            # In a graph with its forward op, oneDNN's layout pass gives it another kernel, which is
+            # thirty times faster.
             tensors[1] = _pooled(tensors[0], kernel.attributes)
         ops: list[tf.Operation] = []
         for _ in range(QUEUED):
@@ -232,7 +230,7 @@ def _statistics(session: tf.compat.v1.Session, fetch: Any, feed: Feed) -> list[A
 
 
 def _fits(kernel: Kernel, statistics: Sequence[Any], name: str) -> bool:
-    """Whether outputs have the shapes that they are known to have in the step."""
+    """Return whether the outputs have the shapes that are known from the step."""
     (stats,) = (stats for stats in statistics if stats.node_name == name)
     for output in stats.output:
         # Layout passes add outputs of their own.

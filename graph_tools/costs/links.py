@@ -1,8 +1,8 @@
-"""How long it takes to copy a tensor from one device to another.
+"""The time to copy a tensor from one device to another.
 
-A tensor goes there and back, one of a byte and a large one: half of the first one's time is the
-latency, and what the large one takes beyond that is bandwidth. Measured once for a pair of devices
-in a process, with what else goes on there meanwhile.
+A tensor of one byte and a large tensor are sent there and back. Half of the small one's time is the
+latency; the additional time of the large one gives the bandwidth. A process measures each pair of
+devices once, under the load that the devices have at that time.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from graph_tools.ops.device_copies import copy_back, copy_out, stays_elsewhere
 
 __all__ = ["Link", "measured_link"]
 
-#: Bytes of the large tensor that is sent: bandwidth decides how long that takes. Chosen by
-#: judgement.
+#: Bytes of the large tensor: so many that bandwidth decides its time. Chosen by judgement.
 LARGE = 2**25
 
 
 @dataclass(frozen=True)
 class Link:
-    """The way between two devices.
+    """A connection between two devices.
 
     Attributes
     ----------
     bandwidth
-        Bytes in a second, either way.
+        Bytes per second, in either direction.
     latency
         Seconds before a transfer begins.
     """
@@ -43,7 +42,7 @@ class Link:
 
 @functools.cache
 def measured_link(here: str, there: str) -> Link:
-    """Measure the way between two devices, which takes about a second at PCIe's speed.
+    """Measure the connection between two devices, which takes about a second at PCIe's speed.
 
     Raises
     ------
@@ -61,9 +60,9 @@ def measured_link(here: str, there: str) -> Link:
     except tf.errors.OpError as error:
         reason = str(error).splitlines()[0]
         raise GraphError(f"no tensor can be sent to {there}: {reason}") from None
-    # Devices that share their memory hand a tensor over, faster than the clock can tell.
+    # Devices that share their memory pass a tensor on, faster than the clock can measure.
     beyond = max(large - small, time.get_clock_info("perf_counter").resolution)
-    # Two digits, so that the same machine plans the same more often than not.
+    # Two digits, so that plans on the same machine are usually the same.
     return Link(float(f"{2 * LARGE / beyond:.1e}"), float(f"{small / 2:.1e}"))
 
 

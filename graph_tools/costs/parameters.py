@@ -1,9 +1,9 @@
-"""The few integers of a graph that say which axes, sizes and paddings its ops have, as far as
-shapes decide them.
+"""The few integers of a graph that give the axes, sizes and paddings of its ops, as far as
+constants and shapes decide them.
 
-TensorFlow computes many of them in the graph: the sizes that the gradient of a convolution is to
-have, the inverse of a permutation, the axes to sum over after broadcasting. Here the ops that lead
-from constants and shapes to them are put into a small graph of their own, equal ones once, and run.
+TensorFlow computes many of them in the graph: the sizes of the gradient of a convolution, the
+inverse of a permutation, the axes to sum over after broadcasting. This module copies the ops that
+compute them from constants and shapes into a small graph, equal ops once, and runs that.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from graph_tools.tf_private import graphs
 
 __all__ = ["MOST", "known_shape", "parameters"]
 
-#: Constants of more elements are data: indices, labels, weights. Those of fewer are shapes, axes
-#: and factors, whose values decide what an op does. Chosen by judgement.
+#: Constants with more elements are data: indices, labels, weights. Smaller ones are shapes, axes
+#: and factors, whose values decide how an op works. Chosen by judgement.
 MOST = 1024
 
 Array = npt.NDArray[Any]
 
 
 def known_shape(tensor: tf.Tensor, batch: int) -> tuple[int, ...] | None:
-    """The shape of ``tensor`` at a batch of ``batch``; ``None`` if more of it is unknown than the
-    batch."""
+    """Return the shape of ``tensor`` at a batch of ``batch``; ``None`` if its rank or more than one
+    dimension is unknown."""
     if tensor.shape.rank is None:
         return None
     shape = tensor.shape.as_list()
@@ -40,7 +40,7 @@ def known_shape(tensor: tf.Tensor, batch: int) -> tuple[int, ...] | None:
 
 
 def parameters(graph: OpGraph, batch: int) -> dict[int, Array]:
-    """Small integers that do not depend on data, by value, at a batch of ``batch`` examples.
+    """Return small integers that do not depend on data, by value, at a batch of ``batch`` examples.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def _is_parameter(tensor: tf.Tensor) -> bool:
 def _copied(
     graph: OpGraph, i: int, batch: int, tensors: dict[int, tf.Tensor], made: dict[Any, Any]
 ) -> list[tf.Tensor]:
-    """The outputs of op ``i`` in the small graph; nothing if they depend on data."""
+    """Return the outputs of op ``i`` in the small graph; none if they depend on data."""
     op = graph.ops[i]
     if op.type in op_types.SHAPES:
         shapes = [known_shape(t, batch) for t in op.inputs]
@@ -103,7 +103,7 @@ def _copied(
                 tf.compat.v1.get_default_graph(), op.type, reads, dtypes, attributes, op.op_def
             )
             made[key] = list(copy.outputs)
-        except (ValueError, TypeError):  # shapes that do not fit: the batch is another
+        except (ValueError, TypeError):  # the shapes fit another batch only
             made[key] = []
     return list(made[key])
 
@@ -129,6 +129,6 @@ def _values(scratch: tf.Graph, tensors: dict[int, tf.Tensor]) -> dict[int, Array
         try:
             found = session.run(distinct)
         except tf.errors.OpError:
-            # One that fails spoils the run: only constants are known then.
+            # One op that fails ends the run: only constants are known then.
             found = session.run({k: t for k, t in distinct.items() if t.op.type == "Const"})
     return {v: found[t.name] for v, t in tensors.items() if t.name in found}

@@ -1,22 +1,22 @@
-"""Costs of the ops of a graph: time, and workspace beside the outputs; estimated from shapes, or
-measured on this device.
+"""Costs of the ops of a graph: time and workspace (bytes in addition to the outputs), estimated
+from shapes or measured on this device.
 
-What decides the time of an op is its type, its attributes, and the dtypes and shapes of its inputs
-(the values, too, of the few integers that say which axes and sizes). A network of a hundred
-thousand ops has some hundred such *kernels*, so each is measured once, by itself, and remembered on
-disk. Those that matter most are measured first; what is left when the time is over, and kernels too
-small to matter, keep their static estimate, scaled by what the measured ones took against theirs.
-So do ops that cannot be run alone: stateful ones, those that read resources, functions, and those
-with unknown shapes beside the batch.
+The type and attributes of an op, and the dtypes and shapes of its inputs, decide its time. So do
+the values of the few integers that give axes and sizes. A network of a hundred thousand ops has
+some hundred such *kernels*, so each is measured once, by itself, and cached on disk. Those with the
+largest share of a step are measured first. The kernels left at the time limit, and negligible ones,
+keep their static estimate, scaled by the ratio of measured to estimated time of the measured ones.
+So do ops that cannot run alone: stateful ops, ops that read resources, functions, and ops with
+unknown dimensions other than the batch.
 
-Other processes slow kernels down for seconds at a time, by a factor of two at worst, so those that
-take most of a step are measured again after all others have been, twice, and the least time counts.
+Other processes slow kernels down for seconds at a time, by a factor of two at worst. The kernels
+that take most of a step are therefore measured twice again after all others; the least time counts.
 
-To each kernel comes what the executor takes to start an op in a step (`costs.START_SECONDS`):
-copies of one op in a row start faster than that.
+The time of a kernel includes the executor's time to start an op in a step
+(`graph_tools.costs.estimates.START_SECONDS`): copies of one op in a row start faster than that.
 
-Cost: a quarter of a second for each kernel and look at most, typically 5 to 50 ms; 25 µs an op to
-tell kernels apart.
+Cost: at most a quarter of a second for each measurement of a kernel, typically 5 to 50 ms; 25 µs an
+op to tell kernels apart.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What every op of a graph costs.
+    """The costs of every op of a graph.
 
     Attributes
     ----------
     seconds
         Time of each op.
     workspace
-        Bytes that each op allocates beside its outputs while it runs; 0 where nothing is known.
+        Bytes that each op allocates in addition to its outputs while it runs; 0 if unknown.
     """
 
     seconds: npt.NDArray[np.float64]
@@ -70,7 +70,7 @@ class Costs:
 
 
 def estimated(graph: OpGraph, batch: int) -> Costs:
-    """Costs from shapes alone (:mod:`graph_tools.costs.estimates`).
+    """Return costs from shapes alone (:mod:`graph_tools.costs.estimates`).
 
     Examples
     --------
@@ -96,19 +96,19 @@ def measured(
     progress: Progress | None = None,
     limit: float = LIMIT,
 ) -> Costs:
-    """Costs measured on ``device`` at a batch of ``batch`` examples.
+    """Return costs measured on ``device`` at a batch of ``batch`` examples.
 
     Parameters
     ----------
     graph
-        A captured graph; nothing is run in it.
+        A captured graph, which is not run.
     batch
-        Stands in for the unknown batch dimension.
+        The size of the unknown batch dimension.
     device
-        ``"CPU:0"``, ``"GPU:0"``; that on which TensorFlow places ops if not given.
+        ``"CPU:0"`` or ``"GPU:0"``; by default the device on which TensorFlow places ops.
     progress
-        Is called with how many kernels are done and how many there are; what it raises ends the
-        measuring, and what was measured until then is kept.
+        A function, called with the number of kernels done and the number of all. If it raises, the
+        measurement ends, and the costs measured until then are kept.
     limit
         Seconds after which no further kernel is measured.
     """
@@ -137,8 +137,8 @@ def _scale(
     group: npt.NDArray[np.bool_],
     known: npt.NDArray[np.bool_],
 ) -> float:
-    """How much slower than estimated the measured ops are: those of the group, or all if it has
-    none."""
+    """Return the ratio of measured to estimated time of the group's measured ops, or of all if it
+    has none."""
     group = group if static[group].any() else known
     return float(seconds[group].sum() / static[group].sum()) if static[group].any() else 1.0
 
@@ -173,8 +173,8 @@ def _worthwhile(
     static: npt.NDArray[np.float64],
     cache: CostCache,
 ) -> list[tuple[str, Kernel]]:
-    """Kernels to measure, one after the other: those in which a step spends most time first, and
-    these again when all others are done."""
+    """Return the kernels to measure, in order: those with the largest share of a step first, and
+    the weighty ones again after all others."""
     shares = dict.fromkeys(found, 0.0)
     for key, seconds in zip(keys, static.tolist(), strict=True):
         if key is not None:
@@ -191,7 +191,7 @@ def _worthwhile(
 def _kernels(
     graph: OpGraph, batch: int, static: npt.NDArray[np.float64]
 ) -> tuple[dict[str, Kernel], list[str | None]]:
-    """The distinct kernels by key; the key of each op, ``None`` if it cannot be measured."""
+    """Return the distinct kernels by key; and the key of each op, ``None``: not measurable."""
     found: dict[str, Kernel] = {}
     keys: list[str | None] = []
     integers = parameters(graph, batch)
@@ -205,7 +205,7 @@ def _kernels(
 
 
 def _runs_alone(op: tf.Operation) -> bool:
-    # A sum of more than two addends is no op to copy, but one that can be run.
+    # A sum of more than two addends is not clonable, but it can run alone.
     return op_types.is_clonable(op) or op.type == "AddN"
 
 
@@ -221,7 +221,7 @@ def _kernel(
         inputs.append(Input(tensor.dtype, shape, integers.get(value)))
     if sum(i.dtype.size * float(np.prod(i.shape)) for i in inputs) > LARGEST:
         return None
-    # Attributes with an underscore say where and among what an op stands, not what it does.
+    # Attributes with an underscore say where an op belongs, not how it computes.
     attributes = {
         name: value for name, value in op.node_def.attr.items() if not name.startswith("_")
     }

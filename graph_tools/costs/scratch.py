@@ -1,19 +1,19 @@
-"""Scratch space of kernels: what TensorFlow's own kernels allocate beside their outputs while they
-run, by the rules in their sources.
+"""Scratch space of kernels: the bytes that TensorFlow's own kernels allocate in addition to their
+outputs while they run, by the rules in their sources.
 
-- A **reduction** over axes that do not lie side by side, in more than three groups of kept and
-  reduced axes (group normalization reduces 1, 2 and 4 of 5), transposes its input first
-  (``reduction_ops_common.h``): as many bytes as the input, on every device.
-- A **gradient of a convolution** on a CPU without oneDNN (it is off on CPUs without AVX512, and it
-  has no kernel for float64) unfolds images into columns, as many at a time as make a product of
-  matrices that fills the third-level cache (``conv_grad_filter_ops.cc``, ``conv_grad_input_ops.h``,
-  ``conv_grad_ops_3d.cc``). In two dimensions every cache is taken for one of 30 MiB, and the size
-  of the batch is no bound: some 15 to 30 MB for tensors of a megabyte.
-- **Max pooling's gradient** without oneDNN pools once more, and remembers the winners in 64 bits.
+- A **reduction** with more than three alternating groups of kept and reduced axes transposes its
+  input first (``reduction_ops_common.h``): as many bytes as the input, on every device. (Group
+  normalization reduces axes 1, 2 and 4 of 5.)
+- A **gradient of a convolution** on a CPU without oneDNN (it is off on CPUs without AVX512, and has
+  no kernel for float64) unfolds images into columns. It unfolds so many at a time that the matrix
+  product fills the third-level cache (``conv_grad_filter_ops.cc``, ``conv_grad_input_ops.h``,
+  ``conv_grad_ops_3d.cc``). In two dimensions it assumes a cache of 30 MiB, and unfolds so many even
+  if the batch is smaller: some 15 to 30 MB for tensors of a megabyte.
+- **Max pooling's gradient** without oneDNN pools again, and stores the winners in 64 bits each.
 
-All exact but for three dimensions, where Eigen asks the processor for its cache. Other kernels take
-a tenth of their outputs at most on a CPU; on a GPU, convolutions take what cuDNN chooses, which
-only measuring tells (:func:`graph_tools.costs.profiles.measured`). Cost: 5 µs for each such op.
+The rules are exact except in three dimensions, where Eigen asks the processor for its cache. Other
+kernels take a tenth of their outputs at most on a CPU. On a GPU, cuDNN chooses the convolutions'
+bytes, which only :func:`graph_tools.costs.profiles.measured` finds. Cost: 5 µs for each such op.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ __all__ = ["scratch_bytes"]
 
 #: Fact: bytes of the cache that convolutions in two dimensions assume.
 CACHE = 30 << 20
-#: Fact: bytes of a product of matrices that is worth a thread of its own.
+#: Fact: bytes of a matrix product that is worth a thread of its own.
 THREAD_CACHE = 256 << 10
-#: Fact: elements of columns, by those of all that a convolution in three dimensions reads and
-#: writes, from which on it unfolds nothing.
+#: Fact: a convolution in three dimensions unfolds nothing if the columns have more than this many
+#: times the elements that it reads and writes.
 MOST_UNFOLDED = 25
-#: Fact: groups of axes, kept and reduced in turn, that a reduction takes as they are.
+#: Fact: the most alternating groups of kept and reduced axes that need no transposition.
 MOST_GROUPS = 3
 
 
 def scratch_bytes(op: tf.Operation, batch: int) -> int:
-    """Bytes that the kernel of ``op`` takes beside its outputs while it runs, at a batch of
-    ``batch`` examples; 0 where no rule is known.
+    """Return the bytes that the kernel of ``op`` takes while it runs, in addition to its outputs,
+    at a batch of ``batch`` examples; 0 if no rule is known.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def _unfolded(op: tf.Operation, batch: int) -> int:
     work = image + pixels * made + columns * made
     item = int(op.outputs[0].dtype.size)
     if len(size) == 2:
-        # Gradients of images take one at a time where that keeps all threads busy.
+        # Gradients of images unfold one at a time if that keeps all threads busy.
         busy = work // threads() >= THREAD_CACHE // item
         one, cache = not of_filter and (images == 1 or busy), CACHE
     else:

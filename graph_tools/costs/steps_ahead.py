@@ -1,9 +1,9 @@
 """Bytes that steps of a loop hold when they start before earlier steps have ended.
 
 TensorFlow's executor starts a step as soon as the loop's condition allows, and up to
-``parallel_iterations`` of them at once. What a step computes from nothing but its number, from
-lists, and from what no step changes does not wait for the step before, and each step that is ahead
-holds its own. A condition that reads what the steps compute lets none run ahead.
+``parallel_iterations`` of them at once. Values that a step computes only from its number, from
+lists, and from values that no step changes do not wait for the previous step. Each step that runs
+ahead holds its own. If the condition reads values that the steps compute, no step runs ahead.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def bytes_ahead(loop: tf.Operation, batch: int) -> int:
 
 
 def _waiting(graph: OpGraph, body: tf.Graph) -> tuple[list[bool], set[int]]:
-    """For each op of a body whether it waits for the step before, and the loop variables that its
-    steps compute one after the other."""
+    """Return, for each op of a body, whether it waits for the previous step; and the loop variables
+    that the steps compute one after the other."""
     pairs = enumerate(zip(body.inputs, body.outputs, strict=True))
     changing = [(i, out) for i, (arg, out) in pairs if behind_identities(out) is not arg]
-    # Counters and lists are there at once, unless they depend on what takes time.
+    # Counters and lists are available at once, unless they depend on slower values.
     late = {i for i, _ in changing if not _is_quick(body.inputs[i])}
     producer = graph.producer.tolist()
     while True:
@@ -71,7 +71,7 @@ def _is_quick(variable: tf.Tensor) -> bool:
 
 
 def _held(graph: OpGraph, waits: list[bool], batch: int) -> int:
-    """Bytes of what waits to be read, and of the largest tensor that is made on the way."""
+    """Return the bytes of early values that late ops read, and of the largest other early one."""
     sizes, storage = graph.value_bytes(batch).tolist(), graph.storage.tolist()
     producer = graph.producer.tolist()
     begins = {i for i, op in enumerate(graph.ops) if op.type == "Placeholder"}

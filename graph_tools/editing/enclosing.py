@@ -1,12 +1,12 @@
 """Moving ops of a graph into one branch of a conditional.
 
-XLA knows no control edges and merges equal ops, wherever they are in a computation. The branches of
-a conditional are computations of their own: XLA neither merges nor moves ops across their borders,
-orders their ops by themselves, and lends their scratch memory to whatever runs later. The
-predicate is true for reasons that no compiler proves (`graph_tools.editing.opaque`), and the other
-branch returns zeros. A conditional only points to what it reads: nothing is copied.
+XLA ignores control edges and merges equal ops anywhere in a computation. The branches of a
+conditional are computations of their own. XLA neither merges nor moves ops across their borders,
+orders their ops by themselves, and reuses their scratch memory for later ops. The predicate is
+false, which no compiler can prove (`graph_tools.editing.opaque`), and the branch that never runs
+returns zeros. A conditional only points to its inputs: nothing is copied.
 
-The ops that were moved stay in the graph, where nothing reads them any more.
+The moved ops stay in the graph, but nothing reads them any more.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["can_enclose", "enclose"]
 
 
 def can_enclose(op: tf.Operation) -> bool:
-    """Return whether ``op`` may run in a branch: it changes nothing, needs no variable's handle, is
-    no input of the function, and XLA has fast code for it there."""
+    """Return whether ``op`` may run in a branch: it is stateless, uses no variable's handle, is no
+    input of the function, and XLA has fast code for it there."""
     if op.type in op_types.SOURCES - {"Const"}:
         return False
     if op_types.is_stateful(op) or (_on_cpu() and convolutions.is_slow(op)):
@@ -44,23 +44,23 @@ def enclose(
     is_constant: Callable[[tf.Tensor], bool],
     name: str,
 ) -> list[tf.Tensor]:
-    """Copy ``ops`` into a conditional, and return what stands for ``results`` outside of it.
+    """Copy ``ops`` into a conditional, and return its outputs, which replace ``results``.
 
     Parameters
     ----------
     ops
-        Ops of one graph, in topological order, that `can_enclose`.
+        Ops of one graph, in topological order; `can_enclose` is true for each.
     results
-        Outputs of them that are read elsewhere.
+        The outputs of ``ops`` that other ops read.
     never
         A boolean that is false (`graph_tools.editing.opaque.never`).
     stands
-        By reference, tensors that stand for others.
+        For references of tensors, the tensors that the conditional reads instead.
     is_constant
-        Whether a tensor depends on constants and shapes alone: a compiler may need its value, and
-        each conditional computes it for itself.
+        Returns whether a tensor depends on constants and shapes alone. A compiler may need its
+        value, so each conditional computes it for itself.
     name
-        Of the conditional's function.
+        The name of the conditional's function.
     """
     order = list(_with_constants(ops, is_constant))
     made = {t.ref() for op in order for t in op.outputs}
@@ -86,7 +86,7 @@ def enclose(
     def zeros(*args: tf.Tensor) -> list[tf.Tensor]:
         if known:
             return [tf.zeros(t.shape, t.dtype) for t in results]
-        # XLA knows all shapes, and computes nothing for them.
+        # XLA knows all shapes, and computes no values to get them.
         return [tf.zeros_like(t) for t in body(*args)]
 
     return graphs.conditional_on(
@@ -143,7 +143,7 @@ def _is_known(op: tf.Operation) -> bool:
 
 
 def _known(op: tf.Operation) -> list[tf.Tensor]:
-    """The results of an op that reads known shapes, as constants."""
+    """Return the results of an op that reads known shapes, as constants."""
     made = []
     for out, read in zip(op.outputs, op.inputs, strict=True):
         value: Any = read.shape.as_list()

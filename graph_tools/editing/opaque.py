@@ -1,13 +1,13 @@
 """Identities that a compiler can neither remove nor look through.
 
-XLA knows no control edges, merges equal ops, and fuses elementwise ops into all of their readers,
-also when that means to compute them several times. What must be computed twice, or not before
-something else, or once for all of its readers, goes through a conditional: one branch returns the
-tensor, the other one something else, and the predicate is false for reasons that no compiler
-proves. The second branch turns the tensor around: of elementwise branches XLA would make a
-selection, which it fuses again. The result is the tensor to the last bit, whatever its dtype.
+XLA ignores control edges, merges equal ops, and fuses elementwise ops into all of their readers,
+even if it then computes them several times. A tensor that must be computed twice, or not before
+another op, or once for all of its readers, therefore passes through a conditional. The predicate is
+false, which no compiler can prove. The branch for false returns the tensor, the other one returns
+it reversed. (XLA would turn two elementwise branches into a selection, and fuse that again.) The
+result equals the tensor to the last bit, whatever its dtype.
 
-XLA pays a copy of the tensor; TensorFlow's executor passes the buffer on.
+XLA pays with a copy of the tensor; TensorFlow's executor passes the buffer on.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["behind", "can_pass", "never"]
 
 
 def never(trigger: tf.Tensor) -> tf.Tensor:
-    """False, as a boolean scalar that is computed from one element of ``trigger``.
+    """Return a boolean scalar that is always false, computed from one element of ``trigger``.
 
-    The bits of the element, squared, would have to leave the rest 2 when divided by 4: no square
-    does.
+    It is true only if the square of the element's bits, divided by 4, leaves a remainder of 2: no
+    square does.
 
     Parameters
     ----------
     trigger
-        Of any numeric or boolean dtype and any shape; may be empty, infinite or not a number.
+        A tensor of any numeric or boolean dtype and any shape; may be empty, infinite or NaN.
     """
     element = tf.reshape(trigger, [-1])[:1]
     if trigger.dtype.is_complex:
@@ -45,14 +45,14 @@ def never(trigger: tf.Tensor) -> tf.Tensor:
 
 
 def can_pass(tensor: tf.Tensor) -> bool:
-    """Whether `behind` works on tensors of this dtype."""
+    """Return whether `behind` works on tensors of this dtype."""
     dtype = tensor.dtype
     return bool(dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype == tf.bool)
 
 
 def behind(tensor: tf.Tensor, predicate: tf.Tensor) -> tf.Tensor:
-    """``tensor``, available when ``predicate`` (of `never`) is; materialized once for all of its
-    readers.
+    """Return ``tensor``, available only after ``predicate`` (from `never`), and materialized once
+    for all readers.
 
     Examples
     --------

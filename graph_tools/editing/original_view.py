@@ -1,13 +1,13 @@
-"""Keeps later differentiation of a rewritten graph exact.
+"""A view of a rewritten graph as it was built, which keeps later differentiation exact.
 
 `tf.gradients` walks the graph from ys back to xs. In a rewritten graph that walk would pass through
-clones: a second order gradient with respect to a tensor that is recomputed, or with
-``stop_gradients`` at one, would miss what flows through the clone, silently. While TensorFlow
-differentiates, a rewritten graph therefore takes back its edits, and makes them again afterwards.
-(Tapes are not concerned: they remember the inputs that ops had when they were made.)
+clones. A second-order gradient with respect to a recomputed tensor, or with ``stop_gradients`` at
+one, would silently miss the part that flows through the clone. While TensorFlow differentiates, a
+rewritten graph therefore undoes its edits, and redoes them afterwards. (Tapes need no such view:
+they remember the inputs that ops had when they were created.)
 
-The view is set up when the first graph is edited, around the one function that all flavors of
-`tf.gradients` and the gradients of functions go through.
+The first edit of any graph sets up the view, around the one function that all flavors of
+`tf.gradients` and the gradients of functions call.
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ def forget(graph: tf.Graph, rewiring: Rewiring) -> None:
 
 @contextmanager
 def as_built(graph: tf.Graph) -> Iterator[None]:
-    """The graph and those around it as TensorFlow built them, for the duration of the context.
+    """Restore the graph and those around it as TensorFlow built them, while the context is open.
 
-    (Differentiation in a branch, a loop or a function walks on into the graphs that it captures
+    (Differentiation in a branch, a loop or a function continues into the graphs that it captures
     from.) Contexts nest: TensorFlow differentiates a call, a branch or a loop in the middle of its
-    walk through the graph around it, which the end of the inner context must not give its edits
-    back.
+    walk through the graph around it. The end of the inner context must not redo the outer edits.
     """
     edits = [e for g in enclosing_graphs(graph) for e in notes(g, _Edits).rewirings]
     with ExitStack() as stack:
@@ -66,11 +65,10 @@ def as_built(graph: tf.Graph) -> Iterator[None]:
 @cache
 def _set_up() -> None:
     def differentiate(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # src_graph, the tenth parameter: the graph that is differentiated, where it is not the
-        # current one.
+        # src_graph, the tenth parameter: the graph to differentiate, if it is not the current one.
         graph = kwargs.get("src_graph") or (args[9] if len(args) > 9 else None)
         with as_built(graph if graph is not None else tf.compat.v1.get_default_graph()):
             return inner(*args, **kwargs)
 
-    # Whoever else wraps the differentiation edits graphs, which the view must not undo.
+    # Other wrappers of the differentiation edit graphs; the view must not undo their edits.
     hooks.differentiation.wrap(differentiate, innermost=True)

@@ -1,11 +1,10 @@
-"""Copying ops and re-pointing inputs: what rewriting a graph comes down to.
+"""Copying ops and re-pointing inputs: the two edits that rewrite a graph.
 
-``tf.contrib.graph_editor`` did this in TensorFlow 1 and has no successor. Edits that would change
-what a later differentiation of the graph sees are recorded, so that they can be taken back and made
-again (`Rewiring`).
+``tf.contrib.graph_editor`` did this in TensorFlow 1 and has no successor. A `Rewiring` records the
+edits that a later differentiation of the graph would see, so that they can be undone and redone.
 
-What has been copied must also be held back, or it runs at once: by control edges for TensorFlow's
-executor, by :mod:`graph_tools.editing.opaque` for XLA.
+A clone must also be held back, or it runs at once: by control edges for TensorFlow's executor, by
+:mod:`graph_tools.editing.opaque` for XLA.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ CLONE_SUFFIX = "_recomputed"
 
 @dataclass(eq=False)
 class Rewiring:
-    """Input edges that were re-pointed, and attributes that were set, in order; can be undone and
-    redone.
+    """The re-pointed input edges and the attributes set on ops, in order; can be undone and redone.
 
-    ``unfed``: tensors that sessions refuse to feed meanwhile.
+    ``unfed``: tensors that sessions refuse to feed until the edits are undone.
     """
 
     edges: list[tuple[tf.Operation, int, tf.Tensor, tf.Tensor]] = field(default_factory=list)
@@ -49,15 +47,15 @@ class Rewiring:
         graphs.set_attribute(op, attribute, value)
 
     def forbid_feeding(self, tensors: Iterable[tf.Tensor]) -> None:
-        """Let sessions refuse to feed ``tensors``, by name: others compute these again, and would
-        not see what is fed."""
+        """Make sessions refuse to feed ``tensors``, by name: clones recompute these, and would not
+        see the fed values."""
         for tensor in tensors:
             if graphs.may_be_fed(tensor):
                 self.unfed.append(tensor)
                 tensor.graph.prevent_feeding(tensor)
 
     def undo(self) -> None:
-        """Restore every edge and attribute, and let tensors be fed."""
+        """Restore every edge and attribute, and allow feeding again."""
         graphs.let_feed(self.unfed)
         for holder, attribute, value, _ in reversed(self.attributes):
             if value is None:
@@ -70,7 +68,7 @@ class Rewiring:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Undo every edit for the duration of the outermost of such contexts."""
+        """Undo every edit for the duration of the outermost of nested contexts."""
         if not self._contexts:
             self.undo()
         self._contexts += 1
@@ -88,7 +86,7 @@ class Rewiring:
         self.unfed.clear()
 
     def redo(self) -> None:
-        """Make every edit again."""
+        """Redo every edit."""
         for tensor in self.unfed:
             tensor.graph.prevent_feeding(tensor)
         for op, index, _, new in self.edges:
@@ -100,7 +98,7 @@ class Rewiring:
 def clone(
     op: tf.Operation, inputs: Sequence[tf.Tensor], wait_for: Sequence[tf.Operation] = ()
 ) -> tf.Operation:
-    """A copy of ``op`` that reads ``inputs`` and runs after ``wait_for``; call within
+    """Return a copy of ``op`` that reads ``inputs`` and runs after ``wait_for``; call it within
     `graphs.outside_scopes`."""
     copy = graphs.create_op(op, inputs, op.name + CLONE_SUFFIX)
     if wait_for:

@@ -1,12 +1,12 @@
 """The part of a TensorFlow graph that computes given tensors, as arrays and as a networkx DAG.
 
-Ops stand in a topological order that follows creation wherever creation was topological. Values
-(tensors) are numbered consecutively, the outputs of op 0 first. A value that only looks at another
-one's buffer (reshape, identity) has the *storage* of that one, so that a buffer is counted once.
+The ops have a topological order that follows creation wherever creation was topological. Values
+(tensors) are numbered consecutively, the outputs of op 0 first. A view (reshape, identity) has the
+*storage* of the value whose buffer it uses, so that each buffer is counted once.
 
-Arrays rather than a networkx graph with attributes are the working form: a 1001-layer network has a
-hundred thousand ops, and a plan reads each of them many times. ``OpGraph.dag`` makes the networkx
-view, once, for whoever wants its algorithms. Capture is linear in ops and edges, about 25 µs an op.
+The working form is arrays, not a networkx graph with attributes: a 1001-layer network has a hundred
+thousand ops, and a plan reads each of them many times. ``OpGraph.dag`` is the networkx graph, built
+once if its algorithms are needed. Capture is linear in ops and edges, about 25 µs an op.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 __all__ = ["OpGraph", "capture"]
 
-#: Fact: TensorFlow computes larger results of constants at each step; bytes
+#: Fact: bytes. TensorFlow computes larger results of constants at each step
 #: (``constant_folding.h``, TensorFlow 2.16 to 2.21).
 LARGEST_FOLDED = 10 << 20
-#: Fact: Grappler makes no constants that are larger than this and than what they are computed from
-#: (``kMaxConstantSize`` in ``constant_folding.cc``, TensorFlow 2.16 to 2.21), and what is computed
-#: from these is none either. Whether anything else folds more depends on the session.
+#: Fact: bytes. Grappler makes no constant that is larger than this and than its inputs
+#: (``kMaxConstantSize`` in ``constant_folding.cc``, TensorFlow 2.16 to 2.21), and none from such a
+#: result. Whether anything else folds more depends on the session.
 LARGEST_FOLDED_BY_GRAPPLER = 100 << 10
 
 
@@ -73,23 +73,23 @@ class OpGraph:
         For each value, the bytes of its buffer: ``fixed + per_example × batch`` (0 for a view).
     source
         For each value, whether its buffer lives outside the step: a variable, a fed input, a
-        constant, or something that TensorFlow folds into a constant.
+        constant, or a value that TensorFlow folds into a constant.
     constant
-        For each value, whether it is a constant, or may become one because grappler and XLA fold
-        what depends on constants alone, and on shapes: those that are unknown now may be known when
-        the graph is inlined.
+        For each value, whether it is or may become a constant: grappler and XLA fold values that
+        depend on constants and shapes alone. Shapes that are unknown now may be known when the
+        graph is inlined.
     clonable
         For each op, whether a copy of it gives the same outputs
         (`graph_tools.ops.op_types.is_clonable`).
     optional
-        For each op, whether only what may never be asked for needs it, so that it may be pruned.
+        For each op, whether only tensors that may never be fetched need it: it may be pruned.
     here
-        For each op, whether it runs on the device that was captured for. What runs elsewhere is
-        known by what it needs alone: it takes no time, and what it makes takes memory only where it
-        is read here, of which there is a copy here then.
+        For each op, whether it runs on the device of the capture. Of an op elsewhere, only its
+        edges count: it takes no time, and its outputs take memory only if an op here reads them,
+        because they are then copied here.
     conditional
-        The ops that may be dead: those of a branch of control flow v1. Whatever waits for a dead op
-        is dead, too.
+        The ops that may be dead: the ops in a branch of control flow v1. An op that waits for a
+        dead op is dead, too.
     """
 
     ops: tuple[tf.Operation, ...]
@@ -127,8 +127,8 @@ class OpGraph:
 
     @cached_property
     def readers(self) -> list[list[int]]:
-        """For each op, the ops that read it whenever the graph runs, once for each read; nobody
-        reads known shapes."""
+        """For each op, the ops that read it whenever the graph runs, once for each read; reading a
+        known shape does not count."""
         found: list[list[int]] = [[] for _ in self.ops]
         producer = self.producer.tolist()
         for i, values in enumerate(self.inputs):
@@ -143,32 +143,32 @@ class OpGraph:
         return {op.name: i for i, op in enumerate(self.ops)}
 
     def value(self, tensor: tf.Tensor) -> int:
-        """The number of ``tensor``; `KeyError` where its op was not captured."""
+        """Return the number of ``tensor``; raise `KeyError` if its op was not captured."""
         return int(self.first_value[self.position[tensor.op.name]]) + tensor.value_index
 
     def tensor(self, value: int) -> tf.Tensor:
-        """The tensor with number ``value``."""
+        """Return the tensor with number ``value``."""
         op = int(self.producer[value])
         return self.ops[op].outputs[value - int(self.first_value[op])]
 
     def constants(self, op: int) -> list[bool]:
-        """For each input of an op, whether it is or may become a constant."""
+        """Return, for each input of an op, whether it is or may become a constant."""
         return [bool(self.constant[value]) for value in self.inputs[op]]
 
     def reads_from_elsewhere(self, op: int) -> bool:
-        """Whether an op reads what another device makes."""
+        """Return whether an op reads a value that another device makes."""
         return not all(self.here[self.producer[value]] for value in self.inputs[op])
 
     def reads_constant(self, op: int) -> bool:
-        """Whether an op combines something with a constant number, which folding may move past the
-        op before it."""
+        """Return whether an op combines a value with a constant number, which folding may move past
+        the op before it."""
         return any(
             self.constant[value] and (tensor.dtype.is_floating or tensor.dtype.is_complex)
             for value, tensor in zip(self.inputs[op], self.ops[op].inputs, strict=True)
         )
 
     def value_bytes(self, batch: int) -> npt.NDArray[np.int64]:
-        """Bytes of each value's own buffer at a batch of ``batch`` examples."""
+        """Return the bytes of each value's own buffer at a batch of ``batch`` examples."""
         return self.fixed_bytes + self.bytes_per_example * batch
 
 
@@ -190,25 +190,25 @@ def capture(
         Tensors or operations of one graph (a ``tf.Graph``, or the ``FuncGraph`` of a function being
         traced or already traced).
     stop
-        Tensors behind which nothing is captured; their ops are, as ops without inputs.
+        Tensors at which the capture ends; their ops are captured without inputs.
     besides
-        Tensors that are captured as well, but may never be asked for (losses: gradients need them
-        seldom).
+        Tensors that are captured as well, but may never be fetched (losses: gradients seldom need
+        them).
     late
-        Ops created from this number on stand behind all others, but for those that an earlier one
-        needs: the gradient of a loop gives new inputs to the loop.
+        Ops created from this number on come after all others, except ops that an earlier op needs:
+        the gradient of a loop gives new inputs to the loop.
     beside
-        Ops that stand right behind the last one that they read, whenever they were created, and are
+        Ops that come right after the last op that they read, whenever they were created; they are
         not late.
     without
-        Control edges that are not looked at: for an op, others that it waits for.
+        Control edges to ignore: for an op, some of the ops that it waits for.
     home
-        The device to capture for, if several compute; ``None``: all there are, as one.
+        The device to capture for, if several compute; ``None``: all devices, as one.
 
     Raises
     ------
     GraphError
-        If targets are of different graphs, or the ops form a cycle (TF1 ``while`` frames do).
+        If targets belong to different graphs, or the ops form a cycle (TF1 ``while`` frames do).
 
     Examples
     --------
@@ -266,11 +266,11 @@ def _describe(
         copies = here[i] and op not in edges.cut and i not in may_be_dead
         copies = copies and op_types.is_clonable(op)
         if assigned:
-            # A copy would run behind the assignment, and read the new value.
+            # A copy would run after the assignment, and read the new value.
             copies = copies and not any(ops[values.maker(v)] in assigned for v in reads)
         clonable.append(copies)
         first_value.append(len(values.producer))
-        # What a late op makes must not be taken for a part of an early buffer: that may be lost
+        # The output of a late op must not count as a part of an early buffer, which may be dropped
         # before, and recomputed.
         early = late is None or graphs.creation_index(op) < late or op in beside
         # A variable of another device is copied here when it is read.
@@ -297,14 +297,14 @@ def _describe(
 
 
 class _Values:
-    """What is known of each value, added op by op.
+    """The properties of each value, added op by op.
 
     Attributes
     ----------
     producer, storage, fixed, rate, source, constant
         As in `OpGraph`, where ``fixed`` and ``rate`` are the bytes.
     folds_on
-        For each value, whether what is computed from it may become a constant.
+        For each value, whether a value computed from it may become a constant.
     folded
         For each value, whether it is known to become a constant.
     """
@@ -320,7 +320,7 @@ class _Values:
         self.folded: list[bool] = []
 
     def maker(self, value: int) -> int:
-        """The op (position) whose buffer a value uses."""
+        """Return the op (position) whose buffer a value uses."""
         return self.producer[self.storage[value]]
 
     def fold(self, op: tf.Operation, reads: tuple[int, ...], copies: bool) -> bool:
@@ -341,7 +341,7 @@ class _Values:
     def add(
         self, position: int, op: tf.Operation, reads: tuple[int, ...], is_source: bool, early: bool
     ) -> None:
-        """Give each output of ``op`` a buffer, or that of the input which it only looks at."""
+        """Give each output of ``op`` its own buffer, or the buffer of the input that it views."""
         looks = reads and (early or op.type in op_types.VIEWS)
         for k, out in enumerate(op.outputs):
             viewed = viewed_input(op, k) if looks else None
@@ -367,7 +367,7 @@ class _Values:
         return size
 
     def leave_out(self, here: Sequence[bool], inputs: Sequence[tuple[int, ...]]) -> None:
-        """Count no bytes of what is neither made nor read here."""
+        """Count no bytes for values that are neither made nor read here."""
         touched = {self.storage[v] for i, read in enumerate(inputs) if here[i] for v in read}
         for value, i in enumerate(self.producer):
             if here[i]:
@@ -389,8 +389,8 @@ def _is_small(outputs: Sequence[tf.Tensor]) -> bool:
 
 
 def _folds_on(op: tf.Operation) -> bool:
-    """Whether what is computed from the constants that ``op`` gives is known to fold: what a
-    session folds is not known yet."""
+    """Return whether values computed from the constants that ``op`` makes are known to fold;
+    whether a session folds them is not known yet."""
     made = max(tensor_bytes(out).fixed for out in op.outputs)
     if made <= LARGEST_FOLDED_BY_GRAPPLER or op.type == "Const" or graphs.is_function(op.graph):
         return True

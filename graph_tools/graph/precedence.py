@@ -1,7 +1,7 @@
-"""Which ops come before which: as much of a directed graph as ordering a step takes.
+"""A directed graph of ops that come before others, with the operations that ordering a step needs.
 
-What networkx does as well, and what it orders, this orders the same way; but importing networkx
-takes a tenth of a second, and every first step would wait for that.
+Results and their order are as in networkx. But importing networkx takes a tenth of a second, and
+every first step would wait for that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _Node = TypeVar("_Node", bound=Hashable)
 
 
 class Precedence(Generic[_Node]):
-    """Nodes, and edges from each to those that come after it; both in the order in which they were
-    added.
+    """A graph of nodes, and edges from each node to those that come after it, both in the order in
+    which they were added.
 
     Examples
     --------
@@ -43,21 +43,21 @@ class Precedence(Generic[_Node]):
         return iter(self._after)
 
     def add(self, node: _Node, after: Iterable[_Node]) -> None:
-        """Let some nodes come after another one."""
+        """Let the nodes ``after`` come after ``node``."""
         for other in after:
             self._after[node][other] = None
             self._before[other][node] = None
 
     def before(self, node: _Node) -> Iterable[_Node]:
-        """The nodes that ``node`` comes right after."""
+        """Return the nodes that come right before ``node``."""
         return self._before[node].keys()
 
     def after(self, node: _Node) -> Iterable[_Node]:
-        """The nodes that come right after ``node``."""
+        """Return the nodes that come right after ``node``."""
         return self._after[node].keys()
 
     def needed(self, ends: Iterable[_Node]) -> set[_Node]:
-        """``ends``, and all that comes before them."""
+        """Return ``ends``, and all nodes that come before them."""
         found = set(ends)
         stack = list(found)
         while stack:
@@ -67,14 +67,14 @@ class Precedence(Generic[_Node]):
         return found
 
     def within(self, nodes: set[_Node]) -> Precedence[_Node]:
-        """The same graph, but of ``nodes`` alone."""
+        """Return the part of the graph with ``nodes`` alone."""
         part = Precedence(node for node in self if node in nodes)
         for node in part:
             part.add(node, [other for other in self._after[node] if other in nodes])
         return part
 
     def behind(self, node: _Node) -> Iterator[_Node]:
-        """All that comes after ``node``, what is fewest edges away first."""
+        """Yield all nodes that come after ``node``, those fewest edges away first."""
         seen = {node}
         waiting = deque([node])
         while waiting:
@@ -85,11 +85,11 @@ class Precedence(Generic[_Node]):
                     yield other
 
     def leads(self, node: _Node, other: _Node) -> bool:
-        """Whether ``other`` is ``node``, or comes after it."""
+        """Return whether ``other`` is ``node``, or comes after it."""
         return node == other or other in self.behind(node)
 
     def order(self) -> list[_Node]:
-        """All nodes, each after those that come before it.
+        """Return all nodes in a topological order.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class Precedence(Generic[_Node]):
         """
         missing = {node: len(before) for node, before in self._before.items()}
         found = [node for node, many in missing.items() if not many]
-        # Grows while it is gone through.
+        # The list grows while the loop runs.
         for node in found:
             for other in self._after[node]:
                 missing[other] -= 1

@@ -3,14 +3,13 @@
 Between op p and op p+1 of a topological order the *frontier* is the set of values made at or before
 p and read after p: removing it cuts the order into before and after. A frontier of one value is an
 articulation point. Sources (variables, fed inputs, constants) are available everywhere and belong
-to no frontier, so a mask or a tied weight that every layer reads does not hide the cut between two
-layers, as it does for searches by paths.
+to no frontier. A mask or a tied weight that every layer reads therefore does not hide the cut
+between two layers, as it does for searches by paths.
 
-All frontiers of an order of n ops share one sweep: their bytes and sizes are running sums over
-first and last uses (`frontier_bytes`), and the members are listed only for the positions that
-somebody asks for (`frontier`). `articulation_points` needs no order: it is the cut nodes of the
-undirected graph, by networkx (Hopcroft and Tarjan 1973, iterative there), restricted to those that
-lie on every path.
+One sweep covers all frontiers of an order of n ops: their bytes and sizes are running sums over
+first and last uses (`frontier_bytes`). `frontier` lists the members at a single position.
+`articulation_points` needs no order. It returns the cut nodes of the undirected graph, found by
+networkx (Hopcroft and Tarjan 1973, iterative there), that are on every path.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ IntArray = npt.NDArray[np.int64]
 
 
 def frontier_bytes(born: IntArray, last: IntArray, size: IntArray, length: int) -> IntArray:
-    """Bytes of the frontier behind each of ``length`` positions.
+    """Return the bytes of the frontier after each of ``length`` positions.
 
     Parameters
     ----------
     born, last
         For each value, the position that makes it and the last one that reads it.
     size
-        For each value, its bytes (ones count the members instead).
+        For each value, its bytes (or 1, to count the members).
     length
         The number of positions.
 
@@ -56,7 +55,7 @@ def frontier_bytes(born: IntArray, last: IntArray, size: IntArray, length: int) 
 
 
 def frontier(born: IntArray, last: IntArray, position: int) -> IntArray:
-    """The values made at or before ``position`` and read after it, in order of their numbers.
+    """Return the values made at or before ``position`` and read after it, in ascending order.
 
     Examples
     --------
@@ -68,7 +67,7 @@ def frontier(born: IntArray, last: IntArray, position: int) -> IntArray:
 
 
 def articulation_points(dag: nx.DiGraph, first: Sequence[int], last: Sequence[int]) -> list[int]:
-    """Nodes of ``dag`` through which every path from ``first`` to ``last`` leads, in topological
+    """Return the nodes of ``dag`` that are on every path from ``first`` to ``last``, in topological
     order.
 
     Only nodes on such paths count: side inputs (weights, masks) do not hide a cut.

@@ -1,7 +1,7 @@
-"""What ops of a TensorFlow graph need, and a topological order of them.
+"""The dependencies of ops in a TensorFlow graph, and a topological order of the ops.
 
 The order follows creation wherever creation was topological. TensorFlow is asked once for the edges
-of each op. All functions are linear in ops and edges.
+of each op. All functions are linear in ops and edges, except for sorting.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = [
 
 
 class Edges(dict[tf.Operation, tuple[list[tuple[tf.Operation, int]], list[tf.Operation]]]):
-    """What each op reads (op and number of output), and what it waits for; TensorFlow is asked
-    once, for it takes its time.
+    """For each op, the outputs that it reads (op and number of output), and the ops that it waits
+    for; asked of TensorFlow only once, because that is slow.
 
-    ``cut``: ops of which nothing is to be known. ``without``: for an op, others that it waits for,
-    which is not to be known.
+    ``cut``: ops whose edges are left out. ``without``: for an op, the ops whose control edges to it
+    are left out.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Edges(dict[tf.Operation, tuple[list[tuple[tf.Operation, int]], list[tf.Ope
         return found
 
     def before(self, op: tf.Operation) -> list[tf.Operation]:
-        """The ops that ``op`` needs to have run."""
+        """Return the ops that must run before ``op``."""
         reads, waits = self[op]
         return [*(maker for maker, _ in reads), *waits]
 
@@ -60,8 +60,8 @@ class Edges(dict[tf.Operation, tuple[list[tuple[tf.Operation, int]], list[tf.Ope
 def ancestors(
     roots: Sequence[tf.Operation], edges: Edges, known: Collection[tf.Operation] = ()
 ) -> set[tf.Operation]:
-    """Return ``roots`` and all that they need, added to what is ``known`` with all that it
-    needs."""
+    """Return ``roots``, all ops that they need, and ``known``, a set that contains all ops that its
+    members need."""
     seen = {*known, *roots}
     stack = list(seen.difference(known))
     while stack:
@@ -103,7 +103,7 @@ def ordered(ops: list[tf.Operation], edges: Edges) -> list[tf.Operation]:
 def by_creation(
     beside: Collection[tf.Operation], edges: Edges
 ) -> Callable[[tf.Operation], tuple[int, int]]:
-    """Return keys to sort ops by: when they were created, but ``beside`` behind what they read."""
+    """Return a sort key: an op's creation; an op of ``beside`` follows the last op it reads."""
     place: dict[tf.Operation, tuple[int, int]] = {}
 
     def key(op: tf.Operation) -> tuple[int, int]:
@@ -116,10 +116,10 @@ def by_creation(
 
 
 def keep_order_of_collectives(ops: Iterable[tf.Operation], edges: Edges) -> None:
-    """Let each op that waits for other devices wait for the one before it on its own.
+    """Let each op that waits for other devices also wait for the one before it on its own device.
 
-    TensorFlow orders them so when a function has been traced, and all devices have to meet in one
-    order: no plan may reverse it.
+    TensorFlow adds this order once a function has been traced. All devices must meet in one order,
+    so no plan may reverse it.
     """
     last: dict[str, tf.Operation] = {}
     for op in sorted(filter(op_types.is_collective, ops), key=graphs.creation_index):
@@ -132,20 +132,20 @@ def keep_order_of_collectives(ops: Iterable[tf.Operation], edges: Edges) -> None
 def conditional(
     ops: Sequence[tf.Operation], edges: Edges, place: Mapping[tf.Operation, int]
 ) -> frozenset[int]:
-    """Return the ops that may be dead, as the executor finds out: what depends on an output of a
-    switch, until a merge joins all of them."""
+    """Return the ops that may be dead by the executor's rule: the ops that depend on an output of a
+    switch, until a merge joins all of its outputs."""
     if not any(op.type in op_types.SWITCHES for op in ops):
         return frozenset()
     nothing: frozenset[tuple[int, int]] = frozenset()
-    # For each op, the outputs of switches without which it is dead: predicates, and which of two
-    # outputs.
+    # For each op, the outputs of switches without which it is dead: the predicate, and which of the
+    # two outputs.
     needs: list[frozenset[tuple[int, int]]] = []
     for op in ops:
         reads, waits = edges[op]
         found = []
         for maker, k in reads:
             i = place[maker]
-            # A switch has two outputs; its predicate, the second input, says which one is alive.
+            # A switch has two outputs; its predicate, the second input, selects the live one.
             predicate = edges[maker][0][1:] if maker.type in op_types.SWITCHES else ()
             switched = {(place[decides], k) for decides, _ in predicate}
             found.append(needs[i].union(switched))

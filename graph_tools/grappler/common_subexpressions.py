@@ -1,12 +1,12 @@
-"""Which ops are one when the graph runs: grappler makes one of those that compute the same.
+"""Equal ops, which grappler merges when the graph runs.
 
-Networks say the same thing several times: each branch of a NASNet cell begins with a rectifier of
-its own, of one tensor. Grappler keeps the first of the ops that have one type, device and
-attributes, read the same and wait for the same (``common_subgraph_elimination.cc``, TensorFlow 2.16
-to 2.21), so that their results are held once. Ops that are equal behind equal ops are found as
-well, since they are looked at in topological order. What commutative ops read has no order.
+Networks compute the same thing several times: each branch of a NASNet cell begins with a rectifier
+of its own, of one tensor. Equal ops have one type, device and attributes, read the same values and
+wait for the same ops. Grappler keeps the first of them (``common_subgraph_elimination.cc``,
+TensorFlow 2.16 to 2.21), so their result is held once. Ops are compared in topological order: equal
+ops that read equal ops are found as well. Inputs of commutative ops have no order.
 
-O(edges); attributes, and constants by their values, are compared only where the rest is equal.
+O(edges); attributes, and the values of constants, are compared only where the rest is equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["equal_ops"]
 
 
 def equal_ops(ops: OpGraph) -> dict[int, int]:
-    """For each op that equals an earlier one, the first of these.
+    """Return, for each op that equals an earlier one, the first equal op.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def equal_ops(ops: OpGraph) -> dict[int, int]:
             reads.sort(key=constants.kind)
         kinds = tuple(map(constants.kind, reads))
         if all(constants.is_one(v) for v in reads):
-            # It is a constant itself when the graph runs.
+            # The op is a constant when the graph runs, equal only for the same inputs.
             kinds = tuple((0, v) for v in reads)
         waits = frozenset(found.get(other, other) for other in ops.controls[i])
         others = alike.setdefault((op.type, kinds, waits), [])
@@ -63,7 +63,7 @@ def equal_ops(ops: OpGraph) -> dict[int, int]:
 
 
 class _Constants:
-    """Results of constants, of which those of one dtype and shape are compared when it matters."""
+    """The constants of a graph; values are compared only if dtypes and shapes are equal."""
 
     def __init__(self, ops: OpGraph) -> None:
         self.ops = ops
@@ -75,7 +75,7 @@ class _Constants:
         return self.ops.ops[self.producer[value]].type == "Const"
 
     def kind(self, value: int) -> tuple[Any, ...]:
-        """The value itself, but of a constant dtype and shape."""
+        """Return a key of a value: its number, or the dtype and shape of a constant."""
         if not self.is_one(value):
             return (0, value)
         if value not in self.found:
@@ -84,7 +84,7 @@ class _Constants:
         return self.found[value]
 
     def are_equal(self, values: Sequence[int], others: Sequence[int]) -> bool:
-        """Of two rows of values whose kinds are equal."""
+        """Return whether two rows of values are equal; their kinds must be."""
         for value, other in zip(values, others, strict=True):
             mine, theirs = (self.equal.get(v, v) for v in (value, other))
             if mine == theirs:

@@ -1,14 +1,14 @@
-"""What grappler moves past what: constants travel in trees of additions or multiplications.
+"""Constants that grappler moves through trees of additions or multiplications.
 
 ``c * (x * y)`` becomes ``x * (c * y)`` where the product in parentheses has no other reader
 (``ConstantPushDown`` in TensorFlow's ``constant_folding.cc``, 2.16 to 2.21), so that constants meet
-and are folded. Which of two factors is x is a matter of names: before that, grappler sorts what
-commutative ops read (`input_name`, ``canonicalizer.cc``). In functions, where it knows which sizes
-are equal, it then puts each tree of products together anew, the smallest factors first
-(``MinimizeBroadcasts`` in ``arithmetic_optimizer.cc``): this becomes ``(c * x) * y``. Three
-consequences matter to whoever edits a graph: an op put between two ops of such a tree changes the
-last bits of the result; so may an op of another name in the place of a factor; and ``c * x`` is an
-op of its own, ready as soon as x is, which may be long before y.
+and are folded. Names decide which factor is x: grappler first sorts the inputs of commutative ops
+(`input_name`, ``canonicalizer.cc``). In functions, where it knows which sizes are equal, it then
+regroups each tree of products, the smallest factors first (``MinimizeBroadcasts`` in
+``arithmetic_optimizer.cc``): the result is ``(c * x) * y``. Three consequences matter when a graph
+is edited. An op put between two ops of such a tree changes the last bits of the result. An op of
+another name in the place of a factor may change them, too. And ``c * x`` is an op of its own, ready
+as soon as x is, which may be long before y.
 
 A division by a constant is a product with its reciprocal. Not covered: trees of products of which
 some are broadcast, or in which one of several constants divides.
@@ -40,22 +40,22 @@ __all__ = [
     "takes_constant",
 ]
 
-#: Fact: So many constants of one tree meet in an order that matters; two products or sums of two
-#: are the same either way, but for differences, which are written in other ways then. From random
-#: trees, TensorFlow 2.21.
+#: Fact: with so many constants in one tree, the order in which they meet matters; the second number
+#: is for trees with differences. Two constants have the same product or sum in either order, but
+#: differences are then written in another way. From random trees, TensorFlow 2.21.
 MANY, MANY_WITH_DIFFERENCES = 3, 2
 #: Products, and quotients, which become products with the reciprocal where a constant divides.
 _, PRODUCTS = op_types.FOLDED_TOGETHER
 
 
 def input_name(tensor: tf.Tensor) -> str:
-    """A tensor as the list of an op's inputs names it in a serialized graph."""
+    """Return the name of a tensor in the list of an op's inputs in a serialized graph."""
     return f"{tensor.op.name}:{tensor.value_index}" if tensor.value_index else str(tensor.op.name)
 
 
 def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
-    """For each op, whether it combines a constant with something: its own, or one that its only
-    reader has.
+    """Return, for each op, whether it combines a value with a constant: its own, or one that its
+    only reader has.
 
     Examples
     --------
@@ -77,8 +77,8 @@ def takes_constant(ops: OpGraph) -> npt.NDArray[np.bool_]:
 
 
 def _tree_of(ops: OpGraph, position: int, takes: npt.NDArray[np.bool_]) -> int | None:
-    """The only reader of an op, if both are of one tree that takes a constant; ``takes``: what
-    `takes_constant` says, of later ops at least."""
+    """Return the only reader of an op, if both are in one tree that takes a constant; ``takes``:
+    the result of `takes_constant`, for later ops at least."""
     readers = ops.readers[position]
     if len(readers) != 1 or not takes[readers[0]]:
         return None
@@ -87,15 +87,15 @@ def _tree_of(ops: OpGraph, position: int, takes: npt.NDArray[np.bool_]) -> int |
 
 
 def moved_past(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """For each op, whether a constant of its only reader may move past it; an additional reader
-    would keep it in its place.
+    """Return, for each op, whether a constant of its only reader may move past it; an additional
+    reader would prevent that.
 
     Parameters
     ----------
     ops
         A captured graph.
     takes
-        What `takes_constant` says of it.
+        The result of `takes_constant` for it.
 
     Examples
     --------
@@ -115,10 +115,10 @@ def moved_past(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.boo
 
 
 def folded_in_turn(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """For each op, whether constants that move past it would meet in another order if something
+    """Return, for each op, whether constants that move past it would meet in another order if an op
     waited for it by a control edge.
 
-    An op that is waited for lets go of its constant later than the rest of its tree: of
+    An op that others wait for releases its constant later than the rest of its tree: in
     ``((x * a) * b) * c``, b would meet c before a.
 
     Parameters
@@ -126,7 +126,7 @@ def folded_in_turn(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np
     ops
         A captured graph.
     takes
-        What `takes_constant` says of it.
+        The result of `takes_constant` for it.
 
     Examples
     --------
@@ -157,15 +157,15 @@ def folded_in_turn(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np
 
 @dataclass(frozen=True)
 class Folded:
-    """What ops read when constants have moved.
+    """The values that ops read after constants have moved.
 
     Attributes
     ----------
     reads
-        The values that each op reads, but for constants that have moved.
+        The values that each op reads, except constants that have moved.
     gone
-        Ops that read constants alone by then, and become constants themselves; they go on to wait
-        for what they waited for.
+        Ops that then read constants alone, and become constants themselves; they still wait for the
+        same ops.
     """
 
     reads: list[tuple[int, ...]]
@@ -173,10 +173,10 @@ class Folded:
 
 
 def folded(ops: OpGraph) -> Folded:
-    """What each op reads when constants have moved: ``c * (x * y)`` reads x and ``c * y``, which
-    reads y alone.
+    """Return the values that each op reads after constants have moved: ``c * (x * y)`` reads x and
+    ``c * y``, which reads y alone.
 
-    In functions ``c * x`` and y, where x and y are equally large.
+    In functions, it reads ``c * x`` and y if x and y are equally large.
 
     Examples
     --------
@@ -204,8 +204,8 @@ def folded(ops: OpGraph) -> Folded:
 
 
 def losing(ops: OpGraph) -> frozenset[int]:
-    """The ops that read a constant in place of a value when constants have moved, whoever waits for
-    them: what waits for one of these does not wait for that value.
+    """Return the ops that read a constant in place of a value after constants have moved, even if
+    ops wait for them. An op that waits for one of these does not wait for that value.
 
     Such an op is ``x * y`` or ``c * x`` whose only reader has a constant. In longer trees an op may
     also read one value in place of another: that is not covered.
@@ -226,19 +226,19 @@ def losing(ops: OpGraph) -> frozenset[int]:
 
 
 class _Trees:
-    """Sums and products of two operands each, as they are put together anew.
+    """Sums and products of two operands each, as grappler regroups them.
 
-    ``fold_large``: two constants meet in place of a large value, too, as they sometimes do.
+    ``fold_large``: whether two constants also meet in place of a large value, as they sometimes do.
 
     Attributes
     ----------
     operands
-        For each of these ops the two values that it combines, in order.
+        For each of these ops, the two values that it combines, in order.
     changed
-        Those whose operands are not what they were.
+        The ops whose operands have changed.
     gone
-        Those that combine constants, each with the bytes of the largest of these: what it gives is
-        taken to be no larger.
+        The ops that combine constants, each with the bytes of the largest constant: the result is
+        assumed to be no larger.
     """
 
     def __init__(self, ops: OpGraph, *, fold_large: bool = False) -> None:
@@ -260,15 +260,15 @@ class _Trees:
         return bool(self.ops.constant[value]) or self.producer[value] in self.gone
 
     def loses(self, position: int) -> bool:
-        """Whether an op combines more constants than it did."""
+        """Return whether an op combines more constants than at first."""
         before, now = self.ops.inputs[position], self.operands[position]
         return len([*filter(self.is_constant, now)]) > len([*filter(self.is_constant, before)])
 
     def push_down(self) -> None:
-        """Let the constant of each op change places with the first operand of the op that this
-        combines it with.
+        """Exchange the constant of each op with the first operand of the op that makes its other
+        operand.
 
-        What commutative ops combine is sorted by name before.
+        Before that, the operands of commutative ops are sorted by name.
         """
         for i, operands in self.operands.items():
             if op_types.is_commutative(self.ops.ops[i]):
@@ -280,8 +280,8 @@ class _Trees:
             todo = sorted(moved)
 
     def _pushed(self, i: int) -> tuple[int, ...]:
-        """Let the constant of an op, if it has one, go down by one op: both ops, or none. Whoever
-        waits for the lower one by a control edge does not matter."""
+        """Move the constant of an op down by one op if possible; return both ops, or none. Control
+        edges from the lower op do not matter."""
         operands = self.operands[i]
         if not any(map(self.is_constant, operands)):
             return ()
@@ -306,8 +306,7 @@ class _Trees:
         return i, child
 
     def regroup(self) -> None:
-        """Put products of constants and of factors of one shape together anew: the smallest
-        first."""
+        """Regroup products of constants and of factors of one shape, the smallest first."""
         taken: set[int] = set()
         for root in reversed(self.operands):
             if root in taken or not self._is_product(root):
@@ -326,8 +325,8 @@ class _Trees:
             self._build(root, members, leaves)
 
     def _tree(self, root: int, taken: Collection[int]) -> tuple[list[int], list[int]]:
-        """Products that only ``root`` or another of them reads, and the values that they combine,
-        both from the left to the right."""
+        """Return the products that only ``root`` or another of them reads, and the values that they
+        combine, both from left to right."""
         members: list[int] = []
         leaves: list[int] = []
         stack = [(root, v) for v in reversed(self.operands[root])]
@@ -349,8 +348,8 @@ class _Trees:
         return members, leaves
 
     def _build(self, root: int, members: list[int], leaves: list[int]) -> None:
-        """Combine ``leaves`` two by two: constants first, then as they come; an odd one last of
-        all."""
+        """Combine ``leaves`` in pairs: constants first, then the others in order, an odd one
+        last."""
         sizes = {value: self._bytes(value) for value in leaves}
         left = deque(sorted(leaves, key=sizes.__getitem__))
         last = left.pop() if len(left) % 2 else None
@@ -358,7 +357,7 @@ class _Trees:
             op = members.pop() if members else root
             self._combine(op, left.popleft(), left.popleft())
             made = int(self.ops.first_value[op])
-            # What was just made counts for no more than a scalar.
+            # The new product counts for no more than a scalar.
             sizes[made] = (0, 1)
             rises = len(left) > 1 and sizes[left[0]] < sizes[left[1]]
             (left.appendleft if rises else left.append)(made)
@@ -375,7 +374,7 @@ class _Trees:
             self.gone[op] = max(self._bytes(one), self._bytes(other))
 
     def _is_product(self, op: int) -> bool:
-        """Whether an op is a product. A division by a constant multiplies by the reciprocal."""
+        """Return whether an op is a product; a division by a constant is one, by the reciprocal."""
         if op not in self.operands or op in self.gone:
             return False
         kind, (first, second) = self.ops.ops[op].type, self.ops.inputs[op]
@@ -383,8 +382,8 @@ class _Trees:
         return kind == "Mul" or bool(divides)
 
     def _bytes(self, value: int) -> tuple[int, int]:
-        """The size of a value, by which sizes are ordered: the bytes of an example, then those
-        without one. A batch is large."""
+        """Return a sort key for the size of a value: the bytes per example, then the fixed bytes. A
+        batch is assumed to be large."""
         made = self.gone.get(self.producer[value])
         if made is not None:
             return made

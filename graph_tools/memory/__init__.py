@@ -1,5 +1,4 @@
-"""Bytes over a training step: what is alive, what the executor and the allocator make of it, and
-what a run measures.
+"""Bytes over a training step: bytes alive, simulations of executor and allocator, and measurements.
 
 The simulations need no run. Each one is checked against an allocator's own record of a step.
 """

@@ -1,15 +1,15 @@
-"""What a step really asks the allocator for: every allocation of one run, with the op that made it.
+"""Every allocation and release of one real run of a step, with the op that asked for the buffer.
 
-A peak alone says that a simulation is wrong, not where.  TensorFlow's profiler notes each
-allocation and each release, with the bytes asked for, the bytes of the chunk that was given, and
-the op that was running; whether it was for an output, for scratch space (``"temp"``) or to stay
-(``"persist"``) is noted, too.  Here these become one list in the order of the allocator, and
-`alive_at_peak` says which buffers make the peak.  The allocator notes them under its own lock, so
-that the order is exact however many threads there are.
+A peak alone says that a simulation is wrong, not where. TensorFlow's profiler records each
+allocation and each release: the bytes requested, the bytes of the chunk, and the op that was
+running. It also records the purpose: an output, scratch space (``"temp"``) or a buffer that stays
+(``"persist"``). This module makes one list of these events, in the order of the allocator, and
+`alive_at_peak` returns the buffers that make the peak. The allocator records the events under its
+own lock, so the order is exact for any number of threads.
 
-Works where the allocator is the BFC allocator: on GPUs, and on CPUs in a process that was started
-with ``TF_CPU_ALLOCATOR_USE_BFC=1`` (:func:`graph_tools.memory.measure.in_fresh_process` does).  The
-profiler slows a step down by some microseconds an op; TensorFlow allows one profiler a process.
+This works with the BFC allocator: on GPUs, and on CPUs in a process that was started with
+``TF_CPU_ALLOCATOR_USE_BFC=1`` (:func:`graph_tools.memory.measure.in_fresh_process` does this). The
+profiler slows a step down by some microseconds an op. TensorFlow allows one profiler a process.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class AllocationEvent:
     Attributes
     ----------
     op
-        Name of the op that asked for the buffer, as the runtime calls it: the name of the last op
-        where several were fused.
+        Name of the op that asked for the buffer, as the runtime calls it. For fused ops, it is the
+        name of the last one.
     kind
-        ``"output"``, ``"temp"`` (scratch space) or ``"persist"``; empty where the runtime does not
+        ``"output"``, ``"temp"`` (scratch space) or ``"persist"``; empty if the runtime does not
         say. ``"before"``: the release of a buffer that was allocated before the step.
     requested, chunk
-        Bytes asked for, and bytes of the chunk that was given; negative for a release.
+        Bytes requested, and bytes of the chunk; both negative for a release.
     seconds
         Time since the first event.
     buffer
-        Number of the buffer: an allocation and its release have the same.
+        Number of the buffer: an allocation and its release have the same number.
     running
-        Requested bytes alive after the event, less those from before the step.
+        Requested bytes alive after the event, minus the bytes alive before the step.
     allocated
-        The same in chunks.
+        The same count in bytes of chunks.
     """
 
     op: str
@@ -63,7 +63,7 @@ class AllocationEvent:
 def allocation_events(
     run: Callable[[], object], *, device: str = "/host:CPU"
 ) -> tuple[AllocationEvent, ...]:
-    """The allocations and releases of one call of ``run``, in order.
+    """Return the allocations and releases of one call of ``run``, in order.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def allocation_events(
     Raises
     ------
     MeasurementError
-        The allocator of the device notes nothing.
+        The profiler recorded no allocation on the device.
 
     Examples
     --------
@@ -108,17 +108,17 @@ def allocation_events(
 
 
 def requested_peak(events: Sequence[AllocationEvent]) -> int:
-    """The most bytes asked for and not yet released at any time."""
+    """Return the most bytes requested and not yet released at any time."""
     return max((event.running for event in events), default=0)
 
 
 def alive_at_peak(
     events: Sequence[AllocationEvent], *, chunks: bool = False, near: float = 0.0
 ) -> list[AllocationEvent]:
-    """The allocations that are alive when most bytes are: requested ones, or those of chunks.
+    """Return the allocations alive at the peak of requested bytes, or with ``chunks`` of chunks.
 
-    Often several moments take nearly the same; ``near`` asks for the first that takes at most this
-    share less than the most.
+    Often several moments have nearly the same bytes alive. The moment used is the first whose bytes
+    are at most the share ``near`` below the peak.
     """
 
     def total(event: AllocationEvent) -> int:
@@ -164,7 +164,7 @@ def _value(stat: Any, names: dict[int, str]) -> Any:
 
 
 def _paired(raw: Sequence[dict[str, Any]]) -> Iterator[AllocationEvent]:
-    """Events with running sums; a release is given the op of its allocation."""
+    """Yield the events with running sums; each release gets the op of its allocation."""
     start = raw[0]["time"]
     alive: dict[int, AllocationEvent] = {}
     running = allocated = count = 0
@@ -180,7 +180,7 @@ def _paired(raw: Sequence[dict[str, Any]]) -> Iterator[AllocationEvent]:
             op, kind, buffer = born.op, born.kind, born.buffer
             requested, chunk = -born.requested, -born.chunk
         else:
-            # A buffer from before the step, such as that of a variable which gets a new one.
+            # A buffer from before the step, such as the old buffer of an updated variable.
             op, kind, buffer = "", "before", count
             requested, chunk = -event["requested_bytes"], -event["allocation_bytes"]
             count += 1

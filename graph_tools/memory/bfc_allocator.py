@@ -1,20 +1,19 @@
-"""What TensorFlow's allocator makes of a sequence of buffers: bytes in chunks, not bytes asked for.
+"""A model of TensorFlow's BFC allocator: it counts bytes in chunks, not bytes requested.
 
 The "best fit with coalescing" (BFC) allocator serves GPUs, and CPUs where
-``TF_CPU_ALLOCATOR_USE_BFC`` is set. It takes the smallest free chunk that is large enough and
-splits it only if the chunk is at least twice the request (or 128 MiB more), so that a buffer may
-hold almost twice its bytes. Memory comes in regions, each twice the one before, and free neighbors
-of one region are merged. Its statistics count chunks: a measured peak is larger than the bytes
-asked for, by up to a fifth. This is a model of that bookkeeping (TensorFlow 2.16 to 2.21,
+``TF_CPU_ALLOCATOR_USE_BFC`` is set. It takes the smallest free chunk that is large enough. It
+splits the chunk only if it is at least twice the request, or 128 MiB larger. So a buffer may hold
+almost twice its bytes. Memory comes in regions, each twice the one before. Free neighbors in one
+region are merged. The allocator's statistics count chunks: a measured peak is larger than the
+requested bytes, by up to a fifth. The model follows that bookkeeping (TensorFlow 2.16 to 2.21,
 ``bfc_allocator.cc``), in O(log n) a buffer.
 
-One order of events, step after step, fills the same holes again and again: `allocated_peak`.
-Threads change the order of small things from step to step, and what lies in a hole that a large
-buffer has left sends that elsewhere: `irregular_peaks`. (The allocation events of six real steps,
-simulated one after the other through this model, give the measured peak; those of one step, six
-times, up to a tenth less.) And what is in the arena since before the first step, and was there for
-a while, decides which holes there are: of the same step of InceptionV3, within 33 or 37 MB, in one
-process or another. So steps are simulated in several arenas.
+In `allocated_peak`, each step has the same events in the same order and fills the same holes. In
+`irregular_peaks`, the order of small buffers changes from step to step, as threads change it. A
+small buffer in the hole that a large one left sends the large one elsewhere. (Simulating the events
+of six real steps in turn gives the measured peak; simulating one of them six times, up to a tenth
+less.) Buffers from before the first step, even freed ones, decide which holes there are: the same
+step of InceptionV3 took 33 MB in one process and 37 MB in another. So several arenas are simulated.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from graph_tools.memory.liveness import timeline
 
 __all__ = ["GRAIN", "SMALL", "Buffers", "Peaks", "allocated_peak", "irregular_peaks"]
 
-#: For each buffer, the first and the last op during which it exists, and the bytes asked for.
+#: For each buffer, the first and the last op during which it exists, and the requested bytes.
 Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 #: Fact: the allocator rounds sizes up to this, bytes (``kMinAllocationSize``).
@@ -40,21 +39,21 @@ GRAIN = 256
 _MOST_WASTE = 128 << 20
 #: Fact: bytes of the first region.
 _FIRST_REGION = 1 << 20
-#: Buffers below this share of all that is alive at the peak come and go irregularly, up to so many
-#: ops late. (Addends that are larger are worth an order.) Chosen by judgement.
+#: Buffers below this share of the bytes alive at the peak are freed irregularly, up to `_LATE` ops
+#: late. (Sums of larger addends are worth ordering.) Chosen by judgement.
 SMALL, _LATE = 1 / 256, 8
 
 
 class Peaks(NamedTuple):
-    """Most bytes in chunks while steps come in several orders.
+    """The most bytes in chunks while steps run in several orders.
 
     Attributes
     ----------
     average
-        In the worst order, if chunks are larger than what is asked for by as much as they are on
-        average.
+        The peak of requested bytes in the worst order, times the average ratio of chunks to
+        requested bytes at the steps' peaks.
     worst
-        In the worst step.
+        The peak of the worst step.
     """
 
     average: int
@@ -64,16 +63,17 @@ class Peaks(NamedTuple):
 def allocated_peak(
     born: npt.NDArray[np.int64], dies: npt.NDArray[np.int64], size: npt.NDArray[np.int64]
 ) -> int:
-    """Most bytes in chunks while buffers come and go, in the second of two equal training steps:
-    regions of the first one stay.
+    """Return the most bytes in chunks during the second of two equal training steps.
+
+    The regions of the first step stay.
 
     Parameters
     ----------
     born, dies
-        For each buffer, the first and the last op during which it exists; it is freed after the
-        op's outputs were allocated.
+        For each buffer, the first and the last op during which it exists. It is freed after the
+        outputs of its last op are allocated.
     size
-        For each buffer, the bytes asked for.
+        For each buffer, the requested bytes.
 
     Examples
     --------
@@ -96,32 +96,32 @@ def irregular_peaks(
     arenas: int = 1,
     replaces: Sequence[npt.NDArray[np.int64]] = (),
 ) -> Peaks:
-    """Most bytes in chunks in several orders, if small buffers come and go irregularly.
+    """Return the most bytes in chunks in several orders, with small buffers that vary.
 
     Parameters
     ----------
     orders
-        Buffers, for each of the orders that the ops may run in; step by step in turn.
+        The buffers for each order that the ops may run in. The steps take the orders in turn.
     before
-        Bytes of buffers that are there before and stay (variables, fed inputs). They are not
-        counted, but decide where the holes are that others fall into.
+        Bytes of the buffers that exist before the steps and stay (variables, fed inputs). They are
+        not counted, but they decide where the holes for other buffers are.
     steps
-        How many steps. All but the first two count, if there are more.
+        The number of steps. All but the first two count, if there are more than two.
     arenas
-        In how many arenas they are simulated, which differ in how what is there before came there.
+        The number of arenas to simulate. Each one allocates the buffers of ``before`` differently.
     replaces
-        For each of the orders, for each buffer, the place in ``before`` of the buffer that it takes
-        the place of when its time is over (the updated value of a variable); -1: of none. Nothing:
-        none does.
+        For each order and each buffer, the place in ``before`` of the buffer that it replaces at
+        the end of its life; -1: none. For example, an updated value replaces a variable's old one.
+        If ``replaces`` is empty, no buffer replaces another.
 
     Notes
     -----
-    Buffers of less than `SMALL` of the peak are freed up to `_LATE` ops late, and those of one op
-    are allocated in any order. The same numbers every time.
+    Buffers of less than `SMALL` of the peak are freed up to `_LATE` ops late. The buffers of one op
+    are allocated in random order. The seed is fixed, so equal arguments give equal numbers.
 
     Examples
     --------
-    Large buffers alone fit together again and again:
+    Large buffers alone use the same places in every step:
 
     >>> import numpy as np
     >>> buffers = np.array([0, 1, 2]), np.array([1, 2, 3]), np.array([1 << 20] * 3)
@@ -136,7 +136,7 @@ def irregular_peaks(
     asked, chunks = [], []
     for arena_number, arena in enumerate(_arenas(before, arenas)):
         for number in range(steps):
-            # The steps that count begin with another order in each.
+            # In each arena, the steps that count begin with another order.
             which = (number + arena_number * (steps - first)) % len(orders)
             born, dies, size = orders[which]
             late = random.integers(0, _LATE + 1, len(dies)) * (size < peaks[which] * SMALL)
@@ -149,10 +149,10 @@ def irregular_peaks(
 
 
 def _arenas(before: Sequence[int], many: int) -> Iterator[_Arena]:
-    """Arenas with what is there before the step: as it came; each made from something as large; and
-    the same in other orders.
+    """Yield arenas that hold the buffers from before the step.
 
-    Initial values are tensors of their own, while variables are made of them.
+    The first arena allocates them in the given order. The second allocates an initial value of the
+    same size before each and frees it after. The others do that in shuffled orders.
     """
     for number in range(many if before else 1):
         order = np.arange(len(before))
@@ -169,11 +169,11 @@ def _arenas(before: Sequence[int], many: int) -> Iterator[_Arena]:
 
 
 class _Arena:
-    """Chunks by address; free ones also in an ordered list of (size, address)."""
+    """The chunks by address; the free ones also in a sorted list of (size, address)."""
 
     def __init__(self, before: Iterable[tuple[int, int]] = ()) -> None:
-        """``before``: what was allocated, and freed, before the first step; see `_play`. Keys that
-        stay are negative: -1 less the place."""
+        """Simulate the events ``before`` the first step (see `_play`). Buffers that stay have
+        negative keys: -1 minus the place."""
         self.size_at: dict[int, int] = {}
         self.before: dict[int, int] = {}  # address of the left neighbor in the same region
         self.holes: list[tuple[int, int]] = []
@@ -190,11 +190,10 @@ class _Arena:
         rank: npt.NDArray[Any],
         into: npt.NDArray[np.int64] | None = None,
     ) -> int:
-        """The most bytes in chunks of one step, more than before it; buffers that are born together
-        come by ``rank``.
+        """Return the most bytes in chunks during one step, minus the bytes before it.
 
-        ``into``: for each buffer, the one from before that is freed instead, and that it is in the
-        place of from then on; or -1.
+        ``rank`` orders the allocations of buffers with the same birth. ``into``: for each buffer,
+        the place of the earlier buffer that is freed in its stead and that it then replaces; or -1.
         """
         replaced = (
             {} if into is None else {k: -1 - i for k, i in enumerate(into.tolist()) if i >= 0}
@@ -202,10 +201,10 @@ class _Arena:
         return self._play(_events(born, dies, size, rank), replaced)
 
     def _play(self, events: Iterable[tuple[int, int]], replaced: Mapping[int, int]) -> int:
-        """Allocate buffers (key and bytes) and free them (key and -1); the most bytes in chunks
-        meanwhile, more than before.
+        """Allocate buffers (key and bytes) and free them (key and -1). Return the most bytes in
+        chunks meanwhile, minus the bytes before.
 
-        ``replaced``: for keys, the keys of the buffers that are freed instead.
+        ``replaced``: for a key, the key of the buffer that is freed in its stead.
         """
         # One loop without calls: it runs a million times for one large graph.
         size_at, before, holes = self.size_at, self.before, self.holes
@@ -288,11 +287,10 @@ def _events(
     size: npt.NDArray[np.int64],
     rank: npt.NDArray[Any],
 ) -> Iterable[tuple[int, int]]:
-    """When each buffer is allocated (its number and its bytes) and freed (its number and -1), in
-    order.
+    """Return the allocations (buffer number and bytes) and releases (number and -1), in order.
 
-    Those that die with an op are freed before those of the next one are allocated; those that die
-    together, in the order of their birth.
+    Buffers that die with an op are freed before the buffers of the next op are allocated. Buffers
+    that die together are freed in the order of their birth.
     """
     order = np.lexsort((rank, born))
     many = len(order)

@@ -1,32 +1,31 @@
-"""What TensorFlow's executor makes of a finished graph: an order of its own, on several threads,
-and a peak.
+"""A simulation of TensorFlow's executor: the order of a finished graph's ops, and the peak.
 
-Planners think in schedules. The executor knows none: when an op is done, those that it made ready
-and that are cheap by their kind run next in the same thread, and so does the last of the others,
-unless there are cheap ones; the rest go to a queue, the newest first, from which idle threads steal
-the oldest. So backward ops that read forward values alone run during the forward pass where nothing
-holds them, and an unrolled recurrence multiplies all its inputs by their weights before its second
-step. What is running at the same time is alive at the same time.
+Planners think in schedules. The executor knows no schedule. When an op ends, the cheap ops (by
+kind) that it made ready run next in the same thread. If there are none, the last of the other ready
+ops runs next. All others go to a queue, the newest first, from which idle threads steal the oldest.
+So backward ops that read only forward values run during the forward pass where nothing holds them.
+An unrolled recurrence multiplies all its inputs by their weights before its second step. The
+buffers of ops that run at the same time are alive at the same time.
 
-This is a model of that (``executor.cc``, ``propagator_state.h``, Eigen's thread pool; TensorFlow
-2.16 to 2.21), driven by the estimated time of each op. It is simulated on the graph as it will run:
-after the rewrite, with clones, gates and holds, with constants where grappler moves them
-(:mod:`graph_tools.grappler.constant_folding`), with one op where it makes one of equal ones
-(:mod:`graph_tools.grappler.common_subexpressions`), and with views where kernels make views
+The model follows ``executor.cc``, ``propagator_state.h`` and Eigen's thread pool (TensorFlow 2.16
+to 2.21), and uses the estimated time of each op. It simulates the graph as it will run after the
+rewrite, with clones, gates and holds. Constants are where grappler moves them
+(:mod:`graph_tools.grappler.constant_folding`). Ops that grappler merges count as one
+(:mod:`graph_tools.grappler.common_subexpressions`). Outputs are views where kernels make views
 (:mod:`graph_tools.ops.views`).
 
-**The allowance for chance.** Which of several threads is faster is chance, and estimated times are
-rough. So a step is simulated several times: with threads of equal speed, with one of them slower
-than the others, and with times of single ops drawn anew (from fixed seeds). There are as many as
-the process has for ops (`tf.config.threading`), but at least two: one thread alone runs ops in an
-order of its own, which is as near to that of two as those of two are to each other (measured peaks
-of five networks: 9 % below to 2 % above what two threads are simulated to take). A thread that is
-stalled for long, because its core is given to somebody else, is not considered. The peak is the
-worst of these; that of the first run is what is to be expected (`simulate_execution` gives both). A
-large difference means that the order matters and nothing fixes it. Into which holes between chunks
-buffers fall is chance, too: chunks are counted as they are on average
-(:func:`graph_tools.memory.bfc_allocator.irregular_peaks`). What is promised is more by
-`graph_tools.memory.timeline.CHANCE`, or as much as the worst of many steps takes.
+**The allowance for chance.** Chance decides which of several threads is faster, and estimated times
+are rough. So a step is simulated several times: with threads of equal speed, with one thread slower
+than the others, and with the times of single ops varied at random (from fixed seeds). The model has
+as many threads as the process has for ops (`tf.config.threading`), but at least two. One thread
+alone has an order of its own. It is as near to the orders of two threads as these are to each other
+(measured peaks of five networks: 9 % below to 2 % above the simulated peak of two threads). The
+model ignores a thread that stalls for long because its core serves another process. The peak is the
+worst of the runs; the first run gives the expected peak (`simulate_execution` returns both). A
+large difference means that the order matters and nothing fixes it. Chance also decides which holes
+between chunks the buffers take: bytes in chunks are averages
+(:func:`graph_tools.memory.bfc_allocator.irregular_peaks`). A promise adds the share
+`graph_tools.memory.timeline.CHANCE`, or takes the worst of many steps if that is more.
 
 O(ops + edges) a run, about 10 µs an op; large graphs are simulated less often.
 """
@@ -59,8 +58,8 @@ from graph_tools.ops.views import viewed_input
 
 __all__ = ["simulate_execution"]
 
-#: How many times slower the first and the last thread are, and the spread of single ops' times
-#: (logarithmic), run by run.
+#: For each run, how many times slower the first and the last thread are, and the spread of single
+#: ops' times (logarithmic).
 RUNS = (
     ((1, 1), 0.0),
     ((1, 4), 0.0),
@@ -69,13 +68,13 @@ RUNS = (
     ((1, 1), 0.25),
     ((1, 1), 0.25),
 )
-#: Variables that get new buffers in every step leave holes elsewhere in every step: so much more.
+#: Share added to `CHANCE` where variables get new buffers, which leaves other holes in every step.
 CHANCE_OF_MOVES = 0.03
-#: Kernels that the executor runs at once, without asking for a thread. All others count as dear for
-#: their first twenty runs or so, until their measured times outweigh the high estimate that they
-#: begin with.
+#: Kernels that the executor runs at once, without asking for a thread. All others count as
+#: expensive for about their first twenty runs, until their measured times outweigh the high
+#: estimate that they begin with.
 CHEAP = op_types.SOURCES | op_types.VIEWS | op_types.SHAPES | {"NoOp"}
-#: Seconds that passing a buffer on takes. Chosen by judgement.
+#: Seconds that an op of `CHEAP` takes to pass a buffer on. Chosen by judgement.
 PASSING = 1e-7
 
 
@@ -83,11 +82,11 @@ PASSING = 1e-7
 class _Work:
     """The ops as the executor sees them.
 
-    For each op: ``before``, those that it waits for, and ``after``, those that wait for it;
-    ``reads`` and ``writes``, values, and ``touches``, the storages of these; ``there``: whether it
-    runs, or was folded, before the step begins. For each value: ``storage`` and ``size`` as in
-    `TrainingGraph`. ``variables``: those that are updated. ``workspace``: bytes that an op takes
-    beside its outputs. ``persistent``: bytes of what is there before.
+    For each op: ``before``, the ops that it waits for; ``after``, the ops that wait for it;
+    ``reads`` and ``writes``, values, and ``touches``, their storages; ``there``, whether it ran or
+    was folded before the step; ``workspace``, bytes that it takes in addition to its outputs. For
+    each value: ``storage`` and ``size`` as in `TrainingGraph`. ``variables``: the updated ones.
+    ``persistent``: bytes of each buffer from before the step.
     """
 
     before: Sequence[Sequence[int]]
@@ -110,14 +109,14 @@ class _Work:
 def simulate_execution(
     ops: OpGraph, *, batch: int, held: Sequence[int] = ()
 ) -> tuple[Timeline, Timeline]:
-    """Bytes alive while the executor runs a graph, in the worst of the orders considered.
+    """Return the bytes alive while the executor runs a graph, in the worst order considered.
 
     Parameters
     ----------
     ops
         The graph of a training step that will not be changed any more.
     batch
-        Stands in for an unknown batch dimension.
+        The size to assume for an unknown batch dimension.
     held
         Values that live to the end of the step.
 
@@ -129,9 +128,9 @@ def simulate_execution(
     work = _work(ops, batch, held)
     runs: list[Timeline] = []
     many = len(work.reads)
-    # All runs together execute no more ops than those of a graph of `MANY_OPS`.
+    # All runs together execute no more ops than the runs of a graph of `MANY_OPS` ops.
     affordable = max(1, len(RUNS) * MANY_OPS // max(many, 1))
-    # What is there before the step takes no place in it.
+    # Ops that ran before the step take no place in it.
     begins = min(sum(work.there), many - 1)
     between = [1] * (_threads() - 2)
     for seed, ((first, last), spread) in enumerate(RUNS[:affordable]):
@@ -182,9 +181,9 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
             reads[i] = []
         controls = () if i in same else (same.get(other, other) for other in ops.controls[i])
         waits.append(dict.fromkeys((*(producer[v] for v in reads[i]), *controls)))
-        # A product that was put together anew may stand before what it reads.
+        # A product that grappler regrouped may come before the ops that it reads.
         ready = all(other < i and there[other] for other in waits[i])
-        # What has an effect in place of results is never folded.
+        # An op that has an effect and no results is never folded.
         ready &= bool(op.outputs) or not op_types.is_stateful(op)
         there.append(ready and all(source[storage[v]] for v in writes[i]))
         if op_types.reads_shapes(op):
@@ -202,7 +201,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
     persistent = persistent_bytes(ops, batch) | constant_bytes(ops, there, one, batch)
     runs = ops.here.copy()
     runs[list(absent)] = False
-    # What is folded computes before the step.
+    # Folded ops run before the step.
     runs &= ~np.array(there, np.bool_)
     return _Work(
         before=before,
@@ -214,7 +213,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         size=[size if storage[v] == v else 0 for v, size in enumerate(sizes)],
         there=there,
         seconds=estimates.op_seconds(ops, batch).tolist(),
-        # What runs elsewhere asks for no thread here.
+        # Ops on other devices ask for no thread here.
         cheap=[op.type in CHEAP or not here for op, here in zip(ops.ops, ops.here, strict=True)],
         forwards=[op.type in op_types.FORWARDING for op in ops.ops],
         workspace=np.where(runs, estimates.op_workspace(ops, batch, held), 0).tolist(),
@@ -225,7 +224,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
 
 
 def _as_one(ops: OpGraph, same: Mapping[int, int]) -> dict[int, int]:
-    """For each result of an op that equals another, the result of that."""
+    """Return, for each result of an op that equals another op, the other op's result."""
     first = ops.first_value.tolist()
     return {
         first[i] + k: first[other] + k
@@ -237,7 +236,7 @@ def _as_one(ops: OpGraph, same: Mapping[int, int]) -> dict[int, int]:
 def _past(
     split: Iterable[int], ops: OpGraph, reads: Sequence[Sequence[int]]
 ) -> list[Sequence[int]]:
-    """``reads``, past the views of several tensors at once, which read nothing themselves."""
+    """Return ``reads`` with the ops of ``split`` bypassed; these ops themselves read nothing."""
     first = ops.first_value.tolist()
     past: dict[int, int] = {}
     found = list(reads)
@@ -248,12 +247,12 @@ def _past(
 
 
 def _storages(ops: OpGraph) -> list[int]:
-    """For each value, whose buffer it uses: as captured, but backward ops may make views of forward
-    buffers as well."""
+    """Return, for each value, the value whose buffer it uses: as captured, except that backward ops
+    may make views of forward buffers."""
     storage, first = ops.storage.tolist(), ops.first_value.tolist()
     producer = ops.producer.tolist()
     for value, root in enumerate(ops.storage.tolist()):
-        # Views stand behind what they view.
+        # Views have higher numbers than the values that they view.
         storage[value] = storage[root]
         i = producer[value]
         op = ops.ops[i]
@@ -272,9 +271,9 @@ class _Ready:
     inline
         For each thread, the ops that it runs next, one after the other.
     queues
-        For each thread, the ops that it runs after those, unless another one takes them before.
+        For each thread, the ops that it runs after those, unless another thread steals them.
     queued
-        How many ops there are in the queues.
+        The number of ops in the queues.
     """
 
     def __init__(self, roots: Iterable[int], threads: int) -> None:
@@ -286,7 +285,7 @@ class _Ready:
             self.queued += 1
 
     def take(self, thread: int) -> int | None:
-        """The next op of a thread; ``None``: there is none for it."""
+        """Remove and return the next op for a thread; ``None``: there is none."""
         if self.inline[thread]:
             return self.inline[thread].popleft()
         if not self.queued:
@@ -298,7 +297,7 @@ class _Ready:
         return next(theirs for theirs in after if theirs).pop()
 
     def add(self, thread: int, ops: Sequence[int], cheap: Sequence[bool]) -> None:
-        """Add what an op of a thread was the last one to be waited for."""
+        """Add the ops that became ready when an op of a thread ended."""
         last = None
         for op in ops:
             if cheap[op]:
@@ -319,8 +318,8 @@ class _Ready:
 
 
 def _run(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]:
-    """The ops in the order in which they start; for each op, the last place in that order that
-    begins before it ends.
+    """Return the ops in the order of their starts; and for each op, the last place in that order
+    that begins before the op ends.
 
     ``slowness``: for each thread, how many times longer it takes.
     """
@@ -369,9 +368,9 @@ def _run(work: _Work, slowness: Sequence[float]) -> tuple[list[int], list[int]]:
 def _let_go(
     work: _Work, start: Sequence[int], until: Sequence[int]
 ) -> tuple[list[int], list[int], list[int]]:
-    """The op that lets go of each buffer last, when, and when the last but one does.
+    """Return, for each buffer, the op that releases it last, when, and when the last but one does.
 
-    ``start``: the place of each op in the order; ``until``: as `_run` says.
+    ``start``: the place of each op in the order; ``until``: as `_run` returns it.
     """
     many = len(work.storage)
     holder, dies, others = [-1] * many, [-1] * many, [-1] * many
@@ -389,10 +388,10 @@ def _let_go(
 def _lives(
     work: _Work, order: list[int], until: list[int]
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, list[int]]:
-    """First place, last place and bytes of every buffer, and the number of what it then takes the
-    place of, or -1; whose they are.
+    """Return each buffer's first place, last place and bytes; the number of the persistent buffer
+    that it replaces when its life ends (or -1); and the values that the buffers are of.
 
-    The last buffers are copies of variables, and no value's.
+    The last buffers are copies of variables and workspace: they have no value.
     """
     storage, size = work.storage, work.size
     start = [0] * len(order)
@@ -404,7 +403,7 @@ def _lives(
     for variable in work.variables:
         before = -1
         for op, root in sorted(variable.updates, key=lambda update: start[update[0]]):
-            # What was read since the last update holds the old buffer.
+            # Reads since the last update hold the old buffer until their users end.
             read_until = max(
                 (
                     until[user]
@@ -418,7 +417,7 @@ def _lives(
             if root < 0 and read_until > start[op]:
                 copies.append((start[op], read_until, variable.size, variable.number))
             elif root >= 0 and dies[root] >= start[op]:
-                # The variable's from now on, in the place of the old one.
+                # The buffer is the variable's from now on, and replaces the old one.
                 holder[root], dies[root] = op, min(dies[root], max(until[op], read_until))
                 into[root] = variable.number
     born = [-1] * len(storage)
@@ -438,7 +437,7 @@ def _lives(
                     and 0 <= born[root] < start[op]
                     and root not in taken
                 ):
-                    # The output takes over the buffer of an input that nobody else holds any more.
+                    # The output takes over the buffer of an input that no other op still holds.
                     dies[root] = start[op] - 1
                     taken.add(root)
                     break

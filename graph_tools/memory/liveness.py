@@ -1,8 +1,8 @@
 """Bytes alive over an order of execution.
 
-A buffer lives from the step that makes it to the last step that reads it, as TensorFlow's executor
-frees a tensor when the last holder of its buffer has finished. The bytes alive at each step are one
-running sum over births and deaths; the whole is linear and vectorized.
+A buffer lives from the step that makes it to the last step that reads it. TensorFlow's executor
+likewise frees a tensor when the last holder of its buffer has finished. The bytes alive at each
+step are one running sum over births and deaths. The computation is linear and vectorized.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def timeline(born: IntArray, dies: IntArray, size: IntArray, steps: int) -> IntArray:
-    """Bytes alive during each of ``steps`` steps.
+    """Return the bytes alive during each of ``steps`` steps.
 
     Parameters
     ----------

@@ -1,18 +1,18 @@
-"""Measuring what a step really takes: the allocator's peak, and ratios of times.
+"""Measurements of a real step: the allocator's peak, and ratios of times.
 
 A peak is a fact about a process, not about a graph: kernels ask for scratch space, the allocator
-rounds sizes up, threads reorder ops, and whatever ran before has left its mark on the free lists.
-Hence three tools.  `measure_peak` asks TensorFlow's own allocator, and takes the worst of several
-steps after a warm-up, because the order of execution moves a peak from run to run.
-`in_fresh_process` gives each measurement a process of its own, with the one allocator for the CPU
-that keeps statistics.  `time_ratio` interleaves two callables and times one of them twice a round,
-so that its answer comes with the noise of the machine beside it: a ratio nearer to one than the
-control says nothing.
+rounds sizes up, threads reorder ops, and earlier work has left its mark on the free lists. Hence
+three tools. `measure_peak` asks TensorFlow's own allocator. It takes the worst of several steps
+after a warm-up, because the order of execution moves a peak from run to run. `in_fresh_process`
+gives each measurement a process of its own, with the one allocator for the CPU that keeps
+statistics. `time_ratio` interleaves two callables and times one of them twice a round, so that the
+ratio is reported together with the noise of the machine: a ratio nearer to one than the control
+says nothing.
 
-Cost: a measurement is ``warmup + steps`` calls, a ratio ``3 * (pairs + 1)`` calls, a process
+Cost: a measurement is ``warmup + steps`` calls, a ratio ``3 * (pairs + warmup)`` calls, a process
 3-10 seconds for importing TensorFlow.
 
-Not checked: whether the callable does any work.  A ``tf.function`` whose results are not returned,
+Not checked: whether the callable does any work. A ``tf.function`` whose results are not returned,
 or a session that fetches ``tf.group(...)``, is pruned to nothing and peaks at nothing.
 """
 
@@ -50,12 +50,12 @@ CHILD_ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_CPP_MIN_LOG_LEVEL": "3
 
 
 class MeasurementError(GraphToolsError, RuntimeError):
-    """Something cannot be measured here, or the process that measured it has failed."""
+    """A quantity cannot be measured here, or the measuring process failed."""
 
 
 class EndedBySignalError(MeasurementError):
-    """The process that measured was ended by a signal, as happens where memory runs out and a
-    library does not see to it."""
+    """A signal ended the measuring process, as happens when memory runs out and no library handles
+    it."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class PeakMeasurement:
     Attributes
     ----------
     peak
-        The worst step: the most bytes allocated at any time of it, less those allocated before it.
+        The worst step: the most bytes allocated at any time of it, minus those allocated before it.
     peaks
-        The same for every measured step, in order.
+        The peak of every measured step, in order.
     baseline
         Bytes that were allocated before the first measured step: variables, fed inputs, constants.
     """
@@ -83,14 +83,14 @@ class PeakMeasurement:
 
 @dataclass(frozen=True)
 class TimeRatio:
-    """How long ``a`` takes, as a multiple of ``b``.
+    """The time of ``a`` as a multiple of the time of ``b``.
 
     Attributes
     ----------
     ratio
         Median time of ``a`` over median time of ``b``.
     control
-        The same ratio of ``b`` against itself: its distance from 1 is the noise of `ratio`.
+        The same ratio of ``b`` to itself: its distance from 1 is the noise of `ratio`.
     seconds_a, seconds_b
         The two medians, in seconds.
     """
@@ -110,17 +110,17 @@ class TimeRatio:
 def measure_peak(
     fn: Callable[[], object], *, device: str = "CPU:0", warmup: int = 2, steps: int = 5
 ) -> PeakMeasurement:
-    """The most memory that one call of `fn` takes on `device`.
+    """Measure the most memory that one call of `fn` takes on `device`.
 
     Parameters
     ----------
     fn
-        A step: calls a ``tf.function`` or runs a session.  What it returns is kept until the step
-        is over and released before the next.
+        A step: it calls a ``tf.function`` or runs a session. Its result is kept until the step is
+        over and released before the next.
     device
         As ``tf.config.experimental.get_memory_info`` names devices.
     warmup
-        Calls before the first measured one.  The first call of a ``tf.function`` traces, and the
+        Calls before the first measured one. The first call of a ``tf.function`` traces, and the
         first run of a graph allocates its constants.
     steps
         Measured calls.
@@ -165,7 +165,7 @@ def measure_peak(
 
 
 def _allocated(device: str) -> tuple[int, int]:
-    """Bytes allocated on `device` now, and at most since its statistics were reset."""
+    """Return the bytes allocated on `device` now, and the most since its statistics were reset."""
     import tensorflow as tf
 
     try:
@@ -187,9 +187,9 @@ def _allocated(device: str) -> tuple[int, int]:
 def time_ratio(
     a: Callable[[], object], b: Callable[[], object], *, pairs: int = 15, warmup: int = 1
 ) -> TimeRatio:
-    """How long `a` takes, as a multiple of `b`, with `b` against itself as control.
+    """Measure the time of `a` as a multiple of the time of `b`, with `b` against itself as control.
 
-    Every round times `b`, `a` and `b` again, so a slow drift of the machine falls on both alike.
+    Every round times `b`, `a` and `b` again, so a slow drift of the machine affects both alike.
     The two runs of `b` swap their places in the control from round to round.
 
     Parameters
@@ -199,7 +199,7 @@ def time_ratio(
     pairs
         Rounds that count.
     warmup
-        Rounds before those.
+        Rounds before the rounds that count.
 
     Raises
     ------
@@ -245,8 +245,8 @@ def in_fresh_process(
     """Call a function in a new Python process that counts memory on the CPU.
 
     The child has this process' environment, with ``TF_CPU_ALLOCATOR_USE_BFC=1`` and TensorFlow's
-    log off, its ``sys.path`` and its working directory.  What the function prints comes out on
-    this process' standard error.
+    log off, its ``sys.path`` and its working directory. The function's standard output goes to this
+    process' standard error.
 
     Parameters
     ----------
@@ -262,14 +262,14 @@ def in_fresh_process(
     Returns
     -------
     object
-        What the function returned, as JSON carries it: a dataclass comes back as a dict, a tuple
-        as a list.
+        The function's result, as JSON carries it: a dataclass comes back as a dict, a tuple as a
+        list.
 
     Raises
     ------
     MeasurementError
-        The child failed (its traceback is in the message), was ended by a signal
-        (`EndedBySignalError`), as happens when memory runs out, or did not finish in time.
+        The child failed (its traceback is in the message) or did not finish in time. Or a signal
+        ended it (`EndedBySignalError`), as happens when memory runs out.
     ValueError
         `target` is not of the form above.
     """
@@ -332,7 +332,7 @@ _answer(request)
 
 
 def _answer(request: dict[str, Any]) -> None:
-    """What the child does: call, and write the result or the traceback where it was asked to."""
+    """Call the function in the child, and write its result or traceback to the requested file."""
     import traceback
 
     reply: dict[str, Any]
@@ -346,7 +346,7 @@ def _answer(request: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can carry in place of `value`: fields of dataclasses, items of arrays."""
+    """Return a form of `value` that JSON can carry: fields of dataclasses, items of arrays."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if hasattr(value, "tolist"):  # NumPy arrays and scalars

@@ -1,8 +1,7 @@
-"""Who is to blame for a peak: the largest buffers that are alive when a step takes most, by the
-names of their tensors.
+"""The largest buffers that are alive at a peak, by the names of their tensors.
 
-A simulation knows buffers by numbers. The few that matter get their names while the graph is at
-hand, so that a plan can tell them later, without keeping the graph alive.
+A simulation knows buffers by numbers. The few largest get their names while the graph is at hand,
+so that a plan can report them later without keeping the graph alive.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from graph_tools.memory.timeline import Alive, Part, Timeline
 
 __all__ = ["MOST_NAMED", "with_names"]
 
-#: Layout: buffers that get names in a message.
+#: Layout: the number of buffers that get names in a message.
 MOST_NAMED = 24
 
 AnyTimeline = TypeVar("AnyTimeline", bound=Timeline)
@@ -26,15 +25,15 @@ AnyTimeline = TypeVar("AnyTimeline", bound=Timeline)
 def with_names(
     simulation: AnyTimeline, name: Callable[[int, int], tuple[str, Part]]
 ) -> AnyTimeline:
-    """Return the simulation with the largest buffers at its peak, largest first.
+    """Return the simulation with its ``largest`` set: the largest buffers at the peak, in order.
 
     Parameters
     ----------
     simulation
         Bytes alive, and the lives of buffers.
     name
-        For a value and the place where its buffer begins: the name of its tensor, and what part it
-        is of.
+        A function of a value and the place where its buffer begins. It returns the name of the
+        tensor, and its part of the step.
     """
     alive = simulation.bytes_alive
     if not len(alive):
@@ -42,7 +41,7 @@ def with_names(
     at = int(np.argmax(alive))
     born, dies, size = simulation.buffers
     there = np.flatnonzero((born <= at) & (dies >= at) & (size > 0))
-    # The largest first; of equal ones, those that were there first.
+    # The largest first; of equal ones, the earliest born first.
     there = there[np.lexsort((there, born[there], -size[there]))][:MOST_NAMED]
     owner, last = simulation.owner, len(alive) - 1
     found = []

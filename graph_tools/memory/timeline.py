@@ -1,5 +1,4 @@
-"""Bytes alive during a training step, and what TensorFlow's allocator makes of them, as one
-value."""
+"""Bytes alive during a training step, and the peaks of TensorFlow's allocator that follow."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ __all__ = ["CHANCE", "MANY_OPS", "STEPS", "Alive", "Part", "Timeline"]
 
 Part = Literal["forward", "recomputed", "backward", "scratch"]
 
-#: By what share a step may need more chunks than it does on average: small changes of the order
-#: change into which holes buffers fall. Chosen by judgement.
+#: The share of its chunks by which a step may need more than the average step: small changes of the
+#: order change which holes the buffers take. Chosen by judgement.
 CHANCE = 0.05
-#: In graphs of more ops a simulation takes seconds: there are fewer, and bounds are simple ones.
+#: In graphs of more ops, one simulation takes seconds: fewer are run, and bounds are simple ones.
 #: Chosen by judgement.
 MANY_OPS = 30_000
-#: Steps that are simulated to see into which holes buffers fall. Chosen by judgement.
+#: Steps that are simulated to see which holes the buffers take. Chosen by judgement.
 STEPS = 8
-#: Steps in a row among which the worst is looked for, for holes change slowly. Of a plan for a
-#: ResNet of KerasHub, none of the first steps broke its budget, and 16 of 38 did (as most of those
-#: that were measured).
+#: Steps in a row among which the worst is sought, because holes change slowly. With a plan for a
+#: ResNet of KerasHub, the first simulated steps all kept the budget. But 16 of 38 broke it, as did
+#: most of the measured steps.
 LONG = 40
 
 
@@ -37,15 +36,15 @@ class Alive:
     Attributes
     ----------
     tensor
-        The tensor that it was made for; of scratch space, an empty string.
+        The tensor that it was made for; for scratch space, an empty string.
     bytes
         Its bytes.
     part
         ``"forward"``: of the forward pass; ``"recomputed"``: of a clone; ``"backward"``: of the
-        backward pass, and of the optimizer if it was simulated; ``"scratch"``: what a kernel takes
-        beside its outputs, and copies of variables.
+        backward pass, and of the optimizer if it was simulated; ``"scratch"``: memory that a kernel
+        takes in addition to its outputs, and copies of variables.
     first, last
-        The first and the last op, of those in the timeline, during which it is alive.
+        The first and the last op of the timeline during which it is alive.
     """
 
     tensor: str
@@ -64,23 +63,24 @@ class Timeline:
     bytes_alive
         Bytes during each op.
     peak
-        The most of them: the simulated transient peak.
+        The maximum of `bytes_alive`: the simulated transient peak.
     buffers
         First op, last op and bytes of every buffer, workspace included.
     owner
-        For each buffer, the value that it was made for; workspace, at the end, has none.
+        For each buffer, the value that it was made for. The buffers at the end (workspace, copies
+        of variables) have none.
     other_orders
         Buffers for other orders that the ops may run in.
     persistent
-        Bytes of variables, fed inputs and large constants, which are there before the step: they
-        decide what holes buffers fall into.
+        Bytes of variables, fed inputs and large constants, which exist before the step. They decide
+        which holes the buffers take.
     replaces
-        For these buffers and those of other orders, which of the persistent ones each takes the
-        place of (-1: of none).
+        For `buffers` and for each of `other_orders`: the persistent buffer that each one replaces
+        (-1: none).
     margin
-        Share of its chunks by which a step may need more, for chance.
+        The share of its chunks by which a step may need more by chance.
     largest
-        The largest buffers at the peak, by name, where they were looked up.
+        The largest buffers at the peak, by name, if they were looked up.
     """
 
     bytes_alive: npt.NDArray[np.int64]
@@ -95,8 +95,7 @@ class Timeline:
 
     @cached_property
     def allocated_least(self) -> int:
-        """The peak in chunks if the allocator has no past, in the order in which this one is
-        least."""
+        """The least peak in chunks over all orders, if nothing was allocated before the steps."""
         return min(allocated_peak(*order) for order in (self.buffers, *self.other_orders))
 
     @cached_property
@@ -104,7 +103,7 @@ class Timeline:
         """The peak in chunks of TensorFlow's allocator, which are larger than the buffers in them.
 
         A schedule is one order. The executor has several, and chance decides among them: a step may
-        need more than this, by `margin`.
+        need more than this peak, by `margin`.
         """
         return self._peaks.average
 
@@ -112,7 +111,7 @@ class Timeline:
     def allocated_worst(self) -> int:
         """The peak in chunks in the worst of many steps.
 
-        It is the average where all steps are equal, and of so many buffers that chance evens out.
+        It is the average if all steps are equal, or if chance evens out over very many buffers.
         """
         if self._is_regular or self._is_large:
             return self._peaks.average
@@ -128,7 +127,7 @@ class Timeline:
 
     @property
     def _is_regular(self) -> bool:
-        """Whether there is one order, and nothing in memory before it."""
+        """Whether there is only one order, and no persistent buffer."""
         return not (self.other_orders or self.persistent)
 
     @property

@@ -1,11 +1,10 @@
-"""Variables and constants as an executed step sees them: buffers from before, of which updates
-replace or copy some.
+"""Variables and constants in an executed step: buffers from before it, some replaced or copied.
 
-An assignment makes the buffer of its value the variable's, and the old one is let go. An update in
-place (``assign_add``, the kernels of TF1's optimizers) copies the variable's buffer first if
-somebody still uses what was read from it, such as the gradient with respect to a layer's input,
-which needs the weights. Either way the variable has moved to where the step had its transient
-buffers, and leaves a hole where it was. (``training_ops.cc``, ``resource_variable_ops.cc``,
+An assignment makes the buffer of its value the variable's buffer, and releases the old one. An
+update in place (``assign_add``, the kernels of TF1's optimizers) copies the variable's buffer first
+if an op still uses the value read from it. For example, the gradient with respect to a layer's
+input needs the weights. Either way the variable has moved among the transient buffers of the step,
+and leaves a hole at its old place. (``training_ops.cc``, ``resource_variable_ops.cc``,
 TensorFlow 2.16 to 2.21.)
 """
 
@@ -29,12 +28,12 @@ class Updated:
     Attributes
     ----------
     updates
-        The ops that do, each with the storage that it gives to the variable; -1: it works in place.
+        The ops that update it, each with the storage that it gives to the variable; -1: in place.
     reads
-        The ops that read the variable, each with the ops that use what was read, which is the
+        The ops that read the variable, each with the ops that use the value read. That value is the
         variable's buffer itself.
     number
-        The variable's place among what is persistent; -1: it is not known.
+        The variable's place among the persistent buffers; -1: unknown.
     size
         Its bytes.
     """
@@ -46,8 +45,8 @@ class Updated:
 
 
 def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
-    """Bytes of the variables and fed inputs that a graph reads, by a tensor that stands for
-    them."""
+    """Return the bytes of the variables and fed inputs that a graph reads, by a reference to the
+    variable's handle or to the input."""
     found: dict[object, int] = {}
     for op, here in zip(ops.ops, ops.here, strict=True):
         if here and op.type in op_types.SOURCES and op.type != "Const" and op.outputs:
@@ -60,22 +59,22 @@ def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
 def constant_bytes(
     ops: OpGraph, folded: Sequence[bool], one: Mapping[int, int], batch: int
 ) -> dict[object, int]:
-    """Bytes of the constants of more than `GRAIN` that ops read as a step runs, by value.
+    """Return the bytes of the constants of more than `GRAIN` that ops read in a step, by value.
 
-    They are made when the graph runs first, after variables and inputs, and stay: a mask that is
-    folded takes a place in which a buffer would fit. Smaller ones, of which there are hundreds,
-    fall into holes of a process that has allocated before.
+    They are made when the graph first runs, after variables and inputs, and stay: a folded mask
+    takes a place in which a buffer would fit. Smaller constants, of which there are hundreds, fit
+    into the holes of a process that has allocated before.
 
     Parameters
     ----------
     ops
         The graph of a step.
     folded
-        For each op, whether it computes before the step.
+        For each op, whether it runs before the step.
     one
-        Of values that equal others, those.
+        For each value that equals another, that other value.
     batch
-        The size of a batch where it is not known.
+        The size to assume for an unknown batch dimension.
     """
     return {
         one.get(value, value): size
@@ -92,16 +91,16 @@ def updated_variables(
     storage: Sequence[int],
     persistent: Mapping[object, int],
 ) -> list[Updated]:
-    """The variables that a graph updates.
+    """Return the variables that a graph updates.
 
     Parameters
     ----------
     ops
         The graph of a step.
     reads, storage
-        What each op reads, and whose buffer each value uses, as the executor sees it.
+        The values that each op reads, and the value whose buffer each value uses, in the executor.
     persistent
-        What `persistent_bytes` gives.
+        The bytes of persistent buffers, the variables as `persistent_bytes` returns them.
     """
     updates: dict[int, list[tuple[int, int]]] = {}
     for i, op in enumerate(ops.ops):

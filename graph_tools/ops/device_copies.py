@@ -1,10 +1,8 @@
-"""Tensors that are kept on another device: what lies there takes no memory here, and coming back is
-no view.
+"""Tensors that are kept on another device: they take no memory here, and a copy back is no view.
 
 TensorFlow moves a tensor between devices when an op on one reads an op on the other. Identities on
-both sides make a copy out and a copy back; grappler would take them out, as it takes out all
-identities, so they are protected. What is kept elsewhere bears a private attribute, by which
-captured graphs know it.
+both sides make a copy out and a copy back. Grappler removes identities, so these are protected. A
+private attribute marks the ops whose outputs are kept elsewhere, so that captured graphs know them.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ _MARK = "_kept_elsewhere"
 
 
 def copy_out(tensor: tf.Tensor, device: str, name: str) -> tf.Tensor:
-    """A copy of ``tensor`` on another device."""
+    """Return a copy of ``tensor`` on another device."""
     with tf.device(None), tf.device(device):
         copy = tf.raw_ops.Identity(input=tensor, name=name)
     graphs.protect(copy.op)
@@ -27,13 +25,13 @@ def copy_out(tensor: tf.Tensor, device: str, name: str) -> tf.Tensor:
 
 
 def stays_elsewhere(tensor: tf.Tensor) -> tf.Tensor:
-    """``tensor``, marked as one that takes no memory here."""
+    """Mark ``tensor`` as one that takes no memory here, and return it."""
     graphs.set_attribute(tensor.op, _MARK, tf.compat.v1.AttrValue(b=True))
     return tensor
 
 
 def copy_back(tensor: tf.Tensor, device: str, name: str) -> tf.Tensor:
-    """A copy of a tensor that is kept elsewhere, on ``device``."""
+    """Return a copy on ``device`` of a tensor that is kept elsewhere."""
     with tf.device(None), tf.device(device or None):
         copy = tf.raw_ops.Identity(input=tensor, name=name)
     graphs.protect(copy.op)
@@ -41,7 +39,7 @@ def copy_back(tensor: tf.Tensor, device: str, name: str) -> tf.Tensor:
 
 
 def is_elsewhere(op: tf.Operation) -> bool:
-    """Whether what ``op`` makes takes no memory here.
+    """Return whether the output of ``op`` is marked as one that takes no memory here.
 
     Examples
     --------
@@ -53,5 +51,5 @@ def is_elsewhere(op: tf.Operation) -> bool:
     >>> is_elsewhere(out.op), is_elsewhere(back.op)
     (True, False)
     """
-    # Devices are cheap to ask for, attributes are not.
+    # Reading a device is cheap, reading attributes is not.
     return op.type == "Identity" and bool(op.device) and _MARK in op.node_def.attr

@@ -1,8 +1,8 @@
-"""Which ops run on one of several devices, as far as the graph says.
+"""The ops that run on one of several devices, as far as the graph says.
 
-Names of devices may be partial: what they leave out is this process's, and an op that names no
-device at all may run on any. What has to do with a variable runs where the variable is; a graph
-that captures it has a placeholder without a device, and what that stands for has one.
+Names of devices may be partial: missing parts are taken from this process, and an op that names no
+device at all may run on any. An op on a variable runs where the variable is. A graph that captures
+the variable has a placeholder without a device, but the captured tensor has a device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PARTS = ("job", "replica", "task", "device_type", "device_index")
 
 
 class Home:
-    """One device, and what lies on it.
+    """One device, which knows the ops that run on it.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Home:
         return f"Home({self.device!r})"
 
     def has(self, op: tf.Operation) -> bool:
-        """Whether ``op`` runs here, or may."""
+        """Return whether ``op`` runs on this device, or may."""
         name = op.device or self._of_variable(op)
         found = self._named.get(name)
         if found is None:
@@ -57,14 +57,14 @@ class Home:
         return found
 
     def _of_variable(self, op: tf.Operation) -> str:
-        """The device of the variable that ``op`` has to do with; an empty string: none, or it is
-        not known."""
+        """Return the device of the variable that is the first input of ``op``; an empty string if
+        there is no variable or its device is unknown."""
         if not op.inputs or op.inputs[0].dtype != tf.resource:
             return ""
         handle = op.inputs[0]
         while tf.is_symbolic_tensor(handle) and handle.op.type == "Placeholder":
             if id(handle) not in self._outer:
-                # Captures are listed anew each time they are asked for.
+                # TensorFlow lists the captures anew at each access.
                 pairs = autodiff.captures_of(handle.graph)
                 self._outer.update((id(inner), outer) for outer, inner in pairs)
             if (outer := self._outer.get(id(handle))) is None:
@@ -73,7 +73,7 @@ class Home:
         return str(handle.device or "")
 
     def _whole(self, name: str) -> tuple[str | int | None, ...]:
-        """The parts of a device's name; what is left out is this process's."""
+        """Return the parts of a device's name, with missing parts taken from this process."""
         spec, process = tf.DeviceSpec.from_string(name), self._process
         default = {"job": process.job or "localhost"}
         default |= {part: getattr(process, part) or 0 for part in ("replica", "task")}

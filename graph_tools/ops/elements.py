@@ -1,12 +1,11 @@
-"""How many elements a tensor has where its shape does not say it: those of the batch, or of rows
-that the run chooses.
+"""The number of elements of a tensor whose shape does not say it, but depends on the run.
 
-An unknown dimension is taken for the batch, a further one counts as `UNKNOWN_DIM`. Where one
-dimension is unknown, the inputs of its op bound it: a slice has as many rows as its ends are apart,
-where they say it; there are no more rows than those they are chosen from (a mask, other slices,
-unique values), as many elements as before after a reshape or a concatenation, as many rows in a
-stacked list as the loop that fills it has steps; all other ops give as many rows as the largest of
-their inputs. O(1) for each op with an unknown shape, once.
+An unknown dimension counts as the batch, each further one as `UNKNOWN_DIM`. If only one dimension
+is unknown, the inputs of its op bound it. A slice has as many rows as its ends are apart, if they
+say so. An op that chooses rows (a mask, other slices, unique values) gives no more than it reads. A
+reshape or a concatenation keeps the number of elements. A stacked list has as many rows as the loop
+that fills it has steps. All other ops give as many rows as the largest of their inputs. O(1) for
+each op with an unknown shape, once.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from graph_tools.tf_private import loops
 
 __all__ = ["UNKNOWN_DIM", "Count", "elements", "most_chosen", "rows"]
 
-#: Stands in for unknown dimensions other than the batch.
+#: The size to assume for unknown dimensions other than the batch.
 UNKNOWN_DIM = 64
 
 
@@ -45,8 +44,8 @@ class Count(NamedTuple):
 
 
 class _Rows(dict[int, Count | None]):
-    """Rows of what an op gives, by the op's id (``None``: nothing bounds them), and what was told
-    of steps of loops when they were counted."""
+    """The rows of an op's outputs, by the op's id (``None``: nothing bounds them); ``told``: the
+    result of `told_steps` when the rows were counted."""
 
     told: int | None = None
 
@@ -75,8 +74,8 @@ def elements(tensor: tf.Tensor) -> Count:
 
 
 def rows(tensor: tf.Tensor) -> Count:
-    """Return the most that the one unknown dimension of ``tensor`` can be; where nothing bounds it,
-    the batch."""
+    """Return the maximum of the one unknown dimension of ``tensor``; if nothing bounds it, the
+    batch."""
     known = notes(tensor.graph, _Rows)
     if (told := told_steps(tensor.graph)) != known.told:
         known.clear()
@@ -87,15 +86,15 @@ def rows(tensor: tf.Tensor) -> Count:
         if ready:
             known[id(op)] = _bounded(op, known)
         elif id(op) not in known:
-            known[id(op)] = None  # What a loop of TensorFlow 1 leads back to.
+            known[id(op)] = None  # Ends the cycle of a TensorFlow 1 loop.
             stack.append((op, True))
             stack += [(t.op, False) for t in (*filter(_has_rows, op.inputs), *_shaped_like(op))]
     return known[id(tensor.op)] or Count(0, 1)
 
 
 def most_chosen(ops: Iterable[tf.Operation], batch: int) -> int | None:
-    """Return the most rows that any of ``ops`` may choose from a known number when it runs;
-    ``None``: none are chosen so."""
+    """Return the most rows that any of ``ops`` may choose, when it runs, from a known number of
+    rows; ``None``: no op does so."""
     found = [
         bound.at(batch)
         for op in ops
@@ -107,7 +106,7 @@ def most_chosen(ops: Iterable[tf.Operation], batch: int) -> int | None:
 
 
 def _bounded(op: tf.Operation, known: dict[int, Count | None]) -> Count | None:
-    """The rows of what ``op`` gives, by those of its inputs."""
+    """Return a bound of the rows of the outputs of ``op``, from the rows of its inputs."""
     if not op.inputs:
         return None
     first, out = op.inputs[0], next(filter(_has_rows, op.outputs))
@@ -119,7 +118,7 @@ def _bounded(op: tf.Operation, known: dict[int, Count | None]) -> Count | None:
     if op.type in op_types.CHOOSERS and first.shape.is_fully_defined():
         return elements(first).over(_dimensions(out)[0])
     if op.type in op_types.AXES:
-        # One for each dimension.
+        # At most one axis for each dimension.
         return Count(max(elements(t).fixed for t in op.inputs), 0)
     if op.type == "TensorListStack":
         filled = behind_identities(first).op
@@ -139,15 +138,15 @@ def _bounded(op: tf.Operation, known: dict[int, Count | None]) -> Count | None:
 
 
 def _is_bounded(tensor: tf.Tensor, known: dict[int, Count | None]) -> bool:
-    """Whether the elements of an input are no guess."""
+    """Return whether the elements of an input are known or bounded, and so are no guess."""
     if _has_rows(tensor):
         return known[id(tensor.op)] is not None
     return bool(tensor.shape.is_fully_defined())
 
 
 def _shaped_like(op: tf.Operation) -> list[tf.Tensor]:
-    """The tensors with rows whose shapes an op is told: a gradient that is spread out again takes
-    the shape of what was added up."""
+    """Return the tensors with rows whose shapes are computed into inputs of ``op``: the gradient of
+    a sum is broadcast to the shape of the summed tensor."""
     found: list[tf.Tensor] = []
     seen: set[tf.Operation] = set()
     stack = [t.op for t in op.inputs if _is_size(t)]
@@ -164,16 +163,16 @@ def _shaped_like(op: tf.Operation) -> list[tf.Tensor]:
 
 
 def _is_size(tensor: tf.Tensor) -> bool:
-    """Whether a tensor may be a shape, or a part of one."""
+    """Return whether a tensor may be a shape, or a part of one."""
     return tensor.dtype in (tf.int32, tf.int64) and tensor.shape.rank in (0, 1)
 
 
 def _has_rows(tensor: tf.Tensor) -> bool:
-    """Whether one dimension of ``tensor`` is unknown, and no more."""
+    """Return whether exactly one dimension of ``tensor`` is unknown."""
     return tensor.shape.rank is not None and tensor.shape.as_list().count(None) == 1
 
 
 def _dimensions(tensor: tf.Tensor) -> tuple[int, int]:
-    """The product of the known dimensions, and the number of those that are not."""
+    """Return the product of the known dimensions, and the number of unknown dimensions."""
     shape = tensor.shape.as_list()
     return math.prod(dim for dim in shape if dim is not None), shape.count(None)

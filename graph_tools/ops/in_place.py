@@ -1,5 +1,5 @@
-"""Outputs in the place of inputs: TensorFlow's kernels may write a result into the buffer of an
-input that nobody else holds (``forward_input_or_allocate_output`` in ``op_kernel.h``)."""
+"""Outputs in the buffers of inputs: TensorFlow's kernels may write a result into the buffer of an
+input that no other op holds (``forward_input_or_allocate_output`` in ``op_kernel.h``)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["taken_over"]
 
 
 def taken_over(made: Iterable[int], free: Iterable[int]) -> int:
-    """Bytes of outputs that an op writes into the buffers of inputs, instead of new ones.
+    """Return the bytes of outputs that an op writes into buffers of inputs instead of new ones.
 
     Parameters
     ----------
     made
         Bytes of each output of an op that may do so (`op_types.FORWARDING`).
     free
-        Bytes of each input that nobody holds after the op. One of the same size takes an output.
+        Bytes of each input that no op holds afterwards. Each takes one output, of the same size.
 
     Examples
     --------

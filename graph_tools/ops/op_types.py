@@ -1,8 +1,8 @@
-"""What an op is, decided by its type and its op definition, never by its name.
+"""The kinds of ops, decided by an op's type and its op definition, never by its name.
 
 Names are the user's and may say anything; types are TensorFlow's. Unknown types are treated with
-caution: not a view, not forwarding, and copied only when the op definition says that they are
-stateless.
+caution: they are no views, they are not forwarding, and they are copied only if the op definition
+says that they are stateless.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ VIEWS = frozenset(
     CheckNumerics Bitcast""".split()
 )
 
-#: Ops whose outputs may be such views, too, depending on shapes and constants
+#: Ops whose outputs may be views as well, depending on shapes and constants
 #: (:mod:`graph_tools.ops.views`).
 MAY_VIEW = frozenset(
     "Unpack Split SplitV Slice StridedSlice Transpose Mul Add AddV2 Sub Div RealDiv".split()
@@ -75,10 +75,10 @@ SOURCES = frozenset(
     TemporaryVariable _Arg""".split()
 )
 
-#: Those that read a variable (their first input), whenever that is.
+#: Ops that read a variable (their first input), at whatever time they run.
 READS = frozenset({"ReadVariableOp"})
 
-#: Those that call Python, which may change any variable.
+#: Ops that call Python, which may change any variable.
 PYTHON = frozenset("PyFunc EagerPyFunc".split())
 
 #: Ops that run functions of the graph.
@@ -87,20 +87,20 @@ FUNCTIONAL = frozenset(
     StatefulPartitionedCall""".split()
 )
 
-#: The ends of branches of control flow v1: each output of the former is alive or dead, by the
-#: second input; …
+#: Ops that begin branches of control flow v1: each output is alive or dead, depending on the second
+#: input; …
 SWITCHES = frozenset("Switch RefSwitch".split())
-#: … the latter pass on the input that is alive.
+#: … and ops that end such branches: they pass on the input that is alive.
 MERGES = frozenset("Merge RefMerge".split())
 
-#: Variables that are updated in place, under whoever reads them (TF1 without ``use_resource``).
+#: Variables that updates change in place even while ops read them (TF1 without ``use_resource``).
 REFERENCE_VARIABLES = frozenset({"VariableV2", "Variable", "TemporaryVariable"})
 
-#: Ops that give a variable (their first input) a new buffer, which is that of their last input; the
-#: old one is let go …
+#: Ops that give a variable (their first input) a new buffer, the buffer of their last input, and
+#: release the old one; …
 ASSIGNS = frozenset({"AssignVariableOp"})
-#: … and ops that change the variable's buffer in place, or a copy of it while somebody still reads
-#: what was in it.
+#: … and ops that change the variable's buffer in place, or change a copy if another op still reads
+#: the old values.
 UPDATES_IN_PLACE = frozenset(
     """AssignAddVariableOp AssignSubVariableOp ResourceApplyAdaMax ResourceApplyAdadelta
     ResourceApplyAdagrad ResourceApplyAdagradV2 ResourceApplyAdam ResourceApplyAdamWithAmsgrad
@@ -114,19 +114,19 @@ SHAPES = frozenset("Shape ShapeN Size Rank".split())
 #: Ops that read an input's shape and not its buffer (see `reads_shapes`).
 SHAPE_READERS = SHAPES | {"ZerosLike", "OnesLike"}
 
-#: Ops that give an element of a tensor list, which lives in the list's buffers.
+#: Ops that give an element of a tensor list; the element is one of the list's buffers.
 ELEMENTS = frozenset("TensorListGetItem TensorListPopBack".split())
 
-#: Ops that give axes: at most one for each element of their inputs, which are shapes.
+#: Ops that give axes: at most one axis for each element of their inputs, which are shapes.
 AXES = frozenset({"BroadcastGradientArgs"})
 
-#: Ops that choose rows of their first input when they run: they give no more elements than it has.
+#: Ops that choose rows of their first input at run time: they give no more elements than it has.
 CHOOSERS = frozenset(
     """Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 DynamicPartition ListDiff Slice
     StridedSlice""".split()
 )
 
-#: Ops that only put their inputs side by side: as many bytes out as in, almost no time.
+#: Ops that only place their inputs side by side: as many bytes out as in, almost no time.
 CONCATENATIONS = frozenset("ConcatV2 Concat Pack".split())
 
 #: Ops whose time is worth more than their output's bytes: linear algebra, convolutions of every
@@ -143,18 +143,18 @@ EXPENSIVE = frozenset(
     XlaCallModule TopKV2 Unique UniqueV2 CTCLoss CTCLossV2""".split()
 ).union(FUNCTIONAL)
 
-#: oneDNN's layout pass makes a filter gradient and the BiasAddGrad that reads the same gradient one
-#: kernel, without regard to control edges (TensorFlow 2.21). An op that waits for the BiasAddGrad
-#: and feeds the filter gradient then closes a cycle, so nothing may wait for these; …
+#: oneDNN's layout pass merges a filter gradient and the BiasAddGrad that reads the same gradient
+#: into one kernel, and ignores control edges (TensorFlow 2.21). If an op waits for the BiasAddGrad
+#: and feeds the filter gradient, the merge closes a cycle, so no op may wait for a BiasAddGrad; …
 MERGED_AT_RUN_TIME = frozenset({"BiasAddGrad"})
 #: … and a control input on the filter gradient prevents the merge, which changes the last bits of
-#: the bias gradient. So does an identity between it and the gradient that both read, and none
-#: between it and its other input (``mkl_layout_pass.cc``).
+#: the bias gradient. An identity between the filter gradient and the gradient that both read does
+#: the same; an identity before its other input does not (``mkl_layout_pass.cc``).
 MERGES_AT_RUN_TIME = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "BiasAddGrad"})
 
-#: With which readers the same pass makes an op one kernel, without regard to what waits for the op
-#: by a control edge: if the reader needs that, it needs itself. (``mkl_layout_pass.cc``; no other
-#: pass looks past control edges.)
+#: The readers with which the same pass merges an op into one kernel. It ignores control edges from
+#: the op to others: if the reader needs one of these, the merge closes a cycle.
+#: (``mkl_layout_pass.cc``; no other pass ignores control edges.)
 MERGED_WITH_READER = {
     "Conv2D": frozenset({"BiasAdd"}),
     "Pad": frozenset({"Conv2D"}),
@@ -164,8 +164,8 @@ _ACTIVATIONS = frozenset("Relu Relu6 Elu LeakyRelu Gelu Mish Swish Tanh Sigmoid"
 _ADDITIONS = frozenset("BiasAdd Add AddV2".split())
 _NORMALIZATIONS = frozenset("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3".split())
 
-#: With which readers grappler's remapper may fuse an op whose result nobody else reads; not if
-#: something waits for the op by a control edge (``remapper.cc`` and ``pattern_utils.cc``).
+#: The readers with which grappler's remapper may fuse an op whose result no other op reads. It does
+#: not if an op waits for the op by a control edge (``remapper.cc`` and ``pattern_utils.cc``).
 FUSES_WITH = {
     "Conv2D": _ADDITIONS | _NORMALIZATIONS,
     "Conv3D": _ADDITIONS,
@@ -185,22 +185,23 @@ FUSES_WITH = {
     "Tanh": frozenset({"Mul"}),
 }
 
-#: Ops that grappler's remapper may fuse with the op that alone reads their result, …
+#: Ops that grappler's remapper may fuse with the only op that reads their result, …
 FUSED_WITH_READER = frozenset(FUSES_WITH)
-#: … and all ops of such a group, its end included. It is not made if one of them has a control
-#: edge.
+#: … and all ops of a fused group, its end included. Grappler does not fuse a group if one of its
+#: ops has a control edge.
 FUSED = FUSED_WITH_READER | frozenset("Relu Relu6 Elu LeakyRelu Gelu Mish Swish Mul".split())
 
-#: Ops that it fuses with another reader of what they read: ``x * sigmoid(x)``. Up to TensorFlow
-#: 2.16 at least, x may have no control edge either (``SubGraphMatcher`` in ``pattern_utils.h``).
+#: Ops that the remapper fuses with another reader of their input: ``x * sigmoid(x)``. Up to at
+#: least TensorFlow 2.16, x may have no control edge either (``SubGraphMatcher`` in
+#: ``pattern_utils.h``).
 FUSED_WITH_SIBLING = frozenset({"Sigmoid", "Softplus"})
 
-#: Grappler moves a constant that one of these adds (or multiplies) past another of the same family
-#: that it alone reads: ``c + (x + y)`` becomes ``x + (c + y)``, where y is the second input unless
-#: the first is constant.
+#: Families of ops (additions, multiplications) past which grappler moves a constant that an op of
+#: the family combines: ``c + (x + y)`` becomes ``x + (c + y)`` if the outer op is the only reader
+#: of the inner one. Here y is the second input unless the first is constant.
 FOLDED_TOGETHER = (frozenset("Add AddV2 Sub BiasAdd".split()), frozenset("Mul Div RealDiv".split()))
 
-#: Ops, mostly elementwise, that may write their result into the buffer of an input that nobody
+#: Ops, mostly elementwise, that may write their result into the buffer of an input that no op
 #: reads any more.
 FORWARDING = frozenset(
     """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd Ceil Cos Cosh Digamma Div
@@ -213,12 +214,11 @@ FORWARDING = frozenset(
     SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits""".split()
 )
 
-#: Ops whose last output is what they reserve for their gradient, of no shape that is known before
-#: they run.
+#: Ops whose last output is reserve space for their gradient. Its shape is unknown before they run.
 RESERVES = frozenset({"FusedBatchNormV3"})
 
-#: Ops by which devices communicate and whose definitions do not say so, of which those from Horovod
-#: on seem to be pure.
+#: Ops by which devices communicate although their definitions do not say so. By their definitions,
+#: the ops from ``HorovodAllreduce`` on seem to be pure.
 COLLECTIVES = frozenset(
     """NcclAllReduce NcclReduce NcclBroadcast _NcclReduceSend _NcclReduceRecv _NcclBroadcastSend
     _NcclBroadcastRecv HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather
@@ -229,47 +229,47 @@ COLLECTIVES = frozenset(
 #: Ops that reduce their first input over the axes in the second.
 REDUCTIONS = frozenset("Sum Mean Prod Max Min All Any EuclideanNorm".split())
 
-#: Ops that make no more bytes than the largest of their inputs: where shapes are unknown, that says
-#: more than a guess.
+#: Ops that make no more bytes than the largest of their inputs: if shapes are unknown, this bound
+#: is better than a guess.
 SIZED_BY_INPUTS = FORWARDING | REDUCTIONS
 
-# Of these the result depends on more than the inputs' values, whatever their definition says, or
-# the inputs are consumed: copying them is never right.
+# The results of these ops depend on more than the values of their inputs, whatever their definition
+# says, or the ops consume their inputs: a copy is never right.
 _NEVER = frozenset("NoOp PyFunc EagerPyFunc PyFuncStateless Assert Print PrintV2".split()).union(
     SWITCHES, MERGES
 )
 
 
 def fold_together(one: str, other: str) -> bool:
-    """Whether ops of these types are of one family of `FOLDED_TOGETHER`."""
+    """Return whether ops of these types are of one family of `FOLDED_TOGETHER`."""
     return any(one in family and other in family for family in FOLDED_TOGETHER)
 
 
 def reads_shapes(op: tf.Operation) -> bool:
-    """Whether ``op`` reads shapes, and no buffer. (Zeros like a list of tensors are as many as it
-    has.)"""
+    """Return whether ``op`` reads shapes, and no buffer. (``ZerosLike`` of a tensor list depends on
+    the number of its elements.)"""
     return op.type in SHAPE_READERS and all(t.dtype != tf.variant for t in op.inputs)
 
 
 def reads_known_shapes(op: tf.Operation) -> bool:
-    """Whether ``op`` needs nothing but shapes that are known already, so that it becomes a
+    """Return whether ``op`` needs only shapes that are known already, so that it becomes a
     constant."""
     return reads_shapes(op) and all(t.shape.is_fully_defined() for t in op.inputs)
 
 
 def is_stateful(op: tf.Operation) -> bool:
-    """Whether running ``op`` twice may differ from running it once, by its op definition."""
+    """Return whether running ``op`` twice may differ from running it once, by its op definition."""
     return _by_definition(op).is_stateful
 
 
 def is_commutative(op: tf.Operation) -> bool:
-    """Whether ``op`` gives the same whatever the order of its inputs, by its op definition."""
+    """Return whether the order of the inputs of ``op`` does not matter, by its op definition."""
     return _by_definition(op).is_commutative
 
 
 def is_collective(op: tf.Operation) -> bool:
-    """Whether ``op`` runs when others, on other devices, run with it: it would wait for them for
-    ever if these waited for it."""
+    """Return whether ``op`` runs together with ops on other devices: it would wait for these for
+    ever if they waited for it."""
     return op.type in COLLECTIVES or (is_stateful(op) and _by_definition(op).is_collective)
 
 
@@ -284,8 +284,8 @@ _definitions: dict[str, _Definition] = {}
 
 
 def _by_definition(op: tf.Operation) -> _Definition:
-    """What the definition of an op says; of ops whose type is a function's name, that is the
-    graph's alone."""
+    """Return facts from the definition of an op. They are cached by type, except for ops whose type
+    names a function: such a definition belongs to one graph."""
     known = _definitions.get(op.type)
     if known is None:
         # Reading an op definition parses a proto; it is a property of the type alone.
@@ -323,31 +323,31 @@ def assigned_references(op: tf.Operation) -> list[tf.Operation]:
 
 
 def is_random(op: tf.Operation) -> bool:
-    """Whether ``op`` draws random numbers (legacy stateful draws and stateless ones alike)."""
+    """Return whether ``op`` draws random numbers (legacy stateful or stateless)."""
     return "Random" in op.type or "Multinomial" in op.type or op.type.startswith("RngRead")
 
 
 def adds_as_buffers_come(op: tf.Operation) -> bool:
-    """Whether the order of a sum, and with it the last bits, depends on who else holds its addends:
-    the kernel begins with the first one whose buffer it can take over."""
+    """Return whether the order of a sum, and so its last bits, depends on other holders of its
+    addends: the kernel begins with the first addend whose buffer it can take over."""
     return op.type == "AddN" and len(op.inputs) > 2
 
 
 def is_split(op: tf.Operation) -> bool:
-    """Whether ``op`` is a view of several tensors at once of which grappler makes one of each, so
-    that none waits for the others.
+    """Return whether ``op`` is one view of several tensors that grappler splits into one view of
+    each, so that none waits for the others.
 
-    It does unless they wait for something else (``model_pruner.cc``).
+    Grappler does so unless ``op`` has control inputs (``model_pruner.cc``).
     """
     return op.type == "IdentityN" and not op.control_inputs
 
 
 def is_clonable(op: tf.Operation) -> bool:
-    """Whether a copy of ``op`` that reads the same inputs always gives the same outputs.
+    """Return whether a copy of ``op`` that reads the same inputs always gives the same outputs.
 
-    Stateless ops with inputs qualify, stateless random draws included (the seed is an input). Ops
-    that are stateful, sources, inside a TF1 control flow frame, or that touch references, resources
-    or variants do not.
+    Stateless ops with inputs qualify, stateless random draws included (the seed is an input).
+    Stateful ops, sources, collectives and ops inside a TF1 control flow frame do not. Nor do ops
+    that touch references, resources or variants.
     """
     kind = op.type
     if kind in SOURCES or kind in _NEVER or kind in COLLECTIVES or is_stateful(op):

@@ -1,11 +1,10 @@
 """Bytes of a tensor before it exists: *fixed + per_example × batch*.
 
-A shape that is known gives fixed bytes, of an unknown one `graph_tools.ops.elements` says how many
-elements there are at most. What a batch normalization
-reserves for its gradient has no shape, but its bytes are known: where oneDNN merges it with a ReLU
-a bit for each element, of which eight are held in one number of the reserve's type (measured with
-TensorFlow 2.21), next to nothing elsewhere. Estimates steer choices only: no result ever depends on
-them.
+A known shape gives fixed bytes; for an unknown shape, `graph_tools.ops.elements` bounds the number
+of elements. The reserve space of a batch normalization has no shape, but its bytes are known. Where
+oneDNN merges the op with a ReLU, the space holds a bit for each element. Eight bits are held in one
+number of the space's type (measured with TensorFlow 2.21). Elsewhere it takes next to nothing.
+Estimates steer choices only: no result ever depends on them.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ class Bytes(NamedTuple):
     per_example: int
 
     def at(self, batch: int) -> int:
-        """Bytes at a batch of ``batch`` examples."""
+        """Return the bytes at a batch of ``batch`` examples."""
         return self.fixed + self.per_example * batch
 
 
 def tensor_bytes(tensor: tf.Tensor) -> Bytes:
-    """Bytes of the buffer that ``tensor`` will need.
+    """Return the bytes of the buffer that ``tensor`` will need.
 
     Strings, resources and variants count as zero: their buffers are not on the tensor's allocator.
 
@@ -64,21 +63,21 @@ def tensor_bytes(tensor: tf.Tensor) -> Bytes:
 
 @cache
 def _item_bytes(dtype: tf.DType) -> int:
-    """Bytes of one element; 0 where its buffer is not the tensor's. (A dtype takes 10 µs to
-    tell.)"""
+    """Return the bytes of one element; 0 if its buffer is not the tensor's. (Reading a dtype takes
+    10 µs.)"""
     base = dtype.base_dtype
     return 0 if base in (tf.string, tf.resource, tf.variant) else int(base.size)
 
 
 def is_guess(tensor: tf.Tensor) -> bool:
-    """Whether more than the batch is unknown of the shape of ``tensor``."""
+    """Return whether more than the batch is unknown in the shape of ``tensor``."""
     if tensor.shape.rank is None:
         return not _is_reserve(tensor)
     return tensor.shape.as_list().count(None) > 1
 
 
 def _is_reserve(tensor: tf.Tensor) -> bool:
-    """Whether a tensor of unknown rank is what an op reserves for its gradient."""
+    """Return whether a tensor of unknown rank is an op's reserve space for its gradient."""
     op = tensor.op
     return op.type in op_types.RESERVES and tensor.value_index == len(op.outputs) - 1
 

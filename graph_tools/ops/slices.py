@@ -1,6 +1,6 @@
-"""How many rows a slice takes whose ends are computed.
+"""The number of rows of a slice whose ends are computed.
 
-``x[16 * k : 16 * k + 16]`` has 16 rows for any k, which its shape does not say. Both ends are sums
+``x[16 * k : 16 * k + 16]`` has 16 rows for any k, but its shape does not say so. Both ends are sums
 of multiples of the same integers: their difference is a number. O(ops that compute the ends).
 """
 
@@ -16,13 +16,13 @@ from graph_tools.tf_private import graphs
 
 __all__ = ["slice_length"]
 
-#: Fact: attributes of slices whose bits say which places of the spec are of another kind.
+#: Fact: attributes of slices whose bits mark places without a begin or end, or dropped dimensions.
 _MASKS = ("begin_mask", "end_mask", "shrink_axis_mask")
 
 
 def slice_length(op: tf.Operation) -> int | None:
-    """Return the most rows that a ``StridedSlice`` takes along the one dimension of its output that
-    is unknown; ``None``: its ends do not say it.
+    """Return the most rows that a ``StridedSlice`` takes along the one unknown dimension of its
+    output; ``None``: its ends do not determine the number.
 
     Examples
     --------
@@ -61,7 +61,7 @@ _Integer: TypeAlias = "tf.Tensor | int"
 
 
 def _parts(tensor: tf.Tensor) -> list[_Integer] | None:
-    """The numbers in a vector; ``None``: they are not computed one by one."""
+    """Return the numbers in a vector; ``None``: they are not computed one by one."""
     value = tf.get_static_value(tensor)
     if value is not None:
         return [int(number) for number in value]
@@ -69,10 +69,10 @@ def _parts(tensor: tf.Tensor) -> list[_Integer] | None:
 
 
 def _sum(parts: Iterable[tuple[_Integer, int]]) -> dict[object, int]:
-    """A sum of integers, each a number of times, as a sum of tensors, by reference, that are none
-    themselves, and of the number one (``None``)."""
+    """Return a sum of integers with factors, as a linear combination. Its keys are references to
+    tensors that are no such sums themselves, and ``None`` for the constant."""
     found: Counter[object] = Counter()
-    #: By creation, the last first: an op is looked at when all that reads it was.
+    #: By creation index; the last is taken first, so that all readers of an op come before it.
     waiting: dict[int, tuple[tf.Tensor, int]] = {}
 
     def add(part: _Integer, times: int) -> None:

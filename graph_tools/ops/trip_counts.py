@@ -1,10 +1,10 @@
-"""How often a loop runs, as far as the graph shows.
+"""The number of steps of a loop, as far as the graph shows it.
 
-A bound is a ``maximum_iterations``, or a counter that a condition compares with a number that is
-known before the loop runs: a constant, a dimension, what a function is called with, or how often
-another loop runs. The rest of a condition can only end a loop sooner. What is known otherwise is
-noted on the loop. Of loops that show nothing, somebody may tell the most steps (`tell_steps`).
-O(ops of the condition), and once for each graph its calls.
+A bound is ``maximum_iterations``, or a counter that the condition compares with a number that is
+known before the loop runs. That number may be a constant, a dimension, an argument of a function,
+or the number of steps of another loop. The rest of a condition can only end a loop sooner. Numbers
+from other sources are noted on the loop (`note_steps`). If a loop shows no bound, a caller may give
+one (`tell_steps`). O(ops of the condition), plus one scan of each graph for its calls.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = [
     "whole_steps",
 ]
 
-#: Stands in for the number of steps of a loop where nothing is known of it.
+#: The number of steps to assume for a loop if nothing is known of it.
 UNKNOWN_STEPS = 256
 _STEPS = "_graph_tools_steps"
-#: Of what is not folded while a graph is built, what numbers of steps are computed by.
+#: Functions of ops that compute numbers of steps and that graph construction may leave unfolded.
 _FOLDED: dict[str, Callable[..., Any]] = {
     "Identity": lambda x: x,
     "Cast": lambda x: x,
@@ -54,10 +54,10 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 
 
 def trip_count(op: tf.Operation) -> int | None:
-    """How often a loop runs at most, if its condition says so before it runs.
+    """Return the most steps of a loop, if they are known before it runs; ``None`` otherwise.
 
-    Known are ``maximum_iterations``, and conditions that compare a counter of the loop with a
-    constant, alone or together with others.
+    The bounds used are ``maximum_iterations`` and conditions that compare a counter of the loop
+    with a known number, alone or in a conjunction.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def trip_count(op: tf.Operation) -> int | None:
 
 
 def _most_steps(op: tf.Operation, test: tf.Operation, condition: Any, body: Any) -> int | None:
-    """How often a loop runs at most while a comparison holds, if that is known before it runs."""
+    """Return the most steps of a loop while a comparison holds, if known before it runs."""
     counter, limit = (behind_identities(t) for t in test.inputs)
     number = next((i for i, arg in enumerate(condition.inputs) if arg is counter), None)
     end = _constant(limit, condition.inputs, op, _most)
@@ -102,7 +102,7 @@ def _constant(
     op: tf.Operation,
     value: Callable[[tf.Tensor], Any],
 ) -> Any:
-    """The ``value`` of a tensor of a loop's function, if it is one before the loop runs."""
+    """Return the ``value`` of a tensor in a loop's function, if known before the loop runs."""
     if not tensor.dtype.is_integer:
         return None
     for i, arg in enumerate(arguments):
@@ -114,8 +114,8 @@ def _constant(
 
 
 def _most(tensor: tf.Tensor) -> Any:
-    """The value of an integer scalar; where it is how often another loop runs, or the least of
-    several numbers, the most it can be."""
+    """Return the value of an integer scalar; its maximum, if it is the number of steps of another
+    loop or the least of several numbers."""
     known = _value(tensor)
     source = _source(tensor)
     if known is None and source.op.type == "Minimum":
@@ -126,8 +126,8 @@ def _most(tensor: tf.Tensor) -> Any:
 
 
 def _is_conjunction(branches: tf.Operation) -> bool:
-    """Whether what two branches give is true only if their predicate is: AutoGraph writes ``p and
-    q`` as ``q if p else p``."""
+    """Return whether the result of two branches is true only if their predicate is true. AutoGraph
+    writes ``p and q`` as ``q if p else p``."""
     bodies = loops.bodies(branches)
     if len(bodies) != 2 or None in bodies or branches.inputs[0].dtype != tf.bool:
         return False
@@ -137,7 +137,7 @@ def _is_conjunction(branches: tf.Operation) -> bool:
 
 
 def _increment(op: tf.Operation, body: Any, number: int) -> int | None:
-    """What a step adds to an integer loop variable, if that is a constant."""
+    """Return the number that a step adds to an integer loop variable, if it is a constant."""
     made = behind_identities(body.outputs[number]).op
     if made.type not in ("Add", "AddV2"):
         return None
@@ -149,8 +149,8 @@ def _increment(op: tf.Operation, body: Any, number: int) -> int | None:
 
 
 def _value(tensor: tf.Tensor) -> Any:
-    """The value of an integer scalar, if it follows from constants and known shapes; ``None``: it
-    does not."""
+    """Return the value of an integer scalar, if it follows from constants and known shapes;
+    ``None``: it does not."""
     tensor = _source(tensor)
     known = tf.get_static_value(tensor)
     if known is not None or tensor.op.type not in (*_FOLDED, "StridedSlice"):
@@ -159,14 +159,14 @@ def _value(tensor: tf.Tensor) -> Any:
     if any(value is None for value in inputs):
         return None
     if tensor.op.type == "StridedSlice":
-        # Of a shape, one dimension.
+        # One dimension of a shape.
         parts, begin = (np.ravel(value) for value in inputs[:2])
         return parts[int(begin[0])] if _takes_one(tensor.op) else None
     return np.asarray(_FOLDED[tensor.op.type](*inputs)).astype(tensor.dtype.as_numpy_dtype)
 
 
 def _takes_one(op: tf.Operation) -> bool:
-    """Whether a slice takes one element of a vector."""
+    """Return whether a slice takes one element of a vector."""
     masks = ("begin_mask", "ellipsis_mask", "new_axis_mask")
     return (
         op.inputs[0].shape.rank == 1
@@ -176,13 +176,13 @@ def _takes_one(op: tf.Operation) -> bool:
 
 
 class _Calls(dict[int, list[tf.Operation]]):
-    """The calls in a graph, by the graph (its id) of the function that they call."""
+    """The calls in a graph, by the id of the graph of the called function."""
 
     seen = 0
 
 
 def _calls_of(graph: Any) -> list[tf.Operation]:
-    """The ops that call the function of a graph, in the graph around it."""
+    """Return the ops that call the function of a graph, in the graph around it."""
     around = getattr(graph, "outer_graph", None)
     if around is None:
         return []
@@ -195,8 +195,8 @@ def _calls_of(graph: Any) -> list[tf.Operation]:
 
 
 def _source(tensor: tf.Tensor) -> tf.Tensor:
-    """What ``tensor`` is the same as, also outside of a function that is called once, or inside of
-    one whose result it is."""
+    """Return the first tensor that has the value of ``tensor``: through identities, out of
+    functions that are called once, and into functions that return it."""
     while True:
         tensor = behind_identities(tensor)
         op = tensor.op
@@ -215,33 +215,33 @@ def _source(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def behind_identities(tensor: tf.Tensor) -> tf.Tensor:
-    """``tensor``, or what it is the same as."""
+    """Return ``tensor``, or the tensor behind it if it comes from identities."""
     while tensor.op.type in ("Identity", "IdentityN"):
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 
 
 def note_steps(op: tf.Operation, steps: int) -> None:
-    """Note how often a loop runs."""
+    """Note the number of steps on a loop."""
     graphs.set_attribute(op, *noted_steps(steps))
 
 
 def noted_steps(steps: int) -> tuple[str, Any]:
-    """The attribute by which `note_steps` notes that, and its value."""
+    """Return the name of the attribute that `note_steps` sets, and its value."""
     return _STEPS, tf.compat.v1.AttrValue(i=steps)
 
 
 @dataclass(eq=False)
 class _Told:
-    """The most steps of a graph's loops that do not show how many they take, as somebody told;
-    ``None``: nobody did."""
+    """The most steps that `tell_steps` gave for a graph's loops without a known bound; ``None``: it
+    gave none."""
 
     steps: int | None = None
 
 
 def tell_steps(graph: Any, steps: int | None) -> None:
-    """Note the most steps of loops in ``graph``, and in functions that it runs, of which nothing
-    else is known; ``None``: what was told of ``graph`` before. O(ops of all of them)."""
+    """Note the most steps of loops without a known bound in ``graph`` and in the functions that it
+    runs; ``None``: the number noted for ``graph`` before. O(ops of all of them)."""
     told = notes(graph, _Told)
     told.steps = told.steps if steps is None else steps
     found, stack = {id(graph)}, [graph]
@@ -257,14 +257,14 @@ def tell_steps(graph: Any, steps: int | None) -> None:
 
 
 def told_steps(graph: Any) -> int | None:
-    """Return what `tell_steps` noted of a graph, or of the nearest one around it."""
+    """Return the number that `tell_steps` noted for a graph, or for the nearest one around it."""
     told = nearest_notes(graph, _Told)
     return None if told is None else told.steps
 
 
 def known_steps(op: tf.Operation) -> int | None:
-    """Return how often a loop runs at most: as noted on it, known from its condition, or told;
-    ``None`` where nothing is known."""
+    """Return the most steps of a loop: as noted on it, from its condition, or from `tell_steps`;
+    ``None`` if nothing is known."""
     if _STEPS in op.node_def.attr:
         return int(op.node_def.attr[_STEPS].i)
     steps = trip_count(op)
@@ -272,14 +272,14 @@ def known_steps(op: tf.Operation) -> int | None:
 
 
 def whole_steps(op: tf.Operation) -> int:
-    """Return how often a loop runs at most, as it was before it was replayed: `UNKNOWN_STEPS` where
-    nothing is known."""
+    """Return the most steps of a loop as it was before a replay, so without notes on it;
+    `UNKNOWN_STEPS` if nothing is known."""
     steps = trip_count(op)
     steps = told_steps(op.graph) if steps is None else steps
     return UNKNOWN_STEPS if steps is None else steps
 
 
 def steps_of(op: tf.Operation) -> int:
-    """Return `known_steps`, or `UNKNOWN_STEPS` where nothing is known."""
+    """Return `known_steps`, or `UNKNOWN_STEPS` if nothing is known."""
     steps = known_steps(op)
     return UNKNOWN_STEPS if steps is None else steps

@@ -1,14 +1,14 @@
-"""Bytes behind a variant: of the elements of a tensor list, or of the value that a branch hands to
-its gradient.
+"""Bytes behind a variant: the elements of a tensor list, or the value that a branch keeps for its
+gradient.
 
-A variant's shape says nothing. What a loop's step appends to a list, or writes to one, the loop
-does as often as it runs; what a branch keeps for its gradient it wraps in an optional, of which
-those of all other branches are empty, so that the largest counts. Zeros like a list are as many as
-it has, each in a buffer of its own, and adding two lists adds their elements, in loops inside of
-loops as well.
+A variant's shape says nothing of its bytes. An element that a loop's body appends or writes to a
+list counts once for each step. A branch wraps the value that it keeps for its gradient in an
+optional; the optionals of all other branches are empty, so the largest branch counts. ``ZerosLike``
+of a list makes as many elements, each in a buffer of its own, and ``AddN`` of lists adds their
+elements. Both are counted in nested loops as well.
 
-Only what an op makes itself is counted: an element that is a variable's buffer, a constant, an
-argument of a branch, or in another list already has its bytes elsewhere. O(ops between a body's
+An op counts only the buffers that it makes. The bytes of an element are elsewhere if it is a
+variable's buffer, a constant, an argument of a branch, or in another list. O(ops between a body's
 outputs and its arguments) for a variant.
 """
 
@@ -27,19 +27,18 @@ from graph_tools.tf_private import loops
 
 __all__ = ["buffer_bytes", "guessed_loops", "note_copies", "variant_bytes"]
 
-#: Fact: ops that add an element to a list, and which of their inputs that is.
+#: Fact: ops that add an element to a list, and the position of the element among their inputs.
 _ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
-#: What these give is the buffer of a variable, or a constant, however often it is in a list.
+#: Ops whose output is a variable's buffer or a constant: one buffer, however often a list holds it.
 _SHARED = op_types.READS | op_types.SHAPE_READERS | {"Const", "Fill"}
-#: Ops that make a list with elements of its own, as many and as large as those of their first
-#: input.
+#: Ops that make a list of new elements, as many and as large as the elements of their first input.
 _LIKE_FIRST = frozenset("ZerosLike AddN".split())
-#: Fact: what takes no memory.
+#: Fact: the bytes of a value that takes no memory.
 _NONE = Bytes(0, 0)
 
 
 def variant_bytes(tensor: tf.Tensor) -> Bytes:
-    """Bytes of the tensors behind a variant that its op adds to it; nothing for what is no variant.
+    """Return the bytes of the tensors that its op adds to a variant; 0 for all other tensors.
 
     Examples
     --------
@@ -55,15 +54,15 @@ def variant_bytes(tensor: tf.Tensor) -> Bytes:
 
 
 def buffer_bytes(tensor: tf.Tensor) -> Bytes:
-    """Bytes of the buffer of ``tensor``, or those behind it if it is a variant."""
+    """Return the bytes of the buffer of ``tensor``, or the bytes behind it if it is a variant."""
     return variant_bytes(tensor) if tensor.dtype == tf.variant else tensor_bytes(tensor)
 
 
 def guessed_loops(ops: Iterable[tf.Operation]) -> dict[tf.Operation, Bytes]:
-    """Return the loops of which nobody knows how many steps they take, among ``ops`` and in
-    functions that these run, and the bytes of their lists, which are a guess therefore.
+    """Return the loops with an unknown number of steps, among ``ops`` and in functions that these
+    run. For each, return the bytes of its lists, which are therefore a guess.
 
-    Loops without lists take as much for any number of steps. O(all of these ops).
+    Loops without lists are left out: they take equal bytes for any number of steps. O(all ops).
     """
     found: dict[tf.Operation, Bytes] = {}
     seen: set[int] = set()
@@ -83,8 +82,8 @@ def guessed_loops(ops: Iterable[tf.Operation]) -> dict[tf.Operation, Bytes]:
 
 
 def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
-    """What adds up to the bytes behind ``tensor`` that its op adds: those of all elements of a
-    list, where it makes all of them anew."""
+    """Yield the parts of the bytes that its op adds behind ``tensor``: all elements of a list, if
+    the op makes all of them anew."""
     every = False
     while tensor.dtype == tf.variant:
         op, number = tensor.op, 0
@@ -102,15 +101,15 @@ def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
             yield size
             every |= replaced
         elif op.type in op_types.FUNCTIONAL:
-            # The lists of loops that are called are results of the call, where the gradient's call
-            # reads them.
+            # A called function returns the lists of its loops, because the gradient's call reads
+            # them.
             results = [body.outputs[tensor.value_index] for body in loops.bodies(op) if body]
             yield max(map(variant_bytes, map(_viewed, results)), default=_NONE)
             return
         elif op.type in _LIKE_FIRST:
             every = True
         elif every and op.type in _ITEMS:
-            # One that stands by itself takes up the tensor that it adds, which is counted already.
+            # Without `every`, the list holds the given tensor itself, which is counted already.
             yield tensor_bytes(op.inputs[_ITEMS[op.type]])
         elif op.type not in op_types.VIEWS:
             return
@@ -120,8 +119,8 @@ def _parts(tensor: tf.Tensor) -> Iterator[Bytes]:
 
 
 def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
-    """Bytes that a step adds to the list that comes in as ``argument`` and goes out as ``tensor``,
-    and whether it puts new elements in the others' place."""
+    """Return the bytes that a step adds to the list that enters as ``argument`` and leaves as
+    ``tensor``; and whether the step replaces all elements by new ones."""
     sizes: list[Bytes] = []
     while tensor is not argument:
         op = tensor.op
@@ -144,9 +143,8 @@ def _growth(tensor: tf.Tensor, argument: tf.Tensor) -> tuple[Bytes, bool]:
 
 
 def _is_shared(item: tf.Tensor, argument: tf.Tensor) -> bool:
-    """Whether what a step adds to the list that comes in as ``argument`` has its bytes elsewhere:
-    in a variable, in a constant, or in another list, to which this step or the one before adds
-    it."""
+    """Return whether the item that a step adds to the list ``argument`` has its bytes elsewhere: in
+    a variable, in a constant, or in another list to which this step or the step before adds it."""
     if item.op.type in _SHARED:
         return True
     body = argument.graph
@@ -161,7 +159,8 @@ def _is_shared(item: tf.Tensor, argument: tf.Tensor) -> bool:
 
 
 def _made_as(item: tf.Tensor) -> tf.Tensor:
-    """The tensor of a loop's body in whose buffer an item is, in this step or the one before."""
+    """Return the tensor of a loop's body, in this step or the one before, whose buffer an item
+    uses."""
     item = _viewed(item)
     body = item.graph
     if item.op.type == "Placeholder":
@@ -172,16 +171,16 @@ def _made_as(item: tf.Tensor) -> tf.Tensor:
 
 
 class _Copied:
-    """The lists of a graph's loops copy what is added to them."""
+    """A mark on a graph: the lists of its loops copy their elements."""
 
 
 def note_copies(graph: Any) -> None:
-    """Note that lists of loops in ``graph`` copy what is added to them, as under XLA."""
+    """Note that the lists of loops in ``graph`` copy their elements, as under XLA."""
     notes(graph, _Copied)
 
 
 def _growth_in_loop(tensor: tf.Tensor) -> tuple[Bytes, bool]:
-    """As `_growth`, for all steps of the loop that gives ``tensor``."""
+    """Return the result of `_growth` for all steps of the loop that gives ``tensor``."""
     op, number = tensor.op, tensor.value_index
     (body,) = loops.bodies(op)
     if body is None:
@@ -192,13 +191,13 @@ def _growth_in_loop(tensor: tf.Tensor) -> tuple[Bytes, bool]:
 
 
 def _held(component: tf.Tensor) -> Bytes:
-    """Bytes of what a branch puts into an optional, if the branch has made it."""
+    """Return the bytes of a tensor that a branch puts into an optional, if the branch made it."""
     component = _viewed(component)
     return _NONE if component.op.type in op_types.SOURCES else buffer_bytes(component)
 
 
 def _viewed(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor whose buffer ``tensor`` looks at."""
+    """Return the tensor that ``tensor`` is a view of, or ``tensor`` itself."""
     while tensor.op.type in op_types.VIEWS:
         tensor = tensor.op.inputs[0]
     return tensor

@@ -1,10 +1,10 @@
-"""Which outputs look at an input's buffer instead of having one of their own.
+"""Outputs that are views of an input's buffer instead of having one of their own.
 
-Some ops always pass a buffer on (`graph_tools.ops.op_types.VIEWS`). Others do so for some shapes: a
-slice along the first dimension is a window on the buffer of the whole, which lives as long as any
-window, if its rows are aligned; and an addition of zero or a product with one disappears, because
-grappler takes it out. So does a transposition of matrices that only products read: they read it the
-other way round. (``unpack_op.cc``, ``split_op.cc``, ``slice_op.cc``, ``strided_slice_op.cc``,
+Some ops always pass a buffer on (`graph_tools.ops.op_types.VIEWS`). Others do so for some shapes. A
+slice along the first dimension is a window on the whole buffer if its rows are aligned; the buffer
+lives as long as any window. Grappler removes an addition of zero and a product with one. It also
+removes a transposition of matrices that only products read: these read the matrices transposed.
+(``unpack_op.cc``, ``split_op.cc``, ``slice_op.cc``, ``strided_slice_op.cc``,
 ``constant_folding.cc`` and ``arithmetic_optimizer.cc`` of TensorFlow 2.16 to 2.21.)
 """
 
@@ -25,10 +25,10 @@ __all__ = ["unchanged_input", "viewed_input"]
 #: Fact: windows begin at multiples of this many bytes (``EIGEN_MAX_ALIGN_BYTES``, at most).
 ALIGNMENT = 64
 
-#: Fact: position of the input that is cut, for each op that cuts.
+#: Fact: for each op that cuts a tensor, the position of that input.
 _CUTS = {"Unpack": 0, "Split": 1, "SplitV": 0, "Slice": 0, "StridedSlice": 0}
-#: Fact: the number with which each op gives its other operand; where the operand may only be the
-#: first one, ``True``.
+#: Fact: the number with which each op returns its other operand unchanged; and ``True`` if that
+#: operand must be the first one.
 _NEUTRAL = {
     "Mul": (1, False),
     "Add": (0, False),
@@ -37,7 +37,7 @@ _NEUTRAL = {
     "Div": (1, True),
     "RealDiv": (1, True),
 }
-#: Ops that read matrices either way round.
+#: Ops that can read a matrix transposed.
 _PRODUCTS = frozenset("MatMul BatchMatMul BatchMatMulV2".split())
 
 
@@ -46,7 +46,7 @@ class _Numbers(dict[int, Any]):
 
 
 def viewed_input(op: tf.Operation, output: int) -> int | None:
-    """The input whose buffer an output of ``op`` uses, or ``None`` for a buffer of its own.
+    """Return the input whose buffer an output of ``op`` uses, or ``None`` for a buffer of its own.
 
     Examples
     --------
@@ -72,8 +72,8 @@ def viewed_input(op: tf.Operation, output: int) -> int | None:
 
 
 def _number(constant: tf.Tensor) -> Any:
-    """The number that a constant holds; read once, for a graph is captured several times and a
-    proto takes 40 µs."""
+    """Return the number that a constant holds. It is read once, because a graph is captured several
+    times and parsing a proto takes 40 µs."""
     graph = constant.graph
     known = notes(graph, _Numbers)
     index = graphs.creation_index(constant.op)
@@ -108,8 +108,8 @@ def _is_window(op: tf.Operation) -> bool:
 
 
 def unchanged_input(op: tf.Operation) -> int | None:
-    """The input that ``op`` gives back as it is, because it adds zero to it or multiplies it by
-    one; ``None`` for all other ops."""
+    """Return the input that ``op`` returns unchanged because it adds zero or multiplies by one;
+    ``None`` for all other ops."""
     if op.type not in _NEUTRAL:
         return None
     number, first_only = _NEUTRAL[op.type]
@@ -128,7 +128,7 @@ def unchanged_input(op: tf.Operation) -> int | None:
 
 
 def _is_read_by_products(op: tf.Operation) -> bool:
-    """Whether an op transposes matrices, and grappler lets those who read them do it."""
+    """Return whether an op transposes matrices, and grappler makes its readers transpose them."""
     readers = op.outputs[0].consumers()
     if not readers or op.outputs[0].dtype.is_complex:
         return False

@@ -1,11 +1,11 @@
-"""A while loop as what it computes: which loop variables are its state, which never change, which
-gather values for its gradient.
+"""The loop variables of a while loop by their use: state, invariants, and values gathered for its
+gradient.
 
 TensorFlow differentiates a loop by adding *accumulators* to it: tensor lists, one for each value of
-the body that the gradient reads, to which every step appends. Its gradient is a second loop, which
-takes them apart from the end. A loop may run again from the state that it had at any step; what
-that takes is a part of its body: the ops behind the accumulated values, the state behind those, the
-ops that bring that state forward, and so on. Ops that must run once are no part of it
+the body that the gradient reads, to which every step appends. The gradient is a second loop, which
+takes the lists apart from the end. A loop may run again from its state at any step. Running it
+again needs a part of its body: the ops that compute the accumulated values, the state that these
+read, the ops that advance that state, and so on. Ops that must run once are left out
 (:meth:`Loop.part`).
 """
 
@@ -33,26 +33,25 @@ __all__ = [
 ]
 
 
-#: Stateful by their definition, but what they give is their input, and they have nothing to say
-#: that they did not say before.
+#: Ops that are stateful by definition but may run again: they return their input, and a second run
+#: reports nothing new.
 _CHECKS = frozenset("CheckNumerics CheckNumericsV2".split())
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What of a loop's body is run when its steps run again.
+    """The part of a loop's body that runs when its steps run again.
 
     Attributes
     ----------
     ops
         Ops of the body, in an order in which they can run.
     states
-        The loop variables (numbers) that they read and that change from step to step.
+        The loop variables (numbers) that `ops` read and that change from step to step.
     invariants
-        The loop variables that they read and that never change.
+        The loop variables that `ops` read and that never change.
     once
-        Tensors of the body that come of ops which must not run again; their value of each step has
-        to be kept.
+        Tensors of the body whose ops must not run again: their values of every step must be kept.
     """
 
     ops: tuple[tf.Operation, ...]
@@ -68,17 +67,17 @@ class Loop:
     Attributes
     ----------
     op
-        The loop. Variable 0 counts steps, variable 1 is the most of them (or -1), those from
-        ``own`` on are accumulators.
+        The loop. Variable 0 counts the steps, variable 1 is the maximum of steps (or -1), and the
+        variables from ``own`` on are accumulators.
     own
-        How many loop variables it had before.
+        The number of loop variables before the gradient added accumulators.
     settled
-        Whether all that happens between the loop and its gradient is in the graph around both, and
-        in the order of the program. If not, variables may be changed then, and what is read of them
+        Whether all ops that run between the loop and its gradient are in the graph around both, in
+        the order of the program. If not, variables may change in between, and values read from them
         must be kept.
     until
-        For the loop's graph and those around it, how many ops there were when the gradient was
-        asked for; none: all.
+        For the loop's graph and the graphs around it, the number of ops when the gradient was
+        requested; for a graph without an entry, all ops count.
     """
 
     op: tf.Operation
@@ -103,7 +102,7 @@ class Loop:
         Raises
         ------
         GraphError
-            If a variable that gradients added is none, as in loops that are gradients themselves.
+            If a variable that gradients added is no accumulator, as in loops that are gradients.
         """
         found = {}
         for i in range(self.own, len(self.body.outputs)):
@@ -117,7 +116,7 @@ class Loop:
 
     @cached_property
     def invariants(self) -> frozenset[int]:
-        """Loop variables that are passed on as they are."""
+        """The loop variables that every step passes on unchanged."""
         pairs = zip(self.body.inputs, self.body.outputs, strict=True)
         return frozenset(
             i for i, (arg, out) in enumerate(pairs) if i and behind_identities(out) is arg
@@ -129,8 +128,8 @@ class Loop:
 
     @cached_property
     def _written(self) -> set[int]:
-        """Loop variables that are handles of what the body changes, or something between the loop
-        and its gradient."""
+        """The loop variables that are handles of resources that may be changed by the body, or by
+        ops between the loop and its gradient."""
         unseen = not self.settled or self._runs_python()
         found = {
             i
@@ -145,10 +144,10 @@ class Loop:
         return found
 
     def _between(self) -> Iterator[tuple[tf.Graph, float, float]]:
-        """From the loop's graph outwards: ops created between these two run after the loop and
-        before its gradient.
+        """Yield, from the loop's graph outwards, each graph and two creation indices: ops between
+        these may run after the loop and before its gradient.
 
-        In graphs around the loop's own that may be any, as far as they are run as one.
+        In graphs around the loop's own, up to its home, there is no lower limit.
         """
         until = {id(graph): count for graph, count in self.until}
         home = home_of(self.op.graph)
@@ -163,8 +162,8 @@ class Loop:
             after = -1
 
     def _runs_python(self) -> bool:
-        """Whether Python may change any variable, in the body or between the loop and its
-        gradient."""
+        """Return whether an op that calls Python, which may change any variable, runs in the body
+        or between the loop and its gradient."""
         between = (
             op
             for graph, after, border in self._between()
@@ -177,8 +176,8 @@ class Loop:
         )
 
     def _is_changed(self, handle: tf.Tensor) -> bool:
-        """Whether something changes what is behind ``handle`` after the loop, in its graph, or at
-        any time in one around it."""
+        """Return whether an op may change the resource of ``handle``, after the loop in its graph
+        or at any time in a graph around it."""
         for graph, after, border in self._between():
             for op in handle.consumers():
                 between = after < graphs.creation_index(op) < border
@@ -192,13 +191,13 @@ class Loop:
         return False
 
     def part(self, tensors: Iterable[tf.Tensor]) -> Part:
-        """What has to run again for the values of ``tensors``, which are of the body, at
-        consecutive steps.
+        """Return the part that must run again to compute ``tensors`` of the body at consecutive
+        steps.
 
         Raises
         ------
         GraphError
-            If something that must run once gives what cannot be kept.
+            If an op that must run once gives a variant or a resource, which cannot be kept.
         """
         ops: set[tf.Operation] = set()
         states: set[int] = set()
@@ -249,7 +248,7 @@ class Loop:
 
     @property
     def condition_is_pure(self) -> bool:
-        """Whether the condition may be asked more than once."""
+        """Whether the condition may be computed more than once."""
         return all(
             op.type in ("Placeholder", *op_types.READS)
             or (is_pure(op) if op.type in op_types.FUNCTIONAL else not op_types.is_stateful(op))
@@ -258,7 +257,7 @@ class Loop:
 
 
 def _changed_by(op: tf.Operation) -> Iterator[int]:
-    """The inputs of ``op`` that are handles of what it may change."""
+    """Yield the inputs of ``op`` that are handles of resources that it may change."""
     if op.type in op_types.READS or not op_types.is_stateful(op):
         return
     reads = loops.read_only_inputs(op) if op.type in op_types.FUNCTIONAL else frozenset()
@@ -268,8 +267,8 @@ def _changed_by(op: tf.Operation) -> Iterator[int]:
 
 
 def in_order(ops: Collection[tf.Operation]) -> list[tf.Operation]:
-    """``ops`` in an order in which they can run, that of creation where possible; gradients add ops
-    before older ones."""
+    """Return ``ops`` in an order in which they can run: by creation, except where a gradient added
+    an op that older ops read."""
     import networkx as nx
 
     found = nx.DiGraph()
@@ -284,7 +283,7 @@ def in_order(ops: Collection[tf.Operation]) -> list[tf.Operation]:
 
 
 def is_pure(op: tf.Operation) -> bool:
-    """Whether all that a loop, a branch or a call does is computing and reading variables."""
+    """Return whether a loop, a branch or a call only computes and reads variables."""
     return not any(
         kind not in op_types.READS | _CHECKS | op_types.FUNCTIONAL and loops.is_stateful_type(kind)
         for kind in _types_in(op)
@@ -292,7 +291,7 @@ def is_pure(op: tf.Operation) -> bool:
 
 
 def _types_in(op: tf.Operation) -> Iterator[str]:
-    """The types of an op and of those in functions that it runs, in whatever depth."""
+    """Yield the types of an op and of the ops in functions that it runs, at any depth."""
     yield op.type
     if op.type not in op_types.FUNCTIONAL:
         return

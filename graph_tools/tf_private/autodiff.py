@@ -56,10 +56,10 @@ GradientTape = backprop.GradientTape
 
 
 def is_recorded(tensors: Sequence[tf.Tensor], besides: Any = None) -> bool:
-    """Whether a tape records what is done with any of ``tensors``, other than the tape ``besides``:
-    whether somebody may differentiate what becomes of them.
+    """Return whether a tape other than ``besides`` records computations on any of ``tensors``, so
+    that their results may be differentiated.
 
-    Which tapes are recording is not public (2.16 to 2.21).
+    The set of recording tapes is not public (2.16 to 2.21).
     """
     own = besides is not None and besides._recording
     with besides.stop_recording() if own else contextlib.nullcontext():
@@ -67,12 +67,12 @@ def is_recorded(tensors: Sequence[tf.Tensor], besides: Any = None) -> bool:
 
 
 def compiled_by_xla() -> bool:
-    """Whether what is being traced now will be compiled by XLA.
+    """Return whether XLA will compile the current trace.
 
-    While ``tf.function(jit_compile=True)`` traces, its graph stands in an XLA context, which inner
-    graphs see; so do replicas on TPUs. In threads that a distribution strategy traces in the
-    context is missing and the function is looked for on the stack instead: it is the ``self`` of
-    its tracing methods. (Neither is public; 2.16 to 2.21.) Automatic clustering is a global option.
+    While ``tf.function(jit_compile=True)`` traces, its graph is in an XLA context, which inner
+    graphs see; so are replicas on TPUs. In threads in which a distribution strategy traces, the
+    context is missing. There the stack is searched for the function: it is the ``self`` of its
+    tracing methods. (Neither is public; 2.16 to 2.21.) Automatic clustering is a global option.
     """
     if tf.config.optimizer.get_jit():
         return True
@@ -82,7 +82,7 @@ def compiled_by_xla() -> bool:
 
 
 def _traced_functions() -> Iterator[Any]:
-    """The functions that are being traced, the innermost first; each several times."""
+    """Yield the functions that are being traced, the innermost first; each several times."""
     for frame in _callers():
         if frame.f_code.co_filename == polymorphic_function.__file__:
             traced = frame.f_locals.get("self")
@@ -91,10 +91,10 @@ def _traced_functions() -> Iterator[Any]:
 
 
 def is_compiled_alone(graph: tf.Graph) -> bool:
-    """Whether ``graph`` is being traced, and XLA will compile it as a program of its own: it is no
-    part of a larger one, as branches and functions that are called are.
+    """Return whether ``graph`` is being traced, and XLA will compile it as a program of its own.
+    Branches and called functions are parts of a larger program.
 
-    The innermost of the functions that are being traced is compiled, and none around it; see
+    Of the functions that are being traced, the innermost must be compiled and no other; see
     `compiled_by_xla` (2.16 to 2.21).
     """
     traced = list(dict.fromkeys(_traced_functions()))
@@ -104,8 +104,8 @@ def is_compiled_alone(graph: tf.Graph) -> bool:
 
 @contextlib.contextmanager
 def compiling(graph: tf.Graph) -> Iterator[None]:
-    """Enter a graph that was traced as it was traced: ops that are built inside know that XLA
-    compiles them. (The context is not public; 2.16 to 2.21.)"""
+    """Enter a traced graph in the XLA context of its trace, so that new ops know that XLA compiles
+    them. (The context is not public; 2.16 to 2.21.)"""
     xla = control_flow_ops.XLAControlFlowContext()
     with graph.as_default():
         xla.Enter()
@@ -116,27 +116,28 @@ def compiling(graph: tf.Graph) -> Iterator[None]:
 
 
 def end_is_told() -> bool:
-    """Whether TensorFlow says when what is being traced now is complete
-    (`graph_tools.tf_private.hooks.when_traced`): not so under ``tf.compat.v1.wrap_function``, whose
-    private module is on the stack then (2.16 to 2.21)."""
+    """Return whether TensorFlow reports the end of the current trace
+    (`graph_tools.tf_private.hooks.when_traced`). It does not under ``tf.compat.v1.wrap_function``,
+    whose private module is then on the stack (2.16 to 2.21)."""
     return not any(frame.f_code.co_filename == wrap_function.__file__ for frame in _callers())
 
 
 def vectorized() -> bool:
-    """Whether what is being traced now is the body of a parallel loop (``vectorized_map``),
-    converted afterwards.
+    """Return whether the current trace is the body of a parallel loop (``vectorized_map``), which
+    is converted afterwards.
 
-    No public trace of it; the private function that calls the body is on the stack (2.16 to 2.21).
+    Nothing public shows it; the private function that calls the body is on the stack (2.16 to
+    2.21).
     """
     body = parallel_loops._pfor_impl.__code__
     return any(frame.f_code is body for frame in _callers())
 
 
 def prepares_higher_orders() -> bool:
-    """Whether a function is being differentiated several times over, because the tapes around its
-    call might ask for that.
+    """Return whether a function is being differentiated several times, because the tapes around its
+    call might request higher orders.
 
-    Only the private method that does so tells (2.16 to 2.21).
+    Only the private method on the stack shows it (2.16 to 2.21).
     """
     method = concrete_function._HigherOrderTapeGradientFunctions._forward_and_backward_functions
     return any(frame.f_code is method.__code__ for frame in _callers())
@@ -144,8 +145,8 @@ def prepares_higher_orders() -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _FirstBackward:
-    """The function that a first gradient of a call runs, called like that of a later one: with
-    gradients of side outputs, too, which must be zeros."""
+    """The backward function of a call's first gradient, with the signature of a later one: it also
+    takes gradients of side outputs, which must be zeros."""
 
     first: Any
     own: int
@@ -177,8 +178,8 @@ def _is_zeros(tensor: tf.Tensor) -> bool:
 
 
 def differentiated_function(functions: Any) -> tf.Graph:
-    """The graph of the function that ``functions`` are the gradients of: what
-    `graph_tools.tf_private.hooks.call_gradients` is called for."""
+    """Return the graph of the function that ``functions`` are the gradients of; ``functions`` is
+    the object that `graph_tools.tf_private.hooks.call_gradients` is called on."""
     graph: tf.Graph = functions._func_graph
     return graph
 
@@ -186,17 +187,17 @@ def differentiated_function(functions: Any) -> tf.Graph:
 def without_side_gradients(
     functions: Any, count: int | None, refuse: Callable[[], None]
 ) -> tuple[Any, Any] | None:
-    """What gives a later gradient of a call by the functions of its first one; ``None`` for the
-    first one itself.
+    """Return forward and backward functions that compute a later gradient of a call by the
+    functions of its first gradient; ``None`` for the first gradient itself.
 
-    The first gradient lets a call return what it reads: side outputs. For a later one TensorFlow
-    differentiates the function anew, of these outputs, too, whose gradients are zeros unless it is
-    a gradient of gradients; ``refuse`` is called then, and has to raise. The call goes on to return
-    what it does.
+    The first gradient makes a call return the values that it reads: side outputs. For a later
+    gradient, TensorFlow differentiates the function anew, side outputs included. Their gradients
+    are zeros unless it is a gradient of gradients; then ``refuse`` is called, and must raise. The
+    call keeps its outputs.
 
     ``functions``, ``count``: the arguments of the method behind
-    `graph_tools.tf_private.hooks.call_gradients`, which is as private as what it makes of them
-    (2.16 to 2.21).
+    `graph_tools.tf_private.hooks.call_gradients`. The method and its results are private (2.16 to
+    2.21).
     """
     pairs, own = functions._cached_function_pairs, functions._num_inference_outputs
     if count is None or count <= own or own not in pairs:
@@ -209,16 +210,16 @@ def without_side_gradients(
 
 
 def in_py_function() -> bool:
-    """Whether TensorFlow runs ``tf.py_function``, or its gradient, in this thread.
+    """Return whether TensorFlow runs ``tf.py_function``, or its gradient, in this thread.
 
-    It does so in a thread of its executor, which may be the one that called a function; only
-    private modules tell (2.16 to 2.21).
+    It runs these in a thread of its executor, which may be the thread that called a function. Only
+    private modules on the stack show it (2.16 to 2.21).
     """
     return any(frame.f_code.co_filename == script_ops.__file__ for frame in _callers())
 
 
 def _callers() -> Iterator[FrameType]:
-    """The frames of the stack, innermost first."""
+    """Yield the frames of the stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -226,15 +227,15 @@ def _callers() -> Iterator[FrameType]:
 
 
 def passes_gradient(op: tf.Operation) -> bool:
-    """Whether a gradient can flow through ``op``, from its outputs to its inputs.
+    """Return whether a gradient can flow through ``op``, from its outputs to its inputs.
 
-    Gradient functions are registered by op type, without public accessor; ``None`` stands for "not
+    Gradient functions are registered by op type, without public accessor; ``None`` means "not
     differentiable" (2.16 to 2.21). Calls of functions have none registered and are differentiated
     as a whole.
     """
     try:
-        # By type first: looking for an override at the op itself is slow, and only matters if the
-        # type has none.
+        # By type first: looking for an override on the op itself is slow, and matters only if the
+        # type has no gradient function.
         return (
             ops.gradient_registry.lookup(op.type) is not None
             or ops.get_gradient_function(op) is not None
@@ -244,26 +245,26 @@ def passes_gradient(op: tf.Operation) -> bool:
 
 
 def enclosing_graphs(graph: tf.Graph) -> Iterator[tf.Graph]:
-    """``graph``, the graph that its function was traced in, and so on outwards."""
+    """Yield ``graph``, the graph that its function was traced in, and so on outwards."""
     inner: tf.Graph | None = graph
     while inner is not None:
         yield inner
-        # Only FuncGraphs have it; the class is not public (2.16 to 2.21).
+        # Only FuncGraphs have the attribute; the class is not public (2.16 to 2.21).
         inner = getattr(inner, "outer_graph", None)
 
 
 def captures_of(graph: tf.Graph) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """What ``graph`` has from outside, each with what stands for it inside; only FuncGraphs have
-    that, whose class is not public (2.16 to 2.21)."""
+    """Return the tensors that ``graph`` captures, each with its placeholder inside. Only FuncGraphs
+    have captures; the class is not public (2.16 to 2.21)."""
     return list(getattr(graph, "captures", ()))
 
 
 def home_of(graph: tf.Graph) -> tf.Graph:
-    """The graph around ``graph`` that runs as a whole: bodies and branches are part of the one they
-    stand in.
+    """Return the graph that runs as a whole and contains ``graph``: bodies and branches are parts
+    of the graph around them.
 
-    Functions may be called from many graphs; of FuncGraphs, only those of loops and branches have
-    classes of their own (2.16 to 2.21).
+    Other functions may be called from many graphs. Of FuncGraphs, only bodies, conditions and
+    branches have classes of their own (2.16 to 2.21).
     """
     parts = (
         control_flow_v2_func_graphs.CondBranchFuncGraph,
@@ -274,38 +275,37 @@ def home_of(graph: tf.Graph) -> tf.Graph:
 
 
 def is_branch(graph: tf.Graph) -> bool:
-    """Whether ``graph`` is a branch (see `home_of`)."""
+    """Return whether ``graph`` is a branch (see `home_of`)."""
     return isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
 
 
 def orders_effects(graph: tf.Graph) -> bool:
-    """Whether what ``graph`` does to variables will happen in the order of the program: automatic
-    control dependencies.
+    """Return whether the effects of ``graph`` on variables will follow the order of the program, by
+    automatic control dependencies.
 
-    They are added when the trace is complete; until then the graph notes whether they will be (2.16
-    to 2.21).
+    TensorFlow adds these when the trace is complete. Until then the graph notes whether it will
+    (2.16 to 2.21).
     """
     return bool(graph._add_control_dependencies)
 
 
 def ends_of(graph: tf.Graph) -> list[tf.Tensor | tf.Operation]:
-    """What runs when the function runs that ``graph`` is the body of; nothing if that is not known,
-    or not yet.
+    """Return the outputs of the function of ``graph``, and the ops that run for their effect; an
+    empty list if they are unknown, or not known yet.
 
-    Only FuncGraphs have outputs, and ops that run for their effect; the class is not public (2.16
-    to 2.21).
+    Only FuncGraphs have these; the class is not public (2.16 to 2.21).
     """
     return [*outputs_of(graph), *getattr(graph, "control_outputs", ())]
 
 
 def outputs_of(graph: tf.Graph) -> list[tf.Tensor]:
-    """What the function returns that ``graph`` is the body of (see `ends_of`)."""
+    """Return the outputs of the function whose body is ``graph`` (see `ends_of`)."""
     return list(getattr(graph, "outputs", ()))
 
 
 def graphs_of(thing: Any) -> list[tf.Graph] | None:
-    """The graphs behind a graph, a concrete function or a ``tf.function`` (all traces); ``None``
-    for anything else."""
+    """Return the graphs behind a graph, a concrete function or a ``tf.function`` (all traces);
+    ``None`` for anything else."""
     if isinstance(thing, tf.Graph):
         return [thing]
     if isinstance(thing, polymorphic_function.Function):
@@ -317,11 +317,10 @@ def graphs_of(thing: Any) -> list[tf.Graph] | None:
 
 
 def traced_anew(function: Any, *, compiled: bool = False) -> Any:
-    """A ``tf.function`` of the same Python function and with the same options, which was never
-    traced; others are wrapped in one. ``compiled``: XLA compiles it in any case.
+    """Return an untraced ``tf.function`` of the same Python function with the same options; wrap
+    any other function in a ``tf.function``. ``compiled``: XLA compiles it in any case.
 
-    There is no public way to have a function traced again, nor to ask it for its options (2.16 to
-    2.21).
+    There is no public way to trace a function again or to read its options (2.16 to 2.21).
     """
     if not isinstance(function, polymorphic_function.Function):
         return tf.function(function, jit_compile=compiled or None)
@@ -332,10 +331,10 @@ def traced_anew(function: Any, *, compiled: bool = False) -> Any:
 
 
 def written_to_variable(tensor: tf.Tensor) -> tf.Variable:
-    """A new variable that ``tensor`` is written to whenever the graph runs that computes it, be it
-    that of a function, a branch or a loop.
+    """Return a new variable that ``tensor`` is written to whenever its graph runs, also in a
+    function, a branch or a loop.
 
-    A ``tf.function`` does not let what it traces create variables, but for those of a private class
+    Code that a ``tf.function`` traces may create no variables, except those of a private class
     (2.16 to 2.21).
     """
     shape = tensor.shape
@@ -349,11 +348,11 @@ def written_to_variable(tensor: tf.Tensor) -> tf.Variable:
 
 
 def variables_in(graph: tf.Graph) -> list[tf.Variable]:
-    """The variables that have been read in ``graph``, a function's that is being traced, in the
+    """Return the variables read so far in the graph of a function that is being traced, in the
     order of their first use.
 
-    ``variables`` has them while the function is traced, too, as long as somebody holds them;
-    trainable ones are in a set of its own besides (2.16 to 2.21).
+    ``variables`` also has them during the trace, as long as another object holds them. Trainable
+    ones are also in a private set of the graph (2.16 to 2.21).
     """
     handles = {id(outer): k for k, (outer, _) in enumerate(graph.captures)}
     known = {id(v.handle): v for v in (*graph.variables, *graph._watched_variables)}
@@ -362,12 +361,12 @@ def variables_in(graph: tf.Graph) -> list[tf.Variable]:
 
 
 def tensors_in(graph: tf.Graph, things: Iterable[Any]) -> list[tf.Tensor]:
-    """The tensors of ``graph`` that stand for tensors and variables; what ``graph`` does not know
-    is left out.
+    """Return the tensors of ``graph`` that represent the given tensors and variables; without those
+    unknown to ``graph``.
 
-    A FuncGraph reads variables and tensors of other graphs through placeholders of its own;
-    ``captures`` lists the pairs but its class is not public (2.16 to 2.21). What comes from further
-    out passes through each graph between.
+    A FuncGraph reads variables and tensors of other graphs through placeholders of its own.
+    ``captures`` lists the pairs, but its class is not public (2.16 to 2.21). A tensor from further
+    out passes through each graph in between.
     """
     levels = [getattr(level, "captures", ()) for level in enclosing_graphs(graph)]
     found = []

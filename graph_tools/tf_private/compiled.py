@@ -1,7 +1,7 @@
-"""What XLA makes of a function's graph, asked for inside the process.
+"""XLA's program for a function's graph, compiled inside the process.
 
 ``tf.function`` has ``experimental_get_compiler_ir`` for traced functions. A graph that is being
-traced has no function yet: one is made of it as it stands, and forgotten again.
+traced has no function yet: a temporary one is made of the graph in its current state.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from graph_tools.tf_private.graphs import variable_bytes
 
 __all__ = ["optimized_program", "reads_new_variables"]
 
-#: The stage after all passes, with the assignment of buffers (2.16 to 2.21).
+#: The compiler stage after all passes, with the buffer assignment (2.16 to 2.21).
 _STAGE = "optimized_hlo_proto_serialized"
 
 
 def optimized_program(graph: tf.Graph, batch: int) -> Any:
-    """Return XLA's program for a function's graph as it stands: an ``HloProto``, with its schedule
-    and its assignment of buffers.
+    """Return XLA's program for a function's graph in its current state: an ``HloProto`` with its
+    schedule and its buffer assignment.
 
-    The class of the message is exported nowhere; nor can a ``ConcreteFunction`` be made of a graph
-    by public means (2.16 to 2.21).
+    The class of the message is exported nowhere, and there is no public way to make a
+    ``ConcreteFunction`` of a graph (2.16 to 2.21).
 
     Parameters
     ----------
     graph
         A function's graph, with its outputs.
     batch
-        Stands in for dimensions that are unknown.
+        The size to assume for unknown dimensions.
 
     Raises
     ------
     tf.errors.OpError, ValueError
-        XLA cannot compile it, or not without a value that only the run knows.
+        XLA cannot compile the graph, or needs a value that is known only at run time.
     """
     name = f"__inspected_{graph.name}_{ops.uid()}"
     with tf.init_scope():
-        # It lives as long as the variable.
+        # The function lives in TensorFlow as long as this variable.
         function = atomic_function.from_func_graph(name, graph, {})
         arguments = len(graph.inputs) - len(graph.captures)
         serialized = context.context().get_compiler_ir(
@@ -59,10 +59,10 @@ def optimized_program(graph: tf.Graph, batch: int) -> Any:
 
 
 def reads_new_variables(graph: tf.Graph) -> bool:
-    """Whether a function's graph reads variables that have no value yet.
+    """Return whether a function's graph reads variables that have no value yet.
 
-    TensorFlow creates them in the first trace of a function, and traces it once more when they are
-    initialized.
+    TensorFlow creates variables in the first trace of a function, and traces it once more when they
+    are initialized.
     """
     handles = [_around(inner) for _, inner in captures_of(graph) if variable_bytes(inner)]
     with tf.init_scope():
@@ -80,7 +80,7 @@ def _spec(tensor: tf.Tensor, batch: int) -> tf.TensorSpec:
 
 
 def _captured(tensor: Any, batch: int) -> Any:
-    """The value of a tensor that a graph captures; zeros, if a graph around computes it."""
+    """Return the value of a tensor that a graph captures; zeros, if an outer graph computes it."""
     tensor = _around(tensor)
     if not tf.is_symbolic_tensor(tensor):
         return tensor
@@ -89,7 +89,7 @@ def _captured(tensor: Any, batch: int) -> Any:
 
 
 def _around(tensor: Any) -> Any:
-    """What a captured tensor stands for in the outermost graph around."""
+    """Return the tensor that a captured tensor represents in the outermost graph."""
     for level in enclosing_graphs(tensor.graph):
         tensor = next((outer for outer, inner in captures_of(level) if inner is tensor), tensor)
     return tensor

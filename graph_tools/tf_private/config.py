@@ -1,9 +1,9 @@
-"""Private calls behind options of TensorFlow for a while: op determinism, and those of grappler
-that have no public key.
+"""Private calls that set TensorFlow options temporarily: op determinism, and grappler options
+without a public key.
 
-``tf.config.optimizer`` knows no memory optimizer, and what ``tf.compat.v1.enable_eager_execution``
-takes holds for the whole process. To time a function with it beside one without, both in one
-process, the options of a call have to change from call to call.
+``tf.config.optimizer`` has no key for the memory optimizer, and the config that
+``tf.compat.v1.enable_eager_execution`` takes holds for the whole process. To time functions with
+and without the memory optimizer in one process, the options must change from call to call.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ __all__ = ["deterministic", "function_config", "without_memory_optimizer"]
 
 @contextmanager
 def function_config(config: tf.compat.v1.ConfigProto) -> Iterator[None]:
-    """Functions that this thread calls are optimized by ``config``, merged into what holds
-    otherwise.
+    """Optimize functions that this thread calls by ``config``, merged into the options in force.
 
     Private: `Context.function_call_options` (2.16 to 2.21), which
-    ``context.function_executor_type`` sets in the same way. A function is optimized once for each
-    of the options that it is called with.
+    ``context.function_executor_type`` sets in the same way. TensorFlow optimizes a function once
+    for each set of options that it is called with.
     """
     active = context.context()
     old = active.function_call_options
@@ -43,8 +42,8 @@ def function_config(config: tf.compat.v1.ConfigProto) -> Iterator[None]:
 
 
 def without_memory_optimizer() -> AbstractContextManager[None]:
-    """Functions that this thread calls are optimized without grappler's memory optimizer, which
-    adds up sums of large graphs in any order."""
+    """Optimize functions that this thread calls without grappler's memory optimizer, which adds the
+    addends of sums in large graphs in any order."""
     config = tf.compat.v1.ConfigProto()
     off = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     config.graph_options.rewrite_options.memory_optimization = off
@@ -53,7 +52,7 @@ def without_memory_optimizer() -> AbstractContextManager[None]:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Op determinism is on and grappler's arithmetic rewriting is off.
+    """Turn op determinism on and grappler's arithmetic rewriting off in a context.
 
     Determinism can be switched on, but not off, by a public call (2.16 to 2.21).
     """

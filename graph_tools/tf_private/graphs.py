@@ -67,9 +67,9 @@ def outside_scopes(graph: tf.Graph) -> Iterator[None]:
 
 
 def stand_in(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-    """Return an identity of ``tensor`` on its device, which tapes record, outside of all scopes.
+    """Return an identity of ``tensor`` on its device, outside of all scopes; tapes record it.
 
-    Strategies of ``tf.distribute`` ask gradients for their devices.
+    Strategies of ``tf.distribute`` read the devices of gradients.
     """
     with outside_scopes(tensor.graph), tf.device(tensor.device or None):
         return tf.identity(tensor, name=name)
@@ -78,8 +78,8 @@ def stand_in(tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
 def create_op(op: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Operation:
     """Make a copy of ``op`` under ``name`` that reads ``inputs`` and has no control inputs.
 
-    ``Graph.create_op`` is deprecated and drops the op definition; ``_create_op_internal`` (2.16 to
-    2.21) is what it and every generated op wrapper call.
+    ``Graph.create_op`` is deprecated and drops the op definition. It and every generated op wrapper
+    call ``_create_op_internal`` (2.16 to 2.21).
     """
     copy = op.graph._create_op_internal(
         op.type,
@@ -100,7 +100,7 @@ def create_op(op: tf.Operation, inputs: Sequence[tf.Tensor], name: str) -> tf.Op
 
 
 def are_equal(op: tf.Operation, other: tf.Operation) -> bool:
-    """Whether grappler may make one of two ops that read the same: it compares all attributes, and
+    """Return whether grappler may merge two ops with equal inputs: it compares all attributes, and
     leaves `protect`-ed ops alone."""
     if op.device != other.device:
         return False
@@ -109,19 +109,19 @@ def are_equal(op: tf.Operation, other: tf.Operation) -> bool:
 
 
 def is_function(graph: tf.Graph) -> bool:
-    """Whether ``graph`` is the body of a function: its arguments have shapes, which what a session
-    is fed with has not for grappler (2.16 to 2.21)."""
+    """Return whether ``graph`` is the body of a function. Grappler knows the shapes of a function's
+    arguments, but not of tensors that a session feeds (2.16 to 2.21)."""
     return isinstance(graph, tf.__internal__.FuncGraph)
 
 
 def create_held(
     tensor: tf.Tensor, name: str, controls: Iterable[tf.Operation], device: str
 ) -> tf.Tensor:
-    """An identity of ``tensor`` on ``device`` that runs after ``controls``, and that no grappler
-    pass touches (see `protect`).
+    """Return an identity of ``tensor`` on ``device`` that runs after ``controls``, and that no
+    grappler pass touches (see `protect`).
 
-    What ``tf.raw_ops.Identity`` makes under ``tf.control_dependencies`` and ``tf.device``, in a
-    third of the time: there is one for each run of clones, and more; ``_create_op_internal`` as in
+    It equals ``tf.raw_ops.Identity`` under ``tf.control_dependencies`` and ``tf.device``, but takes
+    a third of the time; there is at least one for each run of clones. ``_create_op_internal`` as in
     `create_op` (2.16 to 2.21).
     """
     dtype = tensor.dtype
@@ -149,8 +149,8 @@ def _held_attributes(dtype: tf.DType) -> dict[str, tf.compat.v1.AttrValue]:
 def create_gate(
     graph: tf.Graph, name: str, controls: Iterable[tf.Operation], device: str
 ) -> tf.Operation:
-    """An op that does nothing, on ``device``, after ``controls``; as in `create_held` (2.16 to
-    2.21)."""
+    """Return an op on ``device`` that does nothing and runs after ``controls``; private as in
+    `create_held` (2.16 to 2.21)."""
     gate = graph._create_op_internal(
         "NoOp", [], [], name=name, op_def=op_def_registry.get("NoOp"), compute_device=False
     )
@@ -161,14 +161,14 @@ def create_gate(
 
 
 def is_registered(kind: str) -> bool:
-    """Whether TensorFlow knows ops of type ``kind``; others are named after functions of their
-    graph (not public; 2.16 to 2.21)."""
+    """Return whether TensorFlow knows ops of type ``kind``; other types are names of functions of
+    their graph (not public; 2.16 to 2.21)."""
     return op_def_registry.get(kind) is not None
 
 
 def _definition(op: tf.Operation) -> Any:
-    """The definition of ``op``: parsed anew each time it is asked for, but for those that are
-    registered (not public, 2.16 to 2.21)."""
+    """Return the definition of ``op``. A registered one is not parsed anew at each access (the
+    registry is not public, 2.16 to 2.21)."""
     return op_def_registry.get(op.type) or op.op_def
 
 
@@ -182,8 +182,8 @@ def create_in(
 ) -> tf.Operation:
     """Make an op of type ``kind`` in ``graph``, with its attributes as protos.
 
-    ``tf.raw_ops`` takes attributes as Python values, which `Operation.node_def` does not give back,
-    and converts inputs; ``_create_op_internal`` as in `create_op` (2.16 to 2.21).
+    ``tf.raw_ops`` converts inputs, and takes attributes as Python values, which
+    `Operation.node_def` does not hold. ``_create_op_internal`` as in `create_op` (2.16 to 2.21).
     """
     return graph._create_op_internal(
         kind, list(inputs), list(outputs), attrs=dict(attributes), op_def=definition
@@ -191,7 +191,7 @@ def create_in(
 
 
 def conditional(predicate: tf.Tensor, tensor: tf.Tensor, then: Any, otherwise: Any) -> tf.Tensor:
-    """``then(tensor)`` or ``otherwise(tensor)``, which are concrete functions."""
+    """Return ``then(tensor)`` or ``otherwise(tensor)``, which are concrete functions."""
     (result,) = conditional_on(predicate, [tensor], then, otherwise, [tensor])
     return result
 
@@ -203,12 +203,12 @@ def conditional_on(
     otherwise: Any,
     like: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """``then(*tensors)`` or ``otherwise(*tensors)``, concrete functions that return tensors like
-    those given.
+    """Return ``then(*tensors)`` or ``otherwise(*tensors)``: concrete functions whose results have
+    the types and shapes of ``like``.
 
-    ``tf.cond`` traces its branches anew each time, which takes 10 ms; the raw op takes functions,
-    and leaves it to its caller that the graph knows them (``add_to_graph`` is public but
-    undocumented; 2.16 to 2.21).
+    ``tf.cond`` traces its branches anew each time, which takes 10 ms. The raw op takes functions,
+    but its caller must add them to the graph (``add_to_graph`` is public but undocumented; 2.16 to
+    2.21).
     """
     for function in (then, otherwise):
         function.add_to_graph(predicate.graph)
@@ -226,7 +226,7 @@ def conditional_on(
 
 
 def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Re-point input ``index`` of ``op``: private, the one way to edit an edge (2.16 to 2.21)."""
+    """Re-point input ``index`` of ``op``: private, the only way to edit an edge (2.16 to 2.21)."""
     op._update_input(index, tensor)
 
 
@@ -237,23 +237,23 @@ def add_control_inputs(op: tf.Operation, controls: Iterable[tf.Operation]) -> No
 
 
 def _ends(op: tf.Operation) -> list[tf.Operation]:
-    """What is there when ``op`` has run: for a loop, identities of what others read of it.
+    """Return the ops whose end means that ``op`` has run: for a loop, identities of outputs read.
 
-    A control edge from a loop itself would keep all its variables when TensorFlow lowers it to
-    switches and merges, accumulators that no gradient reads, too: they would be filled, and
-    grappler would rewrite its body less than in TensorFlow's own graph.
+    A control edge from the loop itself would keep all its variables when TensorFlow lowers it to
+    switches and merges. Accumulators that no gradient reads would be filled, and grappler would
+    rewrite the loop's body less than in TensorFlow's own graph.
     """
     if op.type not in LOOPS:
         return [op]
     read = [t for t in op.outputs if t.dtype != tf.resource and t.consumers()]
-    # An accumulator may be read by a gradient that takes nothing of it.
+    # A gradient may read an accumulator and take no element of it.
     read = [t for t in read if t.dtype != tf.variant] or read
     return [create_held(t, f"{op.name}_ended", (), op.device).op for t in read] or [op]
 
 
 def set_attribute(op: tf.Operation, name: str, value: tf.compat.v1.AttrValue) -> None:
-    """Set an attribute of an existing op: only by a private call, which gradients of loops and
-    branches use (2.16 to 2.21)."""
+    """Set an attribute of an existing op. The only way is a private call, which the gradients of
+    loops and branches use (2.16 to 2.21)."""
     op._set_attr(name, value)
 
 
@@ -269,32 +269,32 @@ def protect(op: tf.Operation) -> None:
 
 
 def unprotect(op: tf.Operation) -> None:
-    """Take `protect` back: grappler keeps what is protected, and all that it needs, even if nobody
-    reads it."""
+    """Undo `protect`: grappler keeps a protected op, and all ops that it needs, even if no op reads
+    it."""
     clear_attribute(op, _PROTECTED)
 
 
 def unrecorded() -> Any:
-    """A context in which gradient tapes see nothing; only private since 2.0 (`record`, 2.16 to
-    2.21)."""
+    """Return a context in which gradient tapes record nothing; only private since 2.0 (`record`,
+    2.16 to 2.21)."""
     return record.stop_recording()
 
 
 def written_by(op: tf.Operation) -> list[tf.Tensor]:
-    """The handles of resources that ``op`` may change, be it a function or a loop that does.
+    """Return the handles of resources that ``op`` may change, also inside of a function or a loop.
 
-    TensorFlow finds that out for its automatic control dependencies, by lists and attributes that
-    are not public (2.16 to 2.21).
+    TensorFlow finds these for its automatic control dependencies, by lists and attributes that are
+    not public (2.16 to 2.21).
     """
     return list(auto_control_deps_utils.get_read_write_resource_inputs(op)[1])
 
 
 def as_autograph_would(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as a ``tf.function`` around the caller would call it: converted, unless
+    """Return ``function`` as a ``tf.function`` around the caller would call it: converted, unless
     autograph is off there.
 
-    In a graph that no ``tf.function`` traces, it stays what it is. (Only private modules have it;
-    2.16 to 2.21.)
+    In a graph that no ``tf.function`` traces, it stays unchanged. (Only private modules offer the
+    conversion; 2.16 to 2.21.)
     """
     converted: Callable[..., Any] = autograph.tf_convert(
         function, ag_ctx.control_status_ctx(), convert_by_default=False
@@ -303,45 +303,45 @@ def as_autograph_would(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def left_by_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which autograph calls as it is, and in which it stays on for functions that are
-    called (not public; 2.16 to 2.21)."""
+    """Mark ``function`` so that autograph calls it unconverted, but stays on for functions that it
+    calls (not public; 2.16 to 2.21)."""
     marked: Callable[..., Any] = autograph.autograph_artifact(function)
     return marked
 
 
 def tape_is_recording() -> bool:
-    """Whether some gradient tape might record what is created now (private; 2.16 to 2.21)."""
+    """Return whether a gradient tape might record an op created now (private; 2.16 to 2.21)."""
     return bool(record.could_possibly_record())
 
 
 def is_watched(tensor: tf.Tensor) -> bool:
-    """Whether some gradient tape would record what is computed from ``tensor`` (private; 2.16 to
+    """Return whether a gradient tape would record ops that read ``tensor`` (private; 2.16 to
     2.21)."""
     return bool(record.should_record_backprop([tensor]))
 
 
 def creation_index(op: tf.Operation) -> int:
-    """The place of ``op`` in the order of creation of its graph (no public accessor; 2.16 to
+    """Return the place of ``op`` in its graph's order of creation (no public accessor; 2.16 to
     2.21)."""
     return int(op._id)
 
 
 def may_be_fed(tensor: tf.Tensor) -> bool:
-    """Whether a session may feed ``tensor``: graphs of functions are not run by sessions."""
+    """Return whether a session may feed ``tensor``: sessions do not run graphs of functions."""
     return not is_function(tensor.graph) and bool(tensor.graph.is_feedable(tensor))
 
 
 def let_feed(tensors: Iterable[tf.Tensor]) -> None:
-    """Take ``Graph.prevent_feeding`` back, for which there is no public way (2.16 to 2.21)."""
+    """Undo ``Graph.prevent_feeding``, for which there is no public way (2.16 to 2.21)."""
     for tensor in tensors:
         tensor.graph._unfeedable_tensors.discard(tensor)
 
 
 def in_v1_control_flow(op: tf.Operation) -> bool:
-    """Whether ``op`` stands inside a TF1 frame (``Switch``/``Enter``), which cannot be copied
+    """Return whether ``op`` is inside a TF1 frame (``Switch``/``Enter``) and so cannot be copied
     alone.
 
-    The context is only kept on the op, without public accessor; XLA has contexts of its own, which
+    The context is kept only on the op, without public accessor. XLA has contexts of its own, which
     are no frames (2.16 to 2.21).
     """
     context = op._get_control_flow_context()
@@ -354,23 +354,23 @@ def in_v1_control_flow(op: tf.Operation) -> bool:
 
 @cache
 def has_onednn() -> bool:
-    """Whether kernels are oneDNN's where it has one: on CPUs, if it is switched on (which nothing
-    public tells, 2.16 to 2.21)."""
+    """Return whether TensorFlow uses oneDNN's kernels where there are any: on CPUs, if oneDNN is
+    on (nothing public shows it, 2.16 to 2.21)."""
     return bool(_pywrap_util_port.IsMklEnabled()) and not tf.config.list_physical_devices("GPU")
 
 
 def stack() -> list[tuple[str, int]]:
-    """``(file, line)`` of the Python frames that run now, outermost first.
+    """Return ``(file, line)`` of the Python frames that run now, outermost first.
 
-    In functions that AutoGraph converted they are those of the user's file, which only TensorFlow's
-    own way of looking at the stack knows; it is not public (2.16 to 2.21).
+    In functions that AutoGraph converted, file and line are the user's. Only TensorFlow's own view
+    of the stack knows these; it is not public (2.16 to 2.21).
     """
     return [(frame.filename, frame.lineno) for frame in tf_stack.extract_stack()]
 
 
 def user_frames(op: tf.Operation) -> list[tuple[str, int, str]]:
-    """``(file, line, source)`` of the Python frames that created ``op``, outermost first; none if
-    no Python created it.
+    """Return ``(file, line, source)`` of the Python frames that created ``op``, outermost first; an
+    empty list if no Python code created it.
 
     ``Operation.traceback`` is public but undocumented; its frames have ``filename``, ``lineno``,
     ``line``. Ops of an imported graph have none (2.16 to 2.21).
@@ -379,7 +379,7 @@ def user_frames(op: tf.Operation) -> list[tuple[str, int, str]]:
 
 
 def profile(serialized: bytes) -> Any:
-    """What the profiler wrote into an ``xplane.pb`` file, as a message.
+    """Return the content of the profiler's ``xplane.pb`` file as a message.
 
     TensorFlow ships the message's class, but exports it nowhere (2.16 to 2.21).
     """
@@ -389,10 +389,10 @@ def profile(serialized: bytes) -> Any:
 
 
 def variable_bytes(handle: tf.Tensor) -> int:
-    """Bytes of the variable behind a handle; 0 where its shape is not known.
+    """Return the bytes of the variable behind a handle; 0 if its shape is not known.
 
-    A graph that captures a variable has a handle and no variable; what it knows of that is not
-    public (2.16 to 2.21).
+    A graph that captures a variable has a handle and no variable. The handle's data are not public
+    (2.16 to 2.21).
     """
     data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or not data.shape_and_type:

@@ -1,9 +1,9 @@
-"""The functions of TensorFlow that this project wraps: how they are found, wrapped and given back.
+"""The functions of TensorFlow that this project wraps: how they are found, wrapped and restored.
 
 Each is one `Hook`, which any number of subscribers may wrap. A hook replaces the function when the
-first one subscribes, and gives it back when the last one is gone; importing this module changes
-nothing. TensorFlow looks each of these functions up at each call (2.16 to 2.21), so that a hook
-also reaches code which imported ``tf.gradients`` or ``tf.GradientTape`` before.
+first one subscribes, and restores it when the last one ends. Importing this module changes nothing.
+TensorFlow looks up each of these functions at each call (2.16 to 2.21), so a hook also reaches code
+that imported ``tf.gradients`` or ``tf.GradientTape`` before.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from graph_tools.tf_private.loops import LOOPS
 __all__ = ["Hook", "call_gradients", "differentiation", "loop_gradients", "tape", "when_traced"]
 
 Function = Callable[..., Any]
-#: Is called with the function that it wraps, and the arguments of the call.
+#: A function that is called with the function that it wraps, and the arguments of the call.
 Around = Callable[..., Any]
 
 
 class Hook:
-    """A function of TensorFlow's that subscribers wrap.
+    """A function of TensorFlow that subscribers wrap.
 
     Parameters
     ----------
     read, write
-        Return and replace the function.
+        Functions that return and that replace the wrapped function.
 
     Examples
     --------
@@ -57,9 +57,9 @@ class Hook:
 
     def wrap(self, around: Around, *, innermost: bool = False) -> Callable[[], None]:
         """Let ``around(inner, *args, **kwargs)`` handle each call, and return a function that ends
-        this.
+        the subscription.
 
-        Later subscribers wrap earlier ones; ``innermost``: this one is wrapped by all others.
+        Later subscribers wrap earlier ones; with ``innermost``, all others wrap this one.
         """
         if self._original is None:
             self._install()
@@ -79,17 +79,17 @@ class Hook:
 
         @tf.autograph.experimental.do_not_convert
         def dispatch(*args: Any, **kwargs: Any) -> Any:
-            # Without subscribers, for code that wrapped this function and calls it later on.
+            # Without subscribers, call the original: other code may have wrapped this function.
             return (self._composed or original)(*args, **kwargs)
 
-        # The same to whoever looks at the signature or the documentation.
+        # Keep the signature and the documentation of the original.
         self._dispatch = functools.wraps(original)(dispatch)
         self._write(self._dispatch)
 
     def _uninstall(self) -> None:
         if self._read() is not self._dispatch:
-            # Somebody else wraps it, and goes on calling it: to install another one would put this
-            # one below itself.
+            # Other code wraps the dispatcher, and still calls it: another installation would put
+            # this dispatcher below itself.
             return
         assert self._original is not None
         self._write(self._original)
@@ -106,18 +106,18 @@ def _set_differentiation(function: Function) -> None:
     gradients_util._GradientsHelper = function
 
 
-#: What all flavors of ``tf.gradients`` call: TF1 optimizers and the gradients of functions as well.
+#: All flavors of ``tf.gradients`` call this function, as do TF1 optimizers and function gradients.
 differentiation = Hook(lambda: gradients_util._GradientsHelper, _set_differentiation)
 
 
 def _entry(kind: str) -> dict[str, Any]:
-    """Return the entry of a gradient function in TensorFlow's registry, which refuses a second one
-    for an op type."""
+    """Return the entry of a gradient function in TensorFlow's registry, which refuses to register a
+    second function for an op type."""
     entry: dict[str, Any] = ops.gradient_registry._registry[kind]
     return entry
 
 
-#: What differentiates loops, for each op type of a loop.
+#: The gradient functions of loops, by the op type of the loop.
 loop_gradients = {
     kind: Hook(
         lambda kind=kind: _entry(kind)["type"],  # type: ignore[misc]
@@ -126,8 +126,8 @@ loop_gradients = {
     for kind in LOOPS
 }
 
-#: What makes the functions that the gradient of a call runs, inside of graphs: a method of a class
-#: (see `graph_tools.tf_private.autodiff.without_side_gradients`).
+#: The method that makes the functions that the gradient of a call runs inside of graphs (see
+#: `graph_tools.tf_private.autodiff.without_side_gradients`).
 call_gradients = Hook(
     lambda: concrete_function._DelayedRewriteGradientFunctions.forward_backward,
     lambda new: setattr(
@@ -135,7 +135,7 @@ call_gradients = Hook(
     ),
 )
 
-#: Methods of ``tf.GradientTape``, on the class, so that names which were bound earlier follow.
+#: Methods of ``tf.GradientTape``, on the class, so that names bound earlier see them too.
 tape = {
     name: Hook(
         functools.partial(getattr, GradientTape, name),
@@ -146,12 +146,12 @@ tape = {
 
 
 def when_traced(callback: Callable[[tf.Graph], None]) -> None:
-    """Call ``callback`` with the graph of each function, branch and body that TensorFlow has traced
-    to its end; once is enough.
+    """Call ``callback`` with the graph of each function, branch and body when its trace ends. A
+    second registration of the same ``callback`` has no effect.
 
     The graph is complete then, and not compiled yet. TensorFlow calls the transformations of this
-    list, also those that are added during the trace; a loop's graph comes again when its gradient
-    extends it (2.16 to 2.21).
+    list, including any added during the trace. It calls them again for a loop's graph when its
+    gradient extends the graph (2.16 to 2.21).
     """
     if callback not in transform.FUNC_GRAPH_TRANSFORMS:
         transform.FUNC_GRAPH_TRANSFORMS.append(callback)

@@ -32,12 +32,12 @@ __all__ = [
 
 #: The types of ops that a ``tf.while_loop`` becomes.
 LOOPS = ("While", "StatelessWhile")
-#: Those that a ``tf.cond``, a ``tf.case`` or a ``tf.switch_case`` becomes.
+#: The types of ops that a ``tf.cond``, a ``tf.case`` or a ``tf.switch_case`` becomes.
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-#: Those that a call of a function becomes.
+#: The types of ops that a call of a function becomes.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
-#: Fact: the attributes of ops that run functions, other than conditions: those with the functions.
+#: Fact: the attributes of ops that hold the functions they run, without a loop's condition.
 _BODIES = {
     **dict.fromkeys(LOOPS, ("body",)),
     **dict.fromkeys(BRANCHES[:2], ("then_branch", "else_branch")),
@@ -47,45 +47,45 @@ _BODIES = {
 
 
 def body_of(loop: tf.Operation) -> Any:
-    """The graph of a loop's body, as it was traced, with the accumulators that gradients added.
+    """Return the graph of a loop's body as traced, with the accumulators that gradients added.
 
-    TensorFlow keeps it on the op, and nowhere else (2.16 to 2.21); ``None`` for loops that were
+    TensorFlow keeps it only on the op (2.16 to 2.21). The result is ``None`` for loops that were
     imported.
     """
     return getattr(loop, "_body_graph", None)
 
 
 def condition_of(loop: tf.Operation) -> Any:
-    """The graph of a loop's condition (see `body_of`)."""
+    """Return the graph of a loop's condition (see `body_of`)."""
     return getattr(loop, "_cond_graph", None)
 
 
 def function_graph(op: tf.Operation, attribute: str) -> Any:
-    """The graph of the function that an attribute of ``op`` holds; ``None`` where it is not known.
+    """Return the graph of the function that an attribute of ``op`` holds; ``None`` if unknown.
 
-    (It is not the one of `body_of` where the function was replaced. Functions of a graph are not
-    public, 2.16 to 2.21.)
+    (It differs from `body_of` if the function was replaced. Functions of a graph are not public,
+    2.16 to 2.21.)
     """
     return _graph(op.graph, function_name(op, attribute))
 
 
 def bodies(op: tf.Operation) -> list[Any]:
-    """The graphs of the functions that ``op`` runs, of a loop that of its body; ``None`` for each
-    that is not known (see `function_graph`)."""
+    """Return the graphs of the functions that ``op`` runs (for a loop, only of its body); ``None``
+    for each unknown one (see `function_graph`)."""
     values = (op.get_attr(attribute) for attribute in _BODIES[op.type])
     functions = (f for value in values for f in (value if isinstance(value, list) else [value]))
     return [_graph(op.graph, function.name) for function in functions]
 
 
 def function_name(op: tf.Operation, attribute: str) -> str:
-    """The name of the function that an attribute of ``op`` holds."""
+    """Return the name of the function that an attribute of ``op`` holds."""
     return str(op.get_attr(attribute).name)
 
 
 def functions_in(op: tf.Operation) -> Iterator[tuple[str, Sequence[Any]]]:
-    """``(name, nodes)`` of each function that ``op`` runs and that its graph knows.
+    """Yield ``(name, nodes)`` of each function that ``op`` runs and that its graph knows.
 
-    An attribute names it, or, where ``Defun`` made it, the type of ``op`` is its name.
+    An attribute names the function; or, if ``Defun`` made it, the type of ``op`` is its name.
 
     ``tf.Graph`` lists its functions only as a serialized whole (2.16 to 2.21).
     """
@@ -93,7 +93,7 @@ def functions_in(op: tf.Operation) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 def functions_of(graph: tf.Graph, node: Any) -> Iterator[tuple[str, Sequence[Any]]]:
-    """As `functions_in`, for a node of a graph or of a function that is called in it."""
+    """Yield as `functions_in`, for a node of ``graph`` or of a function that is called in it."""
     names = [node.op]
     for value in node.attr.values():
         names += [value.func.name] if value.HasField("func") else []
@@ -118,14 +118,14 @@ def _function(graph: Any, name: str) -> Any:
 
 
 def is_stateful_type(kind: str) -> bool:
-    """Whether ops of type ``kind`` are stateful, by their definition (whose registry is not public,
-    2.16 to 2.21)."""
+    """Return whether ops of type ``kind`` are stateful by definition, or are not registered (the
+    registry is not public, 2.16 to 2.21)."""
     definition = op_def_registry.get(kind)
     return definition is None or bool(definition.is_stateful)
 
 
 def read_only_inputs(op: tf.Operation) -> frozenset[int]:
-    """The inputs that are handles of variables which a loop, a branch or a call only reads.
+    """Return the inputs that are handles of variables that a loop, a branch or a call only reads.
 
     TensorFlow notes them on each such op for its automatic control dependencies (2.16 to 2.21).
     """
@@ -134,8 +134,8 @@ def read_only_inputs(op: tf.Operation) -> frozenset[int]:
 
 
 def note_own_outputs(loop: tf.Operation, own: int) -> None:
-    """Make gradients take ``loop`` for one with so many outputs, without accumulators (an attribute
-    of theirs; 2.16 to 2.21)."""
+    """Make gradients treat ``loop`` as one with only ``own`` outputs, without accumulators (by a
+    private attribute; 2.16 to 2.21)."""
     loop._set_attr("_num_original_outputs", tf.compat.v1.AttrValue(i=own))
 
 
@@ -145,12 +145,12 @@ def copy_op(
     wait_for: Sequence[tf.Operation] = (),
     **attributes: tf.compat.v1.AttrValue,
 ) -> tf.Operation:
-    """A copy of ``op`` of any graph, in the current one, with other ``attributes``; functions that
-    it calls come along.
+    """Return a copy of ``op`` in the current graph, with other ``attributes``. The functions that
+    it calls are added to the graph; ``op`` may be in another graph.
 
-    As in `graph_tools.tf_private.graphs.create_in`; that a graph knows a function is only public
-    for concrete functions, and what is known of variables and lists behind a handle is not public
-    at all (2.16 to 2.21).
+    Private as `graph_tools.tf_private.graphs.create_in`. A function can be added to a graph
+    publicly only if it is a concrete function. The handle data of variables and lists are not
+    public at all (2.16 to 2.21).
     """
     graph = tf.compat.v1.get_default_graph()
     for name, _ in functions_in(op):
@@ -176,14 +176,13 @@ def copy_op(
 def traced_like(
     loop: tf.Operation, own: int, suffix: str, function: Callable[..., Sequence[tf.Tensor]]
 ) -> tf.compat.v1.AttrValue:
-    """A function with the signature of the body of ``loop``, traced, made known to the loop's
-    graph, as an attribute's value.
+    """Trace ``function`` with the signature of the body of ``loop``, and add it to the loop's
+    graph. Return the value for an attribute that names it.
 
-    Of the first ``own`` arguments is known what lies behind them: variables, lists.
+    The first ``own`` arguments have the handle data (variables, lists) of the body's arguments.
 
-    ``tf.function`` cannot give a function's graph the place of a loop's body, where its ops are
-    looked at as those of a loop; these are the calls by which TensorFlow makes the functions of its
-    own loops (2.16 to 2.21).
+    ``tf.function`` cannot make a graph that TensorFlow treats as the body of a loop. TensorFlow
+    makes the functions of its own loops by these calls (2.16 to 2.21).
     """
     outer, body = loop.graph, body_of(loop)
     name = f"{function_name(loop, 'body')}_{suffix}_{ops.uid()}"

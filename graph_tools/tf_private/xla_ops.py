@@ -1,4 +1,4 @@
-"""Ops that XLA alone can run; TensorFlow has no public names for them.
+"""Ops that only XLA can run; TensorFlow has no public names for them.
 
 Seen in TensorFlow 2.16 to 2.21.
 """
@@ -24,7 +24,7 @@ def convolution(
     dilation: Sequence[int],
     filter_dilation: Sequence[int],
 ) -> tf.Tensor:
-    """Return XLA's general convolution of images with channels last, by filters with outputs last.
+    """Return XLA's general convolution of images with channels last and filters with outputs last.
 
     ``dilation``: one more than the number of zeros between elements of the images.
     (``tf.nn.convolution`` has no such zeros; `XlaConvV2`, 2.16 to 2.21.)

@@ -1,5 +1,5 @@
-"""What XLA makes of a program: its optimized instructions, their schedule, and their buffers.
+"""Programs that XLA compiles: their optimized instructions, their schedule, and their buffers.
 
-XLA compiles a function's graph and tells in the process what came of it. The room says how many
-bytes it assigns, which buffers are alive at the peak, and which op of TensorFlow each comes from.
+XLA compiles a function's graph in this process and returns the program. The room says how many
+bytes XLA assigns, which buffers are alive at the peak, and which TensorFlow op each comes from.
 """

@@ -1,8 +1,8 @@
-"""XLA's buffer assignment: allocations, and what is alive at the peak.
+"""XLA's buffer assignment: allocations, and the values alive at the peak.
 
-XLA gives every value of a program a place in an allocation, and notes when the place is taken and
-given back. Temporaries of a program share one allocation. Its size is their peak, and a little more
-where the values do not fit together without gaps.
+XLA gives every value of a program a place in an allocation, and records when the place is taken and
+released. Temporaries of a program share one allocation. Its size is their peak, and a little more
+if the values do not fit together without gaps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Allocation", "Assignment", "Live", "Peak", "assignment_of"]
 
 Kind = Literal["argument", "constant", "stack", "result", "temporary"]
 
-#: Fact: how XLA's notes write that a value gives its place back; in all others it gets one.
+#: Fact: the kind of XLA's events in which a value releases its place; in all others it takes one.
 _GIVES_BACK = 1
 
 
@@ -31,8 +31,8 @@ class Allocation:
     bytes
         Its size.
     kind
-        ``"argument"`` also for results that take an argument's place, such as updated variables;
-        ``"stack"``: of a thread.
+        ``"argument"`` includes results that take an argument's place, such as updated variables;
+        ``"stack"`` is the stack of a thread.
     """
 
     bytes: int
@@ -42,7 +42,7 @@ class Allocation:
 @dataclass(frozen=True)
 class Live:
     """A value that is alive at the peak: its bytes, the instruction that makes it, and the
-    TensorFlow ops behind that."""
+    TensorFlow ops of that instruction."""
 
     bytes: int
     instruction: str
@@ -72,12 +72,12 @@ class Assignment:
 
     @property
     def results(self) -> int:
-        """Bytes of what the program returns, but for what takes an argument's place."""
+        """Bytes of the program's results, except those that take an argument's place."""
         return self._of("result")
 
     @property
     def transient(self) -> int:
-        """Bytes that the program takes besides its arguments."""
+        """Bytes that the program takes in addition to its arguments: temporaries and results."""
         return self.temporaries + self.results
 
     @property
@@ -90,12 +90,12 @@ class Assignment:
         return sum(one.bytes for one in self.allocations if one.kind == kind)
 
 
-#: The number of an allocation, an offset in it and a size, bytes.
+#: The number of an allocation, an offset in it, and a size; both in bytes.
 _Place = tuple[int, int, int]
 
 
 def assignment_of(proto: Any, module: Module) -> Assignment:
-    """Return the assignment that a ``BufferAssignmentProto`` describes, of a module's values."""
+    """Return the assignment that a ``BufferAssignmentProto`` describes, for values of a module."""
     allocations = tuple(Allocation(one.size, _kind(one)) for one in proto.buffer_allocations)
     places = {
         part.logical_buffer_id: (one.index, part.offset, part.size)
@@ -134,7 +134,7 @@ def _peak(events: Sequence[Any], places: Mapping[int, _Place], module: Module) -
             living.pop(event.buffer_id, None)
         else:
             living[event.buffer_id] = event.instruction_name
-    # Of values at one place, the newest is there.
+    # Of several values at one place, the newest counts.
     there = {places[number]: name for number, name in living.items()}
     found = [Live(size, name, module.op_names(name)) for (_, _, size), name in there.items()]
     found.sort(key=lambda live: (-live.bytes, live.instruction))

@@ -1,9 +1,9 @@
-"""Gradients of convolutions in the form that XLA runs fast on a CPU wherever it finds them.
+"""Gradients of convolutions in the form that XLA runs fast on a CPU, in branches as well.
 
 XLA's fast kernel for CPUs takes images with channels last, and filters with outputs last. A pass
-brings other convolutions into this form, but only those in the entry computation of a program: in
-the branch of a conditional, the gradients of a convolution run thirty times longer. Their copies in
-branches are therefore written in the fast form, as the pass would write them.
+brings other convolutions into this form, but only in the entry computation of a program. In the
+branch of a conditional, the gradients of a convolution run thirty times longer. This module
+therefore writes their copies in branches in the fast form, as the pass would write them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def is_slow(op: tf.Operation) -> bool:
 
 
 def fast_copy(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None:
-    """Return what ``op`` makes of ``inputs``, or ``None`` where a copy of it is as good.
+    """Return the output of a fast copy of ``op``, or ``None`` if a plain copy is as good.
 
     Parameters
     ----------
     op
-        Any op; its own inputs tell the shapes.
+        Any op; its own inputs give the shapes.
     inputs
-        What the copy reads.
+        The tensors that the copy reads.
     """
     if op.type in _INPUT_GRADIENTS and not is_slow(op):
         return _input_gradient(op, inputs, _INPUT_GRADIENTS[op.type])
@@ -53,12 +53,12 @@ def fast_copy(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None
 
 
 def _depthwise_filter_gradient(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-    """A sum for each element of a filter, which takes no longer than XLA's convolution."""
+    """Return one sum for each element of a filter; this takes no longer than XLA's convolution."""
     windows = _windows(op, 2)
     assert windows is not None
     shape = op.outputs[0].shape.as_list()
     sides = [(window.before, max(window.after, 0)) for window in windows]
-    # Products and sums of 16 bits would be rounded each, where XLA's convolution rounds once.
+    # In 16 bits, each product and sum would be rounded, while XLA's convolution rounds once.
     wide = tf.float32 if inputs[0].dtype.size < tf.float32.size else inputs[0].dtype
     images = tf.pad(tf.cast(inputs[0], wide), [(0, 0), *sides, (0, 0)])[..., tf.newaxis]
     grad = tf.cast(inputs[2], wide)
@@ -122,13 +122,13 @@ class _Window:
     Attributes
     ----------
     size, results
-        Of the image, and of what the convolution makes of it.
+        The lengths of the image, and of the convolution's result.
     extent
-        Of the filter, with its gaps.
+        The length of the filter, with its gaps.
     stride, dilation
         As in TensorFlow.
     before, after
-        Zeros around the image; negative where some of it is not read.
+        The numbers of zeros around the image; ``after`` is negative if its end is not read.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ class _Window:
 
 
 def _windows(op: tf.Operation, spatial: int) -> list[_Window] | None:
-    """The spatial dimensions of a gradient; ``None`` if they are unknown, or channels are in
-    groups."""
+    """Return the spatial dimensions of a gradient; ``None`` if they are unknown, or if channels are
+    in groups."""
     filters = op.type in (*_FILTER_GRADIENTS, _DEPTHWISE_FILTER_GRADIENT)
     images = op.inputs[0] if filters else op.outputs[0]
     kernel = op.outputs[0] if filters else op.inputs[1]

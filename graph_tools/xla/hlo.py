@@ -1,7 +1,7 @@
 """Computations of an HLO module, and their instructions in the order in which they run.
 
-An instruction of XLA carries the name of the TensorFlow op that it was made for; a fusion carries
-the name of one of its ops.
+An instruction of XLA has the name of the TensorFlow op that it was made for; a fusion has the name
+of one of its ops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Computation", "Instruction", "Module", "module_of"]
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """One instruction of an HLO module.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class Instruction:
     called
         Names of the computations that it calls.
     op_name
-        The TensorFlow op behind it; empty if XLA knows of none.
+        The TensorFlow op that it was made for; empty if XLA knows none.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Computation:
-    """Instructions in the order in which they run."""
+    """A named sequence of instructions, in the order in which they run."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -44,12 +44,12 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module:
-    """A module: its computations, those that are called before those that call them.
+    """An HLO module.
 
     Attributes
     ----------
     computations
-        All of them.
+        All its computations, the called ones before their callers.
     """
 
     computations: tuple[Computation, ...]
@@ -64,10 +64,10 @@ class Module:
         return {one.name: one for one in self.computations}
 
     def op_names(self, instruction: str) -> tuple[str, ...]:
-        """Return the TensorFlow ops behind an instruction, those fused into it included.
+        """Return the TensorFlow ops of an instruction, including the ops fused into it.
 
-        None are known of instructions that are not there: where XLA writes its modules to files, it
-        gives a module before its passes.
+        The result is empty for an instruction that the module lacks: when XLA writes its modules to
+        files, it gives a module from before its passes.
         """
         found = self.instructions.get(instruction)
         if found is None:

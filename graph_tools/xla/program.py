@@ -1,4 +1,4 @@
-"""What XLA makes of a function's graph, without a step being run."""
+"""XLA's compiled program of a function's graph, without running a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Program:
     assignment
         Its buffers.
     seconds
-        How long XLA compiled.
+        The time that XLA took to compile.
     """
 
     module: Module
@@ -35,22 +35,22 @@ class Program:
 
 
 def compiled(graph: tf.Graph, batch: int) -> Program:
-    """Return what XLA makes of a function's graph as it stands.
+    """Compile a function's graph in its current state by XLA, and return the program.
 
-    XLA compiles it as it does when the function is called for the first time, and forgets the
-    result: the call compiles once more.
+    XLA compiles the graph as in the first call of the function, but discards the result: the call
+    compiles once more.
 
     Parameters
     ----------
     graph
         The graph of a function that was traced to its end.
     batch
-        Stands in for dimensions that are unknown.
+        The size to assume for unknown dimensions.
 
     Raises
     ------
     GraphError
-        XLA cannot compile it, or not without a value that only the run knows.
+        XLA cannot compile the graph, or needs a value that is known only at run time.
 
     Examples
     --------
