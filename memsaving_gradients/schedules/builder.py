@@ -1,10 +1,10 @@
-"""Writing schedules in which values are dropped and recomputed, any number of times.
+"""A recorder of schedules in which values are dropped and recomputed, any number of times.
 
-A recorder runs the originals in order. Values can be dropped at any time; what an op reads and is
-not there is recomputed just before it, with whatever that needs in turn, from what is there. What
-was recomputed stays until it is dropped, too: a buffer is freed after its last reader in any case,
-so that dropping says only who may *not* read a copy any more. Every planner that recomputes a value
-more than once writes its schedule through this.
+A recorder runs the originals in order. Values can be dropped at any time. Just before an op reads
+missing values, the recorder recomputes them from the available ones, with all that this needs in
+turn. A recomputed value stays available until it is dropped, too. A drop frees nothing, because a
+buffer is freed after its last reader in any case. It only forbids later ops to read the copy. Every
+planner that recomputes a value more than once writes its schedule with this.
 
 Linear in the steps recorded and their inputs.
 """
@@ -22,27 +22,27 @@ __all__ = ["Recorder", "without_idle"]
 
 
 class Recorder:
-    """A schedule in the making.
+    """A schedule under construction.
 
     Parameters
     ----------
     graph
         The training graph.
     stored
-        For ops whose value is stored, how: their clones load it, and need nothing.
+        For each op whose value is stored, the way: its clones load the value, and need nothing.
 
     Attributes
     ----------
     steps
-        What was run so far.
+        The executions so far.
     copy
-        For each value, the copy that is there: 0 for the original, k for that of the k-th clone, -1
-        for none. What has not been run yet counts as there: originals come in a valid order.
+        For each value, its available copy: 0 for the original, k for the k-th clone's, -1 for none.
+        Values not made yet count as available, because originals come in a valid order.
 
     Examples
     --------
-    A chain of three ops and one backward op, which reads the result of the second; that of the
-    first is kept.
+    A chain of three ops and one backward op, which reads the results of the second and the third.
+    The result of the first is kept.
 
     >>> from memsaving_gradients.schedules.training_graph import TrainingGraph
     >>> graph = TrainingGraph.of(
@@ -73,7 +73,7 @@ class Recorder:
                 self._views.setdefault(root, []).append(value)
 
     def run(self, op: int) -> None:
-        """Run an original, after recomputing what it reads and is not there."""
+        """Run an original, after recomputing the missing values that it reads."""
         if self._lost:
             self.need(op)
             self._add(op, 0)
@@ -81,7 +81,7 @@ class Recorder:
             self.steps.append(Step(op))
 
     def need(self, op: int) -> None:
-        """Make again what ``op`` reads and is not there."""
+        """Recompute the missing values that ``op`` reads."""
         reads, copy, producer = self._reads, self.copy, self._producer
         stack = [op]
         while stack:
@@ -96,8 +96,8 @@ class Recorder:
                 self._clone_missing(at)
 
     def make(self, values: Iterable[int]) -> None:
-        """Make again those of ``values`` that are not there, and what they need, in the order of
-        the originals."""
+        """Recompute the missing ones of ``values``, and the missing values that they need, in the
+        order of the originals."""
         reads, copy, producer = self._reads, self.copy, self._producer
         ops: set[int] = set()
         stack = [producer[v] for v in values if copy[v] < 0]
@@ -112,21 +112,21 @@ class Recorder:
             self._clone_missing(op)
 
     def rerun(self, op: int) -> None:
-        """Run a clone, after recomputing what it reads and is not there; from now on its results
-        are read."""
+        """Run a clone, after recomputing the missing values that it reads; ops read its results
+        from now on."""
         self.need(op)
         for value in self.graph.writes[op]:
             self.copy[value] = -1
         self._clone_missing(op)
 
     def drop(self, storage: int) -> None:
-        """Let nobody read what looks at this buffer any more; what cannot be recomputed stays."""
+        """Let no later op read values in this buffer, except values that cannot be recomputed."""
         for value in self._views.get(storage, ()):
             self.copy[value] = -1
             self._lost = True
 
     def schedule(self, chained: Iterable[int] = ()) -> Schedule:
-        """What was recorded, without clones that nobody reads."""
+        """Return the recorded schedule, without clones that no op reads."""
         schedule = Schedule(tuple(self.steps), frozenset(chained), self.stored)
         return without_idle(self.graph, schedule)
 
@@ -147,8 +147,8 @@ class Recorder:
 
 
 def without_idle(graph: TrainingGraph, schedule: Schedule) -> Schedule:
-    """``schedule`` without clones that nobody reads, and nothing stored for them; the copies of
-    what is left are numbered anew, from 1."""
+    """Return ``schedule`` without clones that no op reads, and without values stored for them; the
+    remaining copies are renumbered from 1."""
     needed: set[tuple[int, int]] = set()
     producer = graph.producer.tolist()
     left: list[Step] = []

@@ -1,7 +1,7 @@
-"""Running things after what they need, without recursion.
+"""An order of nodes, each after the nodes that it needs, found without recursion.
 
-Schedules are written by going through what is wanted in order, and running first what that needs
-and has not run yet: clones, postponed ops, and what those need in turn. Linear in the needs.
+A schedule goes through the wanted ops in order. Before each, it runs the needed ops that have not
+run yet: clones, postponed ops, and in turn the ops that these need. Linear in the needs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _Node = TypeVar("_Node", bound=Hashable)
 def after_needs(
     wanted: Iterable[_Node], needs: Callable[[_Node], Sequence[_Node]]
 ) -> Iterator[_Node]:
-    """``wanted`` and all that they need, each once and after what it needs itself; in the order of
-    ``wanted`` otherwise.
+    """Yield ``wanted`` and all nodes that they need, each once and after its own needs; otherwise
+    in the order of ``wanted``.
 
     Examples
     --------

@@ -1,10 +1,10 @@
-"""From when to when each buffer of a schedule lives, worked out for all of them at once.
+"""The lifetimes of all buffers of a schedule, computed at once.
 
-The executions of a schedule are arrays here (`Runs`), and so are the lifetimes that follow: what is
-made is born with the execution that makes it and dies with the last one that reads it, through
-views if need be. Planners simulate one graph hundreds of times; a graph of a hundred thousand ops
-takes a second step by step, and 30 ms in arrays. Linear in what is read, but for views of views,
-which take the logarithm of how many look at each other.
+The executions of a schedule are arrays here (`Runs`), and so are the resulting lifetimes. A buffer
+is born with the execution that makes it, and dies with the last one that reads it, directly or
+through views. Planners simulate one graph hundreds of times; a graph of a hundred thousand ops
+takes a second step by step, and 30 ms in arrays. The cost is linear in the reads, except for views
+of views, where it grows with the logarithm of the length of their chain.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Runs(NamedTuple):
     Attributes
     ----------
     ops, copies
-        Which op each is of, and its how manyth copy: 0 is the original.
+        For each execution, its op, and the number of its copy: 0 is the original.
     picks
-        For each value that each of them reads, one after the other, which copy of it.
+        For each value that each execution reads, one after the other, the number of its copy.
     """
 
     ops: IntArray
@@ -53,12 +53,12 @@ class _Rows:
         self.items = np.fromiter(chain.from_iterable(rows), np.int64, int(self.starts[-1]))
 
     def places(self, ops: IntArray) -> IntArray:
-        """Where in ``items`` the rows of ``ops`` stand, one after the other."""
+        """Return the positions in ``items`` of the rows of ``ops``, one after the other."""
         return _ranges(self.starts[:-1][ops], self.counts[ops])
 
 
 def _ranges(starts: IntArray, counts: IntArray) -> IntArray:
-    """So many whole numbers from each start on, one after the other."""
+    """Return ``counts`` whole numbers from each start on, one range after the other."""
     skipped = starts - (counts.cumsum() - counts)
     found: IntArray = np.repeat(skipped, counts)
     found += np.arange(len(found))
@@ -66,14 +66,13 @@ def _ranges(starts: IntArray, counts: IntArray) -> IntArray:
 
 
 class _Arrays:
-    """What a graph's ops read and write, as arrays, and what schedules that recompute lazily have
-    in common."""
+    """The reads and writes of a graph's ops, and its views, as arrays."""
 
     def __init__(self, graph: TrainingGraph) -> None:
         self.reads, self.writes = _Rows(graph.reads), _Rows(graph.writes)
         self.reader = np.repeat(np.arange(graph.length), self.reads.counts)
         self.is_view = (graph.size == 0) & (graph.storage != np.arange(len(graph.storage)))
-        # For each view, which of the values that its op reads it looks at.
+        # For each view, the position of the viewed value among the reads of its op.
         self.slot = np.full(len(graph.storage), -1)
         storage = graph.storage.tolist()
         for value in np.flatnonzero(self.is_view).tolist():
@@ -88,7 +87,7 @@ class _Arrays:
 
 
 class _Wanted:
-    """The backward ops as they are asked for, and which of them need more than to be run."""
+    """The backward ops in the order of requests, and which of them are or need deferrable ops."""
 
     def __init__(self, graph: TrainingGraph) -> None:
         self.ops = np.array(requested(graph), np.int64)
@@ -98,8 +97,8 @@ class _Wanted:
 
 
 def runs_of(graph: TrainingGraph, steps: Sequence[tuple[int, int, tuple[int, ...]]]) -> Runs:
-    """``steps``, each an op, the number of its copy, and which copies it reads (none said:
-    originals)."""
+    """Return ``steps`` as arrays; each step is an op, the number of its copy, and the copies that
+    it reads (empty: originals)."""
     ops = np.fromiter((op for op, _, _ in steps), np.int64, len(steps))
     copies = np.fromiter((copy for _, copy, _ in steps), np.int64, len(steps))
     counts = _Arrays.of(graph).reads.counts[ops]
@@ -114,8 +113,8 @@ def runs_of(graph: TrainingGraph, steps: Sequence[tuple[int, int, tuple[int, ...
 
 
 def runs_lazily(graph: TrainingGraph, kept: Collection[int]) -> Runs:
-    """Every forward op, then the backward ops, each after what it reads that is not in ``kept``:
-    recomputed once, as late as possible."""
+    """Return every forward op, then the backward ops, each after the clones that recompute the
+    values it reads outside of ``kept``, once and as late as possible."""
     arrays, wanted = _Arrays.of(graph), graph.derived(_Wanted)
     lost = graph.losable & ~np.isin(graph.storage, list(kept))
     reads = arrays.reads
@@ -137,12 +136,11 @@ def runs_lazily(graph: TrainingGraph, kept: Collection[int]) -> Runs:
 def _after_needs(
     wanted: _Wanted, asks: npt.NDArray[np.bool_], makers: list[int], begins: list[int]
 ) -> list[int]:
-    """As `memsaving_gradients.schedules.dependency_order.after_needs` for what ops read that is
-    lost, which stands for the ops that make it.
+    """Order ops as `memsaving_gradients.schedules.dependency_order.after_needs` does; an op needs
+    the makers of the dropped values that it reads.
 
-    ``asks``: which of the wanted ops have to be looked at; those between them run as they stand.
-    ``makers``: for all ops, one after the other, what they need; ``begins``: where those of each
-    begin.
+    ``asks``: the wanted ops to examine; the ops between them run in their order. ``makers``: for
+    all ops, one after the other, the ops that they need; ``begins``: where the needs of each begin.
     """
     before = wanted.before
     ops = wanted.ops.tolist()
@@ -156,7 +154,7 @@ def _after_needs(
         while stack:
             op = stack.pop()
             if op < 0:
-                # All that it needs has run.
+                # All of its needs have run.
                 op = ~op
             elif done[op]:
                 continue
@@ -175,7 +173,7 @@ def _after_needs(
 
 
 class Lives(NamedTuple):
-    """Buffers of a schedule, in the order in which they are made.
+    """The buffers of a schedule, in the order in which they are made.
 
     Attributes
     ----------
@@ -200,11 +198,11 @@ def lifetimes(
     stored: Mapping[int, Stored] | None = None,
     moved: Mapping[int, int] | None = None,
 ) -> Lives:
-    """The buffers of ``runs``; scratch space is not among them.
+    """Return the buffers of ``runs``, without scratch space.
 
-    ``chained``: sums (ops) that add their addends one by one as they come. ``stored``: for ops
-    whose value is stored, how; their copies are loads. ``moved``: until when values of ops
-    (originals) are there because they are being moved.
+    ``chained``: sums (ops) that add their addends one by one as they become available. ``stored``:
+    for each op whose value is stored, the way; its copies are loads. ``moved``: for ops whose value
+    is moved, the execution until which the original stays because of that.
     """
     stored = stored or {}
     ops = runs.ops
@@ -219,7 +217,7 @@ def lifetimes(
     reader = np.repeat(np.arange(len(ops)), np.diff(read_from))
     at = buffer[read]
     at[~computes[reader]] = -1
-    # Where several read one buffer, the last assignment remains.
+    # If several executions read one buffer, the last assignment remains.
     dies[at[at >= 0]] = reader[at >= 0]
 
     added_at, totals = _sum_up(graph, runs, is_sum, buffer, born, dies)
@@ -230,7 +228,7 @@ def lifetimes(
     dies[held[held >= 0]] = len(ops) - 1
     for total, first_two in totals:
         for addend in first_two:
-            # The first addition writes into the buffer of an addend, if only it still needs that.
+            # The first addition writes into an addend's buffer, if nothing else still needs that.
             begins = born[total]
             if dies[addend] == begins and born[addend] < begins and sizes[addend] == sizes[total]:
                 dies[addend] = begins - 1
@@ -242,15 +240,15 @@ def lifetimes(
 
 
 class _Made(NamedTuple):
-    """What executions make.
+    """The values and buffers that executions make.
 
     Attributes
     ----------
     written, by
         The values that they write, one execution after the other, and the execution of each.
     buffer
-        For each copy of each value (its number, and that of all values for each copy before it),
-        the number of its buffer, -1: none.
+        For each copy of each value, the number of its buffer (-1: none). Copy k of value v has the
+        index v + k × the number of values.
     owner, at
         For each buffer, the value that it is made for, and the execution that makes it.
     """
@@ -287,8 +285,8 @@ def _make(
 def _see_through_views(
     graph: TrainingGraph, runs: Runs, computes: npt.NDArray[np.bool_], made: _Made
 ) -> tuple[IntArray, IntArray]:
-    """Let views have the buffer that they look at; return the copies of values that are read, one
-    execution after the other, and before them where those of each execution begin."""
+    """Give each view the buffer of its viewed value. Return where the reads of each execution
+    begin, and the copies of values that are read, one execution after the other."""
     arrays, many = _Arrays.of(graph), len(graph.storage)
     read_from = np.concatenate([[0], arrays.reads.counts[runs.ops].cumsum()])
     read = arrays.reads.items[arrays.reads.places(runs.ops)] + runs.picks * many
@@ -307,12 +305,12 @@ def _see_through_views(
 def _with_stored(
     lives: Lives, ops: IntArray, is_load: npt.NDArray[np.bool_], stored: Mapping[int, Stored]
 ) -> Lives:
-    """Add what stands for stored values between their op and their last load."""
+    """Add the buffers that hold stored values between their op and their last load."""
     last_load = dict(zip(ops[is_load].tolist(), np.flatnonzero(is_load).tolist(), strict=True))
     packed = [(op, now, stored[op]) for op, now in last_load.items() if stored[op].bytes]
     if not packed:
         return lives
-    # Forward ops come first, in their order.
+    # Forward ops run first, in order: an op and its execution have the same number.
     return Lives(
         np.concatenate([lives.born, [op for op, _, _ in packed]]),
         np.concatenate([lives.dies, [now for _, now, _ in packed]]),
@@ -335,10 +333,10 @@ def _sum_up(
     born: IntArray,
     dies: IntArray,
 ) -> tuple[IntArray, list[tuple[int, list[int]]]]:
-    """Let addends die when they are added, and sums be born with their first two.
+    """Let addends die when they are added, and sums be born with their first two addends.
 
-    For each buffer the step in which it is added (-1: it is no addend), and for each sum the
-    buffers that it begins with.
+    Return, for each buffer, the step in which it is added (-1: it is no addend); and each sum with
+    the buffers that it begins with.
     """
     added_at = np.full(len(born), -1)
     totals = []
@@ -365,10 +363,10 @@ def _pass_on(
     lives: Lives,
     added_at: IntArray,
 ) -> None:
-    """Let outputs take over the buffer of one input that dies with them, and is as large.
+    """Let each output take over the buffer of an input of the same size that dies at that time.
 
-    ``made``, ``now``: the buffers that may, and the executions that make them. ``read_from``: where
-    in ``at``, the buffers that are read, those of each execution begin.
+    ``made``, ``now``: the outputs that may do so, and the executions that make them. ``at``: the
+    buffers that are read; ``read_from``: where the reads of each execution begin in it.
     """
     born, dies, sizes, _ = lives
     counts = read_from[now + 1] - read_from[now]
@@ -381,14 +379,15 @@ def _pass_on(
 
 
 def summed_first(addends: int) -> int:
-    """How many of so many addends TensorFlow's kernel adds before it goes on in whole groups."""
+    """Return how many of ``addends`` TensorFlow's kernel adds before it continues in whole
+    groups."""
     head = addends % SUMMED_AT_ONCE
     return head if head >= 2 else head + SUMMED_AT_ONCE
 
 
 def _added_at(born: Sequence[int]) -> list[int]:
-    """For each addend, the last step that needs it for the sum: it is added once those before it
-    are there.
+    """Return, for each addend, the last step that needs it for the sum: it is added once the
+    addends before it exist.
 
     ``born``: the first step of each.
     """

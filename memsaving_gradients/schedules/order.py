@@ -1,19 +1,19 @@
 """The order in which plans run the original ops, which differs from TensorFlow's in two ways.
 
 **Deferred ops** could run long before their result is needed, and would hold memory from then on.
-TensorFlow's gradients come in the order in which they become known, and those that need nothing of
-the backward pass are known at once. There are two kinds:
+TensorFlow computes gradients in the order in which they become known, and those that need nothing
+of the backward pass are known at once. There are two kinds:
 
-- ops that make much of almost nothing: gradients of penalties on weights, broadcast scalars;
-- ops whose result waits for something far away, and that read forward values alone: the gradient of
-  a loss on a hidden value (a penalty on activities, an exit) is there at the beginning, and is
-  added to what comes from the main loss when backward arrives at the layer. If something else reads
-  the same forward values about then, or what these are made of in a few ops, nothing is held longer
-  for it, and where they are dropped they are recomputed for all that read them. What such an op
-  alone needs is deferred with it.
+- ops that write many bytes but read few: gradients of penalties on weights, broadcast scalars;
+- ops that read forward values alone, and whose result waits for a distant op. An example is the
+  gradient of a loss on a hidden value (a penalty on activities, an exit). It is ready at the
+  beginning, but is added to the main loss's gradient only when that reaches the layer. Deferring it
+  holds nothing longer if, at about that time, other ops read the same forward values, or values
+  from which a few ops recompute these. A dropped value is then recomputed once for all its readers.
+  Ops that only such an op needs are deferred with it.
 
 **Ops brought forward** are gradients of filters that alone read a huge residual: they free it
-before the gradient of the layer's input, which TensorFlow makes first, takes as much.
+before the gradient of the layer's input, which TensorFlow computes first, takes as many bytes.
 
 Linear in the edges. Each function computes its result once for a graph.
 """
@@ -37,34 +37,34 @@ __all__ = [
     "run_order",
 ]
 
-#: Fact: a sum of so many addends is a long one. (`AddN` adds up to nine in one expression.)
+#: Fact: a sum of at least so many addends is long. (`AddN` adds up to nine in one expression.)
 LONG_SUM = 10
-#: A residual of at least this share of all is huge.
+#: A residual with at least this share of all residuals' bytes is huge.
 HUGE_SHARE = 1 / 12
-#: An op that makes this many times the bytes that it reads is better run late; a reduction, which
-#: reads this many times what it makes, early. Chosen by judgement.
+#: An op that writes this many times the bytes that it reads should run late; a reduction, which
+#: reads this many times the bytes that it writes, early. Chosen by judgement.
 EXPANSION = 16
-#: What is read first after this share of the forward or backward ops waits for something far away.
-#: Chosen by judgement.
+#: A value waits for a distant op if it is first read after this share of the forward or backward
+#: ops. Chosen by judgement.
 FAR = 1 / 16
-#: What else reads the same about then comes after at least this share of the ops between.
+#: A value counts as alive until the result of a deferrable op is read if another op reads it after
+#: at least this share of the ops between.
 ABOUT_THEN = 1 / 2
-#: What is recomputed from what is read about then is made so many ops in a row behind that, at
-#: most.
+#: A value also counts as alive if at most this many ops in a row recompute it from such values.
 NEAR = 4
 
 
 def run_order(graph: TrainingGraph) -> list[int]:
-    """Return all ops in the order in which plans run the originals: as in the graph, but deferrable
-    ones when they are due."""
+    """Return all ops in the order in which plans run the originals: as in the graph, except ops
+    brought forward, and deferrable ops when they are due."""
     return graph.derived(_run_order)
 
 
 def requested(graph: TrainingGraph) -> list[int]:
-    """Return backward ops in the order in which they are requested; each runs after what it needs.
+    """Return backward ops in the order in which they are requested; each runs after those it needs.
 
-    It is the order of the graph, with deferrable ops last. Those that are due earlier are needed
-    earlier; the others are results.
+    It is the order of the graph, except ops brought forward, with deferrable ops last. A deferrable
+    op that another op needs runs before that op; the others are results.
     """
     return graph.derived(_requested)
 
@@ -76,18 +76,18 @@ def deferrable(graph: TrainingGraph) -> frozenset[int]:
 
 
 def deferrable_before(graph: TrainingGraph) -> dict[int, tuple[int, ...]]:
-    """Return, for each op that reads or waits for deferrable ops, these."""
+    """Return, for each op that reads or waits for deferrable ops, these deferrable ops."""
     return graph.derived(_deferrable_before)
 
 
 def brought_forward(graph: TrainingGraph) -> dict[int, int]:
-    """Return products that alone read a huge residual in the backward pass, each with the op that
-    they run before instead of after."""
+    """Return the products that alone read a huge residual in the backward pass, each with the op
+    that it runs before instead of after."""
     return graph.derived(_brought_forward)
 
 
 def huge_bytes(graph: TrainingGraph) -> float:
-    """Return the bytes from which on a residual may decide by itself how high the peak is."""
+    """Return the least bytes with which a single residual may decide the height of the peak."""
     return HUGE_SHARE * float(sum(graph.size[root] for root in graph.residuals))
 
 
@@ -108,7 +108,7 @@ def _requested(graph: TrainingGraph) -> list[int]:
 
 def _deferrable(graph: TrainingGraph) -> frozenset[int]:
     producer = graph.producer.tolist()
-    # What a long sum adds comes one by one.
+    # The addends of a long sum become available one by one.
     long = (addends for addends in graph.sums.values() if len(addends) >= LONG_SUM)
     added = {producer[v] for addends in long for v in addends}
     found = _expanding(graph, added)
@@ -148,7 +148,7 @@ def _brought_forward(graph: TrainingGraph) -> dict[int, int]:
 
 
 def _expanding(graph: TrainingGraph, added: Collection[int]) -> set[int]:
-    """Ops that make much of almost nothing."""
+    """Return the ops that write many bytes but read few."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
     source, producer = graph.source.tolist(), graph.producer.tolist()
     found: set[int] = set()
@@ -162,8 +162,8 @@ def _expanding(graph: TrainingGraph, added: Collection[int]) -> set[int]:
 
 
 def _waiting(graph: TrainingGraph, added: Collection[int], expanding: Collection[int]) -> set[int]:
-    """Ops whose result waits for something far away, and those that only these need, if what they
-    read is there until then anyway."""
+    """Return the ops whose result waits for a distant op, and the ops that only these need, if the
+    values that they read are available until then anyway."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
     producer = graph.producer.tolist()
     readers = _readers(graph)
@@ -177,7 +177,7 @@ def _waiting(graph: TrainingGraph, added: Collection[int], expanding: Collection
         read = {storage[v] for op in ops for v in graph.reads[op]}
         longer = (s for s in read if not _is_near(graph, s, last, turn))
         held = (s for s in longer if producer[s] not in ops and producer[s] not in expanding)
-        # A stretch longer than the one it would be put behind is no less in the way there.
+        # A group longer than the stretch that it is moved past would be as much in the way there.
         fits = len(ops) <= way and ops.isdisjoint(added)
         if made and fits and sum(size[s] for s in held) * EXPANSION <= made:
             found |= ops
@@ -185,8 +185,8 @@ def _waiting(graph: TrainingGraph, added: Collection[int], expanding: Collection
 
 
 def _is_near(graph: TrainingGraph, root: int, last: Mapping[int, int], turn: float) -> bool:
-    """Whether a storage is a source, or is read by a backward op behind ``turn``, or is made of
-    such ones in a few ops."""
+    """Return whether a storage is a source, is read by a backward op after ``turn``, or is made
+    from such storages by a few ops."""
     need = {root}
     for _ in range(NEAR + 1):
         need = {s for s in need if not graph.source[s] and last.get(s, -1) < turn}
@@ -198,8 +198,8 @@ def _is_near(graph: TrainingGraph, root: int, last: Mapping[int, int], turn: flo
 
 
 def _groups(graph: TrainingGraph, readers: Sequence[Sequence[int]]) -> dict[int, set[int]]:
-    """For each backward op whose result waits for something far away, it and the backward ops that
-    only it needs."""
+    """Return, for each backward op whose result waits for a distant op, it and the backward ops
+    that only it needs."""
     far = max((graph.length - graph.first_backward) * FAR, 2)
     group: dict[int, int] = {}
     found: dict[int, set[int]] = {}
@@ -215,7 +215,7 @@ def _groups(graph: TrainingGraph, readers: Sequence[Sequence[int]]) -> dict[int,
 
 
 def _readers(graph: TrainingGraph) -> list[list[int]]:
-    """For each op, the backward ops that read what it makes, the first one first."""
+    """Return, for each op, the backward ops that read its values, the first one first."""
     producer = graph.producer.tolist()
     found: list[list[int]] = [[] for _ in range(graph.length)]
     for op in range(graph.first_backward, graph.length):

@@ -1,8 +1,8 @@
 """The common language of planners: which op runs when, and which copy of each input it reads.
 
-A schedule is what a plan comes down to. The special case that most planners make is a *kept set*: a
-set of storages that stay, while every other residual is recomputed, once, just before its first
-backward reader (`recompute_lazily`).
+Every plan becomes a schedule. Most planners choose a special case, a *kept set*: its storages stay,
+and every other residual is recomputed once, just before its first backward reader
+(`recompute_lazily`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = [
     "recompute_lazily",
 ]
 
-#: `Schedule.lag` where nothing else is asked for. Chosen by judgement.
+#: The default of `Schedule.lag`. Chosen by judgement.
 LAG = 1 / 32
 
 
 class Step(NamedTuple):
     """One execution of an op.
 
-    ``copy`` is 0 for the original and k for its k-th clone; ``reads`` gives, for each value that
-    the op reads, which copy of it, by the number of the execution of the op that made it (empty:
-    the originals). A clone of an op whose value is stored runs nothing: it loads the value.
+    ``copy`` is 0 for the original and k for its k-th clone. For each value that the op reads,
+    ``reads`` has the ``copy`` of the execution that made it (empty: all are originals). A clone of
+    an op whose value is stored runs nothing: it loads the value.
     """
 
     op: int
@@ -51,11 +51,11 @@ class Schedule:
     steps
         The executions, in order.
     chained
-        Sums (ops) that add their addends one by one as they come.
+        Sums (ops) that add their addends one by one as they become available.
     stored
-        For ops whose value is stored when it is made, how. All their clones are loads.
+        For each op whose value is stored when it is made, the way. All of its clones are loads.
     lag
-        The share of all bytes of the forward pass that may be written before what was made is
+        The share of all bytes of the forward pass that may be written before an earlier value is
         stored.
     """
 
@@ -71,33 +71,33 @@ class Schedule:
 
     @property
     def clones(self) -> int:
-        """How many executions are recomputations."""
+        """The number of executions that are recomputations."""
         return sum(1 for step in self.steps if step.copy and step.op not in self.stored)
 
 
 def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
-    """Every op once, in the order of the graph."""
+    """Return a schedule that runs every op once, in the order of the graph."""
     return Schedule(tuple(Step(op) for op in range(graph.length)), frozenset(chained))
 
 
 def ordered(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
-    """Every op once, in the order in which plans run the originals: `plain`, with postponable ops
-    when they are due."""
+    """Return a schedule that runs every op once, in the order of originals in plans: as in `plain`,
+    except postponable ops when they are due, and ops brought forward."""
     return Schedule(tuple(Step(op) for op in run_order(graph)), frozenset(chained))
 
 
 def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int] = ()) -> Schedule:
-    """Keep the storages in ``kept``; recompute what else the backward ops read, once, as late as
-    possible.
+    """Keep the storages in ``kept``, and recompute all others that the backward ops read, once and
+    as late as possible.
 
     Storages whose op must not be copied are kept as well, whether named or not. Backward ops that
-    can be postponed run as late as possible, too.
+    can be postponed also run as late as possible.
     """
     return as_schedule(graph, runs_lazily(graph, kept), chained)
 
 
 def as_schedule(graph: TrainingGraph, runs: Runs, chained: Iterable[int] = ()) -> Schedule:
-    """The schedule in which nothing is stored and ops run as in ``runs``."""
+    """Return the schedule that runs ops as in ``runs`` and stores nothing."""
     picks = runs.picks.tolist()
     steps = []
     at = 0

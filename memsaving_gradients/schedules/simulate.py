@@ -1,7 +1,7 @@
 """Bytes alive at every step of a schedule, and the time that its recomputations take.
 
-The reference counting is that of TensorFlow's executor: buffers are freed at their last use, views
-cost nothing, and an elementwise op writes into an input that dies with it.
+References are counted as by TensorFlow's executor: buffers are freed at their last use, views cost
+nothing, and an elementwise op writes into an input that dies with it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from memsaving_gradients.schedules.transfers import transfers
 
 __all__ = ["TIE", "Simulation", "simulate", "simulate_runs"]
 
-#: Peaks that differ by at most this share are equal, and what is below this share of a peak does
-#: not matter: which chunks buffers get changes a peak by more. Chosen by judgement.
+#: Peaks that differ by at most this share are equal, and bytes below this share of a peak do not
+#: matter: the allocator's choice of chunks changes a peak by more. Chosen by judgement.
 TIE = 0.01
 
 
@@ -40,14 +40,14 @@ class Simulation(Timeline):
 
     @classmethod
     def of(cls, timeline: Timeline, extra_seconds: float) -> Simulation:
-        """Return a schedule's timeline, as the executor runs it."""
+        """Return a simulation with this timeline and extra time."""
         values = {each.name: getattr(timeline, each.name) for each in fields(timeline)}
         return cls(**values, extra_seconds=extra_seconds)
 
 
 def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
-    """Bytes alive at every step of ``schedule`` (fed inputs, variables and constants not
-    counted)."""
+    """Return the bytes alive at every step of ``schedule``, without fed inputs, variables and
+    constants."""
     stream = transfers(graph, schedule) if schedule.moves else None
     moved = {} if stream is None else stream.out_until
     runs = runs_of(graph, schedule.steps)
@@ -61,7 +61,7 @@ def simulate(graph: TrainingGraph, schedule: Schedule) -> Simulation:
 
 
 def simulate_runs(graph: TrainingGraph, runs: Runs, chained: Iterable[int] = ()) -> Simulation:
-    """As `simulate`, where nothing is stored."""
+    """Simulate ``runs`` as `simulate` does a schedule, with nothing stored."""
     return _simulation(graph, runs, lifetimes(graph, runs, frozenset(chained)))
 
 
@@ -79,7 +79,7 @@ def _simulation(
     if stored:
         loads = again & np.isin(runs.ops, list(stored))
         seconds[loads] = [stored[op].load_seconds for op in runs.ops[loads].tolist()]
-    # One after the other, so that rounding does not depend on how many there are.
+    # Added one after the other, so that rounding does not depend on their number.
     extra = float(seconds.cumsum()[-1]) if len(seconds) else 0.0
     extra += stalled
     for op in dict.fromkeys(runs.ops[loads].tolist()):

@@ -2,8 +2,8 @@
 
 A residual that is neither kept nor recomputed is *stored* when it is made, and *loaded* when the
 backward pass reads it. Encodings store it in fewer bytes on the same device; offloading stores it
-on another one. Here are the numbers that planners compare: what is done to tensors is the business
-of :mod:`memsaving_gradients.capture.encodings`.
+on another one. This module has the numbers that planners compare;
+:mod:`memsaving_gradients.capture.encodings` defines how tensors change.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Literal, NamedTuple
 
 __all__ = ["OFFLOAD", "Stored"]
 
-#: The means that is no encoding.
+#: The one means that is not an encoding.
 OFFLOAD = "offload"
 
 
 class Stored(NamedTuple):
-    """How a value is stored, and what that costs.
+    """A way to store a value, and its costs.
 
     Attributes
     ----------
     value
-        The value.
+        The number of the value.
     means
         The name of an encoding, or ``"offload"``.
     bytes
-        What stays on the device until the value is loaded for the last time.
+        Bytes that stay on the device until the last load of the value.
     store_seconds, load_seconds
         Estimated time that the device's processor takes, once and for each load.
     moving_seconds
-        Estimated time of a transfer, either way; transfers go on beside computations, one after the
-        other.
+        Estimated time of a transfer in either direction. Transfers run in parallel with
+        computations, one after the other.
     """
 
     value: int

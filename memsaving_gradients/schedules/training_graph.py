@@ -1,8 +1,8 @@
 """A training step as planners see it: forward ops, backward ops, residuals; no TensorFlow.
 
-Ops stand in one topological order, the forward ones first. Planners think in *storages*: all values
-that look at one buffer are one storage, and only its bytes are ever kept or saved. Everything here
-is plain numbers, so that a planner is tested on graphs made by hand as well as on captured ones.
+Ops are in one topological order, the forward ones first. Planners work with *storages*: all values
+in one buffer are one storage, and a plan keeps or saves the bytes of whole storages. Everything
+here is plain numbers, so planners can be tested on handmade graphs as well as on captured ones.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ class TrainingGraph:
     source
         For each value, whether it is available at any time without costing memory in the step.
     clonable
-        For each op, whether it may be run again.
+        For each op, whether it may run again.
     joins
-        For each op, whether it only puts its inputs side by side (a concatenation).
+        For each op, whether it only concatenates its inputs.
     forwards
-        For each op, whether it may write into an input buffer that nobody else needs.
+        For each op, whether it may write into an input buffer that no other op needs.
     fuses
-        For each op, whether the runtime may make one kernel of it and the op that alone reads its
-        result.
+        For each op, whether the runtime may fuse it with the only reader of its result.
     seconds
         For each op, its estimated time.
     expensive
-        For each op, whether its type stands for heavy computation.
+        For each op, whether its type is one of heavy computation.
     ends
-        The forward ops that make what is differentiated (losses).
+        The forward ops that make the differentiated values (losses).
     targets
         Values that outlive the step: gradients that are held until all are made.
     sums
-        For ops that add many or large addends and may add them one by one as they come, the
-        addends, in that order.
+        For each op that adds many or large addends, and may add them one by one as they become
+        available, the addends in that order.
     all_sums
-        Whether all of these must: those that stay one op may get another order when the graph runs.
+        Whether all of ``sums`` must do so: an op that stays whole may get another order when the
+        graph runs.
     waits
-        For ops that wait for others without reading them, which ones.
+        For each op that waits for others without reading them, these others.
     workspace
-        For each op, bytes that it takes while it runs, beside its outputs (``None``: none).
+        For each op, bytes in addition to its outputs while it runs (``None``: none).
     storable
-        For ops whose value may be stored, the ways to do it.
+        For each op whose value may be stored, the ways to store it.
     """
 
     first_backward: int
@@ -111,11 +111,11 @@ class TrainingGraph:
         Parameters
         ----------
         reads
-            For each op, the ops that make what it reads.
+            For each op, the ops whose values it reads.
         first_backward
             The first backward op.
         size, seconds, clonable
-            Of each op: the bytes of its value, its time, whether it may run again. One for all, or
+            The bytes of an op's value, its time, and whether it may run again. One for all ops, or
             one for each.
 
         Examples
@@ -144,12 +144,12 @@ class TrainingGraph:
 
     @property
     def length(self) -> int:
-        """Number of ops."""
+        """The number of ops."""
         return len(self.reads)
 
     def derived(self, make: Callable[..., Derived], *arguments: Hashable) -> Derived:
-        """``make(self, *arguments)``, made once for this graph: what several plans of it have in
-        common."""
+        """Return ``make(self, *arguments)``, made only once for this graph, and shared by its
+        plans."""
         key = (make, *arguments)
         if key not in self._derived:
             self._derived[key] = make(self, *arguments)
@@ -161,8 +161,8 @@ class TrainingGraph:
 
     @cached_property
     def residuals(self) -> KeysView[int]:
-        """Forward storages that backward ops read, sources left out, in the order in which they
-        do."""
+        """The forward storages that backward ops read, without sources, in the order of their first
+        reads."""
         found: dict[int, None] = {}
         storage, source = self.storage.tolist(), self.source.tolist()
         forward = (self.producer < self.first_backward).tolist()
@@ -175,12 +175,12 @@ class TrainingGraph:
 
     @cached_property
     def losable(self) -> BoolArray:
-        """For each value, whether a plan may lose it and have it recomputed: forward, no source,
-        its ops clonable."""
+        """For each value, whether a plan may drop and recompute it: it is a forward value, not a
+        source, and its ops are clonable."""
         return self._losable(self.clonable)
 
     def losable_with(self, stored: Collection[int]) -> list[bool]:
-        """`losable` where the values of some ops are stored: these need not be recomputed."""
+        """Return `losable` if the values of the ops ``stored`` are stored, and not recomputed."""
         again = self.clonable.copy()
         again[list(stored)] = True
         return self._losable(again).tolist()
@@ -192,18 +192,18 @@ class TrainingGraph:
 
     @cached_property
     def losable_reads(self) -> list[tuple[int, ...]]:
-        """For each op, the losable ones of the values it reads."""
+        """For each op, the losable values that it reads."""
         return self.reads_among(self.losable.tolist())
 
     def reads_among(self, chosen: Sequence[bool]) -> list[tuple[int, ...]]:
-        """For each op, those of the values it reads that are ``chosen``, a list of one for each
-        value."""
+        """Return, for each op, the values it reads that are ``chosen``, a list with an entry for
+        each value."""
         return [tuple(v for v in read if chosen[v]) for read in self.reads]
 
     @cached_property
     def merged(self) -> dict[int, int]:
-        """Values that the runtime may merge away, and what reads them: ops that fuse make them, and
-        one forward op alone reads them."""
+        """The values that the runtime may merge away, each with its reader: an op that fuses makes
+        the value, and one forward op alone reads it."""
         count = np.zeros(len(self.storage), np.int64)
         reader = np.zeros(len(self.storage), np.int64)
         for op, values in enumerate(self.reads):
@@ -218,11 +218,11 @@ class TrainingGraph:
         }
 
     def end_of_kernel(self, storage: int) -> int:
-        """What to keep in the stead of a storage that the runtime merges away: the last of the ops
-        that become one kernel makes it.
+        """Return the storage to keep instead of one that the runtime merges away: the output of the
+        last op in the fused kernel.
 
-        To keep what stands between them gives that a second reader, so that the originals run
-        unfused, with other last bits than in plain training.
+        A value kept between fused ops has a second reader. The originals then run unfused, and
+        their last bits differ from plain training.
         """
         value = storage
         while value in self.merged and len(made := self.writes[self.merged[value]]) == 1:
@@ -231,8 +231,8 @@ class TrainingGraph:
 
     @cached_property
     def live(self) -> list[bool]:
-        """For each op, whether it depends on something computed in the step; waiting for another is
-        waiting for nothing."""
+        """For each op, whether it depends on a value computed in the step; waiting for any other op
+        has no effect."""
         storage, source, producer = (
             self.storage.tolist(),
             self.source.tolist(),
@@ -250,5 +250,5 @@ class TrainingGraph:
 
     @cached_property
     def total_seconds(self) -> float:
-        """Estimated time of the step."""
+        """The estimated time of the step."""
         return float(self.seconds.sum())

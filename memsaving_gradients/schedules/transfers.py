@@ -1,14 +1,13 @@
-"""When transfers to the host and back take place, and what computing waits for.
+"""The times of transfers to the host and back, and the waits of computations for them.
 
-Computations run one after the other; transfers out are a second line, transfers back a third one. A
-transfer out begins when its value is made. A transfer back begins where the schedule has the load,
-which is its trigger, and whoever reads the value waits until it is there. The forward pass must not
-run ahead of its transfers, or all values in flight would be alive together: at most a share of all
-that it writes (`Schedule.lag`) may be written before what was made earlier is stored (`waits`).
-These are the waits that a rewrite builds into the graph.
+Computations, transfers out and transfers back run at the same time, each kind one after the other.
+A transfer out begins when its value is made. A transfer back begins at the load in the schedule,
+its trigger, and readers of the value wait until it has arrived. The forward pass must not run ahead
+of its transfers, or all values in flight would be alive together. It may write at most a share of
+all of its bytes (`Schedule.lag`) before an earlier value is stored (`waits`). A rewrite builds
+these waits into the graph.
 
-What a transfer takes beyond the computations that go on meanwhile is a *stall*; the rest is
-*hidden*.
+The time by which a transfer outlasts the computations meanwhile is a *stall*; the rest is *hidden*.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ class Transfers:
     Attributes
     ----------
     seconds
-        From the first step to the last one.
+        Time from the first step to the last one.
     moving
-        The sum of all transfers.
+        The total time of all transfers.
     stalled
-        For how long computing waits for transfers.
+        Time for which computations wait for transfers.
     out_until
-        For each op whose value is moved, the step that runs when it has arrived elsewhere.
+        For each op whose value is moved, the step that runs when the transfer out ends.
     """
 
     seconds: float
@@ -49,7 +48,7 @@ class Transfers:
 
     @property
     def hidden(self) -> float:
-        """The share of the transfers during which something is computed.
+        """The share of the transfer time during which computations run.
 
         Examples
         --------
@@ -60,7 +59,7 @@ class Transfers:
 
 
 def waits(graph: TrainingGraph, schedule: Schedule) -> dict[int, list[int]]:
-    """For forward ops that wait until something is stored, the ops that made it."""
+    """Return, for forward ops that wait until values are stored, the ops that made these values."""
     stored = schedule.stored
     if not stored:
         return {}
@@ -82,13 +81,13 @@ def waits(graph: TrainingGraph, schedule: Schedule) -> dict[int, list[int]]:
 
 
 def ahead(graph: TrainingGraph, schedule: Schedule, early: float = 1.0) -> Schedule:
-    """``schedule`` with its transfers back begun as late as possible, but so early that they end
-    when they are needed.
+    """Return ``schedule`` with its transfers back begun as late as possible, but so early that they
+    end when they are needed.
 
-    ``early``: how many times as long as estimated they are taken to last.
+    ``early``: the assumed duration of a transfer, as a multiple of the estimate.
 
-    They come one after the other: one that has no time of its own pushes those before it forward,
-    at most to the beginning of the backward pass. What is encoded stays where it is.
+    Transfers run one after the other. If two would overlap, the earlier one begins sooner, but not
+    before the backward pass. Loads of encoded values stay in their place.
 
     Examples
     --------
@@ -119,7 +118,7 @@ def ahead(graph: TrainingGraph, schedule: Schedule, early: float = 1.0) -> Sched
     for step, needed in reversed(moved):
         begun = min(begun, needed) - early * stored[step.op].moving_seconds
         place = max(0, bisect_right(begins, begun) - 1)
-        # Not amidst of clones: some of them are merged by the runtime as their originals are.
+        # Not between clones: the runtime merges some of them as it merges their originals.
         while place and steps[place].copy:
             place -= 1
         before.setdefault(place, []).append(step)
@@ -163,7 +162,7 @@ def transfers(graph: TrainingGraph, schedule: Schedule) -> Transfers:
             moving += how.moving_seconds
             out_at[op] = out_free
         ends.append(now)
-    # The last transfers out may end behind the forward pass; steps are in order of time.
+    # The last transfers out may end after the forward pass; steps are in order of time.
     until: dict[int, int] = {}
     at = 0
     for op, when in sorted(out_at.items(), key=lambda item: item[1]):

@@ -1,7 +1,7 @@
-"""Whether a schedule can run: what is read was made, every original runs once, forward first,
-nothing is run again that must not be.
+"""A check that a schedule can run: values are made before they are read, every original runs once,
+forward ops first, and only ops that may run again have clones.
 
-For schedules from outside: of a user's planner, of a file. Linear in executions and their inputs.
+For schedules from outside: a user's planner, or a file. Linear in executions and their inputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["problem_of"]
 
 
 def problem_of(graph: TrainingGraph, schedule: Schedule) -> str | None:
-    """What is wrong with ``schedule``, or ``None``.
+    """Return the reason why ``schedule`` cannot run, or ``None``.
 
     Examples
     --------
