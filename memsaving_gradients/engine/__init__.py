@@ -1,5 +1,5 @@
 """One gradient computation, from the user's request to rewired ops.
 
-The engine captures what TensorFlow built, asks a planner, rewrites the graph, and checks the plan
-as the executor will run it. It keeps what is known of each graph and of the whole training step.
+The engine captures the ops that TensorFlow built, asks a planner, rewrites the graph, and simulates
+the plan in the executor's order. It keeps the state of each graph and of the whole training step.
 """

@@ -1,4 +1,4 @@
-"""One call for gradients, as TensorFlow built it: what was differentiated, what was asked for."""
+"""One call for gradients, as TensorFlow built it: its targets, its sources, its options."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call for gradients, or several that are planned as one.
+    """A call for gradients, or several calls that are planned as one.
 
     Attributes
     ----------
     graph
         The graph that the gradients were built in.
     first_backward
-        How many ops the graph had before.
+        The number of ops that the graph had before the gradients.
     operations
-        These ops, and those that were built for the gradients; others may be between and behind.
+        Those ops, and the ops built for the gradients; other ops may be between and after them.
     ys, xs, grads
-        What was differentiated, with respect to what, and the result.
+        The targets, the sources, and the gradients.
     mode
         ``"memory"``, ``"speed"``, ``"collection"`` or ``"named"``; ``"budget"``, ``"slowdown"`` or
         ``"planner"``; ``"saved"``.
     kept
         Tensors to keep: named, or marked.
     options
-        What else was asked for.
+        All options of the call.
     encode
-        Encodings of tensors that were named, by reference.
+        The encodings of tensors that the user named, by reference.
     data_gates
         Whether the graph is compiled by XLA.
     attention
-        What became of attention that was found; ``None``: it was not looked for.
+        The substitution of attention by blocks; ``None``: no search for attention was made.
     home
-        The device of the replica whose gradients these are, on which alone memory is saved;
-        ``None``: all is one memory.
+        The device of the replica that computes the gradients; memory is saved on it alone.
+        ``None``: all devices count as one memory.
     reduced
-        Whether replicas will add up their gradients, which are all there until then.
+        Whether replicas will add up their gradients, which all live until then.
     """
 
     graph: tf.Graph
@@ -72,8 +72,8 @@ class Call:
 
     @cached_property
     def own(self) -> Sequence[tf.Operation]:
-        """The ops that were built for the gradients. Other replicas may have had their turn
-        meanwhile: theirs are none of them."""
+        """The ops that were built for the gradients, without those that other replicas built in the
+        meantime."""
         built = self.operations[self.first_backward :]
         return built if self.home is None else [op for op in built if self.home.has(op)]
 
@@ -84,7 +84,7 @@ class Call:
 
     @property
     def ends(self) -> list[tf.Tensor]:
-        """Those of ``ys`` that the graph computes."""
+        """The tensors of ``ys`` that the graph computes."""
         return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
 
     @cached_property
@@ -94,7 +94,7 @@ class Call:
         Raises
         ------
         ArgumentError
-            If it cannot be used.
+            If the device cannot be used.
         """
         offload = self.options.offload
         if offload is None:
@@ -114,20 +114,20 @@ class Call:
 
     @property
     def room_on_host(self) -> int | None:
-        """The most bytes that may be offloaded; ``None``: any."""
+        """The most bytes that may be offloaded; ``None``: no limit."""
         offload = self.options.offload
         return None if offload is None else offload.limit
 
     @property
     def early(self) -> float:
-        """How early transfers begin."""
+        """The lead of a transfer back over its use, as a multiple of the transfer's time."""
         offload = self.options.offload
         return 1.0 if offload is None else float(offload.early)
 
     def goes_through(self, other: Call) -> bool:
-        """Whether what ``other`` built was differentiated for this one: its ops read it.
+        """Return whether this call differentiated ``other``: its ops read ops of ``other``.
 
-        Replicas read of one another what they add up.
+        Calls on two devices do not count: replicas read one another's gradients to add them up.
         """
         built = set(other.own)
         return self.home == other.home and any(
@@ -136,7 +136,7 @@ class Call:
 
 
 def components(grads: Sequence[Gradient], graph: tf.Graph) -> list[tf.Tensor]:
-    """The tensors of ``graph`` that gradients consist of."""
+    """Return the tensors of ``graph`` that gradients consist of."""
     flat: list[tf.Tensor] = []
     for grad in grads:
         if isinstance(grad, tf.IndexedSlices):
@@ -147,8 +147,8 @@ def components(grads: Sequence[Gradient], graph: tf.Graph) -> list[tf.Tensor]:
 
 
 def joined(one: Call, other: Call) -> Call | None:
-    """Two calls as one: their losses share a forward pass, and are all there before the first
-    gradient. ``None``: they are no such calls, or ask for different things."""
+    """Return two calls as one, if their losses share a forward pass and are all computed before the
+    first gradient. ``None``: they do not, or the calls' options differ."""
     alike = (one.options, one.mode, one.home, one.reduced, one.data_gates) == (
         other.options,
         other.mode,

@@ -1,5 +1,5 @@
-"""One gradient computation, from arguments to rewired gradients: what `gradients` and the patches
-share."""
+"""One gradient computation, from its arguments to rewired gradients; `gradients` and the patches
+share this code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _all_plain: ContextVar[bool] = ContextVar("memsaving_gradients_all_plain", defau
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Gradients built inside are TensorFlow's own, patched or not."""
+    """Leave gradients that are built inside to TensorFlow, even while it is patched."""
     token = _paused.set(True)
     try:
         yield
@@ -50,8 +50,8 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def all_plain() -> Iterator[None]:
-    """Gradients built inside are TensorFlow's own, even where `memsaving_gradients.gradients`
-    builds them."""
+    """Leave gradients that are built inside to TensorFlow, even those that
+    `memsaving_gradients.gradients` builds."""
     token = _all_plain.set(True)
     try:
         yield
@@ -60,7 +60,7 @@ def all_plain() -> Iterator[None]:
 
 
 def is_paused() -> bool:
-    """Whether `paused` is in force."""
+    """Return whether `paused` is in force."""
     return _paused.get()
 
 
@@ -69,7 +69,7 @@ def is_paused() -> bool:
 def saving(
     differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options, tape: Any = None
 ) -> Any:
-    """Run ``differentiate`` in the current graph and rewire what it built.
+    """Run ``differentiate`` in the current graph and rewire the ops that it built.
 
     Parameters
     ----------
@@ -77,18 +77,18 @@ def saving(
         Builds gradients of ``ys`` with respect to ``xs`` in the current graph and returns them in
         any structure.
     ys, xs
-        What it differentiates (structures of tensors and variables).
+        The targets and the sources of differentiation (structures of tensors and variables).
     options
-        How to save memory. Checkpoints are resolved before anything is built, so that an error
+        How to save memory. Checkpoints are resolved before any op is built, so that an error
         leaves the graph as it was.
     tape
-        Whose gradients they are, if a tape's.
+        The tape that computes the gradients, if one does.
     """
     graph = tf.compat.v1.get_default_graph()
     ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
     starts = tf.nest.flatten(xs)
     if _all_plain.get() or graph_state.is_differentiated(graph, ends):
-        # What is left to do is to hand on what is there.
+        # Gradients are to stay plain, or a loop has computed the loss's gradients already.
         with paused():
             return differentiate()
     built = graph.get_operations()
@@ -153,7 +153,7 @@ def _in_blocks(
     ys: Sequence[tf.Tensor],
     kept: Sequence[tf.Tensor],
 ) -> Substituted:
-    """Attention that was found, computed in blocks."""
+    """Substitute blocks for the attention that was found, and return the substitution."""
     with paused():
         done = substitute(found, first_backward, components(grads, graph), ys, kept)
     original_view.remember(graph, done.rewiring)
@@ -162,7 +162,7 @@ def _in_blocks(
 
 
 def _take_back(graph: tf.Graph, found: Prepared, done: Substituted) -> None:
-    """Leave attention as TensorFlow built it."""
+    """Restore attention as TensorFlow built it."""
     done.rewiring.undo()
     original_view.forget(graph, done.rewiring)
     idle = graph_state.idle(graph)
@@ -171,8 +171,8 @@ def _take_back(graph: tf.Graph, found: Prepared, done: Substituted) -> None:
 
 
 def _stand_in(grad: Any, done: Substituted) -> Any:
-    """What the user gets for a gradient that another one took the place of: to whoever
-    differentiates, it is the plain one."""
+    """Return ``grad``, or an identity that reads its replacement, if it has one; when TensorFlow
+    differentiates, the identity reads the plain gradient."""
     if not isinstance(grad, tf.Tensor) or grad.ref() not in done.gradients:
         return grad
     stands = graphs.stand_in(grad)
@@ -181,8 +181,8 @@ def _stand_in(grad: Any, done: Substituted) -> Any:
 
 
 def inner_way(options: Options, mode: str, kept: Sequence[tf.Tensor] = ()) -> str:
-    """How loops of functions, branches and other loops are treated, which cannot wait until there
-    is a plan."""
+    """Return how to treat loops inside functions, branches and other loops, which is decided
+    before there is a plan."""
     replays_all = mode in ("auto", "memory") or (mode == "named" and not kept)
     return options.loops if options.loops != "auto" else "segments" if replays_all else "keep"
 
@@ -194,10 +194,10 @@ def _encodings(
     xs: Sequence[Any],
     options: Options,
 ) -> dict[object, str]:
-    """Encodings of tensors that were named, by reference."""
+    """Return the encodings of tensors that the user named, by reference."""
     found: dict[object, str] = {}
     for spec, name in options.encode.items() if isinstance(options.encode, Mapping) else ():
-        # Tensors of a graph are no keys of mappings; their references are.
+        # Tensors of a graph cannot be keys of a mapping; their references can.
         key = spec.deref() if hasattr(spec, "deref") else spec
         try:
             tensors = resolve(graph, first_backward, [key], ys, xs)
@@ -222,7 +222,7 @@ def _chosen(
     xs: Sequence[Any],
     options: Options,
 ) -> tuple[str, list[tf.Tensor]]:
-    """What a plan will be called, and the tensors that are to be kept whatever else is."""
+    """Return the mode of the plan, and the tensors that the plan must keep."""
     spec = options.checkpoints
     if options.plan:
         return "saved", []

@@ -1,5 +1,5 @@
-"""What is known of each graph: the plans used, gradients built, what lies idle. Lives as long as
-the graph; nothing to reset."""
+"""The state of each graph: the plans used, the gradients built, the idle ops. It lives as long as
+the graph, so that nothing has to be reset."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ __all__ = [
 
 @dataclass(eq=False)
 class _State:
-    """What is known of one graph.
+    """The state of one graph.
 
     Attributes
     ----------
     plans
-        The plans used, each with its number among those of all graphs.
+        The plans used, each with its number in the order of all graphs' plans.
     warnings
-        What was said.
+        The messages of warnings and notes that were given.
     returned
         Names of the gradients that the user got, each with whether it lives until the end of the
         step.
     built
-        How many ops there were when the newest gradients were complete.
+        The number of ops when the newest gradients were complete.
     idle
         See `idle`.
     differentiated
-        Names of the ops of losses whose gradients are there already.
+        Names of the ops of losses whose gradients exist already.
     """
 
     plans: list[tuple[int, Plan]] = field(default_factory=list)
@@ -69,8 +69,7 @@ _count = 0
 
 @dataclass(eq=False)
 class Watch:
-    """What happened while it watched: the plans used, newest last, and whether a warning was
-    given."""
+    """A record of a period: the plans used, newest last, and whether a warning was given."""
 
     plans: list[Plan] = field(default_factory=list)
     warned: bool = False
@@ -82,7 +81,7 @@ _watches: list[Watch] = []
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Note in ``watch`` what is recorded inside."""
+    """Note in ``watch`` the plans and warnings that are recorded inside."""
     _watches.append(watch)
     try:
         yield
@@ -101,7 +100,7 @@ def record(graph: tf.Graph, plan: Plan) -> None:
 
 
 def amend(graph: tf.Graph, old: Plan, plan: Plan) -> None:
-    """Put ``plan`` in the place of ``old``, which was used in ``graph``."""
+    """Replace the plan ``old``, which was used in ``graph``, by ``plan``."""
     state = notes(graph, _State)
     state.plans = [(count, plan if other is old else other) for count, other in state.plans]
     for watch in _watches:
@@ -117,19 +116,19 @@ def returned(graph: tf.Graph, grads: Sequence[tf.Tensor], held: bool) -> None:
 
 
 def earlier(graph: tf.Graph) -> list[tuple[tf.Tensor, bool]]:
-    """The gradients built in ``graph`` so far, each with whether it lives until the end of the
-    step."""
+    """Return the gradients built in ``graph`` so far, each with whether it lives until the end of
+    the step."""
     given = notes(graph, _State).returned
     return [(graph.get_tensor_by_name(name), held) for name, held in given]
 
 
 def differentiated(loss: tf.Tensor) -> None:
-    """Note that the gradients of ``loss`` are there already, and save memory if they were to."""
+    """Note that the gradients of ``loss`` exist already, with the savings that were asked for."""
     notes(loss.graph, _State).differentiated.add(loss.op.name)
 
 
 def is_differentiated(graph: tf.Graph, ys: Sequence[tf.Tensor]) -> bool:
-    """Whether ``ys`` are computed from a loss that was given to `differentiated`."""
+    """Return whether ``ys`` are computed from a loss that was given to `differentiated`."""
     known = notes(graph, _State).differentiated
     if not known:
         return False
@@ -145,13 +144,13 @@ def is_differentiated(graph: tf.Graph, ys: Sequence[tf.Tensor]) -> bool:
 
 
 def operations_since(graph: tf.Graph) -> list[tf.Operation]:
-    """The ops created in ``graph`` after the newest gradients."""
+    """Return the ops created in ``graph`` after the newest gradients."""
     return list(graph.get_operations()[notes(graph, _State).built :])
 
 
 def idle(graph: tf.Graph) -> set[int]:
-    """Creation indices of ops that gradient computations made and no gradient needs; to be added
-    to.
+    """Return the creation indices of ops that gradient computations made and no gradient needs, a
+    set that callers add to.
 
     TensorFlow also builds gradients with respect to constants and the like, and prunes them when
     the graph runs.
@@ -160,15 +159,15 @@ def idle(graph: tf.Graph) -> set[int]:
 
 
 def retire(graph: tf.Graph, ops: Iterable[tf.Operation]) -> None:
-    """Note that nobody will read ``ops``, which were built for gradients, any more, so that they
-    are pruned."""
+    """Note that no op will read ``ops``, which were built for gradients, any more, so that they are
+    pruned."""
     for op in ops:
         graphs.unprotect(op)
         idle(graph).add(graphs.creation_index(op))
 
 
 def warned(graph: tf.Graph, message: str) -> bool:
-    """Whether ``message`` was given for ``graph`` before; notes it."""
+    """Return whether ``message`` was given for ``graph`` before, and note it."""
     known = notes(graph, _State).warnings
     seen = message in known
     known.add(message)
@@ -178,8 +177,8 @@ def warned(graph: tf.Graph, message: str) -> bool:
 
 
 def plans(graph_or_function: Any) -> tuple[Plan, ...]:
-    """The plans used in a graph or in any trace of a function, newest last; none if its gradients
-    are plain.
+    """Return the plans used in a graph or in any trace of a function, newest last; none if its
+    gradients are plain.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Layers of Keras that do what a function does to a tensor of a graph."""
+"""Keras layers that apply the functions of this package for tensors of a graph, such as `mark`."""
 
 from __future__ import annotations
 

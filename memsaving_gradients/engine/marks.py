@@ -1,8 +1,8 @@
-"""Marking tensors by hand, where they are made.
+"""Marks: tensors that users mark by hand, where they are made.
 
-Marks live in the graph collection ``"checkpoints"``, as those of the ``memory_saving_gradients``
-module of TensorFlow 1 did: a collection is part of its graph (function graphs have collections too)
-and dies with it.
+Marks live in the graph collection ``"checkpoints"``, as in the ``memory_saving_gradients`` module
+of TensorFlow 1. A collection is part of its graph (function graphs have collections, too) and dies
+with it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["COLLECTION", "mark", "marked"]
 
-#: The graph collection that marks are kept in.
+#: The graph collection that contains the marks.
 COLLECTION = "checkpoints"
 
 
 def mark(tensor: Any, name: str | None = None) -> Any:
-    """Mark ``tensor``, as `memsaving_gradients.checkpoint` does with all but Keras' symbolic
-    tensors, and return it."""
+    """Mark ``tensor``, as `memsaving_gradients.checkpoint` does with all tensors except Keras'
+    symbolic ones, and return it."""
     if isinstance(tensor, tf.Variable) or hasattr(tensor, "handle"):
         raise ArgumentError(
             "tensor",
@@ -48,7 +48,7 @@ def mark(tensor: Any, name: str | None = None) -> Any:
 
 
 def marked(graph: tf.Graph) -> list[tf.Tensor]:
-    """The tensors of ``graph`` that are marked, each once, in the order of marking."""
+    """Return the marked tensors of ``graph``, each once, in the order of marking."""
     unique: dict[Any, tf.Tensor] = {}
     for item in graph.get_collection(COLLECTION):
         for tensor in item.outputs if isinstance(item, tf.Operation) else [item]:

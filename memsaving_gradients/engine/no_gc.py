@@ -1,7 +1,7 @@
-"""No cyclic garbage collection for a while.
+"""A pause of cyclic garbage collection.
 
-Tracing and planning make millions of small objects that live to their end; looking for cycles among
-them took half of planning's time.
+Tracing and planning make millions of small objects that live until they end. The search for cycles
+among these objects took half of the planning time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["uncollected"]
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No cyclic garbage collection inside."""
+    """Switch cyclic garbage collection off inside the block."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What a user can ask for, checked once and passed on as one value."""
+"""The options of a gradient computation, checked once and passed on as one value."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ __all__ = ["ATTENTION", "ENCODE", "MODES", "Options", "check_one_of"]
 #: Ways to choose checkpoints automatically.
 MODES = ("auto", "memory", "speed", "collection")
 
-#: What becomes of scaled dot-product attention: it stays as it is, or is computed in blocks
-#: wherever it is found.
+#: Ways to treat scaled dot-product attention: keep it as it is, or compute it in blocks wherever it
+#: is found.
 ATTENTION = ("keep", "blocks")
 
-#: How residuals may be encoded; all but the first lose digits.
+#: Ways to encode residuals; all but the first lose digits.
 ENCODE = ("lossless", *ENCODINGS)
 
 #: Fact: larger batches would overflow the bytes of tensors, and more steps their counters.
 MOST_EXAMPLES = 10**9
-#: Stands in for an unknown batch dimension where nobody said how large it is.
+#: The batch size (examples) assumed for an unknown batch dimension if the user gives none.
 USUAL_BATCH = 32
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to save memory.
+    """The options for saving memory.
 
     Attributes
     ----------
     checkpoints
         One of `MODES`; or tensors, operations, names or glob patterns of names; or ``None`` (or
-        nothing) to recompute everything from the inputs.
+        an empty list) to recompute everything from the inputs.
     hold_gradients
         Whether gradients stay alive until all of them are made (global norm clipping, loss
         scaling). Affects planning only.
     xla
         Whether the graph is compiled by XLA; ``None`` finds out from the function being traced.
     batch_size
-        Stands in for an unknown batch dimension when bytes are estimated; ``None``: 32, but a
-        budget in bytes must know.
+        The size of an unknown batch dimension when bytes are estimated; ``None``: 32, but a budget
+        in bytes needs it.
     loop_steps
-        The most steps of loops that do not show how many they take before they run; ``None``: 256,
-        but a budget in bytes must know.
+        The most steps of loops that do not show their number before they run; ``None``: 256, but a
+        budget in bytes needs it.
     budget
         The most bytes of a step's transient peak: an int, a string with a unit, or a float, a
-        fraction of what plain training takes; or a `DeviceMemory`, of what it leaves. Under XLA:
-        the most bytes that XLA assigns to the step.
+        fraction of plain training's bytes; or a `DeviceMemory`, for the bytes that it leaves. Under
+        XLA: the most bytes that XLA assigns to the step.
     planner
-        Who plans: one of `memsaving_gradients.planners.PLANNERS`, or a function of a training graph
-        and limits.
+        The planner: one of `memsaving_gradients.planners.PLANNERS`, or a function of a training
+        graph and limits.
     max_slowdown
-        The least memory is wanted with which a step takes at most this many times the plain step's
-        estimated time.
+        The most time of a step, as a multiple of the plain step's estimated time; within it, the
+        plan of least memory is chosen.
     accumulate
         Whether sums of many addends are added up as the addends come.
     profile
@@ -75,20 +75,20 @@ class Options:
     plan
         Plans to apply instead of planning; a tuple, once checked.
     progress
-        Who is told how far planning is: ``None`` (a bar in a terminal), ``False`` (nobody), or a
+        The receiver of reports on planning: ``None`` (a bar in a terminal), ``False`` (none), or a
         function.
     planning_seconds
         The most time to plan; ``None``: as long as it takes.
     loops
-        How loops are treated: ``"auto"`` or one of
+        The way to treat loops: ``"auto"`` or one of
         `memsaving_gradients.transforms.loops.selection.WAYS`.
     attention
-        What becomes of attention: one of `ATTENTION`.
+        The way to treat attention: one of `ATTENTION`.
     encode
         ``None``, one of `ENCODE`, or a mapping from tensors, names or glob patterns to encodings.
     offload
-        Where residuals may be offloaded to: ``None`` (nowhere), ``True``, the name of a device, or
-        an `Offload`, which it is once checked.
+        The device for offloaded residuals: ``None`` (none), ``True``, the name of a device, or an
+        `Offload`; once checked, ``None`` or an `Offload`.
 
     Examples
     --------
@@ -122,8 +122,8 @@ class Options:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Options:
-        """Options from keyword arguments that were passed on; an unknown one is an error that names
-        it."""
+        """Return options from keyword arguments that were passed on; raise an `ArgumentError` for
+        an unknown one."""
         known = [field.name for field in fields(cls)]
         for name, value in keywords.items():
             if name not in known:
@@ -138,21 +138,21 @@ class Options:
 
     @property
     def limit(self) -> int | float | None:
-        """The budget as bytes (int) or as a fraction of what plain training takes (float)."""
+        """The budget as bytes (int) or as a fraction of plain training's bytes (float)."""
         if isinstance(self.budget, DeviceMemory):
             return self.budget.left
         return None if self.budget is None else parse_budget(self.budget)
 
     @property
     def asked_budget(self) -> tuple[str, Any]:
-        """The argument that a budget was given by, and its value."""
+        """The name of the argument that gave the budget, and its value."""
         if isinstance(self.budget, DeviceMemory):
             return "device_memory", self.budget.value
         return "budget", self.budget
 
     @property
     def searches(self) -> bool:
-        """Whether a planner chooses what to keep, under limits of the user's."""
+        """Whether a planner chooses what to keep, within the user's limits."""
         return (
             self.budget is not None
             or self.max_slowdown is not None
@@ -161,13 +161,13 @@ class Options:
 
     @property
     def blocks_attention(self) -> bool:
-        """Whether attention is looked for, to be computed in blocks; a saved plan knows what it was
-        made with."""
+        """Whether to look for attention and compute it in blocks, as the user or a saved plan asks
+        for."""
         return self.attention == "blocks" or any(plan.attention for plan in self.plan)
 
     @property
     def lossy(self) -> str | None:
-        """The encoding of all residuals that it fits to; ``None``: there is none."""
+        """The encoding of all residuals that it fits; ``None``: there is none."""
         return self.encode if isinstance(self.encode, str) and self.encode in ENCODINGS else None
 
     @property
@@ -214,7 +214,7 @@ class Options:
         self._check_together()
 
     def _check_together(self) -> None:
-        """What excludes what."""
+        """Raise an `ArgumentError` for options that exclude one another."""
         limit, most = self.asked_budget
         if self.budget is not None and self.max_slowdown is not None:
             raise ArgumentError(
@@ -282,8 +282,8 @@ def _check_planner(planner: Any) -> None:
 
 
 def check_one_of(argument: str, value: Any, known: Sequence[str], problem: str = "") -> None:
-    """Raise an `ArgumentError` that names what is nearest to ``value``, after ``problem``, unless
-    it is one of ``known``."""
+    """Raise an `ArgumentError` that names the closest match, after ``problem``, unless ``value`` is
+    one of ``known``."""
     if isinstance(value, str) and value in known:
         return
     close = difflib.get_close_matches(str(value), known, n=1)
@@ -321,7 +321,7 @@ def _raise_encode(value: Any, problem: str) -> NoReturn:
 
 
 def _loaded(plan: Any) -> tuple[Plan, ...]:
-    """One plan or several, each as such or as the path of a file."""
+    """Return one plan or several, each given as a `Plan` or as the path of a file."""
     if plan is None or (isinstance(plan, tuple) and not plan):
         return ()
     if isinstance(plan, list) and not plan:

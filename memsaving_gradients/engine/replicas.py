@@ -1,13 +1,13 @@
-"""Gradients of replicas: under a strategy of ``tf.distribute``, the same step stands in a graph for
-each device, or runs on each worker.
+"""Gradients of replicas: under a strategy of ``tf.distribute``, a graph contains the same step once
+for each device, or each worker runs the step.
 
-A replica's gradients are planned for its own device, on which it is alone: what other devices hold
-is none of its memory, and what is recomputed, or waits, does so on that device only. Collectives,
-where devices wait for one another, stay where they are, and in their order.
+A replica's gradients are planned for its own device, where it is alone. The memory of other devices
+does not count, and ops are recomputed, or wait, on that device only. Collectives, where devices
+wait for one another, keep their places and their order.
 
 TensorFlow traces replicas one after the other, each in a thread of its own, and lets them take
-turns where they meet: between the first op of one replica's gradients and the last one there may be
-ops of the others.
+turns where they meet. So ops of other replicas may be between the first and the last op of a
+replica's gradients.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["Shared", "home_of", "in_sync", "per_replica", "shared", "unsupported
 
 @dataclass(eq=False)
 class Shared:
-    """What equal computations have in common, such as the replicas of a step: what was asked for,
-    and the plan that the last of them follows.
+    """The options that equal computations share, such as the replicas of a step, and the plan that
+    the last of them follows.
 
-    ``marks``: the mode, and the places of what was named.
+    ``marks``: the mode, and the positions of named tensors.
     """
 
     options: Options
@@ -42,19 +42,19 @@ class Shared:
 
 
 class _OfGraph(list[Shared]):
-    """What the replicas of each step in a graph have in common."""
+    """The `Shared` values of the replicas in a graph, one for each step."""
 
 
 def _strategy() -> Any:
-    """The strategy of a replica that is being traced now; ``None``: there is none."""
+    """Return the strategy of a replica that is being traced now; ``None``: none is."""
     if not tf.distribute.has_strategy() or tf.distribute.get_replica_context() is None:
         return None
     return tf.distribute.get_strategy()
 
 
 def home_of(ys: Sequence[tf.Tensor]) -> Home | None:
-    """The device of the replica that computes ``ys`` and is being traced; ``None``: none is, or it
-    has several devices."""
+    """Return the device of the replica that computes ``ys`` and is being traced; ``None``: none is,
+    or ``ys`` are not all on one named device."""
     placed = {y.op.device for y in ys}
     if _strategy() is None or len(placed) != 1 or placed == {""}:
         return None
@@ -62,19 +62,19 @@ def home_of(ys: Sequence[tf.Tensor]) -> Home | None:
 
 
 def in_sync() -> bool:
-    """Whether replicas will add up the gradients that are asked for now: all of one replica's are
-    there together then."""
+    """Return whether replicas will add up the gradients that are asked for now. All gradients of a
+    replica are alive together then."""
     strategy = _strategy()
     return strategy is not None and strategy.num_replicas_in_sync > 1
 
 
 def per_replica(batch: int, strategy: tf.distribute.Strategy) -> int:
-    """The most examples of a batch that one replica gets."""
+    """Return the most examples of a batch that one replica gets."""
     return -(-batch // strategy.num_replicas_in_sync)
 
 
 def unsupported() -> str:
-    """Why gradients that are asked for now have to stay plain, or an empty string."""
+    """Return why gradients that are asked for now have to stay plain, or an empty string."""
     strategy = _strategy()
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return (
@@ -85,8 +85,8 @@ def unsupported() -> str:
 
 
 def shared(site: Site) -> Shared | None:
-    """What ``site`` shares with other replicas of its step, in which the same was asked for;
-    ``None``: there are none."""
+    """Return what ``site`` shares with the replicas of its step that have the same options;
+    ``None``: it has no replicas."""
     if site.home is None or site.options.plan:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Capture, plan, rewrite, remember: what happens between TensorFlow's gradients and the user's."""
+"""The way from TensorFlow's gradients to the user's: capture, plan, rewrite, remember."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _observers: list[Callable[[Site], None]] = []
 
 @contextmanager
 def observing(observer: Callable[[Site], None]) -> Iterator[None]:
-    """Gradients built inside are shown to ``observer``, and stay as TensorFlow built them."""
+    """Show gradients built inside to ``observer``, and leave them as TensorFlow built them."""
     _observers.append(observer)
     try:
         yield
@@ -41,8 +41,8 @@ def observing(observer: Callable[[Site], None]) -> Iterator[None]:
 
 
 def save_memory(call: Call) -> list[Gradient]:
-    """Rewire the backward ops of a call so that they hold less memory; its gradients, in which
-    tensors that became chains of additions are replaced."""
+    """Rewire the backward ops of a call so that they hold less memory. Return its gradients, in
+    which some tensors may be replaced."""
     site = site_of(call)
     if site is not None and _observers:
         _observers[-1](site)
@@ -59,7 +59,7 @@ def save_memory(call: Call) -> list[Gradient]:
 
 
 def _results(call: Call, result: Rewrite | None) -> list[Gradient]:
-    """What the user gets for the gradients of a call."""
+    """Return the gradients of a call as the user gets them."""
     if result is None:
         return list(call.grads)
     grads = [_stand_in(grad, result) for grad in call.grads]
@@ -72,7 +72,7 @@ def _results(call: Call, result: Rewrite | None) -> list[Gradient]:
 
 
 def is_observed() -> bool:
-    """Whether `observing` is in force."""
+    """Return whether `observing` is in force."""
     return bool(_observers)
 
 
@@ -81,7 +81,7 @@ def site_of(
     given: Sequence[tf.Tensor] = (),
     without: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
 ) -> Site | None:
-    """The computation to plan for; ``None``, maybe after a warning: there is nothing that could be
+    """Return the gradient computation to plan for; ``None``, maybe after a warning: nothing can be
     rewired.
 
     For ``given`` and ``without``, see `Site`.
@@ -97,21 +97,21 @@ def site_of(
         )
         return None
     site = Site(call, given=given, without=without or {})
-    # What cannot be used is an error now, and not when there is a plan.
+    # An unusable ``offload`` raises an error now, and not when there is a plan.
     _ = site.call.host
     return site
 
 
 @dataclass(eq=False)
 class Saved:
-    """What became of a call for gradients.
+    """A call for gradients that was planned.
 
     Attributes
     ----------
     following
-        The computation, on its way from plan to plan.
+        The computation, with the plans that were tried for it.
     followed
-        The plan that it follows; ``None``: none, the gradients are plain.
+        The plan that it follows; ``None``: the gradients are plain.
     """
 
     following: Following
@@ -119,11 +119,11 @@ class Saved:
 
     @property
     def site(self) -> Site:
-        """The computation."""
+        """The gradient computation."""
         return self.following.site
 
     def take_back(self) -> None:
-        """Leave the graph as TensorFlow built it, to be planned for anew."""
+        """Restore the graph as TensorFlow built it, so that it can be planned anew."""
         if self.followed is not None:
             _forget(self)
             take_back(self.site, self.followed)
@@ -131,7 +131,7 @@ class Saved:
         self.site.sought = self.followed = None
 
     def settle(self, **changes: Any) -> None:
-        """Note that the plan is followed, with ``changes`` to it, for good."""
+        """Record the plan, with ``changes`` to its attributes, as the final one."""
         site, followed = self.site, self.followed
         if followed is None:
             site.treat_loops(None)
@@ -147,9 +147,9 @@ class Saved:
 
 
 def save(site: Site, shared: Shared | None = None) -> Saved:
-    """Plan and rewrite; what is followed is still to be settled.
+    """Plan and rewrite; the caller has to settle the result.
 
-    ``shared``: what the site shares with others that may be equal to it; by default, with its
+    ``shared``: the options and the plan that the site shares with equal ones; by default, with its
     replicas.
     """
     following = Following(site, shared or replicas.shared(site))
@@ -159,7 +159,7 @@ def save(site: Site, shared: Shared | None = None) -> Saved:
 
 
 def _remember(saved: Saved) -> None:
-    """Note the edits, so that whoever differentiates sees what TensorFlow built."""
+    """Note the edits, so that later differentiation sees the graph that TensorFlow built."""
     site, followed = saved.site, saved.followed
     if followed is not None:
         original_view.remember(site.graph, site.packed.rewiring)
@@ -177,11 +177,11 @@ def _forget(saved: Saved) -> None:
 
 
 def _stand_in(grad: Any, result: Rewrite) -> Any:
-    """What the user gets for a gradient that another tensor took the place of: where it became a
-    chain of additions, the chain's end; under XLA, a result of a region.
+    """Return ``grad``, or an identity that reads its replacement, if it has one: the end of a chain
+    of additions or, under XLA, a result of a region.
 
-    It stays what it is when the plan is taken back, and another one followed. To whoever
-    differentiates, tapes included, it is the plain gradient.
+    The identity remains when the graph takes the plan back and follows another one. To later
+    differentiation, tapes included, it is the plain gradient.
     """
     if isinstance(grad, tf.IndexedSlices):
         parts = (grad.values, grad.indices, grad.dense_shape)
@@ -197,7 +197,7 @@ def _stand_in(grad: Any, result: Rewrite) -> Any:
 def _after(
     grad: Any, readers_of: dict[tf.Operation, list[tf.Operation]], x: list[tf.Tensor]
 ) -> Any:
-    """``grad``, available only when the clones that read the reference variable ``x`` have run."""
+    """Return ``grad``, made to wait for the clones that read the reference variable ``x``."""
     clones = readers_of.get(x[0].op) if x else None
     if not clones or grad is None:
         return grad

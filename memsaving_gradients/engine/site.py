@@ -1,5 +1,5 @@
-"""One gradient computation that was just built: its graph, what was asked for, and how it is
-captured, packed, simulated and undone."""
+"""A gradient computation that TensorFlow just built: its graph, its options, and the methods that
+capture, pack, simulate and undo it."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ __all__ = ["Site", "Sought"]
 
 @dataclass(frozen=True, eq=False)
 class Sought:
-    """What is sought for a gradient computation, and with what.
+    """The search for a plan for one gradient computation: its step, its goal, its state.
 
     Attributes
     ----------
     step
-        The step that plans are made for, with masks packed.
+        The step that plans are made for; its masks may be packed.
     unpacked
-        The step before.
+        The step as TensorFlow built it.
     before
-        Plain training as it runs.
+        The simulation of plain training.
     goal
         The budget, or ``None``.
     search
-        The search; it remembers what it has tried. ``None``: plain training meets the budget.
+        The search, with the plans tried so far. ``None``: plain training meets the budget, or (in
+        ``other``) the search has not begun.
     other
-        The same with masks packed, if they are not here, or unpacked: under a budget, a plan of it
-        may turn out to be better.
+        Under a budget, the search with packing switched: one of its plans may be better.
     cost
-        The seconds that a first plan within a budget takes beyond plain training; infinite: there
-        was none.
+        The extra seconds of a first plan within the budget, or the bytes that a plan within the
+        slowdown needs; infinite: no plan was found.
     estimate
-        The estimate of the rest of the step that ``step`` counts with, as `Site.estimate`.
+        The number of the estimate of the rest of the step in ``step``, as `Site.estimate`.
     searched
-        By estimate, the step and the search for it.
+        For each estimate that was in use before, its step and its search.
     """
 
     step: CapturedStep
@@ -79,30 +79,29 @@ class Sought:
 
 @dataclass(eq=False)
 class Site:
-    """One gradient computation that was just built.
+    """A gradient computation that was just built.
 
     Attributes
     ----------
     call
         The call, as TensorFlow built it.
     packed
-        What was packed so far.
+        The tensors that are packed now.
     progress
-        Told how far planning is.
+        The hook that planning reports its progress to, if any.
     floors
-        What a search for a plan asks for where nothing fits.
+        The multiples of the lowest peak that a search asks for where no plan fits (`FLOORS`).
     given
-        For each of the gradients, the identity of it that the user got, if there are such.
+        For each gradient, the identity that the user got; empty: the user got the gradients.
     gates
-        Ops in the forward pass that were created late, with what they wait for.
+        Forward ops that were created late, to hold the forward pass back; each with its triggers.
     without
-        Control edges that are none of the computation's own: for an op, others that it waits for.
+        Control edges that capture ignores: for each op, the ops that it waits for by them.
     whole
-        The step that they are part of, if its function has been traced to its end; ``None``: they
-        are planned by themselves.
+        The whole step, if its function has been traced to its end; ``None``: the gradients are
+        planned by themselves.
     estimate
-        Which estimate of what the rest of the step takes beside gradients is counted with, as
-        numbered in `Rest.estimates`.
+        The number, in `Rest.estimates`, of the estimate of the rest of the step in use.
     """
 
     call: Call
@@ -143,61 +142,63 @@ class Site:
         return self.call.own[0]
 
     def is_here(self, op: tf.Operation) -> bool:
-        """Whether ``op`` runs, or may, on the device that memory is saved on."""
+        """Return whether ``op`` runs, or may run, on the device that memory is saved on."""
         return self.home is None or self.home.has(op)
 
     @property
     def is_large(self) -> bool:
-        """Whether there are so many ops that an attempt takes seconds (`MANY_OPS`)."""
+        """Whether the graph has so many ops that an attempt takes seconds (`MANY_OPS`)."""
         return len(self.call.operations) > MANY_OPS
 
     @property
     def holds_gradients(self) -> bool:
-        """Whether gradients live until all of them are made: if the user says so, or replicas are
-        going to add theirs up."""
+        """Whether gradients live until all of them are made, because the user says so or because
+        replicas will add them up."""
         return self.options.hold_gradients or self.call.reduced
 
     @property
     def gating(self) -> str:
-        """``"data"`` or ``"control"``."""
+        """The kind of gates: ``"data"`` under XLA, else ``"control"``."""
         return "data" if self.data_gates else "control"
 
     @property
     def assumed_steps(self) -> int | None:
-        """The number of steps that stands in for that of loops, where bytes depend on it and nobody
-        knows it; for after `original`."""
+        """The number of steps assumed for loops of unknown length, if bytes depend on it, else
+        ``None``; known after `original`."""
         return UNKNOWN_STEPS if self.guessed_loops or self.guessed_inside else None
 
     @property
     def guessed_inside(self) -> list[Replayed]:
-        """The loops of functions, branches and other loops that are replayed for a number of steps
-        that nobody knows."""
+        """Replayed loops, in functions, branches or loops, whose number of steps is unknown."""
         return [how for how in self.loops.inside if how.division.planned is None]
 
     def capture(self) -> CapturedStep:
-        """The training step as it stands; nothing may be rewritten but masks that are packed."""
+        """Return the training step of the graph as it is now, without a rewrite for a plan."""
         if self._captured is None:
             self._captured = self._capture()
         return self._captured
 
     def original(self) -> tuple[CapturedStep, Simulation]:
-        """The step as TensorFlow built it, and how it runs; ask before anything is done to it."""
+        """Return the step as TensorFlow built it, and its simulation.
+
+        The first call must come before all edits of the graph.
+        """
         whole = self.whole if self.in_whole else None
         if self._original is None:
             step = self.capture()
             self._original = step, self.simulate_plain(step) if whole is None else whole.plain
-            # Once they are replayed, the graph shows the steps that were planned for.
+            # Noted now: once a loop is replayed, the graph shows the steps planned for it.
             self.guessed_loops = guessed_loops(step.source.ops)
         step, alone = self._original
         return step, alone if whole is None else whole.plain
 
     def _note_original(self, rewiring: Rewiring) -> None:
-        """Look at the step before it was edited."""
+        """Note the step as it was before the edits of ``rewiring``."""
         rewiring.undo()
         try:
             self.original()
         except GraphError:
-            # It cannot be rewritten, which the first who looks at it says.
+            # The graph cannot be rewritten; the first caller that captures it warns of that.
             pass
         finally:
             rewiring.redo()
@@ -205,18 +206,18 @@ class Site:
 
     @property
     def is_other(self) -> bool:
-        """Whether the step that plans are made for is not TensorFlow's: loops are replayed, or
-        attention is in blocks."""
+        """Whether plans are made for a step other than TensorFlow's: with replayed loops, or with
+        attention in blocks."""
         return bool(self.loops.replayed or (self.attention is not None and self.attention.names))
 
     def treat_loops(self, way: str | None) -> None:
-        """Treat loops in another way (``None``: as TensorFlow built them); what was packed is
-        unpacked, what was sought forgotten."""
+        """Unpack, and treat loops in another way (``None``: as TensorFlow built them). If a loop
+        changes, forget the search."""
         self.unpack()
         start = len(self.graph.get_operations())
         if self.loops.treat(way):
             self._captured = self.sought = None
-            # What was built for the way before stands there, and nobody reads it any more.
+            # The ops that were built for the previous way have no readers any more.
             graph_state.idle(self.graph).update(self._for_loops)
             built = self.graph.get_operations()[start:]
             self._for_loops = set(map(graphs.creation_index, built))
@@ -231,7 +232,7 @@ class Site:
             batch=options.batch,
             hold_gradients=self.holds_gradients,
             may_chain=options.accumulate and not graphs.tape_is_recording(),
-            # XLA adds up few addends as it sees fit, whatever op stands for that.
+            # XLA chooses its own order for sums of few addends, whatever op expresses them.
             short_sums=not self.data_gates,
             idle=graph_state.idle(self.graph),
             beside={*self.packed.early, *self.gates},
@@ -244,7 +245,7 @@ class Site:
         return with_storable(step, lossy=options.lossy, encode=self.encode, offload=options.offload)
 
     def _rest_beside(self, step: CapturedStep) -> Rest | None:
-        """What the rest of the step takes; ``None``: the gradients are planned by themselves."""
+        """Return the estimates of the rest of the step; ``None``: gradients are planned alone."""
         whole = self.whole
         if whole is None or whole.source is None or whole.run is None or not self.in_whole:
             return None
@@ -254,8 +255,8 @@ class Site:
         return self._rest
 
     def count_less(self, least: float) -> bool:
-        """Count from now on with less that the rest of the step takes beside gradients, by more
-        than so many bytes beside one of them; whether there is such an estimate."""
+        """Switch to the next estimate of the rest of the step that is lower, for some gradient, by
+        more than ``least`` bytes; return whether there is one."""
         if self._rest is None or self.sought is None:
             return False
         estimates = self._rest.estimates
@@ -272,12 +273,12 @@ class Site:
         return True
 
     def count(self, estimate: int = 0) -> None:
-        """Count with this estimate from now on; 0: with all that the rest of the step may take."""
+        """Use this estimate from now on; number 0 is all that the rest of the step may take."""
         if estimate != self.estimate:
             self.estimate, self._captured = estimate, None
 
     def simulate_plain(self, step: CapturedStep) -> Simulation:
-        """Plain training as it runs."""
+        """Return the simulation of plain training: by the executor, or of the schedule for XLA."""
         if self.data_gates:
             # XLA runs no executor: its own scheduler orders one program.
             return self._named(simulate(step.graph, plain(step.graph)), step.source)
@@ -285,41 +286,41 @@ class Site:
 
     @property
     def in_whole(self) -> bool:
-        """Whether what is simulated is the whole step."""
+        """Whether simulations cover the whole step."""
         return self.whole is not None and self.whole.share is None
 
     def as_it_is(self, step: CapturedStep) -> Simulation:
-        """Gradients that are not rewritten, but for loops, attention and masks, as they run."""
+        """Return the simulation of gradients that no plan rewrites; loops, blocks, masks stay."""
         return self.simulate_traced() if self.in_whole else self.simulate_plain(step)
 
     def simulate_rewritten(self, result: Rewrite, extra_seconds: float) -> Simulation:
-        """The step that was just rewritten, as it runs."""
+        """Return the simulation of the step that was just rewritten."""
         if self.in_whole:
             return self.simulate_traced(extra_seconds)
         grads = [result.replaced.get(t.ref(), t) for t in self.grads]
         return self._simulate_built(grads, (), extra_seconds)
 
     def simulate_together(self, grads: Sequence[tf.Tensor]) -> Simulation | None:
-        """The step as it runs with these gradients and those of earlier calls on the same device;
-        ``None``: there are none, or XLA orders it."""
+        """Return the simulation of the step with ``grads`` and the gradients of earlier calls on
+        the same device; ``None``: there are no earlier calls, or XLA orders the step."""
         others = [(t, held) for t, held in graph_state.earlier(self.graph) if self.is_here(t.op)]
         if not others or self.data_gates:
             return None
         return self._simulate_built(grads, others)
 
     def simulate_traced(self, extra_seconds: float = 0.0) -> Simulation:
-        """The step as it runs with all that the function does that was traced to its end, and what
-        it returns held to the end.
+        """Return the simulation of all that the traced function does, with its results held to the
+        end.
 
         Raises
         ------
         GraphError
-            If something besides the gradients cannot be captured, such as a loop of TF1.
+            If an op outside of the gradients cannot be captured, such as a loop of TF1.
         """
         return self.simulate_all(extra_seconds)[1]
 
     def simulate_all(self, extra_seconds: float = 0.0) -> tuple[OpGraph, Simulation]:
-        """`simulate_traced`, with the step that was captured for it."""
+        """Return the step captured for `simulate_traced`, and the simulation."""
         ops = capture(autodiff.ends_of(self.graph), home=self.home)
         held = [ops.value(tensor) for tensor in autodiff.outputs_of(self.graph)]
         return ops, self._simulated(ops, held, extra_seconds)
@@ -362,8 +363,8 @@ class Site:
         return with_names(simulation, name)
 
     def pack(self, *, parts: bool = True) -> bool:
-        """Pack masks, and with ``parts`` what backward reads only a part of, unless nothing is to
-        be encoded; whether there was anything."""
+        """Pack masks and, with ``parts``, tensors of which backward ops read only a part, unless
+        the options forbid encoding; return whether any was packed."""
         if self.options.encode is None:
             return False
         self.packed = pack(self.capture(), parts=parts)
@@ -372,7 +373,7 @@ class Site:
         return bool(self.packed.tensors)
 
     def switch_packing(self, on: bool) -> None:
-        """Undo `pack`, to be done again as it was, or do that."""
+        """Undo the edits of `pack` and set them aside; with ``on``, redo the edits set aside."""
         if on:
             assert self._aside is not None
             self.packed, self._aside = self._aside, None
@@ -392,7 +393,7 @@ class Site:
 
     @property
     def goal(self) -> Goal | None:
-        """The budget that is sought for; ``None``: there is none, or it is not known yet."""
+        """The budget that plans have to keep; ``None``: there is none, or it is not known yet."""
         return None if self.sought is None else self.sought.goal
 
     @property
@@ -408,8 +409,7 @@ class Site:
         graph_state.retire(self.graph, result.built)
 
     def abandon(self) -> None:
-        """Leave the graph as it was: what was built for these gradients stands there, and nobody
-        reads it."""
+        """Restore the graph; note that the ops built for these gradients have no readers."""
         self.treat_loops(None)
         self._forget(self.call.own)
         graph_state.retire(self.graph, self.graph.get_operations()[self._known :])
@@ -418,7 +418,7 @@ class Site:
         graph_state.idle(self.graph).update(map(graphs.creation_index, ops))
 
     def keep(self, step: CapturedStep, why: str) -> dict[int, str]:
-        """The storages to keep, and why."""
+        """Return the storages to keep, each with the reason."""
         kept = _storages(step, self.call.kept, why)
         return kept | dict.fromkeys(_storages(step, self.packed.masks, ""), "mask, in bits")
 
@@ -428,8 +428,8 @@ def _storages(step: CapturedStep, tensors: Iterable[tf.Tensor], why: str) -> dic
     for tensor in tensors:
         if tensor.op.name in step.source.position:
             storage = step.graph.end_of_kernel(int(step.graph.storage[step.source.value(tensor)]))
-            # A mark is a tensor of its own, by a name of its own, in the buffer of the one that is
-            # marked; and others stand for ends of kernels.
+            # A mark has its own name and the marked tensor's buffer; of ops merged into a kernel,
+            # the last one's storage is kept. In both cases the reason adds the tensor's name.
             itself = step.source.tensor(storage) is tensor
             found[storage] = why if itself else f"{why} {tensor.op.name.rpartition('/')[2]!r}"
     return found

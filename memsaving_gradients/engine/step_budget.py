@@ -1,26 +1,26 @@
-"""A budget is that of a step: calls for gradients that have one are planned when their function has
+"""Budgets of whole steps: calls for gradients with a budget are planned when their function has
 been traced to its end.
 
-Only then is it known what else the step does: other calls, the optimizer, what is returned. Until
-then gradients are TensorFlow's, and the user holds an identity of each, which reads what takes its
-place in the end.
+Only then is the rest of the step known: other calls, the optimizer, the results. Until then the
+gradients stay TensorFlow's. The user holds an identity of each gradient, which will read the tensor
+that replaces it.
 
-- A fraction is one of what the whole step takes in plain training, and a plan keeps the budget if
-  the whole step does.
-- Calls whose losses were all there before the first gradient share a forward pass. They are planned
-  as one.
-- Others follow one another. Those that need nothing of one another take turns
-  (:mod:`~memsaving_gradients.rewriting.turns`), or the executor would run them at once. Of calls
-  only one of which takes more than the budget, that one is planned for the whole step. Else, or
-  where that is not enough, each is planned by itself, and all of them for less as long as they do
-  not keep the budget together.
-- A call that another one differentiates (a gradient penalty) belongs to the forward pass of that
-  one, whose plan is that of both.
+- A fraction refers to the bytes that the whole step takes in plain training. A plan keeps the
+  budget if the whole step does.
+- Calls share a forward pass if all their losses are computed before the first gradient. They are
+  planned as one.
+- Other calls follow one another. Independent calls take turns
+  (:mod:`~memsaving_gradients.rewriting.turns`), or the executor would run them at once. If at most
+  one call takes more than the budget, the largest call is planned for the whole step. Otherwise, or
+  where that is not enough, each call is planned by itself. All of them are planned for fewer and
+  fewer bytes until they keep the budget together.
+- A call that another one differentiates (a gradient penalty) belongs to that one's forward pass.
+  One plan covers both.
 
-Calls in one step of several replicas are planned for each device by itself. XLA orders a step as it
-sees fit: there, what it assigns to the compiled step keeps the budget
-(:mod:`~memsaving_gradients.engine.assigned`). Calls in what is no program by itself are planned at
-once, but for those that a tape around them may differentiate.
+Calls of several replicas are planned for each device by itself. XLA chooses its own order for a
+step: there, the bytes that it assigns to the compiled step keep the budget
+(:mod:`~memsaving_gradients.engine.assigned`). Where XLA does not compile a function by itself,
+calls are planned at once, except those that an outer tape may differentiate.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from memsaving_gradients.transforms.loops.one_at_a_time import ahead, one_at_a_t
 
 __all__ = ["is_inner", "leave", "leave_to", "see_whole", "waits_for_its_step"]
 
-#: By name of a gradient's op, what is done with the gradient.
+#: The `Update` of each gradient, by the name of the gradient's op.
 _Updates: TypeAlias = Mapping[str, Update]
 
 
 @dataclass(frozen=True, eq=False)
 class _Left:
-    """A call that waits for the end of its step, and what the user got for its gradients."""
+    """A call that waits for the end of its step, and the gradients that the user got for it."""
 
     call: Call
     given: Sequence[Any]
@@ -73,14 +73,14 @@ class _Left:
 
 @dataclass(eq=False)
 class _Waiting:
-    """The calls of a graph that wait, and for each op what it waited for when the last one came."""
+    """The waiting calls of a graph, and each op's control inputs when the last call was added."""
 
     calls: list[_Left] = field(default_factory=list)
     controls: dict[tf.Operation, list[tf.Operation]] = field(default_factory=dict)
 
 
 def waits_for_its_step(call: Call) -> bool:
-    """Whether a call is to be planned with the whole step."""
+    """Return whether a call has to be planned with the whole step."""
     options = call.options
     promised = options.budget is not None or any(p.budget is not None for p in options.plan)
     alone = can_be_assigned(call) if call.data_gates else promised
@@ -88,16 +88,16 @@ def waits_for_its_step(call: Call) -> bool:
 
 
 def is_inner(graph: tf.Graph, options: Options, ys: Sequence[tf.Tensor], tape: Any) -> bool:
-    """Whether a tape other than ``tape`` records what is done with ``ys``, so that gradients with a
-    budget are left as TensorFlow builds them for whoever may differentiate them."""
+    """Return whether a tape other than ``tape`` records ops on ``ys``. Gradients with a budget then
+    stay as TensorFlow builds them, because that tape may differentiate them."""
     if options.budget is None or not ys or not _ends(graph):
         return False
     return autodiff.is_recorded(ys, besides=tape)
 
 
 def _ends(graph: tf.Graph) -> bool:
-    """Whether it will be told when ``graph`` is complete, and its ops stay as they are until
-    then."""
+    """Return whether TensorFlow will report when ``graph`` is complete, and its ops stay as they
+    are until then."""
     return (
         graphs.is_function(graph)
         and autodiff.end_is_told()
@@ -108,7 +108,7 @@ def _ends(graph: tf.Graph) -> bool:
 
 
 def leave(call: Call) -> list[Any]:
-    """Let a call wait; what the user gets for its gradients until they are planned."""
+    """Let a call wait; return its gradients for the user as identities, to be re-pointed later."""
     parts = tf.nest.flatten(list(call.grads), expand_composites=True)
     given = [_stand_in(part, call.graph) for part in parts]
     grads = tf.nest.pack_sequence_as(list(call.grads), given, expand_composites=True)
@@ -120,14 +120,14 @@ def leave(call: Call) -> list[Any]:
 
 
 def leave_to(call: Call) -> None:
-    """Leave those that wait and that ``call`` differentiates, which is planned at once, to it."""
+    """Remove the waiting calls that ``call`` differentiates: its own plan covers them."""
     if has_notes(call.graph, _Waiting):
         waiting = notes(call.graph, _Waiting)
         waiting.calls = [left for left in waiting.calls if not call.goes_through(left.call)]
 
 
 def _stand_in(part: Any, graph: tf.Graph) -> Any:
-    """What the user gets for a part of a gradient, until it is known which tensor it is."""
+    """Return the identity that the user gets for a part of a gradient, to be re-pointed later."""
     if not isinstance(part, tf.Tensor) or part.graph is not graph:
         return part
     stands = graphs.stand_in(part)
@@ -137,7 +137,7 @@ def _stand_in(part: Any, graph: tf.Graph) -> Any:
 
 @uncollected()
 def _plan(graph: tf.Graph) -> None:
-    """Plan for the calls that wait in a function which was just traced to its end."""
+    """Plan the calls that wait in a function which was just traced to its end."""
     if not has_notes(graph, _Waiting):
         if autodiff.is_branch(graph) and any(map(_waits, autodiff.enclosing_graphs(graph))):
             in_branch(graph)
@@ -155,9 +155,9 @@ def _plan(graph: tf.Graph) -> None:
         for left in kept:
             save_memory(left.call)
         return
-    # TensorFlow's automatic control dependencies order what touches the same variables, the forward
-    # pass of one call behind the updates before it. They are there only now, and not what gradients
-    # need.
+    # TensorFlow's automatic control dependencies order ops on the same variables, such as the
+    # forward pass of a call after earlier updates. They exist only now, and gradients do not need
+    # them.
     without = {op: added for op, known in waiting.controls.items() if (added := _added(op, known))}
     later = graph_state.operations_since(graph)
     with graph.as_default():
@@ -167,13 +167,13 @@ def _plan(graph: tf.Graph) -> None:
 
 
 def _waits(graph: tf.Graph) -> bool:
-    """Whether calls wait in a graph for its end, and the executor will run it."""
+    """Return whether calls wait for the end of a graph that the executor will run."""
     waiting = notes(graph, _Waiting).calls if has_notes(graph, _Waiting) else []
     return any(not left.call.data_gates for left in waiting)
 
 
 def _added(op: tf.Operation, known: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """What an op waits for, besides what is ``known``."""
+    """Return the control inputs of an op that are not ``known``."""
     waits = op.control_inputs
     return set() if len(waits) == len(known) else set(waits).difference(known)
 
@@ -184,7 +184,7 @@ def _plan_on(
     without: Mapping[tf.Operation, Collection[tf.Operation]],
     later: Sequence[tf.Operation],
 ) -> None:
-    """Plan for the calls of a step on one device.
+    """Plan the calls of a step on one device.
 
     ``without``: control edges that were not there when gradients were built. ``later``: the ops
     that were created after the gradients.
@@ -207,7 +207,7 @@ def _plan_on(
 
 
 def see_whole(site: Site) -> None:
-    """Plan for the whole step of a call from now on, whose function has been traced to its end."""
+    """Let plans for a call cover its whole step; its function has been traced to its end."""
     step = None if site.data_gates else _Step.of([site])
     if step is not None:
         (ends,) = step.updates(graph_state.operations_since(site.graph))
@@ -215,7 +215,7 @@ def see_whole(site: Site) -> None:
 
 
 def _together(calls: Sequence[_Left]) -> list[tuple[Call, list[Any]]]:
-    """Calls that are planned as one, with what the user got for their gradients."""
+    """Join calls that are planned as one; return each with the gradients that the user got."""
     found: list[tuple[Call, list[Any]]] = []
     for left in calls:
         both = joined(found[-1][0], left.call) if found else None
@@ -227,12 +227,12 @@ def _together(calls: Sequence[_Left]) -> list[tuple[Call, list[Any]]]:
 
 
 def _let_readers_be_first(graph: tf.Graph, first: tf.Operation, known: int) -> None:
-    """Let what was built since there were ``known`` ops, such as loops that are replayed, read
-    variables before what comes after them in the step changes these.
+    """Let ops that were built after the first ``known`` ones, such as replayed loops, read
+    variables before later ops of the step change them.
 
     TensorFlow's automatic control dependencies, which order the ops of a function while it is
-    traced, do not see these ops. They run among the gradients, of which ``first`` is the first op:
-    what gradients need is before them.
+    traced, do not see these ops. They run among the gradients, of which ``first`` is the first op.
+    So only updates that were built after ``first`` have to wait.
     """
     built = graph.get_operations()
     readers: dict[object, list[tf.Operation]] = {}
@@ -261,10 +261,10 @@ class _Step:
     sites
         The calls, in the order of the step.
     plain
-        The step as TensorFlow built it, as it runs.
+        The simulation of the step as TensorFlow built it.
     source, run
-        Its ops and how they run, with updates in turn where that changes more than those of single
-        gradients.
+        The ops of the step and their simulation; if updates of several gradients were put in order,
+        with this order.
     """
 
     sites: Sequence[Site]
@@ -274,7 +274,7 @@ class _Step:
 
     @classmethod
     def of(cls, sites: Sequence[Site]) -> _Step | None:
-        """The step; ``None``: something in it cannot be captured, such as a loop of TF1."""
+        """Return the step; ``None``: an op in it cannot be captured, such as a loop of TF1."""
         try:
             source, plain = _without_blocks(sites)
             return cls(sites, plain, source, plain)
@@ -283,14 +283,14 @@ class _Step:
 
     @property
     def need(self) -> int:
-        """The bytes of a budget that the step needs as it is."""
+        """The bytes of a budget that the step needs as it is now."""
         return self._need(self.sites[0].simulate_traced())
 
     def _need(self, step: Simulation) -> int:
         return safe_bytes(step, self.sites[0].gating)
 
     def plan(self, later: Sequence[tf.Operation]) -> None:
-        """Plan for all calls."""
+        """Plan all calls."""
         budgets = [_budget_of(site, self.plain) for site in self.sites]
         most = min((budget for budget in budgets if budget is not None), default=None)
         ample = most is not None and self._need(self.plain) <= most
@@ -312,20 +312,20 @@ class _Step:
             one.settle(whole_step=need, **({} if budget is None else {"budget": budget}))
 
     def _let_loops_wait(self, budget: int, need: int) -> int:
-        """Let steps of loops run one at a time where those that are ahead would break the budget;
-        the bytes of it that the step then needs, which are those before if nothing is ahead."""
+        """Let loop steps run one at a time where steps that run ahead would break the budget.
+        Return the bytes that the step then needs: ``need`` if no steps run ahead."""
         site = self.sites[0]
         held = ahead(site.graph, site.options.batch)
         if not held:
             return need
         ops, run = site.simulate_all()
         need = self._need(run)
-        # Of the budget, which is one of chunks, bytes alive at once may be a share.
+        # The budget counts chunks; convert it to bytes that are alive at once.
         within(held, ops, run, run.peak * budget / max(need, 1))
         return need
 
     def _take_turns(self) -> None:
-        """Let calls run one after the other that need nothing of one another."""
+        """Let calls that are independent of one another run one after the other."""
         rewiring = Rewiring()
         edges = Edges((), self.sites[0].without)
         passes = [Pass(site.call.ends, [t.op for t in site.given]) for site in self.sites]
@@ -334,15 +334,15 @@ class _Step:
         original_view.remember(self.sites[0].graph, rewiring)
 
     def updates(self, later: Sequence[tf.Operation]) -> list[_Updates]:
-        """For each call, what is done with its gradients; what needs none waits for one, and what
-        is done with a large one runs in turn."""
+        """Return the updates of each call's gradients. Let ops that need no gradient wait for one,
+        and let the ops on a large gradient run one after the other."""
         first, graph = self.sites[0], self.sites[0].graph
         grads = {tensor.op for site in self.sites for tensor in site.given or site.grads}
         updates = whole_step.rest_of(graph, later, grads, first.first_operation)
         updates.defer(first.home, chain=False)
         rewiring = Rewiring()
         updates.split(rewiring)
-        # Whatever the budget is: the least that an error names does not depend on it.
+        # Independent of the budget, as the least budget that an error names has to be.
         huge = int(self.plain.peak * HUGE_SHARE)
         turns = in_turn(updates, huge, rewiring, first.home)
         together = one_by_one(updates, huge, rewiring, first.home)
@@ -367,9 +367,9 @@ class _Step:
     def _one_after_the_other(
         self, updates: Sequence[_Updates], budget: int
     ) -> tuple[list[Saved], int]:
-        """Plan for each call by itself, and for all of them for less where the step takes too much;
-        of calls only one of which takes more than the budget, that one for the whole step first.
-        What became of them, and the bytes of the budget that the step needs."""
+        """Plan each call by itself, and all of them for fewer bytes while the step breaks the
+        budget. If at most one call takes more than the budget, first plan the largest one for the
+        whole step. Return the planned calls, and the bytes that the step needs."""
         alone = [self._need(site.original()[1]) for site in self.sites]
         few = sum(need > budget for need in alone) < 2
         large = self.sites[alone.index(max(alone))] if few else None
@@ -384,7 +384,7 @@ class _Step:
             _take_back(saved)
             if not share:
                 break
-            # Calls that follow their least have no more to give: how low that is, is to be said.
+            # Calls that follow their least cannot save more; the last round finds the least need.
             is_last = left == 1 or all(one.following.at_least for one in saved)
             share = 0.0 if is_last else share * budget / need
             saved, need = self._round(updates, share), self.need
@@ -393,13 +393,13 @@ class _Step:
     def _round(
         self, updates: Sequence[_Updates], share: float, large: Site | None = None
     ) -> list[Saved]:
-        """What each call follows that may take a share of the budget while it is alone, the later
-        ones beside what the earlier ones do; but last of all, one that is ``large``, with which the
-        step is to keep the budget."""
+        """Plan each call for a share of the budget while it runs alone, later calls in the graph
+        that earlier ones left. Plan ``large`` last, so that with it the whole step keeps the
+        budget."""
         for site, ends in zip(self.sites, updates, strict=True):
             own = None if site is large else share
             site.whole = Whole(self.plain, ends, self.source, self.run, own, others=True)
-        # Those of microbatches are equal: they follow the plan of the first.
+        # Calls of microbatches are equal: they follow the plan of the first one.
         alike = Shared(self.sites[0].options, "calls of a step")
         saved = {site: save(site, alike) for site in self.sites if site is not large}
         last = {} if large is None else {large: save(large)}
@@ -411,13 +411,13 @@ class _Step:
         unknown = next(filter(None, map(unknown_to, self.sites)), None)
         asked = Goal(budget, self._need(self.plain), base, site.options.budget, unknown)
         if site.options.loops == "auto":
-            # Who asks for loops to be replayed does not get plain training.
+            # A user who asks for a way to treat loops does not get plain training.
             need = min(need, asked.plain_need)
         return too_small(asked, need, site.stopped)
 
 
 def _without_blocks(sites: Sequence[Site]) -> tuple[OpGraph, Simulation]:
-    """`Site.simulate_all` of a step with its attention as TensorFlow built it."""
+    """Return `Site.simulate_all` of a step with its attention as TensorFlow built it."""
     blocks = [site.attention.rewiring for site in sites if site.attention is not None]
     for rewiring in reversed(blocks):
         rewiring.undo()
@@ -429,12 +429,12 @@ def _without_blocks(sites: Sequence[Site]) -> tuple[OpGraph, Simulation]:
 
 
 def _budget_of(site: Site, plain: Simulation) -> int | None:
-    """The budget of a call in bytes of chunks, which may be that of saved plans."""
+    """Return the budget of a call in bytes of chunks; of saved plans, the largest budget."""
     saved = [plan.budget for plan in site.options.plan if plan.budget is not None]
     return max(saved) if saved else budget_of(site, plain)
 
 
 def _take_back(saved: Sequence[Saved]) -> None:
-    """Leave a step as TensorFlow built it."""
+    """Restore a step as TensorFlow built it."""
     for one in reversed(saved):
         one.take_back()

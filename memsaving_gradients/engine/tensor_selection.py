@@ -1,12 +1,12 @@
-"""From what a user names to tensors: tensors, operations, names, glob patterns, layer names.
+"""The tensors that a user selects by tensor, operation, name, glob pattern or layer name.
 
-Every item must lead to at least one tensor that can be a checkpoint: in the graph, on a path of
-gradients from ys to xs. A name is that of a tensor (``"dense/MatMul:0"``), of an op
-(``"dense/MatMul"``), or of a name scope, which in Keras models is a layer; its outputs are meant.
-Outer scopes may be left out (``"block3_out"`` for ``"resnet/block3_out"``); then a layer goes
-before a scope and a scope before an op. A pattern with ``*``, ``?`` or ``[`` is matched in the same
-way, name by name between slashes; if nothing matches so, it may cross slashes. Of its matches,
-those are taken that can be checkpoints.
+Every item must select at least one tensor that can be a checkpoint: a tensor of the graph, on a
+path of gradients from ys to xs. A name may belong to a tensor (``"dense/MatMul:0"``), to an op
+(``"dense/MatMul"``), or to a name scope, which in Keras models is a layer. An op or scope selects
+its outputs. A name may omit outer scopes (``"block3_out"`` for ``"resnet/block3_out"``); then a
+layer goes before a scope and a scope before an op. A pattern with ``*``, ``?`` or ``[`` matches in
+the same way, name by name between slashes; if nothing matches, it may cross slashes. A pattern
+selects only matches that can be checkpoints.
 
 Linear in the graph for all plain names together; every pattern reads all names once.
 """
@@ -42,7 +42,7 @@ def resolve(
     *,
     skipped: dict[int, SelectionError] | None = None,
 ) -> list[tf.Tensor]:
-    """The tensors that ``spec`` names, each once, in its order.
+    """Return the tensors that ``spec`` names, each once, in its order.
 
     Parameters
     ----------
@@ -53,11 +53,11 @@ def resolve(
     spec
         Tensors, operations, names, patterns.
     ys, xs
-        What is differentiated, and with respect to what (variables allowed).
+        The targets and the sources of differentiation (variables allowed).
     skipped
-        For lists that serve several gradient computations. If given, an item that is in the graph
-        but cannot be a checkpoint here is noted by its position instead of raised, as long as
-        another one can.
+        For lists that serve several gradient computations. If given, the error for an item that is
+        in the graph but cannot be a checkpoint here is noted by its position. It is raised only if
+        no other item can be one.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def resolve(
             tensors = [t for t in candidates if between.problem(t) is None]
             if not tensors:
                 failed[position] = _unusable(item, candidates, names, between)
-                # What is nowhere in the graph is a mistake in any case.
+                # An item that is nowhere in the graph is a mistake in any case.
                 if skipped is None or not candidates:
                     raise failed[position]
             found.update((t.ref(), t) for t in tensors)
@@ -88,7 +88,7 @@ def resolve(
 def marks_between(
     graph: tf.Graph, first_backward: int, ys: Sequence[tf.Tensor], xs: Sequence[Any]
 ) -> list[tf.Tensor]:
-    """The marked tensors that lie between ``xs`` and ``ys`` (others belong to other gradients)."""
+    """Return the marked tensors between ``xs`` and ``ys`` (others belong to other gradients)."""
     if not (tensors := marked(graph)):
         return []
     with original_view.as_built(graph):
@@ -97,8 +97,8 @@ def marks_between(
 
 
 class _Between:
-    """What lies between xs and ys. ``inside``: the ops through which a gradient flows from ys to
-    xs."""
+    """The part of a graph between xs and ys. ``inside``: the ops through which a gradient flows
+    from ys to xs."""
 
     def __init__(self, graph: tf.Graph, ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> None:
         self.graph = graph
@@ -114,7 +114,7 @@ class _Between:
         return self._reached_from_xs(differentiably=False)
 
     def _reached_from_xs(self, *, differentiably: bool) -> set[tf.Operation]:
-        """Ops that ys need and that need xs."""
+        """Return the ops that ys need and that need xs."""
         reached = {x.op for x in self.xs}
         above: dict[tf.Operation, Sequence[tf.Tensor]] = {}
         stack = [(y.op, False) for y in self.ys]
@@ -130,7 +130,7 @@ class _Between:
         return reached & above.keys()
 
     def problem(self, tensor: tf.Tensor) -> str | None:
-        """Why ``tensor`` cannot be a checkpoint, or ``None``."""
+        """Return why ``tensor`` cannot be a checkpoint, or ``None``."""
         if tensor.graph is not self.graph:
             return "is of another graph than ys; name a tensor of the graph that is differentiated"
         if tensor.dtype.base_dtype in (tf.resource, tf.variant, tf.string):
@@ -167,7 +167,7 @@ class _Between:
 
 
 def _read(op: tf.Operation, differentiably: bool) -> Sequence[tf.Tensor]:
-    """The inputs of an op; or only those into which its gradient flows."""
+    """Return the inputs of an op, or only those into which its gradient flows."""
     if not differentiably:
         return tuple(op.inputs)
     inputs = [t for t in op.inputs if _has_gradient(t.dtype)]
@@ -179,7 +179,7 @@ def _has_gradient(dtype: tf.DType) -> bool:
 
 
 class _Names:
-    """Ops and scopes by their names; built when the first name is asked for."""
+    """Tables of ops and scopes by name, each built when it is first used."""
 
     def __init__(self, ops: Sequence[tf.Operation], inside: set[tf.Operation]) -> None:
         self.ops = ops
@@ -191,10 +191,10 @@ class _Names:
 
     @cached_property
     def scopes(self) -> dict[str, list[tf.Operation]]:
-        """The ops of each scope, those of inner scopes included, and the op that has its very name.
+        """The ops of each scope, with those of inner scopes and the op of the same name, if any.
 
-        (Python functions such as ``tf.split`` make an op and a scope of one name, for its
-        constants.)
+        (Python functions such as ``tf.split`` make an op, and a scope of the same name for the
+        op's constants.)
         """
         scopes: dict[str, list[tf.Operation]] = {}
         for op in self.ops:
@@ -209,12 +209,12 @@ class _Names:
 
     @cached_property
     def layers(self) -> dict[str, str]:
-        """For each scope, the name that its author gave it, as far as it can be told.
+        """For each scope, the name that its author gave it, as far as that can be found out.
 
-        Keras enters the scope of a layer once before it is called, so that the ops of layer
-        ``dense`` stand in ``dense_1`` (and ``dense_3``, if it is called again), those of
-        ``dense_1`` in ``dense_1_1``. A number is therefore Keras's when nothing stands in the scope
-        without it, or when that one is Keras's as well.
+        Keras enters the scope of a layer once before it is called. So the ops of layer ``dense``
+        are in ``dense_1`` (and ``dense_3``, if it is called again), the ops of ``dense_1`` in
+        ``dense_1_1``. A number is therefore Keras's if the scope without the number has no ops, or
+        if that scope's own number is Keras's.
         """
         layers: dict[str, str] = {}
 
@@ -231,7 +231,7 @@ class _Names:
 
     @cached_property
     def by_last(self) -> dict[str, list[tuple[str, str]]]:
-        """``(layer or scope path, scope)`` by the last part of the path."""
+        """Pairs ``(layer path, scope)`` by the last part of the layer path."""
         table: dict[str, list[tuple[str, str]]] = {}
         for scope, layer in self.layers.items():
             table.setdefault(layer.rpartition("/")[2], []).append((layer, scope))
@@ -252,7 +252,7 @@ class _Names:
         return table
 
     def exactly(self, name: str) -> list[tf.Tensor]:
-        """What an op, a tensor, a layer or a scope of this name stands for."""
+        """Return the tensors of the op, tensor, layer or scope with this name."""
         operation, colon, index = name.partition(":")
         if (op := self.by_name.get(operation)) is not None:
             return _outputs(op, index) if colon else list(op.outputs)
@@ -269,7 +269,7 @@ class _Names:
         return [t for op in matching for t in (_outputs(op, index) if colon else op.outputs)]
 
     def like(self, pattern: str) -> list[tf.Tensor]:
-        """What the ops, layers and scopes that match a pattern stand for."""
+        """Return the tensors of the ops, layers and scopes that match a pattern."""
         operation, colon, index = pattern.partition(":")
         parts = [re.compile(translate(part)) for part in operation.split("/")]
 
@@ -291,7 +291,7 @@ class _Names:
         return found + self._outputs_of(scopes)
 
     def _outputs_of(self, scopes: Iterable[str]) -> list[tf.Tensor]:
-        """What is made in each scope and read outside of it on the way from xs to ys."""
+        """Return the tensors that are made in a scope and read outside of it, between xs and ys."""
         found = []
         for scope in scopes:
             ops = self.scopes[scope]
@@ -303,12 +303,12 @@ class _Names:
                 for out in op.outputs
                 if any(r in self.inside and r not in own for r in out.consumers())
             ]
-            # For the sake of the message, if nothing on the way does.
+            # If there are none, the outputs of the last op, for the error message.
             found += outputs or [out for op in ops[-1:] for out in op.outputs]
         return found
 
     def near(self, name: str) -> list[str]:
-        """Names that look like a wrong one."""
+        """Return known names that look like an unknown one."""
         known = dict.fromkeys(layer.rpartition("/")[2] for layer in self.layers.values())
         known |= dict.fromkeys(self.by_last_op) | dict.fromkeys(self.by_name)
         return difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -319,7 +319,7 @@ def _outputs(op: tf.Operation, index: str) -> list[tf.Tensor]:
 
 
 def _candidates(item: Any, graph: tf.Graph, names: _Names) -> list[tf.Tensor]:
-    """The tensors that an item means, whether they can be checkpoints or not."""
+    """Return the tensors that an item means, whether they can be checkpoints or not."""
     if isinstance(item, str):
         return names.exactly(item) or (names.like(item) if _WILD.search(item) else [])
     if isinstance(item, tf.Variable) or hasattr(item, "handle"):

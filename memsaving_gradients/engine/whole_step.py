@@ -1,14 +1,14 @@
-"""The rest of a step, beside its gradients: what needs none waits for one.
+"""The rest of a step, after its gradients: ops that need no gradient wait for one.
 
 A plan is made before the optimizer's ops exist, unless it has a budget
 (:mod:`~memsaving_gradients.engine.step_budget`). When TensorFlow has traced a function to its end,
-those ops that need no gradient are told to wait for one
-(:mod:`~memsaving_gradients.rewriting.optimizer_ops`), on each device of a strategy of
-``tf.distribute`` by itself.
+ops that need no gradient get control edges that make them wait for one
+(:mod:`~memsaving_gradients.rewriting.optimizer_ops`). Under a strategy of ``tf.distribute``, they
+wait on each device by itself.
 
-Where TensorFlow does not say when a trace is complete, as in a ``tf.Graph``, several calls with
-budgets are planned each by itself. The step is simulated with the gradients of the calls before,
-and it is said if they do not keep the budget together.
+Where TensorFlow does not report the end of a trace, as in a ``tf.Graph``, each call with a budget
+is planned by itself. The step is simulated with the gradients of earlier calls. A warning says if
+the calls break the budget together.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ __all__ = [
 
 @dataclass(eq=False)
 class _Step:
-    """The gradients that were built in a graph that is being traced, and what becomes of those that
-    a loop has added up.
+    """The gradients that were built in a graph during its trace, and the state of those that a loop
+    has added up.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class _Step:
     added_up
         Whether a loop has added gradients up.
     deferred
-        Whether what follows these waits for them.
+        Whether later ops wait for these already.
     """
 
     sites: list[Site] = field(default_factory=list)
@@ -68,14 +68,14 @@ _consumed: ContextVar[bool] = ContextVar("memsaving_gradients_consumed", default
 
 
 def _traced(graph: tf.Graph) -> None:
-    """Look at a step, which was just traced to its end."""
+    """Check attention and defer ops in a step that was just traced to its end."""
     if not has_notes(graph, _Step):
         return
     step = notes(graph, _Step)
     sites, step.sites = step.sites, []
     if sites:
         check_attention(graph, sites)
-        # XLA orders a step as it sees fit.
+        # XLA chooses its own order for a step.
         if not _consumed.get() and not sites[0].data_gates:
             _defer(graph, sites[0].first_operation, [site.home for site in sites])
     elif step.added_up and not step.deferred:
@@ -88,8 +88,8 @@ def _traced(graph: tf.Graph) -> None:
 
 @contextmanager
 def consumed_at_once() -> Iterator[None]:
-    """What functions return that are traced inside is consumed as it comes by who calls them, not
-    held to their end."""
+    """Assume that callers consume each result of functions traced inside as it comes, so that
+    results are not held to the end."""
     token = _consumed.set(True)
     try:
         yield
@@ -98,18 +98,18 @@ def consumed_at_once() -> Iterator[None]:
 
 
 def is_consumed_at_once() -> bool:
-    """Whether `consumed_at_once` is in force."""
+    """Return whether `consumed_at_once` is in force."""
     return _consumed.get()
 
 
 def will_be_reduced() -> bool:
-    """Whether gradients that are asked for now are all there until replicas add theirs up."""
+    """Return whether gradients asked for now will all live until replicas add them up."""
     return replicas.in_sync() and not _consumed.get()
 
 
 def note_added_up(grads: Sequence[tf.Tensor]) -> None:
-    """Note gradients that a loop in the current graph has added up, for which what is done with
-    them is to wait."""
+    """Note gradients that a loop in the current graph has added up, for which later ops of the step
+    are to wait."""
     graph = tf.compat.v1.get_default_graph()
     if not autodiff.compiled_by_xla():
         hooks.when_traced(_traced)
@@ -118,14 +118,14 @@ def note_added_up(grads: Sequence[tf.Tensor]) -> None:
 
 
 def added_up(graph: tf.Graph) -> list[tf.Tensor]:
-    """The gradients that loops in a graph have added up."""
+    """Return the gradients that loops in a graph have added up."""
     there = has_notes(graph, _Step) and notes(graph, _Step).added_up
     return [tensor for tensor, _ in graph_state.earlier(graph)] if there else []
 
 
 def _defer(graph: tf.Graph, first: tf.Operation, homes: Sequence[Home | None]) -> None:
-    """Let what follows gradients, the first op of which is ``first``, wait for them, on each of
-    these devices."""
+    """Let later ops that need no gradient wait for one, on each of these devices. ``first``: the
+    first op of the gradients."""
     grads = {tensor.op for tensor, _ in graph_state.earlier(graph)}
     updates = rest_of(graph, graph_state.operations_since(graph), grads, first)
     for home in dict.fromkeys(homes):
@@ -138,14 +138,14 @@ def rest_of(
     grads: Collection[tf.Operation],
     first: tf.Operation,
 ) -> Updates:
-    """What a step does with gradients that ``grads`` make: the ops created ``later``, of a graph
+    """Return the updates with gradients that ``grads`` make: the ops created ``later``, of a graph
     that was traced to its end. ``first``: the first op of the backward pass."""
     return Updates(later, grads, autodiff.ends_of(graph), graphs.creation_index(first))
 
 
 def note(site: Site, plan: Plan, grads: Sequence[tf.Tensor]) -> None:
-    """Note a plan that is followed for gradients, and that the user got them as ``grads``; warn if
-    they break the budget with those before."""
+    """Note a site that follows a plan, whose gradients the user got as ``grads``; warn if they
+    break the budget together with earlier ones."""
     if plan.budget is not None:
         _check_calls(site, plan.budget, grads)
     if graphs.is_function(site.graph):
@@ -154,7 +154,8 @@ def note(site: Site, plan: Plan, grads: Sequence[tf.Tensor]) -> None:
 
 
 def check_attention(graph: tf.Graph, sites: Sequence[Site]) -> None:
-    """Warn of attention in blocks that is computed plainly as well, for who reads it since."""
+    """Warn of attention in blocks that is computed plainly as well, because ops that were built
+    since read it."""
     done = [site.attention for site in sites]
     names = dict.fromkeys(name for one in done if one is not None for name in one.names)
     both = plain_as_well(names, autodiff.ends_of(graph)) if names else []
@@ -169,8 +170,7 @@ def check_attention(graph: tf.Graph, sites: Sequence[Site]) -> None:
 
 
 def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> None:
-    """Warn of a step that does not keep a budget that each of its calls for gradients keeps by
-    itself."""
+    """Warn of a step that breaks a budget that each of its calls for gradients keeps by itself."""
     simulated = site.simulate_together(grads)
     need = 0 if simulated is None else safe_bytes(simulated, site.gating)
     if need > budget:

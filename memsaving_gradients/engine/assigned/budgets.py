@@ -1,8 +1,8 @@
-"""From plan to plan, until XLA assigns no more to a step than its budget.
+"""Trials of plans, until XLA assigns no more bytes to a step than its budget.
 
-The first plan is for the share of plain training's simulated bytes that the budget is of what XLA
-assigns to plain training; the next ones for what the real figures say. At last comes the plan of
-least memory. XLA compiles the step for each: once for plain training, and once for most plans.
+The budget is a share of the bytes that XLA assigns to plain training. The first plan gets the same
+share of plain training's simulated bytes; later shares follow from the bytes that XLA assigned. The
+last plan needs least memory. XLA compiles once for plain training, and once for most plans.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["can_be_assigned", "plan_assigned"]
 
 
 def can_be_assigned(call: Call) -> bool:
-    """Whether a call has a budget that can be kept in XLA's bytes when its function is traced.
+    """Return whether a call has a budget that can be kept in XLA's bytes after the trace.
 
-    XLA compiles the function by itself, with shapes that are known; what is reduced over replicas,
-    or in blocks of attention already, is not looked at.
+    XLA has to compile the function by itself, with known shapes unless the budget is a fraction.
+    Calls that replicas reduce, or whose attention is in blocks already, are left out.
     """
     limit = call.options.limit
     if limit is None or not call.data_gates or not autodiff.is_compiled_alone(call.graph):
@@ -47,16 +47,16 @@ def can_be_assigned(call: Call) -> bool:
 
 
 def plan_assigned(graph: tf.Graph, sites: Sequence[Site]) -> None:
-    """Plan for the gradients of a function that was just traced to its end.
+    """Plan the gradients of a function that was just traced to its end.
 
     Raises
     ------
     BudgetError
-        If no plan keeps the budget in XLA's bytes; it names the least that does.
+        If no plan keeps the budget in XLA's bytes; the error names the least that one keeps.
     """
-    # Of those that cannot be rewritten it is said, and they stay plain.
+    # Calls that cannot be rewritten stay plain, with a warning.
     sites = [site for site in sites if captured(site) is not None]
-    # TensorFlow initializes new variables, and traces the function once more.
+    # TensorFlow initializes new variables, and then traces the function once more.
     if not sites or reads_new_variables(graph):
         return
     with autodiff.compiling(graph):
@@ -81,7 +81,7 @@ def plan_assigned(graph: tf.Graph, sites: Sequence[Site]) -> None:
 
 
 def _goal(trials: Trials, plain: int) -> Goal:
-    """The budget in bytes that XLA assigns; with several calls, the smallest that was asked for."""
+    """Return the budget in bytes that XLA assigns; of several calls, the smallest budget."""
     goals = []
     for site in trials.sites:
         limit = site.options.limit
@@ -92,7 +92,7 @@ def _goal(trials: Trials, plain: int) -> Goal:
 
 
 def _kept(trials: Trials, goal: Goal) -> Trial:
-    """Follow plans with which XLA assigns no more than a budget."""
+    """Follow plans with which XLA assigns no more bytes than a budget."""
     plain, target = goal.base, goal.budget
     if target >= plain:
         note_ample(trials.graph, goal)
@@ -104,8 +104,8 @@ def _kept(trials: Trials, goal: Goal) -> Trial:
         try:
             trial = trials.within(share)
         except BudgetError as error:
-            # No plan is that small. One between it and the last one may do, and take less time than
-            # that of least memory.
+            # No plan is that small. One between the least and the last plan may fit, and take less
+            # time than the plan of least memory.
             floor = error.least / max(trials.simulated, 1)
             share = (floor + broke) / 2 if broke < PLAIN else floor
             continue
@@ -113,7 +113,7 @@ def _kept(trials: Trials, goal: Goal) -> Trial:
             return trial
         broke = min(share, trial.simulated / max(trials.simulated, 1))
         trials.take_back(trial)
-        # A plan that is aimed at the budget itself breaks it as often as not.
+        # A plan for exactly the budget breaks it as often as not.
         share = next_share(plain, broke, trial.assigned, target) * (1 - EXECUTOR_ADDS) ** (
             attempt + 1
         )

@@ -1,9 +1,8 @@
-"""The share of simulated bytes to plan for, where the bytes that XLA assigns are to be a certain
-number.
+"""The share of simulated bytes to plan for, so that XLA assigns a certain number of bytes.
 
-XLA assigns some bytes whatever the plan is, such as copies of weights in another layout, and some
-in proportion to what is simulated. A line through what plain training and the last plan take knows
-of both.
+XLA assigns some bytes whatever the plan is, such as copies of weights in another layout, and others
+in proportion to the simulated bytes. A line through the bytes of plain training and of the last
+plan accounts for both.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ def next_share(plain: int, share: float, assigned: int, target: int) -> float:
     share, assigned
         The simulated share of the last plan, and the bytes that XLA assigns to it: too many.
     target
-        The bytes that it is to assign at most.
+        The most bytes that XLA may assign.
 
     Examples
     --------
-    Half of what depends on the plan was saved, and a fifth is there whatever the plan is:
+    Half of the bytes that depend on the plan were saved; a fifth of all does not depend on it:
 
     >>> round(next_share(100, 0.5, 60, 40), 3)
     0.25
 
-    Nothing was saved: the plan is to be smaller in proportion.
+    Nothing was saved, so the next share is smaller in proportion:
 
     >>> round(next_share(100, 0.5, 100, 80), 3)
     0.4

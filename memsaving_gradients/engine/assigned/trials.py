@@ -1,4 +1,4 @@
-"""A traced step that follows plans, and what XLA assigns to it."""
+"""A traced step that follows plans, and the bytes that XLA assigns to it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PLAIN = 1.0
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Plans that the calls of a step follow.
+    """A trial: the plans that the calls of a step follow.
 
     Attributes
     ----------
     saved
-        For each call, what it follows.
+        For each call, the plan that it follows.
     program
-        What XLA makes of the step; ``None``: it was not asked.
+        The program that XLA compiled for the step; ``None``: it was not compiled.
     """
 
     saved: Sequence[Saved]
@@ -40,13 +40,13 @@ class Trial:
 
     @property
     def assigned(self) -> int:
-        """The bytes that XLA assigns, besides arguments."""
+        """The bytes that XLA assigns, without arguments."""
         assert self.program is not None
         return self.program.assignment.transient
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing can be saved."""
+        """Whether all calls are plain, since nothing can be saved."""
         return all(one.followed is None for one in self.saved)
 
     @property
@@ -79,23 +79,23 @@ class Trials:
         return max(self._peaks)
 
     def compiled(self) -> Program:
-        """Return what XLA makes of the step as it stands.
+        """Return the program that XLA compiles for the step as it is now.
 
         Raises
         ------
         GraphError
-            XLA cannot compile it.
+            If XLA cannot compile it.
         """
         return compiled(self.graph, self.sites[0].options.batch)
 
     def within(self, share: float) -> Trial:
-        """Follow plans that need ``share`` of the simulated bytes of plain training, without a note
-        where that is all of them.
+        """Follow plans that need at most ``share`` of the simulated bytes of plain training. No
+        note is given if plain training fits.
 
         Raises
         ------
         BudgetError
-            There are none; the graph is as it was.
+            If there are none; the graph is as it was.
         """
         most = share * self.simulated
         shares = [min(PLAIN, most / max(peak, 1)) for peak in self._peaks]
@@ -118,12 +118,12 @@ class Trials:
         Raises
         ------
         BudgetError
-            There are none; the graph is as it was.
+            If there are none; the graph is as it was.
         """
         return self._tried([_anew(site, site.options.budget) for site in self.sites])
 
     def take_back(self, trial: Trial) -> None:
-        """Leave the step as it was before a trial."""
+        """Restore the step as it was before a trial."""
         self._undo(trial.saved)
 
     def _tried(self, sites: Sequence[Site]) -> Trial:
@@ -147,6 +147,6 @@ class Trials:
 
 
 def _anew(site: Site, budget: Any) -> Site:
-    """The same computation in the graph as it stands now, with another budget."""
+    """Return the same computation, in the graph as it is now, with another budget."""
     call = replace(site.call, options=replace(site.call.options, budget=budget))
     return Site(call, site.given, without=site.without)

@@ -1,14 +1,14 @@
-"""From plan to plan, until one keeps its budget as it runs.
+"""The driver: it tries plan after plan, until one keeps its budget in the executor's order.
 
-How the executor runs a step is known when the step is rewritten. Where that breaks the promise, the
-rewrite is taken back, and a plan is made for less; at last the plan of least memory. The same once
-more for the step as a whole, when the function is traced to its end
-(:mod:`~memsaving_gradients.engine.whole_step`).
+The executor's order is known only when the step is rewritten. If the rewritten step breaks the
+budget, the driver takes the rewrite back and plans for fewer bytes, and at last for least memory.
+Calls with a budget wait for the end of their function's trace, and keep it with the whole step
+(:mod:`~memsaving_gradients.engine.step_budget`).
 
 - :mod:`~memsaving_gradients.engine.driver.attempt`: a plan that the graph follows.
-- :mod:`~memsaving_gradients.engine.driver.attempts`: one after the other, for a step as it stands.
-- :mod:`~memsaving_gradients.engine.driver.candidates`: the steps that plans are made for, which
-  differ in how loops are replayed and whether masks are packed; the first that fits.
-- :mod:`~memsaving_gradients.engine.driver.following`: one gradient computation, alone, beside its
+- :mod:`~memsaving_gradients.engine.driver.attempts`: one plan after the other, for one step.
+- :mod:`~memsaving_gradients.engine.driver.candidates`: the variants of a step to plan for, with
+  different loop replays and with masks packed or not; the first that fits.
+- :mod:`~memsaving_gradients.engine.driver.following`: one gradient computation, alone, with its
   replicas, and with the rest of its step.
 """

@@ -1,4 +1,4 @@
-"""A plan that a graph follows: made by a rewrite, described by what the executor makes of it."""
+"""A plan that a graph follows after a rewrite, described by a simulation of the executor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Followed:
     Attributes
     ----------
     outcome
-        The plan, described by what the executor will make of it.
+        The plan, described by a simulation of the executor (under XLA: of the schedule).
     result
         The rewrite; ``None``: gradients are plain.
     """
@@ -29,20 +29,20 @@ class Followed:
 
     @property
     def simulation(self) -> Simulation:
-        """What the executor makes of it."""
+        """The simulation of the step that follows the plan."""
         simulation = self.outcome.plan.simulation
         assert simulation is not None
         return simulation
 
     def keeps(self, need: int) -> bool:
-        """Whether ``need`` is within the budget."""
+        """Return whether ``need`` bytes are within the plan's budget."""
         budget = self.outcome.plan.budget
         return budget is None or need <= budget
 
 
 def follow(site: Site, outcome: Outcome) -> Followed:
-    """Make the graph follow a plan, and describe the plan by what the executor will make of it:
-    of the whole step, or of the gradients, if they are alone."""
+    """Make the graph follow a plan. Except under XLA, describe the plan by a simulation of the
+    executor: of the whole step, or of the gradients if they are planned alone."""
     if outcome.plain:
         return Followed(outcome, None)
     proposal, gates = outcome.proposal, site.data_gates
@@ -64,6 +64,6 @@ def follow(site: Site, outcome: Outcome) -> Followed:
 
 
 def take_back(site: Site, found: Followed | None) -> None:
-    """Leave the graph as it was before ``found`` was followed."""
+    """Restore the graph as it was before it followed ``found``."""
     if found is not None and found.result is not None:
         site.take_back(found.result)

@@ -1,16 +1,16 @@
-"""Plans for a step as it stands, one after the other, until one keeps its budget as it runs.
+"""Attempts at a plan for one step, until a plan keeps the budget in the executor's order.
 
-What the executor, the rest of the step and holes between chunks add to a plan is seen when the
-graph follows it. The first plan leaves room for what is foreseen of that. If it does not keep the
-budget, or leaves much of it, the next ones are asked for more or for less
-(:class:`~memsaving_gradients.engine.driver.window.Window`), for each estimate of what the rest of
-the step takes. A quick plan is nearly as good as the best one, and is found in a tenth of a second;
-so an attempt costs little more than rewriting and simulating the graph. One that cannot be faster
-than a plan that is known is not rewritten.
+The executor, the rest of the step and holes between chunks add bytes to a plan. Their number is
+known when the graph follows the plan; the first plan leaves room for a forecast. If a plan breaks
+the budget, or leaves much of it unused, the next plan is for fewer or for more bytes
+(:class:`~memsaving_gradients.engine.driver.window.Window`). If none keeps the budget, the next
+estimate of the rest of the step is used. A quick plan is nearly as good as the best one and takes a
+tenth of a second. So an attempt costs little more than rewriting and simulating the graph. A plan
+that cannot be faster than a known one is not rewritten.
 
-Into which holes between chunks buffers fall is chance: a plan keeps the budget if each of the steps
-that were simulated does. Where nothing keeps it, the plan of least memory does, or the error names
-that.
+Chance decides which holes between chunks a buffer falls into: a plan keeps the budget if each of
+the simulated steps does. The last attempt is the plan of least memory; if it breaks the budget,
+too, the error names its need.
 """
 
 from __future__ import annotations
@@ -40,25 +40,24 @@ from memsaving_gradients.planners.proposal import SLACK
 
 __all__ = ["STEP_ROUNDS", "Attempts", "no_longer_kept"]
 
-#: Plans that are rewritten and simulated for each estimate: as many as are asked for in a search,
-#: but fewer where an attempt takes seconds (`Site.is_large`), or is the planner's best instead of a
-#: quick one. Chosen by judgement.
+#: The most plans that are rewritten and simulated for each estimate where an attempt takes seconds
+#: (`Site.is_large`), or needs the planner's best plan instead of a quick one. Elsewhere, there are
+#: as many as a search asks for (`ROUNDS`). Chosen by judgement.
 FEW_ATTEMPTS = 5
-#: How often all calls of a step are planned, each time for less than before and the last time for
-#: the least, until the step keeps the budget. Chosen by judgement.
+#: The most rounds in which all calls of a step are planned, until the step keeps the budget. Each
+#: round is for fewer bytes, and the last one for least memory. Chosen by judgement.
 STEP_ROUNDS = 4
-#: Modes in which nobody but a planner says what is recomputed, and nobody allows for a number of
-#: bytes.
+#: Modes in which the planner alone chooses what to recompute, and the user gives no budget.
 SAVING = ("memory", "speed", "slowdown", "planner")
 
 
 class Attempts:
-    """Plans for the gradients of a site, one after the other.
+    """The attempts at a plan for the gradients of a site, one after the other.
 
     Parameters
     ----------
     site
-        The gradient computation, its loops and masks as they are.
+        The gradient computation, with its loops and masks as they are now.
     """
 
     def __init__(self, site: Site) -> None:
@@ -66,18 +65,18 @@ class Attempts:
         self.start()
 
     def start(self, *, alike: bool = False) -> None:
-        """Begin anew, as for a step that was changed. ``alike``: what plans came to before tells
-        what is worth trying now."""
+        """Start again, as after a change of the step. ``alike``: keep the needs and times of
+        earlier plans, which tell whether a plan is worth trying now."""
         self.site.count()
-        #: The fastest plan that keeps the budget.
+        #: The fastest plan so far that keeps the budget.
         self._best: Followed | None = None
         if not alike:
-            #: What plans of earlier estimates need, and their extra time.
+            #: The need of each plan for earlier estimates, and its extra time.
             self._earlier: list[tuple[int, float]] = []
 
     def kept(self, limit: float = math.inf) -> Followed | None:
-        """A plan that keeps the budget, or does what else was asked for; ``None``: nothing can be
-        saved, or no plan was found that keeps it and takes less than ``limit`` of extra time."""
+        """Follow a plan that keeps the budget, or the plan of another mode; ``None``: nothing can
+        be saved, or no plan with less extra time than ``limit`` keeps the budget."""
         if self.mode != "budget":
             return self._only()
         outcome = self._outcome(self._foreseen)
@@ -94,7 +93,7 @@ class Attempts:
         return None if found is None else self._polished(found)
 
     def _only(self) -> Followed | None:
-        """The plan that was asked for, where there is but one."""
+        """Follow the one plan of a mode without a budget."""
         outcome = self._outcome()
         found = None if outcome is None else follow(self.site, outcome)
         if found is not None and self.mode == "saved" and not found.keeps(found.outcome.need):
@@ -103,12 +102,12 @@ class Attempts:
         return self.if_it_saves(found)
 
     def _foreseen(self, search: Search) -> Found:
-        """The plan that may keep the budget, by what is known before it is rewritten."""
+        """Return the plan that may keep the budget, as far as is known before its rewrite."""
         assert self.site.sought is not None
         return search.within(first_need(self.site, self.site.sought))
 
     def _outcome(self, wanted: Callable[[Search], Found] = Search.least) -> Outcome | None:
-        """The plan that was asked for; of those that may keep a budget, the one ``wanted``."""
+        """Return the plan of the mode; under a budget, the plan that ``wanted`` picks."""
         if self.mode == "saved":
             return by_saved_plan(self.site)
         if self.mode in LIMITED:
@@ -118,16 +117,16 @@ class Attempts:
     def _tried(
         self, outcome: Outcome | None, attempts: int, limit: float = math.inf, quick: bool = True
     ) -> Followed | None:
-        """A plan that keeps the budget, and than which a faster one is hardly to be found: of those
-        for the present estimate, of which ``outcome`` is the first. The others are noted.
+        """Follow plans for the current estimate, ``outcome`` first, and return the first one that
+        keeps the budget and leaves no room for a clearly faster one. Note the others.
 
-        Of ``attempts``, a few are left as soon as one keeps it.
+        Make at most ``attempts``; once a plan has kept the budget, a few more.
         """
         window, now, left = Window(), list[tuple[int, float]](), attempts
         assert outcome is not None
         assert outcome.plan.budget is not None
         if outcome.proposal.peak > outcome.plan.budget:
-            # By this estimate nothing fits, and less of the budget is left to ask for.
+            # By this estimate no plan fits, and further plans would be for even fewer bytes.
             return None
         while True:
             left -= 1
@@ -161,11 +160,11 @@ class Attempts:
         return None
 
     def _leaves_room(self, found: Followed, need: int, tried: list[tuple[int, float]]) -> bool:
-        """Whether a plan may be found that is faster by more than `SLACK` than one that keeps the
-        budget, and needs ``need``.
+        """Return whether some plan may be faster by more than `SLACK` than ``found``, which keeps
+        the budget and needs ``need`` bytes.
 
-        Of plans that were ``tried`` and broke it, the line to them tells how long those take that
-        need all of it. Where none did, it is known only that some of it is left.
+        If a ``tried`` plan broke the budget, interpolation gives the time of a plan that uses all
+        of it. If none did, only the unused part of the budget is known.
         """
         plan = found.outcome.plan
         if plan.budget is None:
@@ -178,20 +177,21 @@ class Attempts:
         return plan.extra_time - best > SLACK
 
     def _is_slower(self, need: int, extra: float) -> bool:
-        """Whether plans of earlier estimates take less time than one that needs so many bytes, by a
-        line between those that need more and less."""
+        """Return whether plans for earlier estimates are faster than a plan with this need, by
+        interpolation between those that need more and fewer bytes."""
         if not self._earlier:
             return False
         needs, times = _fastest(self._earlier)
         return bool(need >= needs[0] and extra > np.interp(need, needs, times))
 
     def rescued(self) -> Followed:
-        """The plan of least memory, or a faster one between it and those that broke the budget.
+        """Follow the plan of least memory, or a faster one between it and those that broke the
+        budget.
 
         Raises
         ------
         BudgetError
-            If it does not keep the budget, either; the graph is left as it was.
+            If that plan breaks the budget, too; the graph is left as it was.
         """
         needs = [need for need, _ in self._earlier] if self.site.stopped else []
         self.site.count()
@@ -202,14 +202,14 @@ class Attempts:
             if found.keeps(found.outcome.need):
                 break
             needs.append(found.outcome.need)
-            # What is named as the least is that of all estimates, whatever the budget is.
+            # The error names the least need over all estimates, whatever the budget is.
             if self.site.stopped or not self._counts_less(by=0.0):
                 raise too_small(goal, self._or_plain(goal, min(needs)), self.site.stopped)
         other = self._tried(found.outcome, FEW_ATTEMPTS, quick=False)
         return other or self.again(self._best or found)
 
     def _polished(self, found: Followed) -> Followed:
-        """``found``, or the planner's best plan for as many bytes, if that takes less time and
+        """Follow ``found``, or the planner's best plan for as many bytes if that is faster and
         keeps the budget, too."""
         plan, asked = found.outcome.plan, found.outcome.plan.planned_for
         if not found.outcome.proposal.quick or asked is None or self.site.stopped:
@@ -224,13 +224,13 @@ class Attempts:
                 return other
             take_back(self.site, other)
             found = self.again(found)
-        # Its lower bound is the better one.
+        # Both lower bounds hold; the higher one says more.
         bound = max(plan.lower_bound, outcome.plan.lower_bound)
         plan = replace(plan, lower_bound=min(bound, plan.extra_time))
         return replace(found, outcome=replace(found.outcome, plan=plan))
 
     def least(self) -> Followed | None:
-        """The plan of least memory as it runs, whatever the budget is."""
+        """Follow the plan of least memory in the executor's order, whatever the budget is."""
         outcome = self._outcome()
         if outcome is None:
             return None
@@ -248,28 +248,28 @@ class Attempts:
         return self.again(found)
 
     def again(self, found: Followed) -> Followed:
-        """The graph made to follow a plan once more."""
+        """Make the graph follow a plan once more."""
         return replace(found, result=follow(self.site, found.outcome).result)
 
     def _counts_less(self, by: float = EXECUTOR_ADDS) -> bool:
-        """Whether the rest of the step may take less beside gradients than plans were made for, by
-        more than a share of the budget; the next one is made for that."""
+        """Switch to an estimate of the rest of the step that is lower by more than the share ``by``
+        of the budget, for the next plan; return whether there is one."""
         goal = self.site.goal
         return goal is not None and self.site.count_less(by * goal.budget)
 
     def if_it_saves(self, found: Followed | None) -> Followed | None:
-        """``found``, unless it needs no less than plain training as the executor runs it, which its
-        schedule does not tell.
+        """Return ``found`` if it needs less than plain training in the executor's order, which its
+        schedule does not show; else take it back.
 
-        Checkpoints and tensors to encode that were named are followed, and it is said. Budgets are
-        promises of their own, and a plan from a file is what was asked for.
+        Named checkpoints and encodings are followed in any case, with a warning. Plans for a budget
+        (a promise of its own) and saved plans (the user's request) are not checked.
         """
         if found is None or found.result is None or self.mode in ("budget", "saved"):
             return found
         plan, site = found.outcome.plan, self.site
-        # The least that plain training may take is what recomputing must beat: it moves ops to
-        # where they may meet others. What is packed or encoded alone is there in the same order,
-        # and compared as it is on average.
+        # Recomputation moves ops to where they may meet others, so it has to beat the least that
+        # plain training may take. Packing and encoding keep the order of ops: they are compared
+        # with the average.
         before = site.original()[1]
         need = plan.allocated
         most = plan.allocated_plain if plan.clones else chunk_bytes(before, site.gating)
@@ -292,13 +292,13 @@ class Attempts:
         return None
 
     def _or_plain(self, goal: Goal, need: int) -> int:
-        """The least of what a plan and plain training need, which nobody gets who asks for loops to
-        be replayed."""
+        """Return the lower of the needs of a plan and of plain training; the latter does not count
+        if the user asked for a way to treat loops."""
         return need if self.site.options.loops != "auto" else min(need, goal.plain_need)
 
 
 def _fastest(tried: list[tuple[int, float]]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """What plans need, in order, and the least extra time of those that need no more."""
+    """Return the needs of plans in ascending order, and the least extra time within each."""
     needs, times = np.array(sorted(tried)).T
     return needs, np.minimum.accumulate(times)
 
@@ -308,7 +308,7 @@ def _extra(found: Followed | None) -> float:
 
 
 def no_longer_kept(outcome: Outcome) -> PlanError:
-    """The error for a saved plan with which a step breaks the budget that it was made for."""
+    """Return the error for a saved plan with which a step breaks the plan's own budget."""
     given = outcome.given or outcome.plan
     return PlanError(
         "plan",

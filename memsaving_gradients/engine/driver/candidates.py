@@ -1,8 +1,8 @@
-"""The steps that plans are made for: loops replayed in one way or another, masks packed or not.
+"""The candidates: steps to plan for, with loops replayed in different ways, masks packed or not.
 
-Replays keep the state of a loop at fewer steps, and take more time for it; packing takes time that
-recomputing could have. Which is best depends on the budget: the first candidate that fits is
-followed, unless the next one comes to less time.
+Replays keep the state of a loop at fewer steps, and take more time; packing takes time that
+recomputation could use instead. The best choice depends on the budget. The graph follows a plan of
+the first candidate that fits, unless the next candidate's plan takes less time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def first_candidate_that_fits(attempts: Attempts) -> Followed | None:
     Raises
     ------
     BudgetError
-        If there is none; it names the least budget of all candidates.
+        If there is none; the error names the least budget of all candidates.
     """
     site = attempts.site
     try:
@@ -37,7 +37,7 @@ def first_candidate_that_fits(attempts: Attempts) -> Followed | None:
         if ways != [None]:
             site.original()
     except GraphError:
-        # The graph cannot be rewritten, which the first who looks at it says.
+        # The graph cannot be rewritten; the next caller that captures it warns of that.
         ways = [None]
     if ways == [None]:
         return _packed_or_not(attempts)
@@ -56,7 +56,7 @@ def first_candidate_that_fits(attempts: Attempts) -> Followed | None:
 
 
 def each_way(attempts: Attempts) -> Iterator[None]:
-    """Treat loops in one way after the other."""
+    """Treat loops in one way after the other, and yield after each change."""
     ways: list[str | None] = [*attempts.site.loops.ways(WAYS)]
     for way in ways or [None]:
         _treat(attempts, way)
@@ -64,7 +64,7 @@ def each_way(attempts: Attempts) -> Iterator[None]:
 
 
 def _ways(attempts: Attempts) -> list[str | None]:
-    """The ways to treat loops that are tried, in order."""
+    """Return the ways to treat loops that are tried, in order."""
     site, mode = attempts.site, attempts.mode
     loops, asked = site.loops, site.options.loops
     if mode == "saved":
@@ -80,7 +80,7 @@ def _ways(attempts: Attempts) -> list[str | None]:
 
 
 def _least_in_time(site: Site) -> str | None:
-    """The way that saves most of those that take no more time than was allowed."""
+    """Return the way that saves most among those within the allowed time."""
     ways = site.loops.ways(WAYS)
     if len(ways) < 2 or site.options.max_slowdown is None:
         return ways[0] if ways else None
@@ -100,8 +100,8 @@ def _treat(attempts: Attempts, way: str | None) -> None:
 def _cheaper(
     attempts: Attempts, found: Followed | None, ways: Sequence[str | None]
 ) -> Followed | None:
-    """``found``, of the first of ``ways``, or what the next way comes to, if that takes less
-    time."""
+    """Follow ``found``, a plan for the first of ``ways``, or a plan for the next way if that takes
+    less time."""
     if found is None or found.result is None or len(ways) < 2 or attempts.mode != "budget":
         return found
     site = attempts.site
@@ -118,8 +118,8 @@ def _cheaper(
 
 
 def _faster(site: Site, extra: float, attempt: Callable[[], Followed | None]) -> Followed | None:
-    """The plan that ``attempt`` follows, if it takes less than ``extra`` time; else ``None``, and
-    the graph is as it was."""
+    """Return the plan that ``attempt`` follows, if it takes less than ``extra`` time; else restore
+    the graph and return ``None``."""
     try:
         found = attempt()
     except BudgetError:
@@ -131,8 +131,8 @@ def _faster(site: Site, extra: float, attempt: Callable[[], Followed | None]) ->
 
 
 def _packed_or_not(attempts: Attempts, limit: float = math.inf) -> Followed | None:
-    """Follow a plan for the masks as they are. Pack or unpack them instead if that keeps no budget,
-    or takes longer than a first plan of the other way did. ``limit``: as in `Attempts.kept`."""
+    """Follow a plan with masks as they are. Switch packing if no such plan keeps the budget, or if
+    a first plan with packing switched was faster. ``limit``: as in `Attempts.kept`."""
     site = attempts.site
     found = attempts.kept(limit)
     if found is not None or attempts.mode != "budget" or site.sought is None:
@@ -144,7 +144,7 @@ def _packed_or_not(attempts: Attempts, limit: float = math.inf) -> Followed | No
 
 
 def _rescued(attempts: Attempts) -> Followed:
-    """Follow the plan of least memory, with masks packed or not, where others keep no budget."""
+    """Follow the plan of least memory, with masks packed or not, if no other keeps the budget."""
     try:
         return attempts.rescued()
     except BudgetError as error:
@@ -158,8 +158,8 @@ def _rescued(attempts: Attempts) -> Followed:
 
 
 def _packed_otherwise(attempts: Attempts, found: Followed | None) -> Followed | None:
-    """Follow ``found``, or a plan with masks packed the other way, if that one takes less time; it
-    is tried if it does for as many bytes asked for."""
+    """Follow ``found``, or a plan with packing switched if that is faster. Try it only if the
+    planner's plan for the same bytes is faster."""
     site = attempts.site
     if found is None or found.result is None or not _has_other(site):
         return found
@@ -180,8 +180,8 @@ def _packed_otherwise(attempts: Attempts, found: Followed | None) -> Followed | 
 
 
 def _cost_at(site: Site, found: Followed, other: Sought) -> float:
-    """Seconds beyond plain training that a plan for as many bytes as ``found`` takes with masks
-    packed the other way; infinite: none fits, 0: it is not known."""
+    """Return the extra seconds of a plan with packing switched, for as many bytes as ``found``;
+    infinite: no plan fits, 0: they are unknown."""
     asked = found.outcome.plan.planned_for
     if other.search is None or asked is None or found.outcome.estimate != other.estimate:
         return 0.0
@@ -191,13 +191,13 @@ def _cost_at(site: Site, found: Followed, other: Sought) -> float:
 
 
 def _has_other(site: Site) -> bool:
-    """Whether plans may be looked for with masks packed if they are not, or unpacked."""
+    """Return whether a search for plans with packing switched is possible."""
     return site.sought is not None and site.sought.other is not None and not site.stopped
 
 
 def _switch_packing(attempts: Attempts, *, alike: bool = False) -> None:
-    """Look for plans with masks packed if they are not, or unpacked, from now on. ``alike``: as in
-    `Attempts.start`."""
+    """Pack masks if they are not packed, else unpack them, and search plans for that from now on.
+    ``alike``: as in `Attempts.start`."""
     site, sought = attempts.site, attempts.site.sought
     assert sought is not None and sought.other is not None
     site.switch_packing(not site.packed.tensors)

@@ -1,5 +1,5 @@
-"""One gradient computation on its way from plan to plan: alone, beside its replicas, and beside
-other calls of its step."""
+"""The plans of one gradient computation: alone, with its replicas, and with the other calls of its
+step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Following"]
 
 
 class Following:
-    """One gradient computation on its way from plan to plan.
+    """A gradient computation that follows one plan after the other until one fits.
 
     Attributes
     ----------
@@ -30,13 +30,13 @@ class Following:
     attempts
         The plans that are tried for it.
     shared
-        The plan that other replicas of the same step follow, which is followed here as well if it
-        fits; ``None``: there are no replicas.
+        The options and the plan of equal computations, such as replicas; their plan is followed
+        here as well if it fits. ``None``: there are none.
     at_least
         Whether the step follows the plan of least memory because no other one keeps the budget.
     loops_alone
-        After `least`: for each way to replay loops, the bytes of a budget that a step needs and its
-        time (seconds) if nothing else is done.
+        After `least`: for each way to replay loops, without other savings, the bytes of a budget
+        that the step needs and its time (seconds).
     """
 
     def __init__(self, site: Site, shared: Shared | None = None) -> None:
@@ -51,7 +51,7 @@ class Following:
         Raises
         ------
         BudgetError
-            If there is none; the graph is left as it was.
+            If no plan does; the graph is left as it was.
         """
         try:
             with showing(self.site.options.progress) as self.site.progress:
@@ -61,8 +61,8 @@ class Following:
             raise
 
     def least(self) -> Outcome | None:
-        """The plan of least memory, as an error about a budget would name it; the graph is left as
-        it was. ``None``: none saves anything."""
+        """Return the plan of least memory, which a budget error would name; the graph is left as it
+        was. ``None``: no plan saves memory."""
         least: Outcome | None = None
         sought = self.site.sought
         try:
@@ -77,19 +77,19 @@ class Following:
                         sought = self.site.sought
         finally:
             self.site.abandon()
-            # Of what was looked for plans with, for whoever looks on.
+            # The search that found the plan, for callers that search further.
             self.site.sought = sought
         return least
 
     def _kept_or_least(self) -> Followed | None:
-        """A plan that keeps the budget, or else that of least memory."""
+        """Follow a plan that keeps the budget, or else the plan of least memory."""
         try:
             return first_candidate_that_fits(self.attempts)
         except BudgetError:
             return self._least()
 
     def _least(self) -> Followed | None:
-        """The plan of least memory, with loops replayed in the way in which it takes least."""
+        """Follow the plan of least memory, with loops replayed in the way that needs least."""
         self.at_least = True
         best: tuple[int, int] | None = None
         for number, _ in enumerate(each_way(self.attempts)):
@@ -112,12 +112,12 @@ class Following:
             need = safe_bytes(site.as_it_is(step), site.gating)
             self.loops_alone.append((need, step.graph.total_seconds))
 
-    # Beside replicas.
+    # With replicas.
 
     def _by_itself(self) -> Followed | None:
         whole = self.site.whole
         if whole is not None and whole.others:
-            # Whether the step keeps its budget is seen when all its calls are planned.
+            # Whether the step keeps its budget is known only when all its calls are planned.
             found = self._least() if whole.share == 0 else self._kept_or_least()
         else:
             found = first_candidate_that_fits(self.attempts)
@@ -126,8 +126,8 @@ class Following:
         return found
 
     def _as_others_if_it_fits(self) -> Followed | None:
-        """What follows the plan of other replicas, if there are any, this one is equal to them, and
-        keeps the budget; the graph is left as it was otherwise."""
+        """Follow the plan of other replicas if this one is equal to them and keeps the budget; else
+        restore the graph and return ``None``."""
         if self.shared is None or self.shared.plan is None:
             return None
         try:
@@ -144,6 +144,6 @@ class Following:
 
     @property
     def _budget(self) -> int | None:
-        """The budget in bytes of chunks, of which a plan of other replicas does not know."""
+        """The budget in bytes of chunks, which a plan of other replicas does not contain."""
         whole = self.site.whole
         return budget_of(self.site, self.site.original()[1] if whole is None else whole.plain)

@@ -1,8 +1,8 @@
-"""For how many bytes the next plan is asked, when plans are tried one after the other.
+"""The bytes to ask for in the next plan, when plans are tried one after the other.
 
-The executor, the rest of the step and holes between chunks add to what a plan is made for: by a
-per cent or by a third, but by about the same share to the next plan. So the next one is asked for
-what would just do, and what kept the budget and what broke it close in on it from both sides.
+The executor, the rest of the step and holes between chunks add a share to a plan's peak: a per cent
+or a third, but about the same share for the next plan. So the next plan is asked for the peak that
+would just fit. Plans that kept the budget, and plans that broke it, close in on it from both sides.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ __all__ = ["Window"]
 
 @dataclass
 class Window:
-    """Peaks of plans, in bytes asked for, that may be worth trying.
+    """A range of plan peaks, in bytes asked for, that may be worth trying.
 
     Attributes
     ----------
     low
-        The largest that kept the budget, or that is of no use.
+        The largest peak that kept the budget, or was of no use.
     high
-        The least that broke it.
+        The least peak that broke the budget.
     broken
-        How many did.
+        The number of plans that broke the budget.
     asked
-        What the next plan is asked for; ``None``: nothing is left to try.
+        The bytes to ask for in the next plan; ``None``: nothing is left to try.
 
     Examples
     --------
@@ -57,13 +57,13 @@ class Window:
     asked: int | None = None
 
     def kept(self, peak: int, used: float) -> None:
-        """Ask for more: a plan of this peak kept the budget, and used this share of it, which is
-        nothing where a step allocates nothing."""
+        """Ask for more bytes: a plan of this peak kept the budget and used this share of it (0 if
+        the step allocates nothing)."""
         self.low = max(self.low, self.asked or 0, peak)
         self.asked = self._near(peak / used * (1 - EXECUTOR_ADDS) if used else math.inf)
 
     def broke(self, peak: int, used: float) -> None:
-        """Ask for less: a plan of this peak used more than all of the budget.
+        """Ask for fewer bytes: a plan of this peak needed ``used`` times the whole budget.
 
         Each step down is larger than the last one: the rest of a step grows as the plan shrinks.
         """
@@ -74,13 +74,13 @@ class Window:
         self.asked = None if is_least else self._near(aimed)
 
     def of_no_use(self, peak: int) -> None:
-        """Ask for more: a plan of this peak takes longer than another one that keeps the budget."""
+        """Ask for more bytes: a plan of this peak is slower than one that keeps the budget."""
         self.low = max(self.low, self.asked or 0, peak)
         self.asked = self._near(math.inf)
 
     def _near(self, aimed: float) -> int | None:
-        """So many bytes or, where it is known what comes of these, the middle of the window;
-        ``None`` where plans hardly differ in it, or it has no middle."""
+        """Return ``aimed``, or the middle of the window if ``aimed`` is outside of it; ``None`` if
+        plans in the window hardly differ, or it has no middle."""
         if self.low * (1 + EXECUTOR_ADDS) ** 2 >= self.high:
             return None
         if not self.low < aimed < self.high:

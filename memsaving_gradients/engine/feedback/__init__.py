@@ -1,1 +1,1 @@
-"""Notes, warnings and a progress bar for whoever asks for gradients."""
+"""Notes, warnings and a progress bar for the user who asks for gradients."""

@@ -1,5 +1,5 @@
-"""What is said where a gradient computation turns out otherwise than was asked for: gradients stay
-plain, plain training meets the budget, encodings are not used, planning ended early."""
+"""Warnings and notes for gradient computations that differ from the request: gradients stay plain,
+plain training meets the budget, encodings are not used, planning ended early."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def warn_nothing_saved(
     why: str,
     what: str = "gradients are plain TensorFlow gradients and save no memory",
 ) -> None:
-    """Say, once for each graph, why gradients are TensorFlow's own, or else ``what`` is so."""
+    """Warn that gradients are plain, or of ``what`` instead, and why; once for each graph."""
     if graph_state.warned(graph, why):
         return
     warn(f"{what}: {why}.", NothingSavedWarning)
@@ -53,7 +53,7 @@ def note_ample(graph: tf.Graph, goal: Goal) -> None:
 
 
 def note_unused(plan: Plan, named: Collection[str]) -> None:
-    """Say it, if none of the tensors that were named to be encoded is."""
+    """Tell the user if none of the tensors ``named`` for encoding is encoded."""
     encoded = {decision.tensor for decision in plan.stored}
     if named and encoded.isdisjoint(named):
         warn(
@@ -65,7 +65,7 @@ def note_unused(plan: Plan, named: Collection[str]) -> None:
 
 
 def warn_stopped(plan: Plan, why: str) -> None:
-    """Say that planning ended early."""
+    """Warn that planning ended early."""
     warn(
         f"planning was {ENDED[why]}; the best plan so far is used: extra time about"
         f" {format_share(plan.extra_time, 1)}, at most {format_share(plan.gap, 1)} of a step above"

@@ -1,5 +1,5 @@
-"""Telling how far planning is: a bar in a terminal for whoever waits longer than a second, or a
-function of the user's."""
+"""Reports on the progress of planning: a bar in a terminal after a second, or calls of the user's
+function."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Hook = Callable[[float, str], None]
 
 @contextmanager
 def showing(progress: Any) -> Iterator[Hook | None]:
-    """The hook for `Limits.progress` that ``progress`` asks for; it is told of the end unless there
-    was an error.
+    """Yield the hook for `Limits.progress` that ``progress`` asks for, and report the end to it
+    unless there was an error.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def showing(progress: Any) -> Iterator[Hook | None]:
     """
     if callable(progress):
         yield progress
-        # It may stop planning at any call; now there is nothing to stop.
+        # The function may stop planning at any call; now nothing is left to stop.
         with suppress(Interrupted):
             progress(1.0, "done")
     elif progress is False or not sys.stderr.isatty():
@@ -52,8 +52,8 @@ def showing(progress: Any) -> Iterator[Hook | None]:
 
 
 def _bar(at_end: ExitStack) -> Hook:
-    """A hook that shows a bar from the first call after a second on; ``rich`` draws it where it is
-    installed."""
+    """Return a hook that shows a bar from its first call after a second on; ``rich`` draws the bar
+    if it is installed."""
     began = time.monotonic()
     draw: Hook | None = None
 

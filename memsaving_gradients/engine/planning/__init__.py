@@ -1,2 +1,2 @@
-"""From gradients that TensorFlow built to a plan for them, in one of three ways: by a mode, within
-limits, or as a saved plan says."""
+"""Plans for gradients that TensorFlow built, found in one of three ways: by a mode, within limits,
+or from a saved plan."""

@@ -1,5 +1,5 @@
-"""Plans by a mode: the least memory, what is cheap to recompute, or what keeps tensors that were
-named."""
+"""Plans by a mode: the plan of least memory, the plan that recomputes cheap ops, or the plan that
+keeps named tensors."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _BY_MODE = {"memory": least_memory.plan, "speed": cheap_ops.plan}
 
 
 def by_mode(site: Site, mode: str) -> Outcome | None:
-    """What a mode or named checkpoints come to; ``None``, after a warning, if that saves
-    nothing."""
+    """Return the outcome of a mode or of named checkpoints; ``None``, after a warning, if
+    gradients stay plain."""
     step = captured(site)
     if step is None:
         return None
@@ -76,8 +76,8 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
 
 
 def _packing_may_help(step: CapturedStep, proposal: Proposal, tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether a plan would clearly need less if these took no bytes: packing builds ops and has
-    all be planned again."""
+    """Return whether the plan's peak would be clearly lower if ``tensors`` took no bytes. (Packing
+    is expensive: it builds ops, and planning starts again.)"""
     graph, simulation = step.graph, proposal.simulation
     roots = graph.storage[[step.source.value(tensor) for tensor in tensors]]
     if not len(roots):

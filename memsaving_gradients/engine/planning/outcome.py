@@ -1,5 +1,5 @@
-"""What planning comes to for one gradient computation: a plan, described, or that there is nothing
-to do."""
+"""The outcome of planning for one gradient computation: a described plan, or the decision to
+rewrite nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from memsaving_gradients.schedules.simulate import Simulation
 
 __all__ = ["LIMITED", "Outcome", "captured", "described", "nothing_else"]
 
-#: Modes in which what is plain is the graph before masks were packed.
+#: Modes in which plain training is the graph before masks were packed.
 LIMITED = ("budget", "slowdown", "planner")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What to make of a gradient computation.
+    """The plan for a gradient computation.
 
-    ``plain``: nothing; it does what was asked for as it is. ``stopped``: why planning ended early,
-    or an empty string. ``given``: the saved plan that is followed. ``estimate``: which
-    estimate of the rest of the step ``step`` counts with.
+    ``plain``: whether the graph needs no rewrite to do what was asked for. ``stopped``: why
+    planning ended early, or an empty string. ``given``: the saved plan that is followed.
+    ``estimate``: the number of the estimate of the rest of the step in ``step``.
     """
 
     step: CapturedStep
@@ -41,19 +41,19 @@ class Outcome:
 
     @property
     def need(self) -> int:
-        """The bytes of a budget that it may need."""
+        """The bytes of a budget that the step may need."""
         simulation = self.plan.simulation
         assert simulation is not None
         return safe_bytes(simulation, self.plan.gating)
 
     def as_it_runs(self, simulation: Simulation) -> Outcome:
-        """The same, described by what the executor makes of it."""
+        """Return this outcome, described by a simulation of the executor."""
         plan = replace(self.plan, peak=simulation.peak, simulation=simulation)
         return replace(self, plan=plan)
 
 
 def nothing_else(site: Site, mode: str, name: str) -> Outcome:
-    """Loops are replayed, or attention is in blocks, and nothing else is done."""
+    """Return the outcome that only replays loops or computes attention in blocks."""
     original, before = site.original()
     step = site.capture()
     found = Found(Meter(step.graph, site.gating).plain, 0, None)
@@ -72,8 +72,8 @@ def described(
     budget: int | None = None,
     unpacked: CapturedStep | None = None,
 ) -> Plan:
-    """``unpacked``: the step before masks were packed and loops replayed, which is what is
-    plain."""
+    """Describe a plan. ``unpacked``: the step before masks were packed and loops replayed, which
+    counts as plain training."""
     packed = bool(site.packed.tensors)
     earlier = unpacked if packed or site.is_other else None
     plan = describe(

@@ -1,4 +1,4 @@
-"""Plans that were saved: the one of them that was made for this graph is applied to it."""
+"""Saved plans: find the plan that was made for this graph, and apply it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ __all__ = ["by_saved_plan"]
 
 
 def by_saved_plan(site: Site, plans: Sequence[Plan] = ()) -> Outcome:
-    """The one of ``plans`` that was made for this graph; an error that names the difference if none
-    was.
+    """Return the outcome of the plan, one of ``plans``, that was made for this graph.
 
-    Those that the user gave, if there are no others.
+    Without ``plans``, the plans that the user gave are searched.
 
     Raises
     ------
     PlanError
-        If no plan fits to the graph.
+        If no plan was made for this graph (the error names the difference), or if the plan that
+        was cannot be applied.
     """
     plans = plans or site.options.plan
     unpacked, before = site.original()
     difference = None
     ways = sorted({(plan.loops, plan.packed) for plan in plans})
-    # All that may be packed was, or masks alone.
+    # A packed plan packed masks and parts of other tensors, or masks alone.
     tries = [(way, packed, parts) for way, packed in ways for parts in (True, False)[: 1 + packed]]
     for way, packed, parts in tries:
         candidates = [plan for plan in plans if (plan.loops, plan.packed) == (way, packed)]
@@ -99,8 +99,8 @@ def _applied(
 
 
 def _not_asked_for(site: Site, step: CapturedStep, schedule: Schedule) -> str:
-    """What a saved plan does that needs consent, or room, that was not given with it; empty:
-    nothing."""
+    """Return the problem, if the saved plan needs consent or room that the user did not give;
+    empty: there is none."""
     for op, how in schedule.stored.items():
         ways = {way.means for way in step.graph.storable.get(op, ())}
         if how.fate == "encode" and how.means not in ways:

@@ -1,7 +1,7 @@
-"""Plans within a budget or a slowdown, or what a planner does by itself.
+"""Plans within a budget or a slowdown, or a planner's plan without limits.
 
-Plans are sought for the step as it stands, and for the step with masks packed in bits; which of the
-two is decided by a first plan of each (`seek`).
+Plans are searched for the step as it is, and for the step with masks packed in bits. A first plan
+of each decides between the two (`seek`).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ __all__ = [
 def within_limits(
     site: Site, mode: str, wanted: Callable[[Search], Found] = Search.least
 ) -> Outcome | None:
-    """A plan for a budget, or the one of least memory within a slowdown, or what a planner does by
-    itself.
+    """Return a plan for a budget, the plan of least memory within a slowdown, or a planner's plan
+    without limits.
 
-    ``None``, after a warning, if no plan within the slowdown saves anything, or the planner's does
-    not. ``wanted``: which plan of a search for a budget.
+    ``None``, after a warning, if the graph cannot be rewritten, or if no plan within the slowdown
+    or of the planner saves memory. ``wanted``: picks the plan from a search for a budget.
     """
     options = site.options
     if site.sought is None:
@@ -104,8 +104,8 @@ def within_limits(
 
 
 def seek(site: Site) -> Sought | None:
-    """What plans are made for, and with what: the step, with masks packed. ``None``, after a
-    warning: it cannot be rewritten."""
+    """Return the step to plan for, with masks packed or not, and the search for its plans;
+    ``None``, after a warning: the graph cannot be rewritten."""
     options = site.options
     step = captured(site)
     if step is None:
@@ -121,12 +121,12 @@ def seek(site: Site) -> Sought | None:
     limited = goal is not None or options.max_slowdown is not None
     if not limited:
         if site.packed.parts and _plain_peak(packed.step) >= _plain_peak(step):
-            # Where the largest of them are read, what is packed is there beside what is unpacked.
+            # Where the largest tensors are read, packed and unpacked copies are alive together.
             site.unpack()
             site.pack(parts=False)
             packed = replace(packed, step=site.capture())
         return replace(packed, search=search_of(site, packed.step, before))
-    # Packing takes time that recomputing could have, too.
+    # Packing takes time that recomputation could use instead.
     site.switch_packing(False)
     other = Sought(step, unpacked, before, goal, search_of(site, step, before))
     seconds = packed.step.graph.total_seconds - step.graph.total_seconds
@@ -139,7 +139,7 @@ def seek(site: Site) -> Sought | None:
     site.switch_packing(True)
     packed = replace(packed, search=search_of(site, packed.step, before))
     packed = replace(packed, cost=_cost(packed, site, seconds))
-    # Where nothing fits, the error is to name the least that could be had: that of what is packed.
+    # If neither fits, both costs are infinite. The packed step goes first: its need is the least.
     better, worse = packed, other
     if not is_clearly_less(packed.cost, other.cost):
         site.switch_packing(False)
@@ -148,7 +148,7 @@ def seek(site: Site) -> Sought | None:
 
 
 def _estimated(site: Site, sought: Sought) -> Sought:
-    """What is sought, with the estimate of the rest of the step that counts by now."""
+    """Return ``sought`` with the step and the search for the estimate that is in use now."""
     searched, now = sought.searched, site.estimate
     searched[sought.estimate] = sought.step, sought.search
     if now not in searched:
@@ -159,15 +159,15 @@ def _estimated(site: Site, sought: Sought) -> Sought:
 
 
 def first_share(site: Site) -> float:
-    """The share of a budget to plan with at first: what is left to chance as the executor runs a
-    step takes the rest, and what it adds."""
+    """Return the share of a budget to plan with at first; the rest is for chance in the executor's
+    order, and for the bytes that this order adds."""
     return 1.0 if site.data_gates else (1 - EXECUTOR_ADDS) / (1 + CHANCE)
 
 
 def first_need(site: Site, sought: Sought) -> int:
-    """The bytes in chunks that a first plan may need before it is rewritten, so that it keeps the
-    budget as it runs: the executor adds about as much to it as to plain training, and a little more
-    (3 per cent, in the median of 17 plans for six networks)."""
+    """Return the bytes in chunks that a first plan may need before its rewrite, to keep the budget
+    after it. The executor adds about as much to a plan as to plain training, and a little more: 3
+    per cent, in the median of 17 plans for six networks."""
     assert sought.goal is not None and sought.search is not None
     budget, meter = sought.goal.budget, sought.search.meter
     share = first_share(site)
@@ -179,7 +179,7 @@ def first_need(site: Site, sought: Sought) -> int:
 
 
 def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
-    """A search for plans for a step, with masks packed as they are at the site now."""
+    """Return a search for plans of a step, with masks packed as they are at the site now."""
     options = site.options
     return Search(
         Meter(step.graph, site.gating, before.persistent),
@@ -194,10 +194,10 @@ def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
 
 
 def _cost(sought: Sought, site: Site, packing: float | None = None) -> float:
-    """What is to be little: the extra seconds of a first plan within a budget, or the bytes of that
-    within a slowdown; infinite: there is none.
+    """Return the cost to compare: the extra seconds of a first plan within a budget, or the bytes
+    of the plan within a slowdown; infinite: there is no plan.
 
-    ``packing``: the seconds that packing takes, if there is any.
+    ``packing``: the seconds that packing takes; ``None``: masks are not packed.
     """
     search = sought.search
     assert search is not None
@@ -214,8 +214,8 @@ def _plain_peak(step: CapturedStep) -> int:
 
 
 def budget_of(site: Site, plain: Simulation) -> int | None:
-    """The budget in bytes of chunks; ``None``: there is none. A fraction is one of the least that
-    plain training may need, and 1 the most."""
+    """Return the budget in bytes of chunks; ``None``: there is none. A fraction below 1 refers to
+    the least that plain training may need, and 1.0 to the most."""
     limit = site.options.limit
     if isinstance(limit, float):
         base = safe_bytes if limit == 1 else plain_bytes
@@ -238,7 +238,7 @@ def _goal(site: Site, before: Simulation) -> Goal | None:
 
 
 def unknown_to(site: Site) -> ArgumentError | None:
-    """The error for a budget in bytes for a call whose bytes are not known; ``None``: they are."""
+    """Return the error for a budget in bytes if the call's bytes are unknown, else ``None``."""
     step, before = site.original()
     options = site.options
     error = unknown_bytes(step, before.peak, options.batch_size, options.asked_budget[0])
