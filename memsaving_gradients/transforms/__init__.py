@@ -1,5 +1,5 @@
-"""Exchanges of whole subgraphs for others with the same results in less memory.
+"""Transforms that exchange whole subgraphs for others with the same results in less memory.
 
-They are made before a plan: loops that are replayed in segments, attention in blocks, bits in the
-place of masks.
+They run before planning: loops are replayed in segments, attention is computed in blocks, and masks
+are packed into bits.
 """

@@ -1,8 +1,8 @@
-"""Attention that takes memory for queries and keys, not for their pairs.
+"""Attention in blocks of queries and keys, which never holds its largest tensors as a whole.
 
-Attention is computed block by block with an online softmax, whatever its scores are made of:
-`dot_product_attention`, `additive_attention`, and the layers in `memsaving_gradients.keras` that
-replace those of Keras. `pattern` finds attention in a traced graph and exchanges it.
+`dot_product_attention` computes scores block by block with an online softmax. `additive_attention`
+keeps its scores and computes the sums behind them in blocks. The layers in
+`memsaving_gradients.keras` replace Keras' own. `pattern` exchanges attention in a traced graph.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Additive attention without the sum of each query and each key.
+"""Additive attention that never holds the sums of all queries and keys.
 
 The scores of additive attention (Bahdanau et al. 2014, arXiv 1409.0473) are ``Σ scale · tanh(query
 + key)``: a sum over the width, of ``queries × keys × width`` numbers. Plain training keeps them,
-and several more while it computes: in a translation model with long sentences nearly all of its
-memory. They are cheap to recompute from queries and keys (Meng et al. 2017, "Training deeper models
-by GPU memory optimization on TensorFlow"). Meng et al. recompute them as a whole; here both passes
-do it block by block, so that they are never there. One more ``tanh`` in the gradient pays for it.
+and holds several times as many while it computes: nearly all the memory of a translation model with
+long sentences. They are cheap to recompute from queries and keys (Meng et al. 2017, "Training
+deeper models by GPU memory optimization on TensorFlow"). Meng et al. recompute them as a whole;
+here both passes compute them block by block. The cost is one more ``tanh`` in the gradient.
 
-The softmax is a plain one of all scores. An online softmax would not hold them, but blocks of sums
-are small: their products with values are of 16 × 16 matrices for 16 batches of width 256. A step
-with 100 queries and keys, and values of width 512, took 1.2 times the processor time.
+The softmax is a plain one over all scores. An online softmax would not hold them. But blocks of
+sums are small, and it would multiply values by 16 × 16 matrices for 16 batches of width 256. With
+it, a step with 100 queries and keys, and values of width 512, took 1.2 times the processor time.
 
-With ``T = tanh(Q + K)`` and ``D = scale · (1 - T²)``, gradients for queries, keys and ``scale`` are
-sums of ``dS D``, ``dS D`` and ``dS T`` over keys, queries and both. The change of scores in
-directions ``A, B, C`` of the three is ``Σ D (A + B) + C T``. Its gradient ``dS'`` gives
+With ``T = tanh(Q + K)`` and ``D = scale · (1 - T²)``, the gradient for queries is ``dS D`` summed
+over keys; for keys, it is summed over queries. For ``scale`` it is ``Σ dS T`` over both. Scores
+change by ``Σ D (A + B) + C T`` in directions ``A, B, C`` of the three. Its gradient ``dS'`` gives
 
     for Q + K: dS' (1 - T²) (C - 2 scale T (A + B))
     for scale: Σ dS' (1 - T²) (A + B)
@@ -95,7 +95,7 @@ def additive_attention(
     dropout
         The share of weights that is set to zero; the others are scaled up.
     seed : Tensor [2] of integers
-        The dropped weights follow from it; needed with ``dropout``.
+        Determines the dropped weights; needed with ``dropout``.
     block
         The most queries and keys of a block: one number or two. ``None``: as many as 4 MiB of sums
         hold.
@@ -228,7 +228,7 @@ def _second(
 
 @dataclass(frozen=True)
 class AdditiveScores(TwiceDifferentiable):
-    """``Σ scale · tanh(query + key)``, of queries, keys and ``scale`` in the dtype of sums.
+    """The scores ``Σ scale · tanh(query + key)``; all three inputs have the dtype of sums.
 
     A block of queries or keys is ``[batch, size, width]``; ``scale`` is ``[width]``.
     """
@@ -239,7 +239,7 @@ class AdditiveScores(TwiceDifferentiable):
     def of(
         options: Options, inputs: Tensors, masks: Tensors = (), seed: tf.Tensor | None = None
     ) -> AdditiveScores:
-        """Return the scores of queries, keys and, as the last of inputs, ``scale``."""
+        """Return the scores of queries, keys and ``scale``, which is the last of ``inputs``."""
         query, key, scale = inputs[0], inputs[1], inputs[-1]
         dtype = tf.float64 if query.dtype == tf.float64 else tf.float32
         batch, _, width = shape_of(query)
@@ -268,10 +268,10 @@ class AdditiveScores(TwiceDifferentiable):
             slope = of_scores[..., tf.newaxis]
             of_scale = shared[0] + _over_pairs(tanh, slope)
             with tf.control_dependencies([of_scale]):
-                # Nothing else reads `tanh` then: its buffer takes the square.
+                # Nothing else reads `tanh` any more, so its buffer takes the square.
                 square = tf.square(tanh)
             part = slope * (1 - square)
-            # The factor `scale` is the same for all pairs, and applied to the sums.
+            # The factor `scale` is the same for all pairs, so it is applied to the sums.
             of_query, of_key = (tf.reduce_sum(part, axis) * self.scale for axis in (2, 1))
             return of_query, of_key, [of_scale]
 
@@ -313,7 +313,7 @@ class AdditiveScores(TwiceDifferentiable):
         return ScoreTangent(self._masked(at, tanh, minus), change, pullback)
 
     def shared_sums(self) -> list[tf.Tensor]:
-        """Return zeros, to sum the gradient for ``scale``."""
+        """Return the initial sum of gradients for ``scale``: zeros."""
         return [self.zeros(*shape_of(self.scale))]
 
 
@@ -330,7 +330,7 @@ def _over_pairs(block: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
 
 def _side(entries: int, batch: Any, width: Any) -> Any:
-    """Return the side of square blocks of at most so many entries; positive."""
+    """Return the side of square blocks of at most ``entries`` numbers; positive."""
     if isinstance(batch, int) and isinstance(width, int):
         return max(1, math.isqrt(entries // max(1, batch * width)))
     root = tf.sqrt(tf.cast(entries, tf.float32) / tf.cast(maximum(batch * width, 1), tf.float32))

@@ -1,4 +1,4 @@
-"""Attention in blocks as one differentiable computation, whichever scores it has."""
+"""Attention in blocks as one differentiable computation, for any kind of scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Kind", "attend"]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of attention, before its tensors: eager execution traces one graph for each.
+    """A kind of attention, without its tensors: eager execution traces one graph for each kind.
 
     Attributes
     ----------
@@ -63,10 +63,10 @@ def attend(
     Parameters
     ----------
     inputs
-        Queries, keys, values, and what all blocks of scores share.
+        Queries, keys, values, and the inputs that all blocks of scores share.
     masks
         Masks with as many axes as scores, ``[..., queries or 1, keys or 1]``; a query sees a key if
-        all of them say so.
+        all masks are true.
     seed
         The seed of dropout.
     mean

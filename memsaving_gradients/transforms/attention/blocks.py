@@ -43,8 +43,8 @@ Length = Any
 #: a step of 2 × 4096 positions of width 64 took 557, 417, 425, 433 and 421 ms of a CPU with blocks
 #: of 0.5, 2, 8, 32 and 128 MiB.
 BLOCK_BYTES = 8 * 2**20
-#: A block of scores may always take as many bytes: smaller blocks would save memory where nothing
-#: is short, and cost time (152 ms with 0.5 MiB, 113 ms with 2 MiB, at 8 × 1024 positions of width
+#: A block of scores may always take this many bytes. Smaller blocks would save memory where there
+#: is enough, and cost time (152 ms with 0.5 MiB, 113 ms with 2 MiB, at 8 × 1024 positions of width
 #: 64).
 FREE_BYTES = 2**20
 #: The least queries or keys of a block. A step of 8 × 1024 positions of width 64 took 2324, 718,
@@ -103,7 +103,7 @@ class BlockedAxis:
 
     @property
     def padding(self) -> Length:
-        """Positions beyond the end."""
+        """The number of positions beyond the end."""
         return self.count * self.size - self.length
 
     @property
@@ -119,7 +119,7 @@ class BlockedAxis:
         x
             A tensor with ``length`` positions on ``axis``.
         axis
-            A negative number, not that of the last axis.
+            A negative number other than -1.
         fill
             The number at positions of padding.
         """
@@ -134,7 +134,7 @@ class BlockedAxis:
         return tf.transpose(x, _order(rank, axis))
 
     def join(self, blocks: tf.Tensor, axis: int) -> tf.Tensor:
-        """Return the tensor of which `split` makes ``blocks``."""
+        """Return the tensor that `split` turns into ``blocks``."""
         rank = blocks.shape.rank - 1
         axis += rank
         order = _order(rank, axis)
@@ -159,8 +159,8 @@ def _order(rank: int, axis: int) -> list[int]:
 def block_sizes(pairs: Length, rows: Length, columns: Length, width: int) -> tuple[Length, Length]:
     """Return the most queries and keys of a block: powers of two, keys no more than queries.
 
-    A block of scores takes no more bytes than all keys do, so that it never decides the peak, or
-    `FREE_BYTES`; and at most `BLOCK_BYTES`. No side is below `LEAST_SIDE`.
+    A block of scores takes no more bytes than all queries or all keys, so that it never decides the
+    peak, or `FREE_BYTES`. It takes at most `BLOCK_BYTES`, but no side is below `LEAST_SIDE`.
 
     Parameters
     ----------
@@ -231,12 +231,12 @@ class BlockList:
 
     @staticmethod
     def like(blocks: tf.Tensor, dtype: tf.DType) -> BlockList:
-        """Return the layout for as many blocks of the same shape."""
+        """Return the layout for as many blocks as in ``blocks``, of the same shape."""
         places, *shape = shape_of(blocks)
         return BlockList(places, shape, dtype)
 
     def zeros(self) -> tf.Tensor:
-        """Return a list of zeros; all places share one block."""
+        """Return a list of zeros, whose places share one block."""
         shape = tf.stack(self.shape) if self.shape else tf.zeros([0], tf.int32)
         blocks = tf.raw_ops.TensorListReserve(
             element_shape=shape, num_elements=self.places, element_dtype=self.dtype
@@ -291,5 +291,5 @@ def run(function: Callable[..., Any], formula: Any, *tensors: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _traced(function: Callable[..., Any], formula: Any, ranks: tuple[int | None, ...]) -> Any:
-    # One function for each choice of ranks: of two ranks, TensorFlow would trace an unknown one.
+    # One function per choice of ranks: TensorFlow would generalize two ranks to an unknown one.
     return tf.function(partial(function, formula), autograph=False, reduce_retracing=True)

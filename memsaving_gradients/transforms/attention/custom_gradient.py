@@ -1,11 +1,11 @@
 """A computation with a gradient of its own, and a gradient of that gradient.
 
-``tf.custom_gradient`` keeps whatever the gradient function reads, and lets TensorFlow differentiate
-what it computes. TensorFlow must not differentiate a gradient in blocks: its loops would keep every
-block. So the gradient is a computation with a gradient of its own as well. That second gradient
-refuses to be differentiated, instead of holding what the first two avoid. Forward mode works for
-the first order: TensorFlow makes a product with the Jacobian by transposing the gradient, which the
-second order gives.
+``tf.custom_gradient`` keeps all tensors that the gradient function reads, and lets TensorFlow
+differentiate that function. TensorFlow must not differentiate a gradient in blocks: its loops would
+keep every block. So the gradient has a gradient of its own, too. That second gradient refuses to be
+differentiated, instead of holding the blocks that the first two avoid. Forward mode works for the
+first order: TensorFlow computes a product with the Jacobian by transposing the gradient, for which
+it uses the second one.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Passes:
     name
         The name of the computation, for errors.
     forward
-        ``forward(formula, inputs, *given)`` returns the result, and a sequence ``kept`` of what
-        ``backward`` needs in addition to the inputs and the result.
+        ``forward(formula, inputs, *given)`` returns the result, and a sequence ``kept`` of tensors
+        that ``backward`` needs in addition to the inputs and the result.
     backward
         ``backward(formula, inputs, given, result, kept, upstream)`` returns a gradient for each
         input.
     second
         ``second(formula, inputs, given, result, kept, upstream, directions)`` returns the
-        gradients, for each input and for ``upstream``, of the inner product of ``directions`` with
-        what ``backward`` returns.
+        gradients, for each input and for ``upstream``, of the inner product of ``directions`` and
+        the result of ``backward``.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Passes:
 def differentiable(
     passes: Passes, formula: Any, inputs: Tensors, given: tuple[Any, ...] = ()
 ) -> tuple[tf.Tensor, ...]:
-    """Return the result of the forward pass, differentiable twice, and what it keeps, constants.
+    """Return the result of the forward pass, twice differentiable, and ``kept`` as constants.
 
     Parameters
     ----------

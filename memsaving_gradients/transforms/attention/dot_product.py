@@ -2,10 +2,10 @@
 
 Plain attention (Vaswani et al. 2017, arXiv 1706.03762) keeps scores or weights from the forward to
 the backward pass: ``queries × keys × heads`` numbers, several times while it computes. Here both
-passes go through them in blocks (Rabe & Staats 2021, arXiv 2112.05682; Dao et al. 2022, arXiv
+passes compute them in blocks (Rabe & Staats 2021, arXiv 2112.05682; Dao et al. 2022, arXiv
 2205.14135) and keep the output and one number for each query. The gradient is exact: the same sums
-in another order. It takes one product of matrices more than the six of plain attention; smaller
-passes over memory win some of that back.
+in another order. The two passes take seven products of matrices, one more than plain attention;
+smaller passes over memory save some of that time.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def dot_product_attention(
     mask : Tensor of booleans, broadcastable to [..., queries, keys], optional
         True where a query sees a key. It is never broadcast as a whole; a mask ``[..., 1, keys]``
         costs next to nothing. A query that sees no key gets the mean of all values, as from equal
-        scores (which are not dropped).
+        weights without dropout.
     bias : Tensor, broadcastable to [..., queries, keys], optional
-        Added to the scores. Differentiable; its gradient takes as much memory as it does.
+        Added to the scores. Differentiable; its gradient takes as much memory as the bias.
     causal
         Whether query ``i`` sees keys up to ``i`` only. Blocks that no query sees are not computed.
     scale : number or scalar tensor, optional
@@ -86,10 +86,10 @@ def dot_product_attention(
     dropout
         The share of weights that is set to zero; the others are scaled up.
     seed : Tensor [2] of integers
-        The dropped weights follow from it, and from ``block``; needed with ``dropout``.
+        Determines the dropped weights, together with ``block``; needed with ``dropout``.
     block
         The most queries and keys of a block: one number or two. ``None``: powers of two such that a
-        block of scores takes no more than all keys do (or 1 MiB), and at most 8 MiB.
+        block of scores takes no more than all queries or keys do (or 1 MiB), and at most 8 MiB.
 
     Returns
     -------
@@ -99,8 +99,8 @@ def dot_product_attention(
     Raises
     ------
     ArgumentError
-        An argument has a wrong dtype, shape or value. TensorFlow checks lengths that are unknown
-        when a graph is built, when it runs.
+        An argument has a wrong dtype, shape or value. Lengths that are unknown while a graph is
+        built are checked by TensorFlow when it runs.
     HigherOrderError
         Gradients of gradients of gradients are asked for.
 
@@ -182,10 +182,10 @@ class _Bias:
 
 @dataclass(frozen=True)
 class DotProductScores(TwiceDifferentiable):
-    """``query keyᵀ + bias``.
+    """The scores ``query keyᵀ + bias``.
 
-    Numbers for keys alone (masks) and for queries alone (what a softmax subtracts) ride along in
-    the product, as an additional column of both operands.
+    Numbers for keys alone (masks) and for queries alone (which a softmax subtracts) are part of the
+    product: each is an additional column of both operands.
     """
 
     bias: _Bias | None
@@ -248,7 +248,7 @@ class DotProductScores(TwiceDifferentiable):
         return ScoreTangent(self._masked(at, minus), change, pullback)
 
     def shared_sums(self) -> list[tf.Tensor]:
-        """Return zeros, to sum the gradient for the bias."""
+        """Return the initial sum of gradients for the bias: zeros."""
         return [] if self.bias is None else [self.bias.sums.zeros()]
 
     def shared_gradients(self, sums: Tensors) -> list[tf.Tensor]:

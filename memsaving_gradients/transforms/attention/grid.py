@@ -1,11 +1,11 @@
-"""Queries × keys in blocks: which blocks are computed, and what of each block takes part.
+"""Queries × keys in blocks: which blocks are computed, and which pairs of a block are masked.
 
 No mask is broadcast to all queries and keys. A mask for keys alone becomes one number for each key,
-zero or `MASKED`, which is added to scores. Of any other mask each block takes its part. What
+zero or `MASKED`, which is added to scores. Each block takes its part of any other mask. A mask that
 follows from positions alone (causal, a window) is applied to the blocks that its border crosses;
 blocks beyond the border are not computed.
 
-A masked score is a finite number that no sum with scores changes and whose exponential is zero.
+A masked score is a finite number. Adding scores does not change it, and its exponential is zero.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memsaving_gradients.transforms.attention.pairs import Place, padded
 
 __all__ = ["MASKED", "Grid", "Options"]
 
-#: The first block, the end, and whether positions mask some of the pairs in these blocks.
+#: The first block, the end, and whether positions mask some pairs in these blocks.
 Range = tuple[Any, Any, bool]
 
 #: Fact: a masked score. Every score below half of it is masked.
@@ -100,7 +100,7 @@ class Grid:
     ) -> Grid:
         """Return the grid of queries and keys, without masks.
 
-        ``largest`` are the most queries and keys of a block, if the options do not say.
+        ``largest``: the most queries and keys of a block, if the options do not set them.
         """
         axis, rank = options.axis, query.shape.rank
         batch = [n for i, n in enumerate(shape_of(query)[:-1]) if i != rank + axis]
@@ -138,7 +138,7 @@ class Grid:
     def _number(self, value: float) -> tf.Tensor:
         return tf.constant(value, self.dtype)
 
-    # --- which blocks
+    # --- the blocks that are computed
 
     def keys_of(self, i: Any) -> list[Range]:
         """Return the blocks of keys that block ``i`` of queries sees."""
@@ -195,14 +195,14 @@ class Grid:
             carried = loop(start, stop, turn, carried)
         return carried
 
-    # --- what is computed in a block
+    # --- the computations in a block
 
     def key_mask(self, place: Place) -> tf.Tensor | None:
         """Return the column to add to the scores of each key, or ``None``."""
         return None if self.key_masks is None else self.key_masks[place.column]
 
     def mask_pairs(self, place: Place, scores: tf.Tensor) -> tf.Tensor:
-        """Return ``scores`` after the masks of pairs, and of positions on a border."""
+        """Return ``scores`` after the masks of pairs and, on a border, of positions."""
         for mask in self.masks:
             scores = tf.where(place.part(mask), scores, self._number(MASKED))
         if place.border:
@@ -246,7 +246,7 @@ class Grid:
         return tf.cast(tf.matmul(tf.cast(weights, x.dtype), x, transpose_a=transpose), self.dtype)
 
     def drop(self, place: Place, weights: tf.Tensor) -> tf.Tensor:
-        """Return ``weights`` of a block, some of them zero and the others scaled up.
+        """Return ``weights`` of a block after dropout: some are zero, the others scaled up.
 
         A place always drops the same weights.
         """
@@ -258,6 +258,6 @@ class Grid:
     def kept(self, place: Place, shape: Sequence[Length]) -> tf.Tensor:
         """Return which weights of a block are not dropped."""
         seed = tf.random.experimental.stateless_fold_in(self.seed, place.number, alg="philox")
-        # Integers: XLA makes other fractions of the same bits.
+        # Integers, since XLA turns the same bits into other fractions.
         bits = tf.random.stateless_uniform(shape, seed, None, None, tf.uint32, alg="philox")
         return tf.cast(bits, tf.float32) >= self.options.dropout * 2.0**32

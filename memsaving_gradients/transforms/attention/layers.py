@@ -1,8 +1,8 @@
 """Keras' attention layers, computed in blocks: the same constructors, weights, masks and results.
 
 Each layer is a subclass of Keras' own, which it overrides in one place: where Keras computes the
-scores of all queries and keys, or the sums that scores are made of. A layer leaves to Keras what
-cannot be computed in blocks, and warns once. Masks that Keras would broadcast to queries × keys (of
+scores of all queries and keys, or the sums behind them. If a call cannot be computed in blocks, the
+layer leaves it to Keras and warns once. Masks that Keras would broadcast to queries × keys (of
 queries, of values, the causal one) stay as small as they are.
 """
 
@@ -31,7 +31,7 @@ _registered = keras.saving.register_keras_serializable(package="memsaving_gradie
 
 
 class _InBlocks:
-    """The common part of the layers: the argument ``block``, and a warning where it has no use."""
+    """The common part of the layers: the argument ``block``, and a warning if it has no use."""
 
     def __init__(self, *args: Any, block: Any = None, **kwargs: Any) -> None:
         if keras.backend.backend() != "tensorflow":
@@ -90,11 +90,11 @@ class _Masks:
 
 @_registered
 class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
-    """`keras.layers.MultiHeadAttention` in memory for queries and keys, not for their pairs.
+    """`keras.layers.MultiHeadAttention` that needs memory for queries and keys, not for pairs.
 
-    Weights, masks (also those that layers hand on), ``use_causal_mask``, ``sliding_window``,
+    Weights, masks (also those that layers pass on), ``use_causal_mask``, ``sliding_window``,
     dropout and policies of mixed precision work as in Keras' layer; the two can exchange weights.
-    Dropout drops as many weights as Keras' layer with the same seed, but others. With
+    With the same seed, dropout drops as many weights as Keras' layer, but different ones. With
     ``return_attention_scores=True``, or attention over several axes, Keras computes all scores.
 
     Parameters
@@ -184,7 +184,7 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
             [query, key, value],
             masks=masks.parts(),
             seed=_seed(self._dropout_layer) if rate else None,
-            # Keras has two ways, which may differ for a query that sees no key.
+            # Keras computes this in two ways, which may differ for a query that sees no key.
             mean=not (self._dropout and _keras.zero_if_all_is_masked()),
         )
         return output, None
@@ -197,13 +197,13 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
 
 @_registered
 class Attention(_InBlocks, keras.layers.Attention):
-    """`keras.layers.Attention` in memory for queries and keys, not for their pairs.
+    """`keras.layers.Attention` that needs memory for queries and keys, not for their pairs.
 
     With ``score_mode="dot"`` it never holds all scores; with ``"concat"`` it holds them, but not
-    the sums that they are made of. With ``return_attention_scores=True`` Keras computes all scores.
-    In mode ``"dot"``, dropout drops as many weights as Keras' layer with the same seed, but others.
-    A query of which all keys are masked gets the mean of all values, as in Keras (without dropout),
-    but passes no gradient to scores; Keras computes a gradient of rounded scores there.
+    the sums behind them. With ``return_attention_scores=True`` Keras computes all scores. In mode
+    ``"dot"``, dropout drops as many weights as Keras' layer with the same seed, but different ones.
+    A query whose keys are all masked gets the mean of all values, as in Keras (without dropout). It
+    passes no gradient to scores; Keras computes a gradient of rounded scores there.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ class Attention(_InBlocks, keras.layers.Attention):
 
 @_registered
 class AdditiveAttention(_InBlocks, keras.layers.AdditiveAttention):
-    """`keras.layers.AdditiveAttention` without the sum of each query and each key.
+    """`keras.layers.AdditiveAttention` that never holds the sums of all queries and keys.
 
     Only these sums, ``[batch, queries, keys, width]``, are computed in blocks, forward and in the
     gradient. Keras computes everything else, dropout included.

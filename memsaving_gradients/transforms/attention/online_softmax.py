@@ -1,19 +1,18 @@
 """Attention block by block, with an online softmax: the forward pass, and its gradient.
 
-Forward, a running maximum and a running sum make the softmax of a row while its blocks go by
+The forward pass computes the softmax of a row block by block, with a running maximum and sum
 (Milakov & Gimelshein 2018, arXiv 1805.02867; Rabe & Staats 2021, arXiv 2112.05682; Dao et al. 2022,
-arXiv 2205.14135). Only the output and the logarithm of the sum are kept. The gradient recomputes
-the weights of each block from them: ``P = exp(S - lse)``, and with ``δ = Σ dO·O`` for each query
+arXiv 2205.14135). It keeps only the output and the logarithm of the sum. The gradient recomputes
+the weights of each block from them: ``P = exp(S - lse)``. With ``δ = Σ dO·O`` for each query:
 
     dV = Pᵀ dO,  dS = P ∘ (dO Vᵀ - δ).
 
 `memsaving_gradients.transforms.attention.scores` computes ``S`` and takes ``dS`` back to queries
-and keys. For dot products this makes 2 products of matrices forward and 5 in the gradient; plain
-attention has 2 and 4.
+and keys. For dot products there are 2 products of matrices in the forward pass and 5 in the
+gradient; plain attention has 2 and 4.
 
-In all of it, ``query[i]`` is a block of queries, ``key[j]`` and ``value[j]`` are blocks of keys and
-values. Dropout draws the weights of a block again, the same ones each time. Sums are in ``float32``
-at least.
+Everywhere, ``query[i]`` is a block of queries, ``key[j]`` and ``value[j]`` are blocks of keys and
+values. Dropout selects the same weights of a block each time. Sums are in ``float32`` at least.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Tensors = Sequence[tf.Tensor]
 
 
 def forward(formula: Formula, inputs: Tensors, *given: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Return the output, and what is kept of each query, in blocks."""
+    """Return the output, and the numbers that are kept for each query, in blocks."""
     attention = formula(inputs, *given)
     scores, value, grid = attention.scores, attention.value, attention.scores.grid
     shape, width = [*grid.batch, grid.rows.size], shape_of(value)[-1]
@@ -129,5 +128,5 @@ def gradients(scores: Scores, found: Sequence[Any], inputs: Tensors) -> list[Any
 
 
 def inner(a: tf.Tensor, b: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return the inner product of each position of ``a`` with that of ``b``, in ``dtype``."""
+    """Return the inner product of ``a`` and ``b`` at each position, in ``dtype``."""
     return tf.reduce_sum(tf.cast(a, dtype) * tf.cast(b, dtype), -1, keepdims=True)

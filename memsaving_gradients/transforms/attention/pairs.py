@@ -1,7 +1,7 @@
-"""Tensors with an entry for each pair of a query and a key, part by part.
+"""Tensors with an entry for each pair of a query and a key, block by block.
 
 Masks and biases may have one row, one column, or one batch for all; a part of them then has one as
-well. What loops compute for each pair goes into a TensorList, one block after the other.
+well. Numbers that loops compute for each pair go into a TensorList, one block after the other.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Place:
 
     @property
     def number(self) -> Any:
-        """The number of the place, row by row."""
+        """The number of the place, counted row by row."""
         return self.row * self.columns.count + self.column
 
     def positions(self, axis: int) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Passes over all blocks of scores: row by row for sums over keys, else column by column.
+"""Passes over all blocks of scores: row by row for sums over keys, otherwise column by column.
 
 In a pass over rows, a block of queries goes through all blocks of keys that it sees, and its
 results are final. In a pass over columns, a block of keys collects its gradient from all blocks of
@@ -21,8 +21,8 @@ __all__ = ["over_columns", "over_rows"]
 Tensors = Sequence[tf.Tensor]
 #: ``step(place, *state)`` returns the state after a block.
 Step = Callable[..., Tensors]
-#: ``pull(place, shared)`` returns the gradient for a block of queries, gradients for what has
-#: blocks of keys, and the new sums of what all blocks share. ``None``: nothing to add.
+#: ``pull(place, shared)`` returns the gradient for a block of queries, gradients for tensors in
+#: blocks of keys, and the new sums that all blocks share. ``None``: nothing to add.
 Pull = Callable[[Place, Tensors], tuple[Any, Sequence[Any], Tensors]]
 
 
@@ -38,8 +38,8 @@ def over_rows(
     layouts
         The layouts of the results.
     row
-        ``row(i)`` returns the first state of block ``i`` of queries, its step with a block of keys,
-        and a function that makes the results of the last state.
+        ``row(i)`` returns three things for block ``i`` of queries: the first state, the step with a
+        block of keys, and a function that computes the results from the last state.
     """
     grid = scores.grid
 
@@ -68,9 +68,9 @@ def over_columns(
     column
         ``column(j)`` returns a function that pulls back each block of scores of these keys.
     shared
-        The first sums of what all blocks share.
+        The initial sums that all blocks share.
     wanted
-        Whether queries and ``columns`` need a gradient. Those that do not have ``None``.
+        Whether queries and ``columns`` need a gradient; it is ``None`` for those that do not.
     """
     grid, count = scores.grid, len(columns)
     of_query, *layouts = (BlockList.like(x, grid.dtype) for x in (scores.query, *columns))

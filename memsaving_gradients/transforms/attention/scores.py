@@ -1,9 +1,9 @@
-"""What an attention is to its passes over blocks: scores of one block at a time, and values.
+"""The interface between attention and its passes over blocks: scores block by block, and values.
 
-The passes (`memsaving_gradients.transforms.attention.online_softmax`) know the softmax and the
-product with values. Where scores come from they learn from `Scores`: how to compute one block of
-them, and how to take the gradient for that block back to its queries, its keys and what all blocks
-share. Dot products, additive scores, and scores found in a graph each implement it.
+The passes (`memsaving_gradients.transforms.attention.online_softmax`) compute the softmax and the
+product with values. `Scores` computes one block of scores. It also takes the gradient for that
+block back to its queries, its keys and the inputs that all blocks share. Dot products, additive
+scores, and scores found in a graph each implement `Scores`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = [
     "empty_rows",
 ]
 
-#: In place of the logarithm of a sum where a query sees no key: all its weights become zero.
+#: Replaces the logarithm of the sum of a query that sees no key: all its weights become zero.
 _EMPTY_ROW = -MASKED
 
-#: The gradients for a block of queries and a block of keys, and the sums of gradients for what all
-#: blocks share.
+#: The gradients for a block of queries and a block of keys, and the sums of gradients for inputs
+#: that all blocks share.
 Pullback = tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]
 
 
@@ -85,15 +85,15 @@ class ScoreTangent:
 class Scores(ABC):
     """Scores of queries and keys.
 
-    The passes keep what `normalized` returns for each query, and hand it back as ``minus``:
-    ``exp(scores - minus)`` are the weights.
+    The passes keep the numbers that `normalized` returns for each query, and pass them back as
+    ``minus``: ``exp(scores - minus)`` are the weights.
 
     Attributes
     ----------
     grid
         The pairs of queries and keys.
     zero
-        A scalar of the dtype of sums, which grappler does not know to be zero.
+        A scalar zero of the dtype of sums, which grappler does not know to be zero.
     query, key
         In blocks, ``[count, ..., size, width]``.
     """
@@ -103,25 +103,25 @@ class Scores(ABC):
     query: tf.Tensor
     key: tf.Tensor
 
-    #: How many numbers the passes keep of each query.
+    #: How many numbers the passes keep for each query.
     kept = 1
-    #: Whether ``dO Vᵀ - δ`` is one product with a column more. That saves a pass over the block (2
-    #: % of a step of 2 × 4 × 1024 positions of width 64 on a CPU), for copies of both operands (1
-    #: MiB).
+    #: Whether ``dO Vᵀ - δ`` is one product with an additional column. That saves a pass over the
+    #: block (2 % of a step of 2 × 4 × 1024 positions of width 64 on a CPU). It costs copies of both
+    #: operands (1 MiB).
     subtracts_in_product = False
 
     @property
     def lowest(self) -> float:
-        """Where the running maximum starts.
+        """The initial value of the running maximum.
 
-        No masked score comes near it: its weight is zero also where a query has seen no key yet.
+        All masked scores are far below it: their weights are zero even before a query sees a key.
         """
         return MASKED / 2
 
     def normalized(
         self, most: tf.Tensor, total: tf.Tensor, mixed: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        """Return the output of a block of queries, and what is kept of them.
+        """Return the output of a block of queries, and the numbers to keep for each of them.
 
         Parameters
         ----------
@@ -136,18 +136,18 @@ class Scores(ABC):
 
     @abstractmethod
     def block(self, at: Block, minus: Sequence[tf.Tensor] = ()) -> ScoreBlock:
-        """Return the scores of a block, less ``minus``: columns with a number for each query."""
+        """Return the scores of a block minus ``minus``: columns with a number for each query."""
 
     def at(self, place: Place) -> Block:
         """Return the queries and keys of a block."""
         return Block(place, self.query[place.row], self.key[place.column])
 
     def shared_sums(self) -> list[tf.Tensor]:
-        """Return zeros, to sum the gradients for what all blocks share."""
+        """Return the initial sums of gradients for inputs that all blocks share: zeros."""
         return []
 
     def shared_gradients(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the gradients for what all blocks share, from their sums."""
+        """Return the gradients for inputs that all blocks share, from their sums."""
         return list(sums)
 
     def zeros(self, *shape: Any) -> tf.Tensor:
@@ -162,12 +162,12 @@ class TwiceDifferentiable(Scores):
     def tangent(
         self, at: Block, direction: Any, to: Block, minus: Sequence[tf.Tensor] = ()
     ) -> ScoreTangent:
-        """Return the scores of a block, less ``minus``, and their change in a direction.
+        """Return the scores of a block minus ``minus``, and their change in a direction.
 
         Parameters
         ----------
         direction
-            Scores of the same class, made of the directions of all inputs.
+            Scores of the same class, built from the directions of all inputs.
         to
             The directions of the block's queries and keys.
         """
@@ -182,5 +182,5 @@ class Attention:
 
 
 def empty_rows(logs: tf.Tensor) -> tf.Tensor:
-    """Return which queries see no key, from what `Scores` keep of each query."""
+    """Return which queries see no key, from the logarithms that `Scores` keep."""
     return logs >= _EMPTY_ROW / 2

@@ -1,19 +1,19 @@
 """The gradient of attention's gradient, in the same blocks.
 
-The gradients of ``f = Σ dO·O`` in directions of scores' inputs and of values are the derivative of
-``f`` in these directions, ``f' = Σ dO·O'``, whose gradient is asked for. With ``S'`` the change of
-scores and ``C`` the direction of values, ``P`` the weights (``M`` drops some of them), ``G = M ∘
-(dO Vᵀ)``, and for each query ``δ = Σ P∘G``:
+The derivative of ``f = Σ dO·O`` in directions of the scores' inputs and of values is
+``f' = Σ dO·O'``. This module computes the gradient of ``f'``. ``S'`` is the change of scores, ``C``
+the direction of values. ``P`` are the weights, of which ``M`` drops some. ``G = M ∘ (dO Vᵀ)``, and
+``δ = Σ P∘G`` for each query:
 
     σ = Σ P∘S',  P' = P ∘ (S' - σ),  G' = M ∘ (dO Cᵀ)
     O' = (P'∘M) V + (P∘M) C                                   the gradient for dO
-    R = G∘S' - σG - δS' + G'                                  that for P
-    W = P ∘ (R - Σ P∘R) = P ∘ (R - (f' - σδ))                 that for S
-    dS = P ∘ (G - δ)                                          that for S'
-    (P'∘M)ᵀ dO                                                that for V
+    R = G∘S' - σG - δS' + G'                                  the gradient for P
+    W = P ∘ (R - Σ P∘R) = P ∘ (R - (f' - σδ))                 the gradient for S
+    dS = P ∘ (G - δ)                                          the gradient for S'
+    (P'∘M)ᵀ dO                                                the gradient for V
 
-The scores take ``W`` and ``dS`` back to their inputs. A first pass over the blocks makes ``σ`` and
-``O'``, a second pass the rest. For dot products these are 15 products where the gradient has 5.
+The scores take ``W`` and ``dS`` back to their inputs. A first pass over the blocks computes ``σ``
+and ``O'``, a second pass the rest. For dot products there are 15 products; the gradient has 5.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def second(
     given, output, kept, upstream
         As in the first gradient.
     directions
-        For each input, what its first gradient is multiplied by.
+        For each input, the tensor by which its first gradient is multiplied.
     """
     dtype = tf.float64 if inputs[0].dtype == tf.float64 else tf.float32
     wide, directions = ([tf.cast(x, dtype) for x in xs] for xs in (inputs, directions))
@@ -74,16 +74,16 @@ def second(
 
 @dataclass(frozen=True)
 class _Passes:
-    """Both passes.
+    """The two passes over the blocks.
 
     Attributes
     ----------
     at
         The attention.
     to
-        The directions of its inputs, cut in the same way.
+        The directions of its inputs, in the same blocks.
     kept
-        What the forward pass kept of each query.
+        The numbers that the forward pass kept for each query.
     upstream
         The gradient for the output, in blocks.
     """
@@ -94,7 +94,7 @@ class _Passes:
     upstream: tf.Tensor
 
     def tangent(self, place: Place) -> ScoreTangent:
-        """Return the scores of a block, of which ``exp`` makes weights, and their change."""
+        """Return the scores of a block, whose exponentials are the weights, and their change."""
         at, to = self.at.scores, self.to.scores
         assert isinstance(at, TwiceDifferentiable)
         return at.tangent(at.at(place), to, to.at(place), [x[place.row] for x in self.kept])

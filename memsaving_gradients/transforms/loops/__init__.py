@@ -1,1 +1,1 @@
-"""Loops that keep their state at some steps only and run the steps between again."""
+"""Loops that keep their state at some steps only and recompute the steps between."""

@@ -1,9 +1,8 @@
-"""Ops of a loop's body run somewhere else: which of them, and how copies come to give the same
-bits.
+"""Copies of ops of a loop's body in other graphs, which give the same bits as the originals.
 
-Grappler fuses an op with the one that alone reads its result, or moves constants past both. Where a
-copy has fewer readers than its original this would happen there alone, and round otherwise: such a
-result is read through an identity that grappler leaves alone.
+Grappler fuses an op with the only op that reads its result, or moves constants past both. If a copy
+has fewer readers than its original, this could happen to the copy alone and change its rounding.
+The reader then reads the copy through an identity that grappler leaves alone.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from graph_tools.tf_private import graphs, loops
 
 __all__ = ["Tensors", "behind", "transplant", "wanted"]
 
-#: By the ``ref()`` of a tensor, what stands for it.
+#: The tensors that replace others, by the ``ref()`` of the replaced tensor.
 Tensors = dict[object, tf.Tensor]
 
 
 def behind(tensors: Iterable[tf.Tensor], stop: Iterable[object] = ()) -> set[tf.Operation]:
-    """The ops behind ``tensors``, but for those of which ``stop`` are the outputs."""
+    """Return the ops that ``tensors`` depend on; ``stop``: refs of tensors to stop at."""
     ends = set(stop)
     found: set[tf.Operation] = set()
     stack = [t for t in tensors if t.ref() not in ends]
@@ -36,8 +35,8 @@ def behind(tensors: Iterable[tf.Tensor], stop: Iterable[object] = ()) -> set[tf.
 
 
 def wanted(graph: tf.Graph, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    """The ops of a function that ``outputs`` need, and those that run for their effect, with what
-    these need and wait for."""
+    """Return the ops of a function that ``outputs`` need, the ops that run for their effect, and
+    all ops that these need or wait for."""
     found: set[tf.Operation] = set()
     stack = [t.op for t in outputs]
     stack += [
@@ -59,12 +58,11 @@ def transplant(
     idle: Collection[tf.Operation] = (),
     waits: bool = False,
 ) -> None:
-    """Copy ``ops`` of ``source`` into the current graph and note in ``stands`` what stands for
-    their outputs.
+    """Copy ``ops`` of ``source`` into the current graph, and add the copies' outputs to ``stands``.
 
-    ``waits``: control edges among them are copied, too. An op that several others read in
-    ``source`` (but for ``idle`` ones, which grappler removes), and one of these here, is read
-    through an identity that stays, or grappler would fuse it with that reader here and not there.
+    ``waits``: control edges among them are copied, too. An op may have several readers in
+    ``source``, not counting ``idle`` ones, which grappler removes. If only one of these is copied,
+    it reads the op through a protected identity. Otherwise grappler could fuse the two here only.
     """
     inside = set(ops)
     copies: dict[tf.Operation, tf.Operation] = {}

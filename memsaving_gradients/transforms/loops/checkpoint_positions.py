@@ -1,24 +1,24 @@
-"""Where a loop's state is kept: its steps divided into segments, those into segments again, and so
-on.
+"""Positions in a loop at which its state is kept, found by dividing its steps into segments.
 
-Going backwards through a loop, the steps between two kept states are run again from the first one.
-With one level of segments of ``leaf`` steps every step runs twice, and T / leaf states are held
-besides what the steps of one segment keep: with leaf = √T that is the scheme of Chen, Xu, Zhang and
-Guestrin ("Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174). With ``repeats``
-levels every step runs ``repeats`` times more, and the segments are those of *treeverse* (Griewank,
-"Achieving logarithmic growth of temporal and spatial complexity in reverse automatic
-differentiation", 1992; "revolve", 2000): while n states may be kept, the first segment is as long
-as n states and ``repeats - 1`` levels can reverse, the next one as long as n - 1 can, and so on, so
-that
+The backward pass recomputes the steps between two kept states from the first of the two. With one
+level of segments of ``leaf`` steps, every step runs twice. The loop holds T / leaf states and the
+values that the steps of one segment keep. With leaf = √T this is the scheme of Chen, Xu, Zhang and
+Guestrin ("Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174).
+
+With ``repeats`` levels of nested segments, every step runs ``repeats`` more times. The segments
+follow *treeverse* (Griewank, "Achieving logarithmic growth of temporal and spatial complexity in
+reverse automatic differentiation", 1992; "revolve", 2000). While n states may be kept, the first
+segment is as long as n states and ``repeats - 1`` levels can reverse. The next one is as long as
+n - 1 states can reverse, and so on:
 
     steps = leaf · C(n + repeats, repeats)
 
-which no other scheme with as many states and repetitions exceeds. A fixed number of levels needs n
-∝ T^(1/repeats); log T levels, n ∝ log T.
+No other scheme with as many states and repetitions reverses more steps. A fixed number of levels
+needs n ∝ T^(1/repeats); log T levels need n ∝ log T.
 
-All of it is arithmetic on scalars in the graph, so that the number of steps may be known at run
-time only. Where not even a bound is known, segment c has c + 1 times ``leaf`` steps: about √(2T /
-leaf) states, and the same number of steps to a segment.
+Scalar ops in the graph compute the positions, so the number of steps may be known at run time only.
+Without any bound, segment c has (c + 1) · ``leaf`` steps: about √(2T / leaf) states, and at most
+about √(2T · leaf) steps in a segment.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def steps_for(states: int, repeats: int, leaf: int) -> int:
-    """How many steps can be reversed with as many ``states`` kept besides the first one.
+    """Return how many steps can be reversed with ``states`` kept states and the first one.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def steps_for(states: int, repeats: int, leaf: int) -> int:
 
 
 def states_for(steps: int, repeats: int, leaf: int) -> int:
-    """The fewest states, besides the first one, with which ``steps`` can be reversed.
+    """Return the fewest states, not counting the first one, with which ``steps`` can be reversed.
 
     Examples
     --------
@@ -70,12 +70,12 @@ def states_for(steps: int, repeats: int, leaf: int) -> int:
 
 
 def leaf_for(steps: int, repeats: int, state: float, step: float) -> int:
-    """The length of the last segments with which the bytes held are least.
+    """Return the length of innermost segments for which a loop holds the fewest bytes.
 
     Parameters
     ----------
     steps
-        Of the loop.
+        Number of steps of the loop.
     repeats
         Levels of segments.
     state
@@ -101,20 +101,20 @@ def leaf_for(steps: int, repeats: int, state: float, step: float) -> int:
 
 
 class Cut:
-    """Segments of a range of steps; all numbers are scalars of dtype int32."""
+    """A division of a range of steps into segments; all numbers are int32 scalars."""
 
     def after(self, step: tf.Tensor) -> tf.Tensor:
-        """Where the segment ends that ``step`` is in (the range may end before)."""
+        """Return the end of the segment that contains ``step`` (the range may end before)."""
         raise NotImplementedError
 
     def before(self, step: tf.Tensor) -> tf.Tensor:
-        """Where the segment begins that the step before ``step`` is in."""
+        """Return the start of the segment that contains the step before ``step``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
 class Uniform(Cut):
-    """Segments of equal length from ``first`` on."""
+    """A division into segments of equal length, from ``first`` on."""
 
     first: tf.Tensor
     leaf: tf.Tensor
@@ -128,7 +128,7 @@ class Uniform(Cut):
 
 @dataclass(frozen=True, eq=False)
 class Triangular(Cut):
-    """Segments of 1, 2, 3, … times ``leaf`` steps, from step 0 on."""
+    """A division into segments of 1, 2, 3, … times ``leaf`` steps, from step 0 on."""
 
     leaf: tf.Tensor
 
@@ -139,22 +139,22 @@ class Triangular(Cut):
         return self._start(self._number(step - 1))
 
     def _start(self, number: tf.Tensor) -> tf.Tensor:
-        # Twice as many as fit into an int32, and one segment more.
+        # int64: the product is twice the start, which may be one segment beyond an int32.
         wide = tf.cast(number, tf.int64)
         start = tf.cast(self.leaf, tf.int64) * (wide * (wide + 1) // 2)
         return tf.cast(tf.minimum(start, tf.int32.max), tf.int32)
 
     def _number(self, step: tf.Tensor) -> tf.Tensor:
-        # The largest c with c (c + 1) / 2 <= step / leaf; exact, for double precision holds every
-        # square of an int32's root.
+        # The largest c with c (c + 1) / 2 <= step / leaf. It is exact, since double precision holds
+        # 8 · units + 1 for every int32.
         units = tf.cast(step // self.leaf, tf.float64)
         return tf.cast((tf.sqrt(8.0 * units + 1.0) - 1.0) / 2.0, tf.int32)
 
 
 @dataclass(frozen=True, eq=False)
 class Binomial(Cut):
-    """The segments of treeverse for ``length`` steps from ``first`` on, each to be divided
-    ``repeats - 1`` times more."""
+    """The treeverse division of ``length`` steps from ``first`` on. Each segment is later divided
+    into ``repeats - 1`` more levels."""
 
     first: tf.Tensor
     length: tf.Tensor
@@ -175,15 +175,15 @@ class Binomial(Cut):
         return self.first + tf.cast(tf.reduce_max(tf.where(earlier, starts, 0)), tf.int32)
 
     def _starts(self) -> tf.Tensor:
-        """Where segments start, from ``first``; as many numbers as there may be states, the last
-        ones too large."""
+        """Return the starts of segments, relative to ``first``: one for each possible state, and
+        the largest int64 for states that the range does not need."""
         leaf = tf.cast(self.leaf, tf.int64)
         reach = leaf * tf.constant(self._reaches(), tf.int64)
         enough = tf.cast(reach < tf.cast(self.length, tf.int64), tf.int64)
         states = tf.reduce_sum(enough)
         number = tf.range(self.most_states + 1, dtype=tf.int64)
         left = tf.maximum(states - number, -1)
-        # left = -1 stands for no states and no first one: nothing is reached.
+        # left = -1 means that not even the first state is left: no step can be reversed.
         table = tf.concat([tf.zeros([1], tf.int64), reach], 0)
         starts = tf.gather(table, states + 1) - tf.gather(table, left + 1)
         return tf.where(number <= states, starts, tf.int64.max)
@@ -198,15 +198,15 @@ class Binomial(Cut):
 
 @dataclass(frozen=True, eq=False)
 class Blocks(Cut):
-    """Ranges of ``length`` steps from step 0 on, each cut by ``block``, which is a cut of the
-    first one."""
+    """A division into ranges of ``length`` steps from step 0 on, each of which is divided as
+    ``block`` divides the first one."""
 
     length: tf.Tensor
     block: Cut
 
     def after(self, step: tf.Tensor) -> tf.Tensor:
         first = step // self.length * self.length
-        # The last segment of a range ends with it, wherever more of them would.
+        # The last segment of a range ends with the range, even if ``block`` ends it later.
         return first + tf.minimum(self.block.after(step - first), self.length)
 
     def before(self, step: tf.Tensor) -> tf.Tensor:
@@ -216,21 +216,21 @@ class Blocks(Cut):
 
 @dataclass(frozen=True)
 class Division:
-    """How a loop's steps are divided.
+    """A division of a loop's steps into levels of segments.
 
     Attributes
     ----------
     repeats
-        How often each step runs again; 1 for segments of equal length.
+        The number of levels, which is how often each step runs again; 1: segments of equal length.
     steps
-        The most steps, or ``None`` where these are known at run time at most.
+        The most steps; ``None``: known at run time, if at all.
     leaf
-        Steps of the last segments; where nothing is known of steps, of one unit.
+        Steps of an innermost segment; if `planned` is ``None``, the unit of `Triangular` segments.
     ratio
-        Where nothing is known of steps: a step's bytes by those of a state.
+        The bytes of a step divided by the bytes of a state; used if `planned` is ``None``.
     told
-        Where ``steps`` is not known: the most steps that the memory is divided for, as somebody
-        told; ``None``: nobody did. More steps work, too, and take more memory.
+        If ``steps`` is ``None``: the most steps as the user stated them, for which memory is
+        planned; ``None``: not stated. More steps work, too, and take more memory.
     """
 
     repeats: int
@@ -245,24 +245,24 @@ class Division:
 
     @property
     def planned(self) -> int | None:
-        """The most steps that the memory is divided for; ``None``: nothing was known of them."""
+        """The most steps for which memory is planned; ``None``: unknown."""
         return self.told if self.steps is None else self.steps
 
     @property
     def most_states(self) -> int | None:
-        """The most states that are kept at the outermost level (the first one included)."""
+        """The most states kept at the outermost level, with the first one; ``None``: unknown."""
         if self.steps is None:
             return None
         return states_for(self.steps, self.repeats, self.leaf) + 1
 
     @property
     def most_leaf(self) -> int | None:
-        """The most steps to a last segment, if that is known."""
+        """The most steps of an innermost segment; ``None``: unknown."""
         return None if self.planned is None else self.leaf
 
     def counts(self, usual_steps: int) -> list[int]:
-        """About how many segments there are at each level, and how many steps to one at the last;
-        for estimates.
+        """Estimate into how many segments each level divides the one above, and, as the last
+        number, the steps of an innermost segment.
 
         Examples
         --------
@@ -282,8 +282,8 @@ class Division:
         return [*found, leaf]
 
     def cut(self, bound: tf.Tensor) -> Cut:
-        """The segments of the whole loop; ``bound`` is the most steps, or negative where there is
-        no bound."""
+        """Return the outermost division of the loop; ``bound`` is the most steps, or negative
+        where there is no bound."""
         zero = tf.constant(0)
         if self.steps is not None:
             return self._divide(zero, tf.constant(self.steps), tf.constant(self.leaf), self.repeats)
@@ -295,7 +295,7 @@ class Division:
         return _Either(bound >= 0, bounded, Triangular(tf.constant(self.leaf)))
 
     def inner(self, first: tf.Tensor, stop: tf.Tensor, level: int) -> Cut:
-        """The segments of one at ``level`` (from 1), which is the range from ``first`` to
+        """Return the division of one segment at ``level`` (from 1), the range from ``first`` to
         ``stop``."""
         repeats = self.repeats - level
         length = stop - first
@@ -308,14 +308,14 @@ class Division:
             return Uniform(first, leaf)
         steps = self.planned
         if steps is None:
-            # Their number is an int32.
+            # The number of steps is an int32.
             most = states_for(tf.int32.max, self.repeats, 1)
         else:
             most = states_for(steps, self.repeats, self.leaf)
         return Binomial(first, length, leaf, repeats, most + 1)
 
     def _leaf_of(self, length: tf.Tensor, repeats: int) -> tf.Tensor:
-        """A length for the last segments that balances states and steps."""
+        """Return a length of innermost segments that balances the bytes of states and steps."""
         root = tf.pow(tf.cast(length, tf.float32) / self.ratio, 1.0 / (repeats + 1))
         return tf.maximum(1, tf.cast(tf.math.ceil(root), tf.int32))
 
@@ -327,13 +327,13 @@ class Replayed:
     Attributes
     ----------
     name
-        Of the loop's op.
+        The name of the loop's op.
     division
-        Where its state is kept.
+        The division of its steps, which decides where its state is kept.
     state_bytes, step_bytes
-        Bytes of one kept state, and of what one step keeps for the gradient.
+        Bytes of one kept state, and of the values that one step keeps for the gradient.
     steps
-        How many steps it has at most; ``None``: known at run time.
+        The most steps; ``None``: known at run time.
     """
 
     name: str

@@ -1,15 +1,14 @@
-"""Loops and their gradients, noted as TensorFlow builds them, and kept right whatever is
-differentiated later.
+"""A hook on the differentiation of loops, which notes their gradients and keeps replays correct.
 
-TensorFlow's function that differentiates loops is wrapped when the first gradients are asked for.
-The wrapper notes which loop is the gradient of which, which nothing in the graph says, and
+TensorFlow's function that differentiates loops is wrapped when gradients are first asked for. The
+graph does not say which loop is the gradient of which loop, so the wrapper notes it. It also
 
 - replays loops inside of functions, branches and other loops at once, if that was asked for
-  (`replaying`): when their gradients have become functions themselves, it is too late;
-- sees to it that a loop which is replayed stays so when it is differentiated a second time: the new
-  gradient is replayed from the same kept states, or, of a call of a function with the loop, is a
-  second call of what the first one made;
-- gives a loop back what TensorFlow made of it when its gradient is differentiated: that needs every
+  (`replaying`): it would be too late once their gradients have become functions;
+- keeps a replayed loop replayed when it is differentiated a second time. The new gradient is
+  replayed from the same kept states. A second gradient of a call of a function with the loop calls
+  the functions of the first gradient again;
+- restores the loop as TensorFlow built it when its gradient is differentiated, which needs every
   step.
 """
 
@@ -57,37 +56,37 @@ __all__ = [
     "stand",
 ]
 
-#: Why loops stay as they are under several tapes, or a persistent one.
+#: The reason why loops stay as they are under several tapes, or a persistent one.
 _PREPARED = (
     "gradients of its gradients are prepared, for there are several tapes around it or a persistent"
     " one; ask for gradients with tf.gradients, or with one tape after the other"
 )
 
-#: Why loops inside of functions, branches and other loops stay as they are when they have gradients
-#: already.
+#: The reason why loops inside of functions, branches and other loops stay as they are if they
+#: already have gradients.
 _DIFFERENTIATED = "other gradients of it were built before, which read each of its steps"
 
-#: How a loop is to be replayed; ``None``: not at all.
+#: A function that decides how a loop is replayed; ``None``: not at all.
 Rule = Callable[[Loop, Gradient], Replayed | None]
 
 
 @dataclass(eq=False)
 class _OfLoop:
-    """What is known of a loop.
+    """A note on a loop.
 
     Attributes
     ----------
     own
-        How many outputs it had before gradients added accumulators; ``None``: it was not
+        The number of outputs that it had before gradients added accumulators; ``None``: it was not
         differentiated.
     is_gradient_of
         The gradient that it is, if it is one.
     gradients
         Its own gradients.
     replay
-        How it is replayed now; ``None``: it is not.
+        Its replay; ``None``: it is not replayed now.
     unseen
-        Whether it has gradients that nobody noted: they were built before, or converted afterwards.
+        Whether it has gradients that are not noted: built before, or converted afterwards.
     """
 
     own: int | None = None
@@ -99,16 +98,16 @@ class _OfLoop:
 
 @dataclass(eq=False)
 class _OfGraph:
-    """What is known of the loops of a graph.
+    """A note on the loops of a graph.
 
     Attributes
     ----------
     gradients
-        Gradients that were built in it.
+        The gradients that were built in it.
     inside
-        The loops of its functions, branches and loops that are replayed.
+        The replayed loops of its functions, branches and loops.
     kept
-        Why others, by name, could not be.
+        The reasons why others of these loops, by name, could not be replayed.
     """
 
     gradients: list[Gradient] = field(default_factory=list)
@@ -121,14 +120,14 @@ _rule: ContextVar[tuple[tf.Graph, Rule] | None] = ContextVar(
 )
 
 
-#: Not context variables: distribution strategies trace in threads of their own.
+#: The rules of `stand`. No context variable: distribution strategies trace in their own threads.
 _standing: list[Callable[[], Rule | None]] = []
 
 
 @contextmanager
 def replaying(graph: tf.Graph, rule: Rule) -> Iterator[None]:
-    """Loops that are differentiated inside, but for those of ``graph`` itself, are replayed as
-    ``rule`` says."""
+    """Replay loops that are differentiated in this context as ``rule`` says, except for loops of
+    ``graph`` itself."""
     _note_gradients()
     token = _rule.set((graph, rule))
     try:
@@ -138,30 +137,29 @@ def replaying(graph: tf.Graph, rule: Rule) -> Iterator[None]:
 
 
 def stand(rule: Callable[[], Rule | None]) -> Callable[[], None]:
-    """As `replaying`, for whatever is differentiated from now on, until the function is called that
-    this returns."""
+    """Replay loops as in `replaying` from now on, by the rule that ``rule`` returns. Return a
+    function that ends this."""
     _note_gradients()
     _standing.append(rule)
     return lambda: _standing.remove(rule)
 
 
 def inside(graph: tf.Graph) -> tuple[Replayed, ...]:
-    """The loops of functions, branches and other loops in ``graph`` that are replayed."""
+    """Return the replayed loops of functions, branches and other loops in ``graph``."""
     return notes(graph, _OfGraph).inside
 
 
 def kept_inside(graph: tf.Graph) -> dict[str, str]:
-    """Why loops of functions in ``graph``, by name, could not be replayed."""
+    """Return why loops of functions in ``graph``, by name, could not be replayed."""
     return notes(graph, _OfGraph).kept
 
 
 def gradients_in(graph: tf.Graph, built: Collection[tf.Operation]) -> list[list[Gradient]]:
-    """For each loop of ``graph`` of which a gradient is among the ops ``built``, all of its
-    gradients.
+    """Return all gradients of each loop of ``graph`` that has a gradient among the ops ``built``.
 
-    Loops with gradients elsewhere, too, are left out, those with gradients that read what every
-    step left, and those that are part of a higher order: gradients, and what has gradients that
-    were differentiated themselves.
+    Loops are left out if one of their gradients is in another graph, is not noted, or needs the
+    values of every step. Loops of higher orders are left out, too: gradients, and loops whose
+    gradients were differentiated.
     """
     ops = set(built)
     sources = dict.fromkeys(
@@ -183,18 +181,18 @@ def gradients_in(graph: tf.Graph, built: Collection[tf.Operation]) -> list[list[
 
 
 def replay_of(loop: tf.Operation) -> Replay | None:
-    """How a loop is replayed now; ``None``: it is not."""
+    """Return the replay of a loop; ``None``: it is not replayed now."""
     return notes(loop, _OfLoop).replay
 
 
 def note_replay(replay: Replay) -> None:
-    """Note that a loop is replayed: to whoever differentiates, it is what TensorFlow made of it."""
+    """Note a replay, which is undone while TensorFlow differentiates the loop's graph."""
     notes(replay.loop.op, _OfLoop).replay = replay
     original_view.remember(replay.loop.op.graph, replay.rewiring)
 
 
 def forget_replay(replay: Replay) -> None:
-    """Give the loop back what TensorFlow made of it, for good."""
+    """Restore the loop as TensorFlow built it, for good."""
     notes(replay.loop.op, _OfLoop).replay = None
     original_view.forget(replay.loop.op.graph, replay.rewiring)
     replay.abandon()
@@ -202,15 +200,15 @@ def forget_replay(replay: Replay) -> None:
 
 @cache
 def _note_gradients() -> None:
-    """Note gradients of loops from now on; once is enough."""
+    """Wrap the differentiation of loops and calls, to note gradients; once is enough."""
     for hook in hooks.loop_gradients.values():
         hook.wrap(_differentiated)
     hooks.call_gradients.wrap(_call_differentiated)
 
 
 def _call_differentiated(make: Any, functions: Any, num_doutputs: int | None = None) -> Any:
-    """A function whose loops are replayed is not differentiated again, which would need all of
-    their steps: a second gradient of a call runs the functions of the first one."""
+    """Return the gradient functions of a call. If its function has replayed loops, a second
+    gradient runs the functions of the first one: differentiating again would need all steps."""
     replayed = inside(differentiated_function(functions))
     if replayed:
         name = replayed[0].name
@@ -221,7 +219,7 @@ def _call_differentiated(make: Any, functions: Any, num_doutputs: int | None = N
 
 
 def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
-    # Tapes hand in a stand-in for the op.
+    # Tapes pass a substitute for the op.
     source = op.outputs[0].op
     known = notes(source, _OfLoop)
     if known.own is None:
@@ -232,7 +230,7 @@ def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
         _give_back(first)
     replay = replay_of(source)
     if of is None and replay is None and vectorized():
-        # What is built here is converted afterwards, and gives other shapes than these.
+        # TensorFlow converts the ops built here afterwards, which changes their shapes.
         known.unseen = True
         return differentiate(op, *grads)
     if replay is not None:
@@ -245,8 +243,8 @@ def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
     of_accumulators = not all(map(_is_nothing, grads[own:]))
     of_every_step = len(source.outputs) > own
     if (replay or asked) and not of_accumulators:
-        # Zeros for accumulators that an earlier gradient added: what they lead to is not worth a
-        # sum, nor a list of zeros.
+        # The gradients of accumulators that an earlier gradient added are zeros: their results are
+        # worth neither a sum nor a list of zeros.
         loops.note_own_outputs(source, own)
         of_every_step = False
     graph = tf.compat.v1.get_default_graph()
@@ -280,8 +278,8 @@ def _differentiated(differentiate: Any, op: Any, *grads: Any) -> Any:
 
 
 def _first_seen(source: tf.Operation, known: _OfLoop) -> None:
-    """Note what TensorFlow made of a loop before its gradients were noted: accumulators, and who
-    reads those of another loop."""
+    """Note the outputs before accumulators, and whether gradients were built unseen: the loop has
+    accumulators, or reads accumulators of another loop and is no noted gradient."""
     accumulators = [k for k in range(len(source.outputs)) if _accumulates(source, k)]
     known.own = min(accumulators, default=len(source.outputs))
     made_from = (behind_identities(tensor) for tensor in source.inputs)
@@ -293,8 +291,8 @@ def _first_seen(source: tf.Operation, known: _OfLoop) -> None:
 
 
 def _accumulates(loop: tf.Operation, k: int) -> bool:
-    """Return whether a gradient added an output: each step pushes to a list that is empty before,
-    and was made after the loop."""
+    """Return whether a gradient added output ``k``: each step appends to a list that begins empty
+    and was created after the loop."""
     body, begins = loops.body_of(loop), behind_identities(loop.inputs[k]).op
     if body is None or begins.type != "EmptyTensorList":
         return False

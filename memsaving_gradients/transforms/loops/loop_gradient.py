@@ -1,5 +1,5 @@
-"""A loop's gradient, which TensorFlow built as a loop of its own: what of it comes out of
-accumulators, and what it carries back."""
+"""The gradient of a loop, which TensorFlow built as another loop. Some of its variables are the
+loop's accumulators, others are gradients that it carries back from step to step."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ class Gradient:
     Attributes
     ----------
     op
-        TensorFlow's loop. Its variable 0 counts steps, 1 is the most of them, 2 how many there
-        were.
+        TensorFlow's gradient loop. Its variable 0 counts steps, 1 is the most steps, and 2 is the
+        number of steps that the loop took.
     loop
-        The loop that it is the gradient of.
+        The loop that was differentiated.
     of_every_step
-        Whether it was also asked for gradients of accumulators that earlier gradients had added,
-        be they zeros: lists with an element for each step, which only a loop that keeps all of its
-        steps has.
+        Whether it also takes gradients, even if zero, of accumulators that earlier gradients added.
+        These are lists with an element for each step, so they need a loop that keeps all steps.
     """
 
     op: tf.Operation
@@ -39,8 +38,8 @@ class Gradient:
 
     @cached_property
     def taken(self) -> dict[int, int]:
-        """For each of its variables (numbers) that is an accumulator, which of the loop's variables
-        that is."""
+        """For each variable (number) of the gradient that is an accumulator, the number of this
+        accumulator among the loop's variables."""
         outputs = {t.ref(): i for i, t in enumerate(self.loop.op.outputs)}
         found = {}
         for i, tensor in enumerate(self._sources):
@@ -51,7 +50,7 @@ class Gradient:
 
     @cached_property
     def carried(self) -> tuple[int, ...]:
-        """Its variables that change from step to step: gradients."""
+        """The gradient's variables (numbers) that change from step to step: they are gradients."""
         graph = loops.body_of(self.op)
         return tuple(
             i
@@ -61,7 +60,7 @@ class Gradient:
 
     @cached_property
     def read(self) -> frozenset[int]:
-        """Of the loop's variables, the accumulators whose elements something is computed from: the
+        """The loop's accumulators (numbers) whose elements a carried gradient is computed from. The
         gradient takes elements from others, too, for gradients that nobody asked for."""
         graph = loops.body_of(self.op)
         computing = behind(graph.outputs[i] for i in self.carried)
@@ -73,12 +72,12 @@ class Gradient:
 
     @cached_property
     def _sources(self) -> list[tf.Tensor]:
-        """Its inputs, where it stands in an inner graph as those of the loop's graph."""
+        """The gradient's inputs, or the tensors of the loop's graph that they capture."""
         return [_outer(tensor, self.loop.op.graph) for tensor in self.op.inputs]
 
 
 def _outer(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
-    """What ``tensor`` captures of ``graph``, or itself."""
+    """Return the tensor of ``graph`` that ``tensor`` captures, or ``tensor`` if there is none."""
     while tensor.graph is not graph:
         captured = {inner.ref(): outer for outer, inner in getattr(tensor.graph, "captures", ())}
         if tensor.ref() not in captured:

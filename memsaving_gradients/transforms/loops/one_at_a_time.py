@@ -1,14 +1,13 @@
-"""Steps of loops run one at a time where a budget asks for it.
+"""Loops that run one step at a time where a budget needs it.
 
 TensorFlow starts up to ten steps of a ``tf.while_loop`` before the first one has ended
-(``parallel_iterations``), and what each of them holds is there together. That matters in two kinds
-of loops:
+(``parallel_iterations``). The memory of these steps adds up. This matters in two kinds of loops:
 
-- A body that keeps a budget of its own. The steps of a loop that adds gradients of microbatches up
-  have nothing else to wait for. The budget is that of one step (`one_at_a_time`).
-- A loop in a step that has a budget, where what runs ahead
-  (:mod:`graph_tools.costs.steps_ahead`) finds no place beside what is alive then (`within`). Others
-  stay as they are: it takes time to let steps wait (6 % of an LSTM, measured on two cores).
+- The body has a budget of its own, which counts a single step (`one_at_a_time`). In a loop that
+  sums gradients of microbatches, for example, the steps have no other reason to wait.
+- The loop is part of a training step with a budget, and the bytes of steps that run ahead
+  (:mod:`graph_tools.costs.steps_ahead`) do not fit into it (`within`). Other loops stay as they
+  are, since waiting takes time (6 % of an LSTM, measured on two cores).
 
 No value changes.
 """
@@ -32,13 +31,13 @@ __all__ = ["ahead", "one_at_a_time", "within"]
 
 @dataclass(eq=False)
 class _Inside:
-    """Graphs that were traced inside of another one, and keep a budget somewhere inside."""
+    """A note on a graph: the graphs directly inside of it that have or enclose a budget."""
 
     graphs: list[tf.Graph] = field(default_factory=list)
 
 
 def one_at_a_time(graph: tf.Graph) -> None:
-    """Let all loops run one step at a time in whose steps ``graph`` runs."""
+    """Make all loops around ``graph`` run one step at a time."""
     around = [*autodiff.enclosing_graphs(graph)]
     for inner, outer in itertools.pairwise(around):
         if graphs.is_function(outer):
@@ -47,7 +46,7 @@ def one_at_a_time(graph: tf.Graph) -> None:
 
 
 def _restrain(graph: tf.Graph) -> None:
-    """Look at the loops of a graph that was just traced to its end."""
+    """Make the loops around noted graphs wait, in a graph that was just traced to its end."""
     if not has_notes(graph, _Inside):
         return
     inside = {id(inner) for inner in notes(graph, _Inside).graphs}
@@ -57,21 +56,21 @@ def _restrain(graph: tf.Graph) -> None:
 
 
 def ahead(graph: tf.Graph, batch: int) -> dict[tf.Operation, int]:
-    """For each loop of ``graph`` with steps that run ahead, the bytes that these hold at a batch of
-    ``batch`` examples."""
+    """Return, for each loop of ``graph`` with steps that run ahead, the bytes that these steps hold
+    at a batch of ``batch`` examples."""
     found = {op: bytes_ahead(op, batch) for op in _loops(graph)}
     return {op: held for op, held in found.items() if held}
 
 
 def within(held: Mapping[tf.Operation, int], ops: OpGraph, run: Timeline, most: float) -> None:
-    """Let the steps of loops wait for one another where more than ``most`` bytes would be alive.
+    """Make the steps of a loop wait for one another where more than ``most`` bytes would be alive.
 
     Parameters
     ----------
     held
-        For each loop, the bytes that its steps hold ahead (`ahead`).
+        For each loop, the bytes of the steps that run ahead (`ahead`).
     ops, run
-        The step in which the loops are, and how it runs with steps that wait.
+        The training step that contains the loops, and its timeline if the loops' steps wait.
     """
     born = dict(zip(run.owner, run.buffers[0].tolist(), strict=False))
     for loop, size in held.items():

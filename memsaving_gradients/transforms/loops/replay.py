@@ -1,21 +1,21 @@
-"""A loop that keeps its state at some steps only, and a gradient that runs the steps between again.
+"""A loop that keeps its state at some steps only, and a gradient that recomputes the steps between.
 
-TensorFlow has differentiated the loop: it appends every value that its gradient reads to
-accumulators, T elements each, and the gradient, a loop too, takes them from the end. Both stay what
-they are; only what they run changes:
+TensorFlow has already differentiated the loop. The loop appends every value that its gradient reads
+to accumulators of T elements each. The gradient, also a loop, takes them from the end. A replay
+changes both:
 
-- *The loop* keeps its place, inputs, outputs and condition. One step of it becomes a segment: the
-  state is appended to lists, in the place of accumulators, and an inner loop runs the body's ops up
-  to the end of the segment.
-- *The gradient* becomes a loop over segments, from the last one on: the state is taken from the
-  lists, an inner loop runs the part of the body that the gradient needs and fills accumulators
-  (:meth:`graph_tools.ops.while_loops.Loop.part`), and a copy of TensorFlow's gradient loop consumes
-  them. With several levels a segment is divided in the same way before.
+- *The loop* keeps its place, inputs, outputs and condition. One of its steps becomes a segment: it
+  appends the state to lists, which take the place of accumulators. Then an inner loop runs the
+  body's ops up to the end of the segment.
+- *The gradient* becomes a loop over segments, from the last one on. It takes the state from the
+  lists. An inner loop runs the part of the body that the gradient needs and fills accumulators
+  (:meth:`graph_tools.ops.while_loops.Loop.part`). A copy of TensorFlow's gradient loop consumes
+  them. With several levels, each segment is first divided in the same way.
 
-No op is differentiated here, so whatever TensorFlow can differentiate can be replayed: every sum
-has the terms and the order that it had, and custom gradients, nested loops and lists are
-TensorFlow's. An op that must run once has its value of each step kept. A segment waits for the
-gradients of the one after it, or all would be replayed at once.
+The replay differentiates no op, so it works for all that TensorFlow can differentiate. Every sum
+has the same terms in the same order, and TensorFlow handles custom gradients, nested loops and
+lists. If an op must run only once, its value of each step is kept. A segment waits for the
+gradients of the segment after it; otherwise all segments would be replayed at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["Replay"]
 
 @dataclass(eq=False)
 class Replay:
-    """A loop with all of its gradients, and how it is replayed.
+    """The replay of a loop and of all its gradients.
 
     Attributes
     ----------
@@ -58,14 +58,14 @@ class Replay:
     gradients
         All of its gradients.
     how
-        Where its state is kept.
+        The division of its steps, and the bytes that it keeps.
     inside
         Whether the loop is inside of a function, a branch or another loop, whose gradients are
-        functions by now.
+        already functions.
     slots
-        For each state (number of a loop variable), the accumulator in whose place it is kept.
+        For each state (number of a loop variable), the accumulator whose place it takes.
     slots_of_once
-        The same for tensors of the body that come of ops which must not run again.
+        The same for tensors of the body whose ops must not run again.
     rewiring
         The edits made so far.
     """
@@ -81,19 +81,19 @@ class Replay:
 
     @property
     def division(self) -> Division:
-        """Where its state is kept."""
+        """The division of the loop's steps, which decides where its state is kept."""
         return self.how.division
 
     @cached_property
     def part(self) -> Part:
-        """What runs again."""
+        """The part of the body that the gradients recompute."""
         numbers = sorted({n for gradient in self.gradients for n in gradient.taken.values()})
         return self.loop.part(self.loop.accumulated[n] for n in numbers)
 
     @property
     def _idle(self) -> frozenset[tf.Operation]:
-        """Ops that fill accumulators from which nothing is computed. Grappler removes them in plain
-        training, if nothing waits for the loop to have run."""
+        """The ops that fill accumulators which no gradient needs. In plain training, grappler
+        removes them unless an op waits for the loop to have run."""
         if op_types.is_stateful(self.loop.op):
             return frozenset()
         read = frozenset[int]().union(*(gradient.read for gradient in self.gradients))
@@ -109,7 +109,7 @@ class Replay:
         Raises
         ------
         GraphError
-            If it cannot be replayed; nothing is changed then.
+            If the loop cannot be replayed; nothing is changed then.
         """
         if not self.loop.condition_is_pure:
             raise GraphError(f"the condition of {self.loop.op.name!r} does more than compute")
@@ -136,22 +136,22 @@ class Replay:
 
     @property
     def _counts(self) -> list[int]:
-        """About how many segments there are at each level, and how many steps to the last ones."""
+        """The estimated numbers of segments at each level, and of steps of an innermost one."""
         return self.division.counts(UNKNOWN_STEPS)
 
     def _steps(self, level: int) -> int:
-        """About how many steps a segment of ``level`` has (0: the whole loop)."""
+        """Estimate the number of steps of a segment of ``level`` (0: the whole loop)."""
         return math.prod(self._counts[level:])
 
     def abandon(self) -> None:
-        """Undo everything, for good."""
+        """Undo all edits for good, and make the loops that were built for the replay idle."""
         self.rewiring.undo()
         self.rewiring.drop()
         for op in self._built:
             last = Rewiring()
             _idle(op, last)
-            # A loop whose accumulators nobody reads does not fill them; then what fills them may be
-            # rewritten by grappler.
+            # The idle loop must not read accumulators: the loop does not fill accumulators without
+            # readers, and grappler may then rewrite the ops that fill them.
             for number, tensor in enumerate(op.inputs):
                 source = behind_identities(tensor)
                 if source.op is self.loop.op:
@@ -168,8 +168,8 @@ class Replay:
             with graphs.outside_scopes(gradient.op.graph), graphs.unrecorded():
                 built.append((gradient, self._backward(gradient)))
         for number, (shape, most, dtype) in lists.items():
-            # TensorFlow cannot re-point inputs that a loop was given later; these lists are the
-            # loop's alone.
+            # TensorFlow cannot re-point inputs that were added to a loop later. These lists belong
+            # to the loop alone, so their own inputs are re-pointed.
             op = loop.op.inputs[number].op
             self.rewiring.point(op, 0, shape)
             self.rewiring.point(op, 1, most)
@@ -180,8 +180,8 @@ class Replay:
             self._replace(gradient, outputs)
 
     def _assign(self) -> list[tuple[int, tf.Tensor]]:
-        """Give what has to be kept, and has none yet, an accumulator; by number of these, what is
-        kept there."""
+        """Assign an accumulator to each state and tensor that must be kept and has none yet. Return
+        the accumulators' numbers, each with the tensor that is kept there."""
         used = {*self.slots.values(), *self.slots_of_once.values()}
         free = [n for n in sorted(self.loop.accumulated) if n not in used]
         states = [state for state in self.part.states if state not in self.slots]
@@ -203,19 +203,19 @@ class Replay:
     def _list_for(
         self, tensor: tf.Tensor, number: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.compat.v1.AttrValue]:
-        """What the empty list of an accumulator (number) has to be given, so that it can hold
-        ``tensor``."""
+        """Return the shape, the maximum length and the dtype with which the empty list of an
+        accumulator (number) can hold ``tensor``."""
         kept_once = number in self.slots_of_once.values()
         most = self.division.steps if kept_once else self.division.most_states
         dtype = tf.compat.v1.AttrValue(type=tensor.dtype.as_datatype_enum)
-        # Of unknown shape, or TensorFlow would not let it stand for a shape of another rank.
+        # Its own shape is unknown, so that TensorFlow lets it replace a shape of another rank.
         shape = tf.compat.v1.placeholder_with_default(static_shape(tensor), shape=None)
         return shape, tf.constant(-1 if most is None else most), dtype
 
     # The loop.
 
     def _forward(self, *args: tf.Tensor) -> list[tf.Tensor]:
-        """A body that runs a segment."""
+        """Run one segment, as the body of the replayed loop."""
         loop, body = self.loop, self.loop.body
         counter, bound = args[0], args[1]
         stop = self.division.cut(bound).after(counter)
@@ -264,7 +264,7 @@ class Replay:
     # Its gradients.
 
     def _backward(self, gradient: Gradient) -> dict[int, tf.Tensor]:
-        """The gradient's outputs that change, by number."""
+        """Build the replayed gradient, and return its outputs that change, by number."""
         source, loop = gradient.op, self.loop.op
         total = source.inputs[2]
         cut = self.division.cut(loop.inputs[1])
@@ -299,7 +299,7 @@ class Replay:
         states: list[tf.Tensor],
         carried: list[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Gradients at ``start``, of those at ``stop`` (``carried``)."""
+        """Return the gradients at ``start``, given ``carried``, the gradients at ``stop``."""
         if level == self.division.repeats:
             return self._reverse_leaf(gradient, start, stop, states, carried)
         cut = self.division.inner(start, stop, level)
@@ -333,7 +333,7 @@ class Replay:
     def _advance(
         self, start: tf.Tensor, stop: tf.Tensor, states: list[tf.Tensor], level: int
     ) -> list[tf.Tensor]:
-        """The states at ``stop``, of those at ``start``, which is a segment of ``level``."""
+        """Return the states at ``stop``, a segment of ``level`` after ``states`` at ``start``."""
         body = self.loop.body
         nexts = [body.outputs[state] for state in self.part.states]
         ops = self._again(nexts)
@@ -387,20 +387,20 @@ class Replay:
                 inputs[i] = filled[gradient.taken[i]]
             elif i in given:
                 inputs[i] = given[i]
-        # One step after the other: the gradients of weights of several steps would be alive
+        # One step after the other: otherwise the weight gradients of several steps would be alive
         # together.
         copy = loops.copy_op(source, inputs, parallel_iterations=tf.compat.v1.AttrValue(i=1))
         note_steps(copy, self._counts[-1])
         return [copy.outputs[i] for i in gradient.carried]
 
     def _again(self, tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """The ops of the part that ``tensors`` need."""
+        """Return the ops of the part that ``tensors`` need."""
         wanted = {id(op) for op in behind(tensors, {t.ref() for t in self.part.once})}
         return [op for op in self.part.ops if id(op) in wanted]
 
     def _stands(self, now: tf.Tensor, states: Sequence[tf.Tensor]) -> Tensors:
-        """What stands for arguments of the body, and for what must not be computed again, at step
-        ``now``."""
+        """Return replacements at step ``now`` for arguments of the body, and for tensors that must
+        not be recomputed."""
         loop, body = self.loop, self.loop.body
         stands: Tensors = {body.inputs[0].ref(): now}
         stands |= {body.inputs[i].ref(): loop.op.inputs[i] for i in self.part.invariants}
@@ -416,8 +416,8 @@ class Replay:
         return stands
 
     def _replace(self, gradient: Gradient, outputs: Mapping[int, tf.Tensor]) -> None:
-        """Make whoever reads TensorFlow's gradient read what was built, and that one do nothing
-        where it runs all the same."""
+        """Point the readers of TensorFlow's gradient to ``outputs``, and make that gradient do
+        nothing where it still runs."""
         op = gradient.op
         new = {t.ref(): outputs.get(i, op.inputs[i]) for i, t in enumerate(op.outputs)}
         for output in op.outputs:
@@ -429,13 +429,13 @@ class Replay:
 
 
 def _idle(op: tf.Operation, rewiring: Rewiring) -> None:
-    """Make a loop run for no steps, of a body that does nothing.
+    """Make a loop run for no steps, with a body that does nothing.
 
-    A function runs it whether somebody reads it or not, if it reads variables. And its body must
-    not take from lists what these do not hold any more: XLA compiles also what nobody reads, and
-    grappler infers no shape at all where one op's shapes contradict each other, so that it would
-    fold constants less than in TensorFlow's own graph. Its condition is false whatever its inputs
-    are: another rewrite, which is undone and made again, may point these to held tensors.
+    A function runs a loop that reads variables even if nothing reads the loop. The body must not
+    take elements from lists that no longer hold them, since XLA compiles ops without readers, too.
+    Grappler infers no shapes at all if the shapes of one op contradict each other, and would fold
+    fewer constants than in TensorFlow's own graph. The condition is false for all inputs, since
+    another rewrite that is undone and redone may point these to held tensors.
     """
     with graphs.outside_scopes(op.graph), graphs.unrecorded():
         never = loops.traced_like(op, len(op.inputs), "over", lambda *args: [tf.constant(False)])

@@ -1,5 +1,5 @@
-"""The loops that a replay consists of: one over the steps of a segment, one over segments from the
-last to the first."""
+"""The loops of a replay: one over the steps of a segment, and one over segments from the last to
+the first."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def backwards(
     segments: int,
     name: str,
 ) -> list[tf.Tensor]:
-    """Gradients at step ``first`` of those at ``last``: segment by segment, from the last one
-    on."""
+    """Return the gradients at step ``first``, given ``carried``, the gradients at step ``last``; go
+    segment by segment, from the last one on."""
     count = len(lists)
 
     def step(stop: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
         held, grads = variables[:count], list(variables[count:])
-        # Without the wait, segments would be replayed before their turn, all at once.
+        # Without these control edges, all segments would be replayed at once.
         with tf.control_dependencies([*grads, stop]):
             popped = [
                 tf.raw_ops.TensorListPopBack(
@@ -41,8 +41,8 @@ def backwards(
                 for so_far, arg in zip(held, arguments, strict=True)
             ]
             start = cut.before(tf.identity(stop))
-        # What comes of a list has a shape unknown to grappler, which would then rewrite less here
-        # than in the loop.
+        # Grappler does not know the shape of an element that is taken from a list, and would
+        # rewrite less here than in the loop.
         states = [
             tf.ensure_shape(pop.tensor, arg.shape)
             for pop, arg in zip(popped, arguments, strict=True)
@@ -72,7 +72,7 @@ def loop_of(
     parallel: int = 10,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """A loop of about so many ``steps``."""
+    """Build a loop of about ``steps`` steps, note that number, and return the loop's results."""
     found = list(
         tf.while_loop(
             condition,

@@ -1,10 +1,9 @@
-"""Which loops are replayed, and in which segments.
+"""The choice of loops that are replayed, and of their segments.
 
-What a loop holds for its gradient, as TensorFlow built it, are the accumulated values of a step, T
-times. Replayed in segments of k steps it holds the state T / k times and the values of k steps,
-which is least for k = √(T · state / values); in several levels still less, for one more run of the
-loop each. `WAYS` are tried in this order where a budget decides; without a budget loops are
-replayed in segments.
+As TensorFlow built it, a loop holds the accumulated values of all T steps for its gradient. In
+segments of k steps, it holds the state T / k times and the values of k steps. The sum is least for
+k = √(T · state / values). Several levels hold still less, for one more run of the loop per level.
+With a budget, `WAYS` are tried in their order; without a budget, loops are replayed in segments.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ __all__ = ["LEVELS", "WAYS", "Loops", "Replayed", "division_for", "marked_way"]
 WAYS = ("keep", "segments", "treeverse")
 #: Fact: the levels of segments of each way.
 LEVELS = {"segments": 1, "treeverse": 3}
-#: Loops where less than this share of their bytes is saved are left alone, unless somebody asks for
-#: them. Chosen by judgement.
+#: A loop is replayed if that saves at least this share of its bytes, or if the user asks for it.
+#: Chosen by judgement.
 LEAST_SAVED = 0.2
 
 
 @dataclass(eq=False)
 class _Wish:
-    """How the user of a loop wants it treated (`memsaving_gradients.while_loop`); an empty string:
-    as all loops."""
+    """The way in which the user wants a loop treated (`memsaving_gradients.while_loop`); an empty
+    string: like all loops."""
 
     way: str = ""
 
@@ -57,7 +56,7 @@ def mark(loop: tf.Operation, way: str) -> None:
 
 
 def marked_way(loop: tf.Operation, otherwise: str) -> str:
-    """How ``loop`` is to be treated."""
+    """Return the way that the user wants for ``loop``, or ``otherwise`` if none is noted."""
     return notes(loop, _Wish).way or otherwise
 
 
@@ -69,12 +68,12 @@ def division_for(
     xla: bool,
     least_saved: float,
 ) -> Replayed | str:
-    """How a loop is divided, or why it is kept as it is.
+    """Return how a loop is divided, or why it is kept as it is.
 
-    ``least_saved``: the share of its bytes to be saved at least.
+    ``least_saved``: the least share of its bytes that must be saved.
 
-    ``xla``: whether it is compiled by XLA, which must know how long lists are, and copies into
-    lists what is read of variables.
+    ``xla``: whether XLA compiles the loop. XLA must know how long lists are, and copies values that
+    are read from variables into lists.
     """
     if way == "keep":
         return "loops='keep'"
@@ -106,7 +105,7 @@ def division_for(
 
 
 def _bytes(tensors: Iterable[tf.Tensor], batch: int, xla: bool) -> int:
-    # What is read of a variable is the variable's own buffer, but for XLA.
+    # A value that is read from a variable is the variable's own buffer, except under XLA.
     own = (t for t in tensors if xla or t.op.type not in op_types.READS)
     return sum(buffer_bytes(t).at(batch) for t in own)
 
@@ -122,13 +121,13 @@ class Loops:
     built
         The ops that were built for these gradients.
     batch
-        Stands in for an unknown batch dimension.
+        The number of examples that is taken for an unknown batch dimension.
     xla
-        Whether it is compiled by XLA.
+        Whether XLA compiles the graph.
     asked
-        Whether the user asked for a way: any loop is replayed then that holds less so.
+        Whether the user asked for a way. Then a loop is replayed even if that saves little.
     way
-        How they are treated now; ``None``: as TensorFlow built them, marked or not.
+        The way in which they are treated now; ``None``: as TensorFlow built them, marked or not.
     """
 
     graph: tf.Graph
@@ -148,28 +147,28 @@ class Loops:
 
     @property
     def replayed(self) -> tuple[Replayed, ...]:
-        """Those that are replayed, now or since earlier gradients, here or in functions, branches
-        and other loops."""
+        """The loops that are replayed, now or since earlier gradients, in the graph itself or in
+        functions, branches and other loops."""
         here = (replay.how for replay in self._replays)
         return (*self._since_earlier, *here, *self.inside)
 
     @property
     def inside(self) -> tuple[Replayed, ...]:
-        """Those of functions, branches and other loops, which were replayed while TensorFlow built
-        their gradients."""
+        """The replayed loops of functions, branches and other loops. Their replay was built while
+        TensorFlow built their gradients."""
         return gradient_hook.inside(self.graph)
 
     @property
     def kept(self) -> dict[str, str]:
-        """Why loops, by name, are kept as they are."""
+        """The reasons why loops, by name, are kept as they are."""
         asked = "segments" if self.way is None else self.way
         answers = [(g[-1].loop.op.name, self._asked(g, asked)) for g in self._found]
         kept = {name: why for name, why in answers if isinstance(why, str)}
         return kept | self._refused | gradient_hook.kept_inside(self.graph)
 
     def ways(self, wanted: Iterable[str]) -> list[str]:
-        """Those of ``wanted`` that make a difference; none where no loop is replayed in any of
-        them."""
+        """Return the ways in ``wanted`` that differ in their result; none if no loop is replayed in
+        any of them."""
         found: dict[tuple[Replayed, ...], str] = {}
         for way in wanted:
             found.setdefault(tuple(replayed for _, replayed in self._divided(way)), way)
@@ -188,7 +187,7 @@ class Loops:
         return _division(loop, gradients, way, self.batch, self.xla, self.asked)
 
     def treat(self, way: str | None) -> bool:
-        """Treat the loops in another way; whether anything changed."""
+        """Treat the loops in another way, and return whether anything changed."""
         before = bool(self._replays)
         for replay in reversed(self._replays):
             gradient_hook.forget_replay(replay)
@@ -209,7 +208,7 @@ class Loops:
 def _division(
     loop: Loop, gradients: Sequence[Gradient], way: str, batch: int, xla: bool, asked: bool
 ) -> Replayed | str:
-    """`division_for` a loop that may be marked; ``asked``: whether the user asked for ``way``."""
+    """Apply `division_for` to a loop that may be marked; ``asked``: the user asked for ``way``."""
     marked = marked_way(loop.op, "")
     least = min(LEAST_SAVED, 0.0) if marked or asked else LEAST_SAVED
     return division_for(loop, gradients, marked or way, batch, xla, least)
@@ -218,11 +217,11 @@ def _division(
 def inner_rule(
     way: str, batch: int, xla: bool | None, loop_steps: int | None, asked: bool
 ) -> gradient_hook.Rule:
-    """How loops inside of functions, branches and other loops are replayed, which cannot be decided
-    later.
+    """Return the rule for loops inside of functions, branches and other loops, whose replay cannot
+    be decided later.
 
-    ``loop_steps``: the most steps of those that do not show how many they take. ``asked``: whether
-    the user asked for ``way``.
+    ``loop_steps``: the most steps of loops whose graph does not show their number. ``asked``:
+    whether the user asked for ``way``.
     """
 
     def rule(loop: Loop, gradient: Gradient) -> Replayed | None:

@@ -1,19 +1,19 @@
-"""Bits in place of tensors: exact encodings of what the backward pass reads only a part of.
+"""Exact encodings, in bits, of tensors of which the backward pass reads only a part.
 
-*Masks.* A boolean that has to be kept takes a byte for each element, and needs one bit. The mask of
-a dropout layer comes from random numbers that must not be drawn again, so it is kept from the
-forward to the backward pass: in a Transformer as many elements as all attention weights. Such masks
-are packed where they are made, and whoever reads them reads the unpacked copy, which planners may
-recompute like any other tensor.
+*Masks.* A boolean tensor takes a byte for each element, and needs one bit. The mask of a dropout
+layer comes from random numbers that must not be drawn again, so it is kept from the forward to the
+backward pass. In a Transformer, it has as many elements as all attention weights. Such a mask is
+packed by ops next to it, and its readers read the unpacked copy. Planners may recompute this copy
+like any other tensor.
 
 *Signs, winners, indices* (:mod:`memsaving_gradients.transforms.packing.partial_reads`). The
-gradient of a rectifier reads only whether its output is positive, that of pooling which element of
-a window is the largest. Where nobody reads more of a tensor, backward ops read what is unpacked
-from bits: a 32nd of the bytes of ``float32``, as Jain et al. 2018 do by hand (Gist, ISCA 2018).
-Numbers are 0 and 1 then, in the place of the true ones, and the gradient is the same to the last
-bit.
+gradient of a rectifier reads only whether its output is positive. The gradient of pooling reads
+only which element of a window is the largest. If no backward op reads more of a tensor, these ops
+read a copy unpacked from bits: a 32nd of the bytes of ``float32``, as Jain et al. 2018 do by hand
+(Gist, ISCA 2018). In most cases, the copy has 0 and 1 instead of the true numbers.
 
-Gradients are the same, in an eighth to a 32nd of the bytes, with a dozen cheap ops for each tensor.
+Gradients are the same to the last bit, in an eighth to a 32nd of the bytes. The cost is a dozen
+cheap ops for each tensor.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from memsaving_gradients.transforms.packing.partial_reads import Part, parts_rea
 
 __all__ = ["Packed", "pack", "packable"]
 
-#: Tensors of fewer elements are not worth it.
+#: Tensors of fewer elements are not packed, as that would save too little.
 FEWEST_ELEMENTS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """What was packed.
+    """The tensors of a step that were packed.
 
     Attributes
     ----------
     masks
         The masks in bits.
     parts
-        What is kept of other tensors.
+        The parts that are kept of other tensors.
     early
-        The ops that pack the latter: forward ops, though they were created late.
+        The ops that pack tensors or unpack masks: forward ops, though they were created late.
     rewiring
-        The edges that were re-pointed, to what is unpacked.
+        The edges that were re-pointed to unpacked tensors.
     """
 
     masks: tuple[tf.Tensor, ...] = ()
@@ -60,19 +60,18 @@ class Packed:
 
     @property
     def tensors(self) -> tuple[tf.Tensor, ...]:
-        """All that is kept."""
+        """All tensors that are kept."""
         return (*self.masks, *self.parts)
 
 
 def pack(step: CapturedStep, *, parts: bool = True) -> Packed:
-    """Pack the masks that the backward ops of ``step`` read and that cannot be recomputed, and what
-    they read only a part of.
+    """Pack the masks that the backward ops of ``step`` read and that cannot be recomputed.
 
-    ``parts``: whether the latter are packed.
+    ``parts``: whether to also reduce other tensors to the part that backward ops read.
     """
     masks, found = list(_masks(step)), _parts(step) if parts else []
-    # Ops stand in the order of their creation where they may: what is unpacked first is built
-    # first.
+    # Ops run in the order of their creation where they can, so the part that is unpacked first is
+    # built first.
     found.sort(key=lambda part: min(graphs.creation_index(op) for op, _ in part.readers))
     if not masks and not found:
         return Packed()
@@ -98,7 +97,7 @@ def pack(step: CapturedStep, *, parts: bool = True) -> Packed:
 
 
 def packable(step: CapturedStep) -> list[tf.Tensor]:
-    """What `pack` would keep in fewer bytes."""
+    """Return the tensors that `pack` would keep in fewer bytes."""
     return [*_masks(step), *(part.tensor for part in _parts(step))]
 
 
@@ -107,7 +106,7 @@ def _parts(step: CapturedStep) -> list[Part]:
 
 
 def _keep(part: Part, early: set[tf.Operation], rewiring: Rewiring) -> tf.Tensor:
-    """Keep a part of a tensor, and let those that read it read what comes of that."""
+    """Keep a part of a tensor, and point the part's readers to tensors computed from it."""
     graph = part.tensor.graph
     known = len(graph.get_operations())
     with tf.device(part.tensor.device), tf.name_scope(f"{part.tensor.op.name}_{part.name}/"):
@@ -133,8 +132,8 @@ def _masks(step: CapturedStep) -> Iterator[tf.Tensor]:
 
 
 def _fits(tensor: tf.Tensor) -> bool:
-    """Whether the number of elements is a multiple of eight, whatever the batch, and large
-    enough."""
+    """Return whether the number of elements is large enough and, for every batch, a multiple of
+    eight."""
     if tensor.shape.rank is None:
         return False
     elements, unknown = _elements(tensor)
@@ -143,14 +142,14 @@ def _fits(tensor: tf.Tensor) -> bool:
 
 
 def _elements(tensor: tf.Tensor) -> tuple[int, int]:
-    """The product of the dimensions that are known, and how many are not."""
+    """Return the product of the known dimensions, and the number of unknown ones."""
     known = [n for n in tensor.shape.as_list() if n is not None]
     return math.prod(known), tensor.shape.rank - len(known)
 
 
 def _must_be_kept(op: tf.Operation) -> bool:
-    """Whether ``op`` hangs on something that is drawn once: a stateful op, at most a few
-    elementwise ops back."""
+    """Return whether ``op`` depends on a random op that must run only once, through clonable ops
+    with one computed input each."""
     while op.type not in op_types.SOURCES:
         if not op_types.is_clonable(op):
             return op_types.is_random(op)
@@ -162,8 +161,8 @@ def _must_be_kept(op: tf.Operation) -> bool:
 
 
 def _pack(mask: tf.Tensor) -> tf.Tensor:
-    """A bit for each element: halves, which are views, are laid over each other three times, eight
-    bytes in one word where they come out even."""
+    """Return one bit for each element: three times, shift one half of the words (a view) and OR it
+    with the other. Words have eight bytes if the elements fill them evenly, else one."""
     words = tf.reshape(tf.cast(mask, tf.uint8), [-1])
     if _elements(mask)[0] % 64 == 0:
         words = tf.bitcast(tf.reshape(words, [-1, 8]), tf.int64)

@@ -7,17 +7,17 @@
 ``MaxPoolGrad``
     needs to know which elements are the largest of their windows, where these do not overlap. It is
     given 1 where they are, else 0, and 1 for the result of pooling.
-``MaxPoolGrad`` and ``ReluGrad``, where one goes on with what the other gives
+``MaxPoolGrad`` and ``ReluGrad``, where the second reads the result of the first
     need to know which elements are the largest of their windows, and positive. They are given the
     result of pooling where they are, else 0.
 an index below a number that is known
-    is kept in an integer type that just holds it.
+    is kept in the smallest integer type that holds it.
 
-A tensor is only of interest if all its backward readers are in this list, or if it is huge. Such a
-one is kept in part beside the whole: the gradient of a filter, which lets go of the layer's input,
-runs before that of the input then, with which the rectifier would hold it
-(`memsaving_gradients.schedules.order.brought_forward`); of the three largest buffers of a
-convolutional network's first layers, two are left. O(ops).
+A part replaces a tensor if all its backward readers are in this list. A huge tensor may also have
+other readers, and is then kept whole next to its part. With a part for the rectifier's gradient,
+only the gradient of the filter reads the layer's whole input. It can then run first and free that
+input, before the gradient of the input (`memsaving_gradients.schedules.order.brought_forward`). Of
+the three largest buffers of a convolutional network's first layers, two are left. O(ops).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from memsaving_gradients.schedules.order import huge_bytes
 
 __all__ = ["Part", "parts_read"]
 
-#: Fact: which input of a gradient op is read for its sign alone.
+#: Fact: the input of a gradient op that is read only for its sign or linear range.
 _SIGNS = {"ReluGrad": 1, "LeakyReluGrad": 1, "Relu6Grad": 1}
 
 _Take = Callable[[tf.Tensor], tf.Tensor]
@@ -42,22 +42,22 @@ _Give = Callable[[tf.Tensor], Sequence[tf.Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A part of a tensor, and who reads no more than that.
+    """A part of a tensor, and the ops that need no more of the tensor.
 
     Attributes
     ----------
     tensor
         The tensor.
     name
-        What the part is.
+        The kind of part.
     packs
-        Whether it is boolean, and to be kept in bits.
+        Whether the part is boolean and is kept in bits.
     readers
-        Ops with the number of the input by which they read it.
+        The ops, each with the number of an input that is replaced.
     take
-        From the tensor to the part.
+        ``take(tensor)`` returns the part.
     give
-        From the part to what each of the readers is to read instead.
+        ``give(part)`` returns the tensor that each of the readers reads instead.
     """
 
     tensor: tf.Tensor
@@ -69,12 +69,12 @@ class Part:
 
 
 def parts_read(step: CapturedStep) -> Iterator[Part]:
-    """What backward ops read only a part of; several parts of one tensor each by itself."""
+    """Yield the parts of tensors that suffice for backward ops; a tensor may have several."""
     graph, ops = step.graph, step.source
     storage, size = graph.storage.tolist(), graph.size.tolist()
     readers: dict[int, list[tuple[int, int, int]]] = {}
     for position in range(graph.first_backward, graph.length):
-        # Who needs only a shape reads nothing.
+        # An op that needs only shapes reads nothing.
         for k, value in enumerate(ops.inputs[position] if graph.reads[position] else ()):
             readers.setdefault(storage[value], []).append((position, k, value))
     for root in sorted(graph.residuals):
@@ -112,7 +112,7 @@ def _floats(
 
 
 def _together(one: Part, other: Part) -> Part:
-    """Return one part for the readers of two that are the same."""
+    """Return one part for the readers of two equal parts."""
 
     def give(taken: tf.Tensor) -> Sequence[tf.Tensor]:
         given = list(one.give(taken))
@@ -139,10 +139,10 @@ def _sign(tensor: tf.Tensor, op: tf.Operation, k: int) -> Part | None:
 def _winners(
     tensor: tf.Tensor, op: tf.Operation, k: int, after: tf.Operation | None = None
 ) -> Part | None:
-    """The largest elements of windows that tile the tensor (of equal ones, all).
+    """Return the largest elements of windows that tile the tensor (all of several equal ones).
 
-    ``after``: the gradient of a rectifier, through which the gradient goes on: only positive ones
-    matter then, for what goes to others becomes zero in any case.
+    ``after``: the gradient of a rectifier that reads the gradient of pooling. Then only positive
+    elements matter, since it makes the gradient of all others zero.
     """
     if op.type != "MaxPoolGrad" or k != 0 or op.get_attr("data_format") != b"NHWC":
         return None
@@ -160,7 +160,7 @@ def _winners(
 
     def take(x: tf.Tensor) -> tf.Tensor:
         largest = tf.reshape(pooled, [-1, pools[1], 1, pools[2], 1, pools[3]])
-        # Not a number is no less than any.
+        # NaN is not less than any number.
         below = tf.reshape(x, tiles) < largest
         winners = tf.reshape(tf.logical_not(below), [-1, *tensor.shape.as_list()[1:]])
         return winners if after is None else tf.logical_and(winners, x > 0)
@@ -171,7 +171,7 @@ def _winners(
         return [numbers, tf.ensure_shape(largest, pooled.shape)]
 
     def give_both(taken: tf.Tensor) -> Sequence[tf.Tensor]:
-        # The gradient of pooling reads what came of it in any case.
+        # The gradient of pooling reads the result of pooling in any case.
         largest = tf.reshape(pooled, [-1, pools[1], 1, pools[2], 1, pools[3]])
         numbers = tf.where(tf.reshape(taken, tiles), largest, tf.zeros([], tensor.dtype))
         return [
@@ -200,7 +200,7 @@ def _index(tensor: tf.Tensor, readers: Sequence[tuple[tf.Operation, int]]) -> li
 
 
 def _most(tensor: tf.Tensor) -> int | None:
-    """The largest index that ``tensor`` can hold; ``None``: it is none, or that is not known."""
+    """Return the largest index that ``tensor`` can hold; ``None``: it has none, or unknown."""
     op = tensor.op
     if not op.inputs or op.inputs[0].shape.rank is None:
         return None

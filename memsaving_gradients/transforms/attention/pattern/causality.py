@@ -1,6 +1,6 @@
-"""Whether a mask lets each query see its own position and earlier ones, and no others.
+"""Recognition of causal masks, by which each query sees its own position and earlier ones only.
 
-Then half of the blocks need not be computed. That holds only where the mask says nothing else: with
+Half of the blocks need not be computed then. That holds only if the mask hides nothing else: with
 another mask, a query may see no key, and plain attention gives it the mean of all values, later
 ones included.
 """
@@ -21,13 +21,13 @@ from memsaving_gradients.transforms.attention.pattern.elementwise import (
 
 __all__ = ["is_causal"]
 
-#: Fact: a score at this number, or lowered by as much, is masked. It is the highest that models in
-#: use take for that (Hugging Face's ``TFGPT2Model``; others take -1e9, or -3e4 in ``float16``), and
-#: ``exp`` of it is zero in every dtype.
+#: Fact: a score that is set to this number, or lowered by as much, is masked. It is the highest
+#: number that models in use take (Hugging Face's ``TFGPT2Model``; others take -1e9, or -3e4 in
+#: ``float16``). Its ``exp`` is zero in every dtype.
 LOW = -1e4
 #: Ops that keep each number where it is.
 _SAME = frozenset({"Identity", "BroadcastTo", "ExpandDims", "StridedSlice"})
-#: Comparisons, and the equal comparison of exchanged operands.
+#: Comparisons, each with the equivalent comparison of exchanged operands.
 _MIRRORED = {
     "GreaterEqual": "LessEqual",
     "LessEqual": "GreaterEqual",
@@ -37,8 +37,8 @@ _MIRRORED = {
 
 
 def is_causal(between: Elementwise) -> bool:
-    """Return whether only keys up to a query's own position have weight, and each query sees "
-    "some."""
+    """Return whether each query sees its own position and earlier ones, and all other keys have no
+    weight."""
     leaves = {tensor.ref(): leaf for tensor, leaf in between.leaves}
     op = between.result.op
     while op.type in ("Cast", "Identity") and op in between.of_scores:
@@ -69,9 +69,9 @@ def _is_lowered(tensor: tf.Tensor, seen: tf.Tensor) -> bool:
 
 
 def _sees(tensor: tf.Tensor, leaves: dict[object, Leaf]) -> bool | None:
-    """Return whether ``tensor`` is true just where a key is not after the query.
+    """Return whether ``tensor`` is true exactly where a key is not after the query.
 
-    ``False``: just where it is after the query; ``None``: neither.
+    ``False``: it is true exactly where a key is after the query; ``None``: neither.
     """
     flipped = False
     while tensor.ref() not in leaves:

@@ -1,11 +1,11 @@
-"""What a graph does with scores one by one, done with a block of them.
+"""A graph's elementwise ops on scores, run on one block of scores.
 
 Some ops between the product of queries and keys and the softmax treat each pair of a query and a
 key by itself: scaling, masks, biases, casts. `Elementwise` runs copies of them on a block of pairs.
-Their other inputs are cut to the block. An input with an entry for each pair that is itself
-computed pair by pair (a mask made of smaller ones) is computed for the block as well, so that
-nobody needs it whole. The numbers are those of the plain graph, and so is the derivative, which is
-TensorFlow's.
+Their other inputs are cut to the block. An input with an entry for each pair may itself be computed
+pair by pair, such as a mask made of smaller ones. It is then computed for the block only, so that
+no op needs it whole. The numbers equal the plain graph's, and so does the derivative, which
+TensorFlow computes.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ MOST_OPS = 200
 
 
 class Unclear(Exception):
-    """A softmax is of no attention that can be computed in blocks; the message says why."""
+    """The error for a softmax of no attention that blocks can compute; its message says why."""
 
 
 class Leaf(ABC):
     """An input of elementwise ops."""
 
     def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> Any:
-        """Return what blocks take their parts from."""
+        """Return the tensor that blocks take their parts from, or ``None``."""
         return None
 
     @abstractmethod
     def block(self, prepared: Any, place: Place) -> tf.Tensor:
-        """Return the input of a block."""
+        """Return the part of the input for the block at ``place``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Part(Leaf):
     def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> tf.Tensor:
         if not self.tensor.shape.rank:
             return self.tensor
-        # Padded with ones: nothing is divided by padding.
+        # Padded with ones, so that no number is divided by zero.
         return padded(self.tensor, rows, columns, 1)
 
     def block(self, prepared: tf.Tensor, place: Place) -> tf.Tensor:
@@ -97,7 +97,7 @@ class Everywhere(Leaf):
 
 @dataclass(frozen=True, eq=False)
 class Count(Leaf):
-    """The sums of one number along the positions of queries or keys."""
+    """The cumulative sums of one number along the positions of queries or keys."""
 
     axis: int
     number: Any
@@ -135,11 +135,11 @@ class Elementwise:
     Attributes
     ----------
     product, result
-        The tensors that they begin and end with.
+        The tensors that the ops begin and end with.
     ops
-        In an order in which each op reads only earlier ones.
+        The ops, in an order in which each op reads only earlier ones.
     leaves
-        Their other inputs.
+        The other inputs of the ops.
     """
 
     product: tf.Tensor
@@ -159,11 +159,11 @@ class Elementwise:
         return found
 
     def prepared(self, rows: BlockedAxis, columns: BlockedAxis) -> list[Any]:
-        """Return what blocks take their parts from."""
+        """Return the tensors that blocks take their parts from, or ``None``, for each leaf."""
         return [leaf.prepared(rows, columns) for _, leaf in self.leaves]
 
     def block(self, prepared: Sequence[Any], place: Place, product: tf.Tensor) -> tf.Tensor:
-        """Return what the ops make of a block of the product."""
+        """Return the result of the ops for a block of the product."""
         graph = tf.compat.v1.get_default_graph()
         values = {self.product.ref(): product}
         for (tensor, leaf), whole in zip(self.leaves, prepared, strict=True):
@@ -226,7 +226,7 @@ def elementwise(result: tf.Tensor) -> Elementwise:
     order = sorted(ops, key=graphs.creation_index)
     of_all = {result.ref()}
     for op in reversed(order):
-        # A tensor that gets another axis later has axes at other places: checked after that op.
+        # An op that adds an axis shifts its input's axes: only its result is checked on all axes.
         if op.outputs[0].ref() in of_all and op.type not in _EXPANDS:
             of_all.update(t.ref() for t in op.inputs)
     for tensor in (*(tensor for tensor, _ in leaves.values()), *(op.outputs[0] for op in order)):
@@ -292,14 +292,14 @@ def _new_axes(op: tf.Operation, rank: int) -> list[int] | None:
 
 def _expanded(x: tf.Tensor, op: tf.Operation) -> tf.Tensor:
     for axis in sorted(_added_axes(op) or (), reverse=True):
-        # A tensor without the axes after it broadcasts without this axis, too.
+        # A tensor that lacks the axes after this one broadcasts without this one, too.
         if x.shape.rank >= -axis - 1:
             x = tf.expand_dims(x, axis)
     return x
 
 
 def _computed(tensor: tf.Tensor) -> Leaf | None:
-    """Return a tensor of pairs that follows from positions alone; ``None``: it does not."""
+    """Return a tensor of pairs as a leaf, if positions alone determine it; else ``None``."""
     if not _is_of_pairs(tensor):
         return None
     op = tensor.op
@@ -336,7 +336,7 @@ def _one_number(tensor: tf.Tensor) -> Any:
 
 
 def _check(tensor: tf.Tensor, product: tf.Tensor, last: int | None) -> None:
-    """Raise if one of the ``last`` axes of ``tensor`` may be longer than that of ``product``."""
+    """Raise if one of the ``last`` axes of ``tensor`` may be longer than in ``product``."""
     shape = tensor.shape
     if shape.rank is None or shape.rank > product.shape.rank:
         raise Unclear(f"how {tensor.name!r} meets its scores is unknown")

@@ -1,11 +1,11 @@
 """Scores found in a graph, block by block.
 
-A block of scores is what the graph makes of a block of products of queries and keys
+The ops of the graph compute a block of scores from a block of products of queries and keys
 (`memsaving_gradients.transforms.attention.pattern.elementwise`), with the graph's own numbers. A
-graph may mask all keys of a query, by -1e9 that it adds or puts in place of scores. Then the
-maximum and the logarithm of the sum differ so much in size that their sum would lose the logarithm:
-both are kept, and subtracted one after the other. Where a mask lets a query see its own position
-and earlier ones only, blocks of later keys are not computed.
+graph may mask all keys of a query by adding -1e9 to scores, or replacing scores with it. Then the
+maximum and the logarithm of the sum differ so much in size that their sum would lose the logarithm.
+Both are kept, and subtracted one after the other. If a mask lets a query see its own position and
+earlier ones only, blocks of later keys are not computed.
 
 Blocks of scores have the dtype of the graph; softmax and sums are in ``float32`` at least.
 """
@@ -62,7 +62,7 @@ class GraphScores(Scores):
     between
         The ops between the product and the softmax.
     prepared
-        What blocks take their parts from.
+        The tensors that blocks take their parts from.
     """
 
     between: Elementwise
@@ -72,7 +72,7 @@ class GraphScores(Scores):
 
     @property
     def lowest(self) -> float:
-        """Where the running maximum starts: the least number, since no score counts as masked."""
+        """The initial running maximum: the least number, since no score counts as masked."""
         return float(self.grid.dtype.min)
 
     def normalized(

@@ -3,12 +3,12 @@
 Plain attention is two products with a softmax between them. The search begins at the softmax: it
 goes up to the product of queries and keys, through all ops that treat scores one by one
 (`memsaving_gradients.transforms.attention.pattern.elementwise`), and down to the product with
-values. Ops are recognized by what they compute, never by their names.
+values. Ops are recognized by their computation, never by their names.
 
-The gradient is found without its arithmetic, by what differentiation says of products. The product
+The gradient is found by the rules for differentiating products, not by its arithmetic. The product
 of the weights and the upstream gradient is the gradient for values. The product of the upstream
 gradient and the values leads on to products with keys and with queries, which are the gradients for
-queries and keys. Once these ends are replaced, nothing may be left that needs the scores.
+queries and keys. Once these ends are replaced, no op that is left may need the scores.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = ["Found", "Gradient", "found_in", "gradient_of", "is_attention_like"]
 _PASSED = frozenset({"Cast", "Identity", "StopGradient"})
 #: Ops that lead from weights to values in attention that cannot be computed in blocks (dropout).
 _CHANGED = _PASSED | {"Mul", "RealDiv", "SelectV2", "AddV2", "Reshape"}
-#: The most ops between a softmax and its product with values: three pass weights on, six drop them.
-#: More would walk from the softmax of a classifier through its loss.
+#: The most ops between a softmax and its product with values: three ops pass weights on, six drop
+#: some. A higher limit would walk from the softmax of a classifier through its loss.
 MOST_STEPS = 12
 #: The axis that the product of queries and keys sums over, and the last axis of values.
 _WIDTH, _OF_VALUES = "width", "of values"
@@ -50,9 +50,9 @@ class Found:
     Attributes
     ----------
     softmax
-        The op.
+        The softmax op.
     between
-        From the product of queries and keys to the softmax.
+        The ops from the product of queries and keys to the softmax.
     passed
         The ops from the softmax to the product with values.
     weights
@@ -60,7 +60,7 @@ class Found:
     query, key, value, output
         Tensors, and their axes.
     broadcasts
-        Whether an axis of an input may have length 1 where that of scores is longer.
+        Whether an axis of an input may have length 1 where the axis of scores is longer.
     """
 
     softmax: tf.Operation
@@ -260,9 +260,9 @@ def gradient_of(found: Found, readers: Readers) -> Gradient:
 
 
 def _of_values(found: Found, readers: Readers) -> tuple[dict[object, tf.Tensor], list[Named]]:
-    """Return products of the weights and a gradient for the output.
+    """Return gradients for the output, and their products with the weights.
 
-    First the gradients for the output, by reference, then the products, with their axes.
+    The gradients are given by reference, the products with their axes.
     """
     upstream: dict[object, tf.Tensor] = {}
     results = []
@@ -278,7 +278,7 @@ def _of_values(found: Found, readers: Readers) -> tuple[dict[object, tf.Tensor],
 
 
 def _products_of_values(found: Found, readers: Readers) -> list[tf.Operation]:
-    """Return the products of values and the upstream gradient: their results meet the weights."""
+    """Return the products of values and the upstream gradient, whose results meet the weights."""
     met: dict[tf.Operation, None] = {}
     for reader in readers(found.softmax.outputs[0]):
         for tensor in reader.inputs:

@@ -36,13 +36,13 @@ class Product:
     Attributes
     ----------
     op
-        What computes it.
+        The op that computes it.
     operands
         The axes of each operand.
     result
         The axes of the result.
     broadcasts
-        Whether an axis of one operand may have length 1 where the other one's has more.
+        Whether an axis of one operand may have length 1 where the other operand's is longer.
     """
 
     op: tf.Operation
@@ -73,7 +73,7 @@ class Product:
         return [k for k, operand in enumerate(self.op.inputs) if operand is tensor]
 
     def renamed(self, known: Mapping[Axis, Axis]) -> tuple[Axes, Axes, Axes] | None:
-        """Return the axes of operands and result by other names; ``None``: not all have one."""
+        """Return the axes of operands and result by other names; ``None``: one is not ``known``."""
         found = []
         for axes in (*self.operands, self.result):
             if any(axis not in known for axis in axes):
@@ -83,7 +83,7 @@ class Product:
 
 
 def aligned(*pairs: tuple[Sequence[Axis], Sequence[Axis]]) -> dict[Axis, Axis] | None:
-    """Return the names of the second sequences by those of the first, place by place.
+    """Return, for each name in the first sequences, the name at its place in the second ones.
 
     ``None``: the names are not one to one.
     """
@@ -126,7 +126,7 @@ def _of_equation(op: tf.Operation, ranks: Sequence[int]) -> Product | None:
     result = wanted.replace("...", "".join(spare[: max(dots)]))
     if any(len(set(labels)) < len(labels) for labels in (*axes, result)):
         return None
-    # An axis of one operand alone that the result lacks is summed over before: no product.
+    # An axis of only one operand that the result lacks is summed over first: no plain product.
     if set(axes[0]) ^ set(axes[1]) != (set(axes[0]) ^ set(axes[1])) & set(result):
         return None
     return Product(op, (tuple(axes[0]), tuple(axes[1])), tuple(result), "..." in equation)

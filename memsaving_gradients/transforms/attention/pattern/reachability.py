@@ -11,7 +11,7 @@ __all__ = ["Ancestors", "plain_as_well"]
 
 
 class Ancestors:
-    """Finds ancestors; asks TensorFlow once for the inputs of each op."""
+    """A search for ancestors that asks TensorFlow only once for the inputs of each op."""
 
     def __init__(self) -> None:
         self._edges: dict[tf.Operation, tuple[list[tf.Tensor], list[tf.Operation]]] = {}

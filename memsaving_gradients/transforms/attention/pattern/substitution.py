@@ -2,13 +2,13 @@
 
 Before differentiation, `prepare` builds the forward pass in blocks next to the plain one; nothing
 reads it yet. TensorFlow then differentiates the plain attention, which is all that a tape has
-recorded. Afterwards `substitute` gives the readers of the plain output, and of its gradients for
-queries, keys and values, those of the blocks instead. That is an edit like any other: while
-somebody differentiates once more, the graph is the plain one again.
+recorded. Afterwards `substitute` points the readers of the plain output, and of its gradients for
+queries, keys and values, to the results of the blocks. Like every edit, this is undone while
+TensorFlow differentiates the graph once more.
 
-The pattern does not tell whether anything else still needs the scores. So `substitute` looks at all
-ancestors of gradients and ys after the exchange: none of them may hold a number for each pair. This
-is linear in the size of the graph, once for each attention that is kept.
+The pattern does not show whether anything else still needs the scores. So `substitute` looks at all
+ancestors of gradients and ys after the exchange: none of them may hold a number for each pair. The
+cost is linear in the size of the graph, at most once for each attention that stays plain.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class _Built:
     Attributes
     ----------
     found
-        The plain one.
+        The plain attention.
     inputs
         Queries, keys and values, ``[..., positions, width]``.
     result, kept
-        The result of the forward pass, and what it keeps of each query.
+        The result of the forward pass, and the numbers that it keeps for each query.
     output
         The result, with the axes of the plain output.
     shape
@@ -113,7 +113,7 @@ class Substituted:
     Attributes
     ----------
     names
-        The softmax of each attention that is computed in blocks.
+        The name of the softmax of each attention that is computed in blocks.
     refused
         Why other attentions stay as they are, by name of the softmax.
     rewiring
@@ -121,9 +121,9 @@ class Substituted:
     idle
         Ops that nothing needs any more.
     gradients
-        The new gradient for each plain one (reference of a tensor).
+        The new gradient for each plain gradient (reference of a tensor).
     outputs
-        The new output for each plain one.
+        The new output for each plain output.
     """
 
     names: tuple[str, ...]
@@ -218,7 +218,7 @@ def substitute(
     ys: Sequence[tf.Tensor],
     named: Sequence[tf.Tensor],
 ) -> Substituted:
-    """Replace the attentions of which the graph then needs nothing but output and gradients.
+    """Replace each attention of which the graph then needs only the output and the gradients.
 
     Parameters
     ----------
@@ -272,7 +272,7 @@ def _gradients(
     ys: Sequence[tf.Tensor],
     refused: dict[str, str],
 ) -> dict[str, Gradient]:
-    """Return the gradient of each attention that is ``needed``; add to ``refused`` why not."""
+    """Return the gradient of each ``needed`` attention; add to ``refused`` why others have none."""
 
     def readers(tensor: tf.Tensor) -> list[tf.Operation]:
         found = (op for op in tensor.consumers() if op in needed)
@@ -294,7 +294,7 @@ def _check_order(found: Found, first_backward: int, ys: Sequence[tf.Tensor]) -> 
     """Raise if ``ys`` depend on scores or weights in another way, as after an earlier gradient.
 
     Then the gradients for scores are sums, and the pattern is only one of the terms. (`prepare`
-    passes over readers that have no use until ``ys`` need them.)
+    ignores readers that have no use until ``ys`` need them.)
     """
     own = {*found.ops, *found.between.ops}
     others = {
@@ -369,7 +369,7 @@ def _exchange(built: _Built, gradient: Gradient, rewiring: Rewiring) -> dict[Any
     plain = (gradient.of_query, gradient.of_key, gradient.of_value)
     with _scope(graph):
         upstream = _transposed(gradient.upstream, found.output[1], found.output_order)
-        # Its shape may be known less well than that of the output.
+        # Its static shape may be less complete than the output's.
         upstream.set_shape(built.result.shape)
         formula = partial(graph_scores.attention, found.between)
         wanted = [bool(ends) for ends in plain]
