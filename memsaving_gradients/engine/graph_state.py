@@ -18,7 +18,6 @@ from memsaving_gradients.reports.plan import Plan
 
 __all__ = [
     "Watch",
-    "amend",
     "differentiated",
     "earlier",
     "idle",
@@ -97,14 +96,6 @@ def record(graph: tf.Graph, plan: Plan) -> None:
     notes(graph, _State).plans.append((_count, plan))
     for watch in _watches:
         watch.plans.append(plan)
-
-
-def amend(graph: tf.Graph, old: Plan, plan: Plan) -> None:
-    """Replace the plan ``old``, which was used in ``graph``, by ``plan``."""
-    state = notes(graph, _State)
-    state.plans = [(count, plan if other is old else other) for count, other in state.plans]
-    for watch in _watches:
-        watch.plans = [plan if other is old else other for other in watch.plans]
 
 
 def returned(graph: tf.Graph, grads: Sequence[tf.Tensor], held: bool) -> None:
