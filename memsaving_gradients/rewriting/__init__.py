@@ -1,4 +1,4 @@
-"""Makes TensorFlow follow a schedule.
+"""Make TensorFlow follow a schedule.
 
 Clones recompute forward ops, gates hold clones back until their triggers ran, and further edges
 keep originals in the schedule's order. Two forms exist: control edges for TensorFlow's executor,

@@ -1,10 +1,10 @@
-"""Which clones begin a run, and which ones it waits for.
+"""The clones that begin a run, and the clones that it waits for.
 
-A run is what waits behind one gate. Most clones of it need no gate of their own, for they read a
-clone of the run. It has to be parted where the same op comes a second time: both clones would read
-the same, and be one op to the runtime. And it is parted where that keeps memory low: the executor
-runs whatever is ready, so that the second of two branches, which the schedule begins when the first
-is done, would begin, and hold its results, at the same time.
+A run is the clones behind one gate. Most of them need no gate of their own, since they read a clone
+of the run. A run is split where an op comes a second time: both clones would read the same, and the
+runtime would merge them. It is also split where that keeps memory low. The schedule may begin the
+second of two branches when the first is done; but the executor runs every op that is ready, so both
+would begin, and hold their results, at the same time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Runs:
     """The clones of the current run, each an op and the number of its copy.
 
     ``open``: whether the run goes on. ``written``: bytes that all clones have written so far;
-    ``turn``: for each clone of the run, what ``written`` is when it really runs, as in
-    :mod:`memsaving_gradients.rewriting.ordering`; ``begun``: what it was when the run began;
-    ``ops``: the ops of the run; ``unread``: clones of it that no other one reads.
+    ``turn``: for each clone of the run, the value of ``written`` when it really runs, as in
+    :mod:`memsaving_gradients.rewriting.ordering`; ``begun``: its value when the run began;
+    ``ops``: the ops of the run; ``unread``: clones of the run that no other clone reads.
     """
 
     def __init__(self, graph: TrainingGraph, merging: Merging, peak: int) -> None:
@@ -40,7 +40,7 @@ class Runs:
         self.unread: dict[Key, None] = {}
 
     def begin(self) -> None:
-        """A new gate is there."""
+        """Begin a run behind a new gate."""
         self.open = True
         self.begun = self.written
         self.turn.clear()
@@ -48,22 +48,22 @@ class Runs:
         self.unread.clear()
 
     def close(self) -> None:
-        """A backward op comes: the next clone begins a run."""
+        """End the run at a backward op: the next clone begins another one."""
         self.open = False
 
     def inside(self, reads: Collection[Key]) -> bool:
-        """Whether a clone that reads these ones waits because one of them does."""
+        """Return whether a clone waits because one of the clones that it reads is in the run."""
         return any(key in self.turn for key in reads)
 
     def must_part(self, clone: Key, reads: Collection[Key], *, in_order: bool) -> bool:
-        """Whether ``clone`` has to wait for the clones of the run; ``in_order``: if it could run
-        too early."""
+        """Return whether ``clone`` has to wait for the clones of the run; ``in_order``: also if it
+        could run too early."""
         if clone[0] in self.ops:
             return True
         return in_order and self._is_early(reads) and self._bytes(clone) >= self.large
 
     def add(self, clone: Key, reads: Collection[Key], *, here: bool) -> None:
-        """``clone`` is there; ``here``: behind the gate of this run."""
+        """Note that ``clone`` is there; ``here``: behind the gate of this run."""
         turn = self._ready(reads) if self._is_early(reads) else None
         self.written += self._bytes(clone)
         for key in reads:
@@ -74,8 +74,8 @@ class Runs:
             self.unread[clone] = None
 
     def sinks(self) -> list[Key]:
-        """The latest clones of the run that others can wait for, without changing what they are
-        merged with."""
+        """Return the latest clones of the run that others can wait for without a change of how
+        these are merged."""
         found = [
             key
             for key in self.unread

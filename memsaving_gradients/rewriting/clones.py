@@ -1,40 +1,39 @@
-"""Making TensorFlow follow a schedule: clones, re-pointed inputs, gates.
+"""Make TensorFlow follow a schedule: clones, re-pointed inputs, gates.
 
 The executor runs an op as soon as its inputs are there, so a clone alone would run during the
-forward pass and save nothing. Clones come in runs: those that the schedule puts between two
-backward ops. A run waits, through one gate, for every backward op before it in the schedule that
-nothing else waits for, but for those that may finish beside it
-(:mod:`memsaving_gradients.rewriting.stragglers`); only the *roots* of the run (clones that read no
-other clone of it) need the gate, and each gate waits for the one before it.
+forward pass and save nothing. A run of clones is the clones that the schedule puts between two
+backward ops. A run waits, through one gate, for every backward op before it in the schedule that no
+other op waits for, except for stragglers (:mod:`memsaving_gradients.rewriting.stragglers`). Only
+the *roots* of the run (clones that read no other clone of it) need the gate, and each gate waits
+for the one before it.
 
-What the schedule stores is encoded right after it is made, and the roots that stand for it decode
+A stored value is encoded right after it is made. The roots that replace it decode it
 (:mod:`memsaving_gradients.rewriting.stored_values`).
 
-An op may have several clones. What they read tells them apart: two clones in one run would be
-merged, so the second one begins a run of its own, which waits for the clones before it; a clone
-that reads clones of an earlier run, or what was kept, is a root of its run and reads through its
-gate (:mod:`memsaving_gradients.rewriting.clone_groups`).
+An op may have several clones, but two with the same inputs in one run would be merged. So the
+second one begins a run of its own, which waits for the clones before it. A clone that reads clones
+of an earlier run, or kept values, is a root of its run and reads them through its gate
+(:mod:`memsaving_gradients.rewriting.clone_groups`).
 
-How a root is gated is the business of :mod:`memsaving_gradients.rewriting.gates`; originals that
-could run too early are that of :mod:`memsaving_gradients.rewriting.ordering`. Forward ops are left
-as they are, but wait now and then for what has to be stored.
+:mod:`memsaving_gradients.rewriting.gates` gates the roots;
+:mod:`memsaving_gradients.rewriting.ordering` holds back originals that could run too early. Forward
+ops do not change, but some wait until values have been stored.
 
-Originals and clones must be merged with others alike, or not at all, or last bits differ
-(:mod:`memsaving_gradients.rewriting.fusion`): gates stand in front of ops instead of on them, an
-original that has lost its backward reader is given an idle one, and a clone that would be merged,
-while its original is not, is kept apart from its reader. An op and the only one that reads it are
-merged in every copy, if each copy of the one is read by one copy of the other: schedules see to
-that.
+The runtime must merge originals and clones with other ops alike, or last bits differ
+(:mod:`memsaving_gradients.rewriting.fusion`). So gates are in front of ops instead of on them. An
+original that has lost its backward reader gets an idle one. A clone that would be merged, while its
+original is not, is kept apart from its reader. An op and its only reader are merged in every copy
+if each copy of the op is read by one copy of the reader, as schedules ensure.
 
-A sum of many addends becomes a chain of additions in the order in which TensorFlow's kernel adds
-them (the remainder of a division by eight first, then groups of eight), so that it gives the same
-bits and holds a few addends only.
+A sum of many addends becomes a chain of additions in the order of TensorFlow's kernel (first the
+remainder of a division by eight, then groups of eight). So the chain gives the same bits, and holds
+only a few addends.
 
-XLA needs none of that but the runs. Each of them, with the backward ops up to the next one, becomes
-a conditional (:mod:`memsaving_gradients.rewriting.regions`).
+XLA needs only the runs. Each run, with the backward ops up to the next one, becomes a conditional
+(:mod:`memsaving_gradients.rewriting.regions`).
 
-Cost: one op creation for each clone, about 0.1 ms. No knowledge of budgets or of how the schedule
-was found.
+The cost is one op creation for each clone, about 0.1 ms. This module knows nothing of budgets, or
+of how the schedule was found.
 """
 
 from __future__ import annotations
@@ -70,21 +69,21 @@ __all__ = ["Rewrite", "rewrite"]
 
 @dataclass(eq=False)
 class Rewrite:
-    """What was changed.
+    """The changes that a rewrite made.
 
     Attributes
     ----------
     rewiring
         The edges that were re-pointed.
     built
-        The ops that were made.
+        The ops that were created.
     clones
         The clones, by the position of their original and their number.
     replaced
-        Tensors that others now stand for, by reference: the results of sums that became chains.
+        By reference, the tensors that replace others: sums (now chains), gradients (in regions).
     readers_of
         For each reference variable (op), the clones that read it. A read of a reference variable is
-        the variable itself: whoever updates it must wait for them.
+        the variable itself: ops that update it must wait for them.
     """
 
     rewiring: Rewiring = field(default_factory=Rewiring)
@@ -111,17 +110,17 @@ def rewrite(
     step
         The captured training step; its backward ops are edited in place.
     schedule
-        What to run when. Forward ops run first, as they are.
+        The order of executions. Forward ops run first, as they are.
     simulation
-        Bytes alive over the schedule: what is small beside the peak need not be on time.
+        Bytes alive over the schedule: ops that are small relative to the peak may run late.
     data_gates
         Gate by data edges (XLA) instead of control edges.
     updates
-        By name of a gradient's op, what is done with the gradient, where that is built already.
+        By name of a gradient's op, the use of the gradient, if it is built already.
     host
         The device that values are offloaded to.
     grads
-        The gradients, which are read by ops that are not there yet.
+        The gradients; the ops that read them do not exist yet.
     """
     writer = _Writer(step, schedule, simulation, data_gates, updates or {}, host)
     graph = step.source.ops[0].graph
@@ -154,11 +153,11 @@ def rewrite(
 class _Writer:
     """The state of one pass over a schedule.
 
-    ``window``: backward ops since the last run of clones; ``runs``: the clones, and what waits for
-    what among them. ``gate``: that of the current run; ``gates``: that of each clone. ``unmerged``:
-    ops that the runtime merges with nobody, for they have several readers, and what stands for
-    them. ``two_readers``: originals that were given an idle one. ``updates``: by the position of
-    a gradient's op, what is done with the gradient.
+    ``window``: backward ops since the last run of clones; ``runs``: the clones, and their order.
+    ``gate``: the gate of the current run; ``gates``: the gate of each clone. ``unmerged``: ops that
+    the runtime does not merge because they have several readers, each with its clone (or itself).
+    ``two_readers``: tensors that were given an idle reader. ``updates``: by the position of a
+    gradient's op, the use of the gradient.
     """
 
     def __init__(
@@ -211,10 +210,10 @@ class _Writer:
             for v, copy in zip(values, copies, strict=True)
             if copy
         ]
-        # Nothing may come between an op and the one that it is merged with.
+        # No gate may come between an op and the op that it is merged with.
         tied = [self.gates[maker] for maker in reads if self.merging.merges(maker[0])]
         if tied:
-            # Of two that it may be merged with, both have to be there.
+            # If it may be merged with either of two ops, both have to be there.
             gate = self.gate if self.gate in tied else tied[0]
         else:
             if not self.runs.open:
@@ -237,8 +236,8 @@ class _Writer:
                     copied=self.ops.reads_from_elsewhere(entry.op),
                     matched=op.type in op_types.FUSED_WITH_SIBLING,
                 )
-        # All of the run read the same tensor: patterns such as x * sigmoid(x) are found, and fused,
-        # by that.
+        # All clones of the run read the same held tensor: by that, grappler finds and fuses
+        # patterns such as x * sigmoid(x).
         inputs = [self._behind(gate, tensor) for tensor in inputs]
         if self.regions is None and op.type in op_types.FUNCTIONAL:
             constants = self.ops.constants(entry.op)
@@ -255,15 +254,15 @@ class _Writer:
                 self.result.readers_of.setdefault(maker, []).append(copy)
 
     def _unfolded(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What ``tensor`` becomes when grappler has taken out multiplications by one and the
-        like."""
+        """Return the tensor that remains of ``tensor`` when grappler has removed multiplications by
+        one and the like."""
         while (source := unchanged_input(tensor.op)) is not None:
             tensor = tensor.op.inputs[source]
         return tensor
 
     def _behind(self, gate: Gate, tensor: tf.Tensor) -> tf.Tensor:
-        """What stands for ``tensor`` behind ``gate``; ``x * 1`` is recomputed there if x is held,
-        for grappler makes one of both."""
+        """Return the tensor that replaces ``tensor`` behind ``gate``; if x is held there, ``x * 1``
+        is recomputed from it, since grappler merges both."""
         again: list[tuple[tf.Tensor, int]] = []
         source = tensor
         while source.ref() not in gate.held:
@@ -279,8 +278,8 @@ class _Writer:
         return held
 
     def store(self) -> None:
-        """Store what the schedule stores; the forward pass must not run ahead of that, or all of it
-        would be there at once."""
+        """Store the values that the schedule stores. The forward pass must not run ahead of this,
+        or all of these values would be alive at once."""
         for op in sorted(self.loads.stored):
             self.loads.parts(op)
         if self.holds is not None:
@@ -295,37 +294,37 @@ class _Writer:
             self._open_gate(key)
         gate = self.gate
         if self.runs.must_part(key, (), in_order=self.regions is None):
-            # A gate of its own: the run goes on, or clones would not be merged as their originals
-            # are.
+            # The load gets a gate of its own, but the run goes on: else clones would not be merged
+            # as their originals are.
             gate = self._behind_run(op)
         parts = self.loads.parts(entry.op)
         for part in parts:
             gate.hold(op.name, [part], [False])
         held = [gate.held.get(part.ref(), part) for part in parts]
         if self.loads.stored[entry.op].means == OFFLOAD:
-            # A transfer begins when its source is there: that has to wait, elsewhere, and not the
-            # arrival.
+            # A transfer begins when its source is there: so the source has to wait, elsewhere, and
+            # not the copy that arrives.
             held = [stays_elsewhere(part) for part in held]
         self.result.clones[key] = self.loads.load(key, held).op
         self.gates[key] = gate
         self.runs.add(key, (), here=gate is self.gate)
 
     def leave_two_readers(self, tensor: tf.Tensor) -> None:
-        """Put an idle reader in the place of the backward op that will read a clone.
+        """Add an idle reader in place of the backward op that will read a clone.
 
-        The original had two readers and was not merged with the other; with one it would be, and
-        its clone would not.
+        With two readers the original was not merged with either. With one reader it would be
+        merged, and its clone would not.
         """
         if self.gate and self.gate.opens and tensor.ref() not in self.two_readers:
             self.two_readers.add(tensor.ref())
             graphs.add_control_inputs(self.gate.opens, [gated(tensor, [], tensor.op.name).op])
 
     def finish(self) -> None:
-        """Keep ops with a single reader from being merged with it where those that they stand for
-        were not."""
+        """Keep ops from being merged with their only reader if the ops that they replace were not
+        merged."""
         for op, copy in self.unmerged:
             readers = [(reader, out) for out in copy.outputs for reader in out.consumers()]
-            # The readers of an op as built may lead nowhere, and be pruned.
+            # The other readers of an original may lead nowhere, and be pruned.
             if len(readers) == 1 or copy is op:
                 for reader, out in readers:
                     k = next(k for k, tensor in enumerate(reader.inputs) if tensor is out)
@@ -362,7 +361,7 @@ class _Writer:
 
     def add_to_window(self, entry: Step) -> None:
         """Let the next gate wait for a backward op, if it may; call when the op has its place,
-        which decides that."""
+        since that decides it."""
         position = entry.op
         if (
             not entry.copy
@@ -374,13 +373,13 @@ class _Writer:
             self.window.append(position)
 
     def op_of(self, entry: Step) -> tf.Operation:
-        """The op that runs ``entry``: a clone, an original, the end of a chain."""
+        """Return the op that runs ``entry``: a clone, an original, or the end of a chain."""
         if entry.copy:
             return self.result.clones[entry.op, entry.copy]
         return self._original(entry.op)
 
     def _original(self, position: int) -> tf.Operation:
-        """The op at ``position``, or the end of the chain that stands for it."""
+        """Return the op at ``position``, or the end of the chain that replaces it."""
         op = self.ops.ops[position]
         replaced = self.result.replaced.get(op.outputs[0].ref()) if op.outputs else None
         return op if replaced is None else replaced.op
@@ -392,7 +391,7 @@ class _Writer:
         return self.result.clones[op, copy].outputs[value - int(self.ops.first_value[op])]
 
     def _open_gate(self, first: tuple[int, int]) -> None:
-        """Begin a run, of which this is the first clone, behind the backward ops of the window."""
+        """Begin a run, whose first clone is ``first``, behind the backward ops of the window."""
         if self.regions is not None:
             self.gate = self._next_region()
             self.runs.begin()
@@ -422,13 +421,13 @@ class _Writer:
         self.runs.begin()
 
     def _behind_run(self, root: tf.Operation) -> Gate:
-        """A gate behind the clones of the current run."""
+        """Return a gate behind the clones of the current run."""
         if self.regions is not None:
             return self._next_region()
         sinks = self.runs.sinks()
         clones = [self.result.clones[key] for key in sinks]
-        # A control edge would keep a clone from being fused as its original is; the reader of a
-        # result does not.
+        # A control edge from a clone would keep it from being fused as its original is; one from a
+        # reader of its result does not.
         triggers = [
             gated(copy.outputs[0], [], self.ops.ops[op].name).op
             if copy.type in op_types.FUSED
@@ -444,8 +443,8 @@ class _Writer:
         return Gate()
 
     def note(self, entry: Step, begun: int) -> None:
-        """Note which ops stand for an entry: those that were built since the graph had ``begun``
-        ops, and the original."""
+        """Note the ops of an entry: its original, and the ops that were built since the graph had
+        ``begun`` ops."""
         if entry.op < self.graph.first_backward and not entry.copy:
             return
         position, graph = entry.op, self.ops.ops[0].graph
@@ -457,7 +456,7 @@ class _Writer:
         self.parts = False
 
     def enclose(self, grads: Sequence[tf.Tensor]) -> None:
-        """Make conditionals of the backward pass."""
+        """Turn the backward pass into conditionals."""
         assert self.regions is not None
         built = self.ops.ops[0].graph.get_operations()
         for begun, middle, original, ended, parts in self.noted:
@@ -480,10 +479,10 @@ class _Writer:
                 replaced[t.ref()] = stands[t.ref()]
 
     def _sinks(self) -> list[int]:
-        """Backward ops of the window whose results no other op of it reads; at first, the ends of
-        forward as well.
+        """Return the backward ops of the window whose results no other op of it reads; before the
+        first gate, also the ends of the forward pass.
 
-        No device waits for another one but for what it reads.
+        No device waits for another one except for the values that it reads.
         """
         read = {int(self.ops.producer[v]) for i in self.window for v in self.ops.inputs[i]}
         forward = self.graph.ends if self.gate is None else ()

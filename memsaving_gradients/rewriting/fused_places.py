@@ -1,23 +1,23 @@
-"""At which place of a schedule an op has run, with all that the runtime merges it with.
+"""The place in a schedule at which an op has run, with all ops that the runtime merges it with.
 
-What is merged runs when all of it can. Whatever waits by a control edge for an op that becomes a
-part of a later one waits for the later one, and closes a cycle if that needs it in turn. oneDNN's
-layout pass merges all the same (``mkl_layout_pass.cc``): a convolution and the addition of its
-bias, a padding and its convolution, the gradients of a filter and of the bias. The remapper does
-not fuse what is waited for (``remapper.cc``, ``pattern_utils.cc``), so that it has other last bits
-than in plain training. Nor do constants of a tree of products or sums meet in the same order if
-its inner ops are waited for (:func:`graph_tools.grappler.constant_folding.folded_in_turn`).
+A merged op runs when all its parts can run. If an op waits by a control edge for a part of a later
+op, it waits for the later op. That closes a cycle if the later op needs it in turn. oneDNN's layout
+pass merges all the same (``mkl_layout_pass.cc``): a convolution and the addition of its bias, a
+padding and its convolution, the gradients of a filter and of the bias. The remapper does not fuse
+an op that others wait for (``remapper.cc``, ``pattern_utils.cc``), so that last bits differ from
+plain training. Nor do constants of a tree of products or sums meet in the same order if ops wait
+for its inner ops (:func:`graph_tools.grappler.constant_folding.folded_in_turn`).
 
-So each execution has its place in the schedule, and the place at which it *has run*: that of the
-last one which is merged with it, or with something that it needs. If control edges lead from what
-has run at its own place, and to what comes later, no cycle can be closed: along the edges of the
-graph of merged ops, the places at which these have run do not fall, and along control edges they
-rise. (That of two gradients that are merged is the filter's. What the bias's reads, the filter's
-reads as well, and nothing makes the bias's wait.)
+So each execution has its place in the schedule, and the place at which it *has run*: the place of
+the last execution that is merged with it, or with one that it needs. Control edges close no cycle
+if they begin at executions that have run at their own place, and end at later ones. For along edges
+of the graph of merged ops, the places at which these have run do not fall, and along control edges
+they rise. (Two merged gradients have the place of the filter's gradient. It reads all that the
+bias's gradient reads, and nothing makes the bias's gradient wait.)
 
-Values are numbered as grappler sees them: views of the same shape give what they read, and equal
-ops what the first of them gives. Linear in the edges, but for one bit for each execution and each
-bias gradient whose filter gradient comes later.
+Values are numbered as grappler sees them: a view of the same shape gives its input, and equal ops
+give the result of the first of them. Linear in the edges, except for one bit for each execution and
+each bias gradient whose filter gradient comes later.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ _NONE: frozenset[str] = frozenset()
 
 
 def is_alone(step: CapturedStep, position: int) -> bool:
-    """Whether an op may be merged with the only one that reads it.
+    """Return whether an op may be merged with its only reader.
 
-    Backward ops that were not captured lead nowhere and are pruned; so may be forward ops that were
-    not.
+    Backward ops that were not captured lead nowhere and are pruned. Forward ops that were not
+    captured may be pruned, too.
     """
     return bool(step.graph.fuses[position]) and len(step.source.readers[position]) < 2
 
 
 class Places:
-    """Where the executions of a schedule have run.
+    """The places at which the executions of a schedule have run.
 
     Attributes
     ----------
     ends
-        Backward ops that the remapper may fuse with what they read, and with nothing that reads
-        them: waiting for them would prevent it.
+        Backward ops that the remapper may fuse with an op that they read, but with no reader. It
+        would not fuse them if other ops waited for them.
     """
 
     def __init__(self, step: CapturedStep, steps: Sequence[Step]) -> None:
@@ -87,28 +87,28 @@ class Places:
             self._until.append(max(now, last[first], merged.get(now, now), *before))
 
     def has_run(self, key: Key, before: Key) -> bool:
-        """Whether an execution has run when another one has its turn; what is not in the schedule
-        always has."""
+        """Return whether an execution has run when another one has its turn; an execution outside
+        of the schedule always has."""
         return self.until(key) <= self._place.get(before, self.place(key))
 
     def place(self, key: Key) -> int:
-        """The place of an execution; -1 of what is not in the schedule."""
+        """Return the place of an execution; -1 if it is not in the schedule."""
         return self._place.get(key, -1)
 
     def until(self, key: Key) -> int:
-        """The place at which an execution has run, with all that it is merged with."""
+        """Return the place at which an execution has run, with all that it is merged with."""
         place = self.place(key)
         return place if place < 0 else self._until[place]
 
     def has_bias_gradient(self, value: int) -> bool:
-        """Whether a backward op makes a bias gradient of a value, or of one that grappler sees as
-        the same; what is not in the schedule may have one."""
+        """Return whether a backward op makes a bias gradient of a value, or of one that grappler
+        sees as the same; a value outside of the schedule may have a bias gradient."""
         made = self._values.made.get((value, 0))
         return made is None or made[1] in self._of_biases
 
     def _with_readers(self) -> list[int]:
-        """For each execution, the place of the last one of those that it is merged with as what
-        these read."""
+        """Return, for each execution, the place of the last execution that it is merged with as an
+        input; and note the `ends`."""
         steps, reads, kinds = self._steps, self._values.reads, self._kinds
         last = [*range(len(steps))]
         inner = [False] * len(steps)
@@ -122,7 +122,7 @@ class Places:
                 if kind in op_types.FUSES_WITH.get(kinds[maker], _NONE):
                     fuses = self._is_alone_for(steps[maker].op, steps[now].op)
                     fused |= fuses
-                    # What has several readers in the graph may have one of them left when the rest
+                    # An op with several readers in the graph may have only one left when the rest
                     # is folded.
                     if fuses or (
                         kind in op_types.MERGED_WITH_READER.get(kinds[maker], _NONE)
@@ -135,11 +135,11 @@ class Places:
         return last
 
     def _folds(self, maker: int, reader: int) -> bool:
-        """Return whether folding moves a constant of ``reader`` past ``maker``, and nothing may
-        wait for ``maker`` because of that.
+        """Return whether folding moves a constant of ``reader`` past ``maker``, so that no op may
+        wait for ``maker``.
 
-        A control edge would change the order in which constants meet; or the remapper may fuse it,
-        so that an idle reader is waited for, which keeps the constant in its place.
+        A control edge would change the order in which constants meet. Or the remapper may fuse
+        ``maker``: then ops wait for an idle reader of it, which keeps the constant in its place.
         """
         position = self._steps[maker].op
         changes = position in self._in_turn or (
@@ -152,7 +152,7 @@ class Places:
         )
 
     def _may_end(self, now: int) -> bool:
-        """Whether the remapper may fuse an execution with what it reads."""
+        """Return whether the remapper may fuse an execution with an op that it reads."""
         position, kind = self._steps[now].op, self._kinds[now]
         return any(
             kind in op_types.FUSES_WITH.get(self._kinds[maker], _NONE)
@@ -161,10 +161,10 @@ class Places:
         )
 
     def _is_alone_for(self, position: int, reader: int) -> bool:
-        """Whether an op may be merged with this reader of it.
+        """Return whether an op may be merged with this reader of it.
 
-        One that reads an equal op reads this one as grappler numbers values: either the two are one
-        op, with the readers of both, or the reader has no part in this one.
+        As grappler numbers values, a reader of an equal op reads this op, too. Either the two are
+        one op, with the readers of both, or the reader has no part in this one.
         """
         ops = self._step.source
         direct = ops.readers[position]
@@ -172,8 +172,8 @@ class Places:
         return own and is_alone(self._step, position)
 
     def _readers(self) -> list[set[int]]:
-        """For each execution, those that read it, equal ones as one; neither views nor what reads
-        shapes."""
+        """Return, for each execution, its readers: equal ones as one, without views and without ops
+        that read shapes."""
         found: list[set[int]] = [set() for _ in self._steps]
         for now, entry in enumerate(self._steps):
             op = self._step.source.ops[entry.op]
@@ -183,11 +183,11 @@ class Places:
         return found
 
     def _with_filters(self) -> dict[int, int]:
-        """For bias gradients, the last place of a filter gradient that reads the same and comes
-        later."""
+        """Return, for bias gradients, the last place of a filter gradient that reads the same value
+        and comes later."""
         filters: dict[Value, list[int]] = {}
         later: dict[int, list[int]] = {}
-        # A clone reads what is not cloned with it through its gate: it is merged with no original.
+        # A clone reads all but clones of its run through its gate: it is merged with no original.
         for now in range(len(self._steps) - 1, -1, -1):
             cloned = bool(self._steps[now].copy)
             if self._kinds[now] in op_types.MERGED_AT_RUN_TIME:
@@ -210,9 +210,9 @@ class Places:
 class _Values:
     """The values of a schedule as grappler sees them.
 
-    ``made``: for each value and the number of its copy, the place of what makes it, and its number;
-    ``reads``: what each execution reads; ``needs``: the places of those that it needs; ``first``:
-    the first one that is the same op.
+    ``made``: for each value and the number of its copy, the place of the execution that makes it,
+    and its number; ``reads``: the values that each execution reads; ``needs``: the places of the
+    executions that it needs; ``first``: the place of the first execution that is the same op.
     """
 
     def __init__(self, ops: OpGraph, steps: Sequence[Step]) -> None:
@@ -234,7 +234,7 @@ class _Values:
             self.reads.append(reads)
             self.needs.append([*(maker for maker, _ in entries), *waits])
             same: Sequence[Value] = sorted(reads) if op_types.is_commutative(op) else reads
-            # What has no inputs, or a state, is like nothing else.
+            # An op without inputs, or with a state, equals no other op.
             if reads and not op_types.is_stateful(op):
                 first = known.setdefault((op.type, entry.copy, *same), now)
             else:
@@ -254,8 +254,8 @@ class _Values:
 
 
 def _may_vanish(op: tf.Operation) -> bool:
-    """Whether a view may have the shape and the dtype of what it reads: then grappler takes it out,
-    and may merge what comes before it with what comes after."""
+    """Return whether a view may have the shape and the dtype of its input: then grappler removes
+    it, and may merge the op before it with the op after it."""
     return all(
         given.dtype == made.dtype and given.shape.is_compatible_with(made.shape)
         for given, made in zip(op.inputs, op.outputs, strict=False)
@@ -263,7 +263,7 @@ def _may_vanish(op: tf.Operation) -> bool:
 
 
 def _needed(needs: Sequence[Sequence[int]], bits: Mapping[int, int]) -> list[int]:
-    """For each execution, the bits of those that it needs, and its own."""
+    """Return, for each execution, the bits of the executions that it needs, and its own."""
     found: list[int] = []
     for now, before in enumerate(needs):
         mine = bits.get(now, 0)

@@ -1,8 +1,8 @@
-"""Gates: what the roots of a run of clones wait for, in the two forms that survive compilation.
+"""Gates, which hold back the roots of a run of clones, in the two forms that survive compilation.
 
-For TensorFlow's executor a gate is an identity in front of the root, which waits for its triggers
-by control edges and is exempt from grappler. A control edge on the root itself would order as well,
-but keeps grappler from fusing the root into kernels that its original is fused into, and fused
+For TensorFlow's executor a gate is an identity in front of the root. It waits for its triggers by
+control edges and is exempt from grappler. A control edge on the root itself would also order it.
+But grappler would not fuse the root into the kernels that its original is fused into, and fused
 kernels give other last bits.
 
 XLA drops control edges and merges equal ops. There the run is part of a region, which waits as a
@@ -24,12 +24,12 @@ __all__ = ["Gate", "begun_when_complete", "fixed_inputs", "gated", "widest_input
 
 
 def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int | None:
-    """The input to hold back: the largest that is no constant, or ``None``.
+    """Return the input to hold back: the largest that is not constant; or ``None``.
 
     Shapes, axes and the like are constants where compilers need them to be, and are left alone. So
-    are references and handles of variables: when a trace ends, TensorFlow lets each op that reads
-    a handle wait for those that were created before, and an identity in front of one of them is
-    created after it.
+    are references and handles of variables. When a trace ends, TensorFlow lets each op that reads a
+    handle wait for the ops that read it and were created before; an identity in front of one of
+    these is created after it.
     """
     fits = [
         k
@@ -40,12 +40,12 @@ def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int |
 
 
 def fixed_inputs(op: tf.Operation, constant: Sequence[bool]) -> Sequence[bool]:
-    """Which inputs of ``op`` are not to be held back: constants, and those that would not hold all
-    of it back.
+    """Return, for each input of ``op``, whether not to hold it back: constants, and inputs that
+    would not hold back all of the op.
 
-    The executor knows no branches and no loops, only the ops in them. Those of a branch run when
-    its predicate is known, and those of a loop's first step when its condition is, each as soon as
-    what itself reads is there.
+    The executor knows no branches and no loops, only their ops. An op of a branch waits for the
+    predicate and for its own inputs. An op of a loop's first step waits for the condition and for
+    its own inputs.
     """
     if op.type in loops.BRANCHES:
         decides = [k == 0 for k in range(len(op.inputs))]
@@ -58,7 +58,7 @@ def fixed_inputs(op: tf.Operation, constant: Sequence[bool]) -> Sequence[bool]:
         return constant
     fixed = [held or not does for held, does in zip(constant, decides, strict=True)]
     if all(fixed) and op.type in loops.LOOPS:
-        # A loop that counts from zero: no compiler needs to know that here.
+        # Only constants decide, as in a loop that counts from zero: no compiler needs them here.
         fixed = [not does for does in decides]
     return constant if all(fixed) else fixed
 
@@ -69,18 +69,18 @@ def begun_when_complete(
     constant: Sequence[bool],
     made: Sequence[bool],
 ) -> Sequence[tf.Tensor]:
-    """Inputs for a clone of a loop or branch ``op``, such that none of its ops runs before all of
-    them are there.
+    """Return inputs for a clone of a loop or branch ``op``, such that none of its ops runs before
+    all inputs are there.
 
-    The first step of a loop runs what reads only the state that the loop begins with, and holds it
-    until the rest is there. So what decides whether the loop goes on waits for what other clones
-    have ``made``.
+    In the first step of a loop, ops that read only the initial state run, and hold their results
+    until the rest is there. So the input that decides whether the loop goes on waits for the inputs
+    that other clones have ``made``.
     """
     fixed = fixed_inputs(op, constant)
     if fixed is constant:
         return inputs
     index = widest_input(inputs, fixed) or 0
-    # Identities are waited for, since grappler does not fuse what is waited for.
+    # The triggers are identities, since grappler does not fuse an op that others wait for.
     late = [
         gated(tensor, [], op.name).op for k, tensor in enumerate(inputs) if made[k] and k != index
     ]
@@ -90,8 +90,8 @@ def begun_when_complete(
 
 
 def _rank(tensor: tf.Tensor) -> tuple[bool, bool, int]:
-    """Computed values before variables and fed inputs (whose address others may hold), floats
-    before the rest."""
+    """Return a rank: computed values above variables and fed inputs (whose address others may
+    hold), floats above other types, then bytes."""
     size = tensor_bytes(tensor)
     computed = tensor.op.type not in op_types.SOURCES
     return computed, tensor.dtype.is_floating, size.fixed + size.per_example
@@ -105,7 +105,7 @@ def gated(
     *,
     copied: bool = False,
 ) -> tf.Tensor:
-    """``tensor``, available only when ``triggers`` have run; the same buffer.
+    """Return ``tensor`` in the same buffer, but available only when ``triggers`` have run.
 
     ``reader``: the device of the op that reads it. If it is ``copied`` there, the copy is held
     back, so that no device waits for another one.
@@ -116,7 +116,7 @@ def gated(
 
 @dataclass(eq=False)
 class Gate:
-    """Holds back the roots of one run.
+    """A gate that holds back the roots of one run.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class Gate:
         The op that opens the gate. ``None``: the gate holds nothing back, since the run begins a
         region, and the region waits (:mod:`memsaving_gradients.rewriting.regions`).
     held
-        What stands for tensors that were held back, by reference.
+        For each tensor that was held back, by reference, the tensor that replaces it.
     """
 
     opens: tf.Operation | None = None
@@ -149,10 +149,10 @@ class Gate:
         copied: bool = False,
         matched: bool = False,
     ) -> None:
-        """Hold back one of ``inputs`` until the gate opens, none that is ``constant``; ``reader``,
-        ``copied``: see `gated`.
+        """Hold back one of ``inputs``, but none that is ``constant``, until the gate opens;
+        ``reader``, ``copied``: see `gated`.
 
-        ``matched``: what stands for it must have no control edges, or its readers are not fused.
+        ``matched``: its replacement must have no control edges, or its readers are not fused.
         """
         if self.opens is None:
             return

@@ -1,25 +1,25 @@
-"""What a step does with its gradients, and its place in the order of the step.
+"""The ops with which a step uses its gradients, and their place in the order of the step.
 
-A budget is planned before the optimizer's ops exist, and gradients are rewired before anybody reads
-them; but when the function is traced to its end, all ops are there. `Updates` is the graph of those
-that were created after the gradients.
+A budget is planned before the optimizer's ops exist, and gradients are rewired before any op reads
+them. But when the function is traced to its end, all ops are there. `Updates` is the graph of the
+ops that were created after the gradients.
 
-**What needs no gradient waits for one** (`Updates.defer`). An optimizer multiplies momenta, decays
-weights and averages before it looks at a gradient, and the executor runs what needs no gradient as
-soon as the step begins: each result, as large as a variable, then lives through the forward pass
-until its gradient comes. Where such an op works on a variable that is read for it, the read gets
-control edges from what the op meets: the gradients, or what is made of them, that the first op
-behind it reads which needs any. So kernels are fused and folded as they were. What meets no
-gradient (metrics), or those of several variables (a learning rate), or reads activations, which it
-would keep alive, is left alone, and so is a read whose wait would close a cycle.
+**Ops that need no gradient wait for one** (`Updates.defer`). An optimizer multiplies momenta, and
+decays weights and averages, before it reads a gradient. The executor runs these ops as soon as the
+step begins, and each result, as large as a variable, lives through the forward pass. An op *meets*
+a gradient at the first later op that needs both. If it works on a variable that is read for it, the
+read gets control edges from inputs of the later op: gradients, or values made of them. So kernels
+are fused and folded as before. Ops that meet no gradient (metrics), or gradients of several
+variables (a learning rate), do not wait. Nor do ops that read activations, which would stay alive,
+nor reads whose wait would close a cycle.
 
-**What is done with one gradient alone has an end** (`Updates.ends`), for which what follows in the
-backward pass can wait. An update takes a few times what its gradient does, and those of several
+**The use of one gradient alone has ends** (`Updates.ends`), for which later ops of the backward
+pass can wait. An update takes a few times the bytes of its gradient, and the updates of several
 large weights are easily late together.
 
 Control edges change no value: TensorFlow orders reads and updates of a variable by edges of its
-own, and these are kept. O(ops after the gradients), but for the search for a cycle, which ends as
-soon as what follows the waiting op is known.
+own, and these are kept. O(ops after the gradients), except for the search for a cycle, which ends
+as soon as all ops that follow the waiting op are known.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from graph_tools.tf_private import graphs
 
 __all__ = ["CHANGES", "Updates", "bytes_of"]
 
-#: What changes variables.
+#: Ops that change variables.
 CHANGES = op_types.ASSIGNS | op_types.UPDATES_IN_PLACE
 
-#: What waits for one of these prevents, or changes, how it is merged with others, or waits for
-#: nothing.
+#: An op that waits for one of these prevents, or changes, how that one is merged with others, or
+#: waits for nothing.
 _NOT_WAITED_FOR = op_types.FUSED | op_types.MERGED_AT_RUN_TIME | op_types.VIEWS
 
 
 class Updates:
-    """What is done after the gradients.
+    """The ops that use the gradients of a graph.
 
     Parameters
     ----------
     operations
         All ops of a graph that were created after its gradients.
     grads
-        The ops that make these.
+        The ops that make the gradients.
     ends
         The tensors and ops that the graph runs for; ops that none of them needs are ignored.
     first_backward
@@ -75,28 +75,28 @@ class Updates:
         built = _graph(operations, self.grads, _before)
         run = (getattr(end, "op", end) for end in ends)
         live = self.grads | built.needed(op for op in run if op in built)
-        #: What each op needs as the graph is built.
+        #: The ops that each op needs, as the graph is built.
         self.built = built.within(live)
         self.operations = [op for op in operations if op in live]
-        #: Those that do not run.
+        #: The ops that do not run.
         self.dead = {op for op in operations if op not in live}
 
     @cached_property
     def steps(self) -> Precedence[tf.Operation]:
-        """What each op needs when views of several tensors at once are read past."""
+        """The ops that each op needs when reads skip views of several tensors at once."""
         return _graph(self.operations, self.grads, _before_split)
 
     @cached_property
     def order(self) -> list[tf.Operation]:
-        """All ops, each after what it needs."""
+        """All ops, each after the ops that it needs."""
         return self.built.order()
 
     def defer(self, home: Home | None = None, *, chain: bool = True) -> int:
-        """Let what needs no gradient wait for the gradient that it meets; how many reads of
-        variables got control edges.
+        """Let ops that need no gradient wait for the gradient that they meet; return the number of
+        reads of variables that got control edges.
 
-        ``home``: the device on which to do so, where there are several; none waits for another one.
-        ``chain``: whether what meets gradients that are scaled together waits for the one before.
+        ``home``: the device on which to do so, if there are several; no device waits for another.
+        ``chain``: whether a read that meets gradients scaled together waits for the one before.
         """
         owner = self._owners()
         free: set[tf.Operation] = set()
@@ -113,8 +113,8 @@ class Updates:
             if home is not None:
                 triggers = [trigger for trigger in triggers if home.has(trigger)]
             if chain and triggers and owner[meeting] is None:
-                # Gradients that are scaled together are there together; what meets them is made one
-                # by one.
+                # Gradients that are scaled together are there together, so the reads that meet them
+                # run one by one.
                 triggers += [last] if last is not None else []
                 last = self._used_by(meeting)
             if triggers and not any(self.built.leads(op, other) for other in triggers):
@@ -136,8 +136,8 @@ class Updates:
     def _is_worked_on(
         self, op: tf.Operation, owner: Mapping[tf.Operation, tf.Operation | None]
     ) -> bool:
-        """Whether an op reads a variable of more than a few numbers, and others make something of
-        it before a gradient is needed."""
+        """Return whether an op reads a variable of more than a few numbers, and other ops compute
+        something from it before a gradient is needed."""
         return (
             op.type in op_types.READS
             and tensor_bytes(op.outputs[0]).at(1) > GRAIN
@@ -148,7 +148,7 @@ class Updates:
         )
 
     def _used_by(self, meeting: tf.Operation) -> tf.Operation | None:
-        """The first op from ``meeting`` on that may be waited for."""
+        """Return the first op from ``meeting`` on that others may wait for."""
         behind = self.steps.behind(meeting)
         found = (op for op in chain([meeting], behind) if op.type not in _NOT_WAITED_FOR)
         return next(found, None)
@@ -156,14 +156,14 @@ class Updates:
     def _triggers(
         self, meeting: tf.Operation, owner: Mapping[tf.Operation, tf.Operation | None]
     ) -> list[tf.Operation]:
-        """What ``meeting`` needs that needs gradients, as `waitable`."""
+        """Return the ops that ``meeting`` needs and that need gradients, as `waitable`."""
         return self.waitable((op for op in self.steps.before(meeting) if op in owner), owner)
 
     def waitable(
         self, ops: Iterable[tf.Operation], among: Container[tf.Operation]
     ) -> list[tf.Operation]:
-        """These ops, or what they need ``among`` others, back to what may be waited for without
-        being merged or fused otherwise."""
+        """Return the ops to wait for instead of ``ops``: where a wait would change how an op is
+        merged or fused, the ops that it needs ``among`` others, recursively."""
         found: dict[tf.Operation, None] = {}
         stack = [*ops]
         while stack:
@@ -180,10 +180,11 @@ class Updates:
         return list(found)
 
     def take_memory(self, outputs: Collection[tf.Tensor], batch: int) -> float:
-        """How many bytes there may be beside gradients: infinitely many if variables are updated.
+        """Return the most bytes that may be alive in addition to gradients; infinity if variables
+        are updated.
 
-        Else what is read of the forward and the backward pass, which would be let go, and what is
-        returned (``outputs``).
+        Otherwise these are the values that are read from the forward and the backward pass, which
+        would be freed, and the returned values (``outputs``).
         """
         if any(op.type in CHANGES for op in self.operations):
             return float("inf")
@@ -197,11 +198,11 @@ class Updates:
         return float(sum(tensor_bytes(tensor).at(batch) for tensor in kept.values()))
 
     def split(self, rewiring: Rewiring) -> None:
-        """Let no op wait for gradients that it does not read: views of several tensors at once are
-        read past.
+        """Let no op wait for gradients that it does not read: reads skip views of several tensors
+        at once.
 
-        Keras passes all gradients through one, which grappler splits; but a backward op cannot wait
-        for what comes after it.
+        Keras passes all gradients through one view, which grappler splits. Until then each update
+        needs all gradients, and no backward op can wait for it.
         """
         for op in self.operations:
             for k, tensor in enumerate(op.inputs):
@@ -211,16 +212,15 @@ class Updates:
         self.dead.update(op for op in self.operations if op_types.is_split(op))
 
     def ends(self) -> dict[tf.Operation, list[tf.Operation]]:
-        """For each op that makes gradients, the ops that end what is done with these alone; call
-        after `split`.
+        """Return, by op that makes gradients, the last ops that use these alone; after `split`.
 
-        What reads others of the backward pass than gradients is not known to be there when its
-        gradient is.
+        An op does not count if it reads other values of the backward pass than gradients: these may
+        not be there when its gradient is.
         """
         owner = self._alone
         found: dict[tf.Operation, list[tf.Operation]] = defaultdict(list)
         for op, grad in owner.items():
-            # A variable may be read when an op has run, for what is done with the gradient then.
+            # A variable may be read when an op has run, for a later use of the gradient.
             later = (owner.get(other, grad) for other in self.steps.after(op))
             if (
                 grad is not None
@@ -232,7 +232,7 @@ class Updates:
         return dict(found)
 
     def alone(self) -> dict[tf.Operation, list[tf.Operation]]:
-        """For each op that makes gradients, what is done with these alone; call after `split`."""
+        """Return, for each op that makes gradients, the ops that use these alone, after `split`."""
         found: dict[tf.Operation, list[tf.Operation]] = defaultdict(list)
         for op, grad in self._alone.items():
             if grad is not None and op is not grad:
@@ -242,10 +242,10 @@ class Updates:
     def together(
         self,
     ) -> tuple[dict[tf.Operation, list[tf.Operation]], set[tf.Operation]]:
-        """For each op that makes gradients, what is done with these and with what several gradients
-        are needed for, such as their norm, and the ops that make the latter; call after `split`.
+        """Return, for each op that makes gradients, the ops that use these and values of several
+        gradients, such as their norm; and the ops that make such values. Call after `split`.
 
-        They come in an order in which they can run.
+        The former are in an order in which they can run.
         """
         owner: dict[tf.Operation, tf.Operation | None] = {}
         lines: dict[tf.Operation, list[tf.Operation]] = {}
@@ -264,8 +264,8 @@ class Updates:
         return lines, common
 
     def without_gradients(self) -> dict[tf.Operation, list[tf.Operation]]:
-        """For each update of a variable that needs no gradient, what is done for it alone, by the
-        op of these that makes most; call after `split`."""
+        """Return, for each update of a variable that needs no gradient, the ops that only it needs,
+        by the one of these that makes most bytes; call after `split`."""
         order = self.steps.order()
         # For each op, the update that needs it; `None`: several do.
         owner: dict[tf.Operation, tf.Operation | None] = {}
@@ -287,9 +287,9 @@ class Updates:
         return self._owners(strictly=True)
 
     def _owners(self, *, strictly: bool = False) -> dict[tf.Operation, tf.Operation | None]:
-        """For each op that needs gradients, the op that makes them; ``None``: several do.
+        """Return, for each op that needs gradients, the op that makes them; ``None``: several do.
 
-        ``strictly``: also where the op needs something of the backward pass that is no gradient.
+        ``strictly``: also ``None`` if it needs a value of the backward pass that is no gradient.
         """
         found: dict[tf.Operation, tf.Operation | None] = {}
         for op in self.steps.order():
@@ -304,7 +304,7 @@ class Updates:
         return found
 
     def _reads_others(self, op: tf.Operation) -> bool:
-        """Whether an op needs something of the backward pass that is no gradient."""
+        """Return whether an op needs a value of the backward pass that is no gradient."""
         return any(
             other not in self.steps and graphs.creation_index(other) >= self.first_backward
             for other in _before(op)
@@ -313,11 +313,11 @@ class Updates:
     def _meetings(
         self, owner: Mapping[tf.Operation, tf.Operation | None]
     ) -> dict[tf.Operation, tf.Operation | None]:
-        """For each op that needs no gradient, the first one that needs it, maybe through others,
-        and a gradient.
+        """Return, for each op that needs no gradient, the first op that needs a gradient and, maybe
+        through others, this op.
 
-        ``None``: there are several, and they need different gradients. Of what needs one gradient
-        and what needs several the former comes first.
+        ``None``: there are several, and they need different gradients. Ops that need one gradient
+        come before ops that need several.
         """
         place = {op: k for k, op in enumerate(self.order)}
         found: dict[tf.Operation, tf.Operation | None] = {}
@@ -327,7 +327,7 @@ class Updates:
             met = {
                 reader if reader in owner else found[reader]
                 for reader in self.steps.after(op)
-                # What has neither inputs nor outputs only waits, as the end of the function does.
+                # An op with neither inputs nor outputs only waits, as the end of the function does.
                 if (reader in owner or reader in found) and (reader.inputs or reader.outputs)
             }
             known = {meeting for meeting in met if meeting}
@@ -342,7 +342,7 @@ class Updates:
 
 
 def bytes_of(op: tf.Operation) -> int:
-    """Bytes of what an op makes, for one example."""
+    """Return the bytes that an op makes, for one example."""
     return sum(tensor_bytes(tensor).at(1) for tensor in op.outputs)
 
 
@@ -351,7 +351,7 @@ def _graph(
     grads: Iterable[tf.Operation],
     before: Callable[[tf.Operation], list[tf.Operation]],
 ) -> Precedence[tf.Operation]:
-    """An edge to each of ``operations`` from each of these and of ``grads`` that it needs."""
+    """Return the graph with an edge to each of ``operations`` from each op that it needs."""
     graph = Precedence([*sorted(grads, key=graphs.creation_index), *operations])
     for op in operations:
         for other in before(op):
@@ -361,22 +361,22 @@ def _graph(
 
 
 def _before(op: tf.Operation) -> list[tf.Operation]:
-    """The ops that ``op`` needs to have run."""
+    """Return the ops that ``op`` needs to have run."""
     return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
 
 
 def _before_split(op: tf.Operation) -> list[tf.Operation]:
-    """The same when views of several tensors at once are read past."""
+    """Return the same ops when reads skip views of several tensors at once."""
     return [*(_past(tensor).op for tensor in op.inputs), *op.control_inputs]
 
 
 def _past(tensor: tf.Tensor) -> tf.Tensor:
-    """What ``tensor`` is a view of, if together with others, unless these wait for something."""
+    """Return the tensor before any views of several tensors at once that wait for nothing."""
     while op_types.is_split(tensor.op):
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 
 
 def _is_source(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is there before the step, or too small to matter."""
+    """Return whether a tensor is there before the step, or too small to matter."""
     return tensor.op.type in op_types.SOURCES or tensor_bytes(tensor).at(1) <= GRAIN

@@ -1,16 +1,16 @@
-"""Making original backward ops run when they are due, not when they could.
+"""Make original backward ops run when they are due, not as soon as they could.
 
-The executor runs an op as soon as its inputs are there. A backward op that reads forward values
-alone is ready during the forward pass; where it would hold much memory long before its turn, it
-waits for an op shortly before it in the schedule. Near the peak, the order of the ops that make and
-read large buffers decides how high it is: those run strictly one after the other, and so do others
-that could make a peak of their own if they ran together. And where folding combines the second
-factor of a product with a constant of the product's reader, that is an op of its own, which waits
+The executor runs an op as soon as its inputs are there. A backward op that reads only forward
+values is ready during the forward pass. If it would hold much memory long before its turn, it waits
+for an op shortly before it in the schedule. Near the peak, the order of the ops that make and read
+large buffers decides how high it is. So these run strictly one after the other, as do other ops
+that could make a peak of their own if they ran together. Folding may combine the second factor of a
+product with a constant of the product's reader. The combination is an op of its own, which waits
 for the first factor.
 
-To wait is to read one input through an identity with control edges
-(:func:`memsaving_gradients.rewriting.gates.gated`). Forward ops are left as they are, and so is
-every edge whose ends may be merged, or by which two readers may be: a filter gradient waits with
+An op waits by reading one input through an identity with control edges
+(:func:`memsaving_gradients.rewriting.gates.gated`). Forward ops do not change, nor do edges whose
+ends may be merged, or whose readers may be merged with each other. So a filter gradient waits with
 the images that it reads, not with the gradient (:mod:`memsaving_gradients.rewriting.fusion`).
 """
 
@@ -37,29 +37,29 @@ __all__ = ["Holds"]
 
 #: An op that is ready too early is held back if it makes at least this share of the peak …
 EARLY_SHARE = 1 / 512
-#: … and if other ops write this share of the peak before its turn. Addends that together take as
-#: much are made one by one, each when the last one has been added. Both by judgement: a smaller
+#: … and if other ops write this share of the peak before its turn. Addends that together take this
+#: share are made one by one, each when the last one has been added. Both by judgement: a smaller
 #: share costs control edges, a larger one breaks budgets more often.
 SLACK_SHARE = 1 / 8
 #: Ops of the backward pass that make or read a buffer of at least this share of the peak, or take
 #: as much scratch space, run one after the other, …
 HUGE_SHARE = 1 / 48
 #: … where at least this share of the peak is alive, or where they could take more than the peak
-#: together with those before them that nothing has ordered.
+#: together with unordered ops before them.
 CLOSE_SHARE = 1 / 2
-#: Of those that cannot be made to wait, so many of the latest are waited for together.
+#: Of the ops that cannot be made to wait, at most this many of the latest are waited for together.
 MOST_TRIGGERS = 8
 
 
 class Holds:
     """The state of one pass over a schedule.
 
-    ``written``: bytes that the schedule has written so far; ``turn``: for each execution, what
-    ``written`` is when it has really run; ``on_time``: ops that run when they are due, as things to
-    wait for; ``alive``: bytes alive at the executions to come; ``last_huge``: the latest of those
+    ``written``: bytes that the schedule has written so far; ``turn``: for each execution, the value
+    of ``written`` when it has really run; ``on_time``: ops that run when they are due, for others
+    to wait for; ``alive``: bytes alive at the executions to come; ``last_huge``: the latest ops
     that touch huge buffers, near the peak the end of their line; ``most``: the most bytes alive
-    since then; ``loose``: bytes of those that came after it, and wait for nothing.
-    ``_added_until``: for each sum the place at which all addends so far have run
+    since the last op that waited for the line; ``loose``: bytes of the huge ops since then.
+    ``_added_until``: for each sum, the place at which all its addends so far have run
     (`Merging.until`).
     """
 
@@ -96,14 +96,14 @@ class Holds:
         if backward:
             self._hold_factor(entry)
         self._hold_if_early(entry, op)
-        # An op far from the peak waits for nobody, but the first one that is close waits for it: it
-        # may still hold what it reads.
+        # A huge op far from the peak does not wait, but the first one close to the peak waits for
+        # it: it may still hold its inputs.
         huge, update = self._is_huge(entry, op), self.updates.get(entry.op)
         takes = max(self._writes(entry.op), 0 if update is None else update.takes)
         lined_up = self._lines_up(huge, takes)
         held = backward and self._hold_in_line(entry.op, lined_up)
         if backward:
-            # What goes into a sum is there until it is added.
+            # An addend of a sum is alive until it is added.
             added = self.sums.add(entry.op, op)
             until = self.merging.until(entry.op)
             for total in self.sums.of(entry.op):
@@ -111,15 +111,15 @@ class Holds:
             if added is not None and self._have_run(self.sums.of(entry.op), entry.op):
                 op = added
         if huge and self._may_trigger(entry, op):
-            # So is a gradient until it has been used, where it is known for what.
+            # A gradient is alive until it has been used, where the use is known.
             ends = [op] if update is None else update.ends
-            # What could not be made to wait takes its place beside those that it should have waited
-            # for: until it has run, it holds what it reads, which what comes next must not add to.
+            # An op that could not be made to wait joins the ops that it should have waited for:
+            # until it has run, it holds its inputs, and the next op must not add to these.
             self.last_huge = [*ends] if held else [*self.last_huge[-MOST_TRIGGERS:], *ends]
 
     def _lines_up(self, huge: bool, takes: int) -> bool:
-        """Return whether the present execution waits for the line. ``takes``: the bytes that it and
-        the use of its result take."""
+        """Return whether the present execution waits for the line. ``takes``: the bytes of its
+        results, or of the use of its result if that takes more."""
         alive = next(self.alive)
         self.most = max(self.most, alive)
         if not huge:
@@ -132,7 +132,7 @@ class Holds:
 
     def _hold_in_line(self, position: int, lined_up: bool) -> bool:
         """Let an original wait for the end of the line, and for the last additions of the large
-        sums that it makes an addend of."""
+        sums for which it makes an addend; return whether it waits."""
         line = self.last_huge if lined_up else []
         if self._have_run(self.sums.of(position), position):
             line = [*line, *self.sums.last_of(position, self.slack)]
@@ -140,8 +140,8 @@ class Holds:
         return bool(waits_for) and self.hold_back(position, list(waits_for))
 
     def _have_run(self, sums: Sequence[int], position: int) -> bool:
-        """Whether what was added so far in sums has run when the op at ``position`` has its turn:
-        nothing of it is merged with later ops."""
+        """Return whether all addends of ``sums`` so far have run when the op at ``position`` has
+        its turn: none of them is merged with later ops."""
         place = self.merging.place(position)
         return all(self._added_until.get(total, place) <= place for total in sums)
 
@@ -149,8 +149,8 @@ class Holds:
         """Let the second input of an op wait for the first where folding combines it with a
         constant of the op's reader.
 
-        That makes an op of its own, which would run, and hold its result, as soon as the second
-        input is there.
+        The combination is an op of its own, which would run, and hold its result, as soon as the
+        second input is there.
         """
         position, op = entry.op, self.ops.ops[entry.op]
         if not self.step.takes[position] or self.ops.reads_constant(position):
@@ -180,9 +180,9 @@ class Holds:
         """Let an original op wait for its turn if it is ready long before and would hold much
         memory until then.
 
-        ``turn`` of an op is how many bytes the schedule has written when the op has run. An op is
-        on time if one of its inputs was made, on time, not long before. What is not on time runs as
-        soon as its inputs are there: its turn comes right after theirs.
+        The ``turn`` of an op is the number of bytes that the schedule has written when the op has
+        run. An op is on time if one of its inputs was made, on time, not long before. An op that is
+        not on time runs as soon as its inputs are there: its turn comes right after theirs.
         """
         graph, position = self.graph, entry.op
         due = self.written
@@ -218,8 +218,8 @@ class Holds:
             self.turn[key] = due + made
 
     def _is_huge(self, entry: Step, op: tf.Operation) -> bool:
-        """Whether an execution touches a huge buffer, or takes as much scratch space, and can be
-        ordered."""
+        """Return whether an execution touches a huge buffer, or takes as much scratch space, and
+        can be ordered."""
         graph, position = self.graph, entry.op
         if (position < graph.first_backward and not entry.copy) or not self.ops.here[position]:
             return False
@@ -232,14 +232,14 @@ class Holds:
         return sum(int(self.graph.size[v]) for v in self.graph.writes[position])
 
     def _may_trigger(self, entry: Step, op: tf.Operation) -> bool:
-        """Whether a control edge from ``op``, which ends an execution, leaves the kernels that it
-        may be fused into as they are."""
+        """Return whether a control edge from ``op``, which ends an execution, leaves the kernels
+        that it may be fused into as they are."""
         if not self.merging.may_be_waited_for(entry.op, entry.copy):
             return False
         return entry.op >= self.graph.first_backward or op.type not in op_types.FUSED
 
     def _wait_with_twin(self, position: int) -> bool:
-        """Let an op wait for what the earlier op that it equals waits for."""
+        """Let an op wait for the same ops as the earlier op that it equals."""
         op = self.ops.ops[position]
         for k, tensor in enumerate(self.ops.ops[self.merging.twin_of[position]].inputs):
             if op.inputs[k] is not tensor:
@@ -247,8 +247,8 @@ class Holds:
         return True
 
     def hold_back(self, position: int, triggers: Sequence[tf.Operation]) -> bool:
-        """Let an original wait for ``triggers``, unless that could change which kernels it is fused
-        into."""
+        """Let an original wait for ``triggers``, unless that could change the kernels that it is
+        fused into; return whether it waits."""
         op = self.ops.ops[position]
         if op.type in self._unordered or not self.ops.here[position]:
             return False
@@ -277,13 +277,13 @@ class Holds:
         return True
 
     def _gated(self, position: int, index: int, triggers: Sequence[tf.Operation]) -> tf.Tensor:
-        """An input of an original, behind ``triggers``: on the device of the original, which no
-        other one is to wait for."""
+        """Return an input of an original behind ``triggers``, held on the original's device, so
+        that no other device waits for it."""
         op = self.ops.ops[position]
         copied = self.ops.reads_from_elsewhere(position)
         waits_for = [self.merging.trigger(other) for other in triggers]
         name = op.name
         if self.merging.loses(position):
-            # Grappler sorts factors by name, and the names of gates end in how many there were.
+            # Grappler sorts factors by name, and the names of gates end in a running number.
             name = f"{name}_{index}"
         return gated(op.inputs[index], waits_for, name, op.device, copied=copied)

@@ -1,14 +1,14 @@
-"""Making XLA follow a schedule: the backward pass as a row of conditionals.
+"""Make XLA follow a schedule: the backward pass becomes a row of conditionals.
 
-XLA knows no control edges, merges clones with their originals, and runs whatever is ready: copies
-of weights in another layout, and of checkpoints, would be there from the first moment. Ops between
-two places of the backward schedule make a region: clones, and the backward ops that read them. A
-region becomes a conditional (:mod:`graph_tools.editing.enclosing`) whose predicate reads a result
-of the region before it, so that regions run one after the other, and the scratch memory of each is
-free when it has run.
+XLA knows no control edges, merges clones with their originals, and runs every op that is ready.
+Copies of checkpoints, and of weights in another layout, would be there from the first moment. So
+the ops between two places of the backward schedule become a region: clones, and the backward ops
+that read them. A region becomes a conditional (:mod:`graph_tools.editing.enclosing`) whose
+predicate reads a result of the region before it. So regions run one after the other, and the
+scratch memory of each is free when it has run.
 
-What touches variables, and lists that cross a border, cannot be in a conditional. It parts a
-region; clones of that kind read an input behind an opaque identity.
+Ops that touch variables, or lists that cross a border, cannot be in a conditional. They split a
+region; clones among them read an input behind an opaque identity.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Regions:
     source
         The captured step.
     rewiring
-        Where edits are noted.
+        The record of edits.
 
     Attributes
     ----------
     replaced
-        Tensors that others now stand for, by reference.
+        For each replaced tensor, by reference, the tensor that replaces it.
     """
 
     def __init__(self, source: OpGraph, rewiring: Rewiring) -> None:
@@ -65,14 +65,14 @@ class Regions:
         wanted: Collection[tf.Tensor],
         clones: Collection[tf.Operation],
     ) -> None:
-        """Make the conditionals.
+        """Turn the regions into conditionals.
 
         Parameters
         ----------
         trigger
             A tensor that the first region waits for.
         wanted
-            Tensors that are read by what is not there yet: gradients.
+            Tensors whose readers do not exist yet: gradients.
         clones
             Ops that must not be merged with others.
         """
@@ -111,7 +111,7 @@ class Regions:
             trigger = min(numbers, key=_elements, default=trigger)
 
     def _repoint(self, op: tf.Operation, never: tf.Tensor | None) -> None:
-        """Let an op outside of regions read what stands for its inputs."""
+        """Let an op outside of regions read the tensors that replace its inputs."""
         for k, tensor in enumerate(op.inputs):
             if (other := self.replaced.get(tensor.ref())) is not None:
                 self.rewiring.point(op, k, other)
@@ -144,7 +144,7 @@ class Regions:
             if position is not None:
                 value = self.source.first_value[position] + tensor.value_index
                 constant = bool(self.source.constant[value])
-            # Each region has those for itself whose values a compiler needs.
+            # Each region computes for itself the constants whose values a compiler may need.
             self._constants[key] = constant and _elements(tensor) <= MOST
         return self._constants[key]
 
@@ -155,9 +155,9 @@ def _elements(tensor: tf.Tensor) -> float:
 
 
 def _movable(window: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """Ops that may be in a conditional: pure ones, all of whose lists begin and end in it."""
+    """Return the ops that may be in a conditional: pure ops whose lists begin and end in it."""
     found = {op for op in window if can_enclose(op)}
-    # Each round takes ops away that read or make a list of an op that was taken away.
+    # Each round removes ops that read or make a list of a removed op.
     while out := {
         op
         for op in found

@@ -1,12 +1,12 @@
-"""Storing residuals when they are made, and loading them when the backward pass reads them.
+"""Store residuals when they are made, and load them when the backward pass reads them.
 
-Encoding is plain ops: an op beside the forward readers, whose result is all that is alive between
-the passes, and one in the backward pass that decodes it, behind a gate like any other root of a
-run.
+Encoding takes plain ops. One op reads the tensor as the forward readers do, and only its result is
+alive between the passes. Another op decodes it in the backward pass, behind a gate like any other
+root of a run.
 
-Offloading is identities: one on the host, which the tensor is sent to as soon as it is made; one on
-the host that stands behind a gate, for a transfer back begins when what it sends is there; and one
-on the device that reads this one.
+Offloading takes identities. The first is on the host; the tensor is sent to it as soon as it is
+made. The second is on the host behind a gate, since a transfer back begins when its source is
+there. The third is on the device and reads the second.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["Loads"]
 
 
 class Loads:
-    """What was stored and loaded so far; call within `graphs.outside_scopes`.
+    """The values stored and loaded so far; call its methods within `graphs.outside_scopes`.
 
     Parameters
     ----------
     step, stored
-        The captured step, and for ops whose value is stored, how.
+        The captured step; and, for each op whose value is stored, the way to store it.
     host
         The device that values are offloaded to.
 
     Attributes
     ----------
     loaded
-        By op and number of the copy, what was loaded.
+        By op and number of the copy, the loaded tensor.
     """
 
     def __init__(self, step: CapturedStep, stored: Mapping[int, Stored], host: str) -> None:
@@ -45,7 +45,7 @@ class Loads:
         self._parts: dict[int, tuple[tf.Tensor, ...]] = {}
 
     def parts(self, op: int) -> tuple[tf.Tensor, ...]:
-        """What is kept of the value of ``op``."""
+        """Return the tensors that are stored for the value of ``op``."""
         if op not in self._parts:
             how = self.stored[op]
             tensor = self.step.source.tensor(how.value)
@@ -58,7 +58,7 @@ class Loads:
         return self._parts[op]
 
     def load(self, key: tuple[int, int], parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The value again, as copy ``key``, from its parts."""
+        """Return the value, loaded from its parts as copy ``key``."""
         how = self.stored[key[0]]
         tensor = self.step.source.tensor(how.value)
         name = tensor.op.name + "_loaded"

@@ -1,12 +1,12 @@
 """Backward ops that a run of clones need not wait for, so that another thread finishes them
 meanwhile.
 
-Clones wait for the backward ops before them: what these read is free by then. But a run of clones
-is a line, one op after the other, and where a filter gradient could run beside it, waiting for that
-leaves a processor idle. An op whose result no other op of the step reads, a straggler, may run
-until the next gate opens, if what it reads and makes has room below the peak all the while. That
-gains time in networks of many small ops, whose kernels do not keep all processors busy, and nothing
-in plans that are near the peak all the time.
+Clones wait for the backward ops before them, so that the inputs of these are free by then. But a
+run of clones is a line, one op after the other. If it waits for a filter gradient that could run at
+the same time, a processor is idle. A straggler is an op whose result no other op of the step reads.
+It may run until the next gate opens, if its inputs and outputs fit below the peak all the while.
+That saves time in networks of many small ops, whose kernels do not keep all processors busy. It
+saves nothing in plans that are near the peak all the time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Stragglers"]
 class Stragglers:
     """The state of one pass over the gates of a schedule.
 
-    ``updates``: by the position of a gradient's op, what is done with the gradient.
+    ``updates``: by the position of a gradient's op, the use of the gradient.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Stragglers:
         self._left: list[int] = []
 
     def waited_for(self, ops: Sequence[int], clone: tuple[int, int]) -> list[int]:
-        """What a gate waits for: of ``ops``, the last ones before it, all but stragglers; and the
-        stragglers of the gate before.
+        """Return the ops that a gate waits for: ``ops``, the last ones before it, except for
+        stragglers; and the stragglers of the gate before.
 
-        ``clone``: the op and the number of the copy that the run behind the gate begins with.
+        ``clone``: the op and the copy's number of the clone that begins the run behind the gate.
         """
         room = self._room.get(clone, 0)
         late: dict[int, None] = {}
-        # Later ones are less likely to be done. The clones wait for one at least.
+        # Later ops are less likely to have run. The clones wait for at least one.
         for op in reversed(ops[1:]):
             taken = self._bytes(op)
             if self._is_leaf(op) and taken <= room:
@@ -70,8 +70,8 @@ class Stragglers:
 
 
 def _room(schedule: Schedule, simulation: Simulation) -> dict[tuple[int, int], int]:
-    """For the first clone of each run, the bytes below the peak from then until the next run
-    begins."""
+    """Return, for the first clone of each run, the bytes that are free below the peak from then
+    until the next run begins."""
     steps = schedule.steps
     begins = [k for k in range(1, len(steps)) if steps[k].copy and not steps[k - 1].copy]
     alive = simulation.bytes_alive

@@ -1,11 +1,11 @@
-"""Calls for gradients that need nothing of one another take turns.
+"""Let calls for gradients that are independent of one another take turns.
 
-The executor runs whatever is ready. In a step that differentiates several microbatches, written one
-after the other, it runs the forward passes of all of them at once, and what they keep is there
-together. So what the forward pass of a call alone reads of the rest of the step waits for the
-gradients of the call before: it stands behind an identity, as what is recomputed does
-(:mod:`memsaving_gradients.rewriting.gates`). No value changes. It costs what two calls could have
-computed at the same time.
+The executor runs every op that is ready. In a step that differentiates several microbatches, in
+program order, it runs all their forward passes at once, and the residuals of all are alive
+together. So the ops of each forward pass that read the rest of the step wait for the gradients of
+the call before. They read it through identities, as the roots of clones do
+(:mod:`memsaving_gradients.rewriting.gates`). No value changes. The cost is the work that two calls
+could have done at the same time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Pass:
     Attributes
     ----------
     ends
-        Its losses.
+        The losses.
     grads
-        The ops that are done when its gradients are used.
+        The ops that have run when its gradients can be used.
     """
 
     ends: Sequence[tf.Tensor]
@@ -42,18 +42,18 @@ class Pass:
 def take_turns(
     passes: Sequence[Pass], edges: Edges, rewiring: Rewiring
 ) -> list[dict[tf.Operation, list[tf.Operation]]]:
-    """Let each pass begin when the gradients of the one before are there; for each, the identities
-    that its inputs stand behind, with what these wait for.
+    """Let each pass begin when the gradients of the pass before are there; return, for each pass,
+    the identities in front of its inputs, with the ops that these wait for.
 
     Parameters
     ----------
     passes
-        In the order of the step.
+        The passes, in the order of the step.
     edges
-        What ops need to compute what they do. What else they wait for may have the passes run one
-        after the other already.
+        The edges that ops need to compute their results. Other edges may already make the passes
+        run one after the other.
     rewiring
-        Notes the edits.
+        The record of edits.
     """
     known: set[tf.Operation] = set()
     before: Pass | None = None
@@ -64,7 +64,7 @@ def take_turns(
         gates: dict[tf.Operation, list[tf.Operation]] = {}
         if before is not None:
             inside = needed - known
-            # What the gradients before need, be it only to run in the order of the program, cannot
+            # Ops that the gradients before need, if only to run in the order of the program, cannot
             # wait for them.
             free = inside - ancestors(before.grads, Edges(())) - _following(roots, before)
             gates = _behind(sorted(free, key=graphs.creation_index), inside, before, rewiring)
@@ -75,8 +75,8 @@ def take_turns(
 
 
 def _following(roots: Sequence[tf.Operation], before: Pass) -> set[tf.Operation]:
-    """Of what ``roots`` need, the ops that wait for gradients of the pass ``before`` as it is, such
-    as for an update of variables."""
+    """Return the ops that ``roots`` need and that wait for gradients of the pass ``before`` anyway,
+    such as for an update of variables."""
     edges, found = Edges(()), set(before.grads)
     for op in ordered(sorted(ancestors(roots, edges), key=graphs.creation_index), edges):
         if not found.isdisjoint(edges.before(op)):
@@ -90,8 +90,8 @@ def _behind(
     before: Pass,
     rewiring: Rewiring,
 ) -> dict[tf.Operation, list[tf.Operation]]:
-    """Let what ``early`` ops read from outside of their pass wait for the gradients of the pass
-    ``before``; ``inside``: all ops of their pass."""
+    """Let the tensors that ``early`` ops read from outside of their pass wait for the gradients of
+    the pass ``before``; ``inside``: all ops of their pass."""
     held: dict[object, tf.Tensor] = {}
     gates: dict[tf.Operation, list[tf.Operation]] = {}
     for op in early:
@@ -108,7 +108,7 @@ def _behind(
 
 
 def _may_wait(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is a number that is computed or fed: constants and variables stay where
+    """Return whether a tensor is a computed or fed number; constants and variables stay where
     kernels and compilers look for them."""
     kind = tensor.op.type
     plain = tensor.dtype == tensor.dtype.base_dtype

@@ -1,23 +1,22 @@
-"""What an optimizer does with large gradients, one op after the other.
+"""Run the ops of an optimizer on large gradients one after the other.
 
 An update is a few lines of elementwise ops, each of which makes a tensor as large as the gradient.
-The executor runs all of them side by side: beside a gradient, its distance from the mean and its
-square are there at once (Adam). One line after the other, the second one begins in the gradient's
+The executor runs all lines side by side. So a gradient, its distance from the mean and its square
+are alive at once (Adam). If one line runs after the other, the second one begins in the gradient's
 own buffer: two thirds of the bytes, where the largest weights decide how much memory a step needs.
 
-Where gradients are clipped together, nothing is done with any of them before all of them are there,
-and then the executor begins all updates at once, each with temporaries of its own. There, one
-gradient's update begins when the one before has ended. So does one update after the other in a
-branch that changes variables from what other variables hold: averages, accumulated gradients.
+If gradients are clipped together, no update begins before all gradients are there. Then the
+executor begins all updates at once, each with its own temporaries. So each update waits until the
+update before has ended. The same holds in a branch that changes variables from the values of other
+variables: averages, accumulated gradients.
 
-The order is that of a list scheduler: of the ops that are ready, the one after which fewest bytes
-are alive, and of equals the first that was created. It is optimal for lines of elementwise ops that
-end in variables, which is what optimizers are made of, and not in general. An op that
-makes a large tensor waits for the ends of what comes before it, so that it finds the buffer free
-that it is to take over: by a control edge on a variable that is read for it alone, or else by an
-identity in front of another input that it is not merged with
-(:mod:`memsaving_gradients.rewriting.gates`). Linear in the ops of an update, but for the choice
-among those that are ready.
+A list scheduler finds the order: of the ready ops, it takes the one after which fewest bytes are
+alive, and of equals the first that was created. The order is optimal for lines of elementwise ops
+that end in variables, as in optimizers, and not in general. An op that makes a large tensor waits
+for the ends of the ops before it, so that the buffer that it takes over is free. The wait is a
+control edge on a variable read for it alone. Otherwise it is an identity in front of another
+input that the op is not merged with (:mod:`memsaving_gradients.rewriting.gates`). Linear in the ops
+of an update, except for the choice among ready ops.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ _KEPT = op_types.SOURCES | op_types.READS
 def in_turn(
     updates: Updates, least: int, rewiring: Rewiring, home: Home | None = None
 ) -> dict[tf.Operation, int]:
-    """Let what is done with each gradient of at least so many bytes run one op after the other;
-    call after `Updates.split`.
+    """Let the ops that use a gradient of at least ``least`` bytes run one after the other; call
+    after `Updates.split`.
 
-    Returns, for each op that makes such a gradient, the most bytes that this and what is made of it
-    alone then take. ``home``: the device on which to do so, where there are several.
+    Returns, for each op that makes such a gradient, the most bytes that it and the values made of
+    it alone then take. ``home``: the device on which to do so, if there are several.
     """
     found = {}
     for grad, ops in updates.alone().items():
@@ -65,20 +64,19 @@ def in_turn(
 def one_by_one(
     updates: Updates, least: int, rewiring: Rewiring, home: Home | None = None
 ) -> list[tf.Operation]:
-    """Let what is done with gradients that are there together, as those are that are clipped by
-    their norm, run one gradient after the other, and of each one op after the other; call after
-    `Updates.split`.
+    """Let gradients that are there together, such as gradients clipped by their norm, be used one
+    after the other, each by one op after the other; call after `Updates.split`.
 
-    Returns the ops that make these gradients, in this order. Small ones are left out that are fewer
-    than so many bytes together. ``home``: as of `in_turn`.
+    Returns the ops that make these gradients, in this order. Small gradients that together take
+    less than ``least`` bytes are left out. ``home``: as in `in_turn`.
     """
     lines, common = updates.together()
     return _chain(updates, lines, updates.steps.needed(common), least, rewiring, home)
 
 
 def in_branch(branch: tf.Graph) -> None:
-    """Let the updates of a branch that was just traced run one after the other, as all that it
-    reads is there when it begins: optimizers skip steps, or average weights every few steps."""
+    """Let the updates of a newly traced branch run one after the other, since all its inputs are
+    there when it begins. Optimizers skip steps, or average weights every few steps, in branches."""
     operations = branch.get_operations()
     if not any(op.type in CHANGES for op in operations):
         return
@@ -89,7 +87,7 @@ def in_branch(branch: tf.Graph) -> None:
     with branch.as_default():
         updates.split(rewiring)
         lines = {**updates.alone(), **updates.without_gradients()}
-        # As they were created: an update changes what the next one reads.
+        # In order of creation: an update changes values that the next one reads.
         lines = dict(
             sorted(lines.items(), key=lambda line: max(map(graphs.creation_index, line[1])))
         )
@@ -99,7 +97,7 @@ def in_branch(branch: tf.Graph) -> None:
 
 
 def _least(makers: Iterable[tf.Operation]) -> int:
-    """The bytes from which on what these ops make is large, all together."""
+    """Return the bytes from which a result is large: a share of all that these ops make."""
     return int(HUGE_SHARE * sum(map(bytes_of, makers)))
 
 
@@ -111,7 +109,7 @@ def _chain(
     rewiring: Rewiring,
     home: Home | None = None,
 ) -> list[tf.Operation]:
-    """Let lines run one after the other, as `one_by_one`, when all that is ``past`` has run."""
+    """Let lines run one after the other, as in `one_by_one`, when the ops ``past`` have run."""
     least //= max(len(lines), 1)
     over = updates.dead.union(past)
     found: list[tf.Operation] = []
@@ -141,14 +139,14 @@ class _Turn:
 
 
 class _Line:
-    """What is done with one gradient.
+    """The ops that use one gradient.
 
     Parameters
     ----------
     begins
-        The ops that make the gradient, or what is there of it already.
+        The ops that make the gradient, or the values that the line begins with.
     steps
-        What each op needs, these included.
+        The ops that each op needs, ``begins`` included.
     over
         Ops that do not run, or that have run when the line begins.
     """
@@ -160,8 +158,8 @@ class _Line:
         over: Collection[tf.Operation],
     ) -> None:
         self.begins, self.steps = begins, steps
-        #: For each op, the tensors whose buffers it reads, by reference; for each of these, who is
-        #: still to read it, where `None` stands for ops that are not of the line.
+        #: For each op, the tensors whose buffers it reads, by reference; for each of these, the ops
+        #: that have yet to read it (`None`: ops outside of the line).
         self._reads = {op: {self._buffer(t).ref() for t in op.inputs} for op in steps}
         self._left: dict[object, set[tf.Operation | None]] = {}
         for op in steps:
@@ -173,7 +171,7 @@ class _Line:
                 )
 
     def turns(self) -> Iterator[_Turn]:
-        """All other ops, in the order in which they are to run."""
+        """Yield all other ops, in the order in which they should run."""
         first = {*self.begins}
         waits = {op: len({*self.steps.before(op)} - first) for op in self.steps if op not in first}
         ready = [op for op, many in waits.items() if not many]
@@ -193,7 +191,7 @@ class _Line:
                     ready.append(other)
 
     def _grows(self, op: tf.Operation) -> int:
-        """By how many bytes more are alive after an op than before it."""
+        """Return how many more bytes are alive after an op than before it."""
         return sum(self._made(op)) - sum(self._freed(op))
 
     def _made(self, op: tf.Operation) -> list[int]:
@@ -202,7 +200,7 @@ class _Line:
         return [_bytes(tensor) for tensor in op.outputs]
 
     def _freed(self, op: tf.Operation) -> list[int]:
-        """Bytes of the buffers that nobody reads any more when an op has run."""
+        """Return the bytes of the buffers that no op reads any more when ``op`` has run."""
         return [
             _bytes(buffer.deref())
             for buffer in self._reads[op]
@@ -213,7 +211,7 @@ class _Line:
         return op in self.steps and op not in self.begins and op.type in op_types.VIEWS
 
     def _buffer(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor in whose buffer another one is."""
+        """Return the tensor in whose buffer ``tensor`` is."""
         while self._views(tensor.op):
             tensor = tensor.op.inputs[0]
         return tensor
@@ -225,7 +223,7 @@ def _turns(
     ops: Sequence[tf.Operation],
     over: Collection[tf.Operation],
 ) -> list[_Turn]:
-    """The ops of a line, in the order in which they are to run."""
+    """Return the ops of a line, in the order in which they should run."""
     return [*_Line(begins, updates.steps.within({*begins, *ops}), over).turns()]
 
 
@@ -236,8 +234,8 @@ def _take_turns(
     rewiring: Rewiring,
     after: Sequence[tf.Operation],
 ) -> bool:
-    """Let ops that make at least so many bytes wait for all that comes before them, the first ones
-    for what the line comes ``after``; whether all of them do."""
+    """Let ops that make at least ``least`` bytes wait for all ops before them, and the first ones
+    for the ops ``after`` which the line comes; return whether all of them do."""
     before = dict.fromkeys(after)
     for turn in turns:
         if turn.made >= least:
@@ -246,7 +244,7 @@ def _take_turns(
             if late and not _wait(updates, turn.op, late, rewiring):
                 return False
             before.clear()
-        # To read a variable takes nothing, and may wait in turn.
+        # A read of a variable takes nothing, and may wait in turn.
         if turn.op.type not in _KEPT:
             before[turn.op] = None
     return True
@@ -255,7 +253,7 @@ def _take_turns(
 def _wait(
     updates: Updates, op: tf.Operation, late: Sequence[tf.Operation], rewiring: Rewiring
 ) -> bool:
-    """Let an op wait for others; whether that leaves what it is merged with as it is."""
+    """Let an op wait for others, unless that changes how it is merged; return whether it waits."""
     triggers = updates.waitable(late, updates.steps)
     follow = any(updates.steps.leads(op, trigger) for trigger in triggers)
     if not triggers or follow or op_types.adds_as_buffers_come(op):
@@ -284,8 +282,8 @@ def _wait(
 
 
 def _may_merge(maker: str, reader: str, alone: bool) -> bool:
-    """Whether grappler may make one of two ops of these types, or move a constant from one past the
-    other, which it does if the latter is the only reader."""
+    """Return whether grappler may merge two ops of these types, or move a constant from one past
+    the other, which it does if the latter is the only reader."""
     return (
         reader in op_types.FUSED_WITH_SIBLING
         or reader in op_types.FUSES_WITH.get(maker, ())
