@@ -179,24 +179,6 @@ class Updates:
                 found[op] = None
         return list(found)
 
-    def take_memory(self, outputs: Collection[tf.Tensor], batch: int) -> float:
-        """Return the most bytes that may be alive in addition to gradients; infinity if variables
-        are updated.
-
-        Otherwise these are the values that are read from the forward and the backward pass, which
-        would be freed, and the returned values (``outputs``).
-        """
-        if any(op.type in CHANGES for op in self.operations):
-            return float("inf")
-        read = (tensor for op in self.operations for tensor in op.inputs)
-        kept = {
-            tensor.ref(): tensor
-            for tensor in read
-            if not (_is_source(tensor) or tensor.op in self.grads or tensor.op in self.steps)
-        }
-        kept |= {tensor.ref(): tensor for tensor in outputs}
-        return float(sum(tensor_bytes(tensor).at(batch) for tensor in kept.values()))
-
     def split(self, rewiring: Rewiring) -> None:
         """Let no op wait for gradients that it does not read: reads skip views of several tensors
         at once.

@@ -135,41 +135,6 @@ def test_views_of_all_gradients_together_are_read_past() -> None:
     assert set(updates.ends()) == makers
 
 
-def bytes_of(reads: str) -> float:
-    """What it takes to look at gradients, and more."""
-    weight = tf.Variable(tf.ones([64, 64]))
-    grads: list[tf.Tensor] = []
-    known: list[int] = []
-
-    @tf.function(autograph=False)
-    def step(x: tf.Tensor) -> Any:
-        y = tf.tanh(x @ weight)
-        grads.extend(tf.gradients(tf.tanh(y), weight))
-        known.append(len(grads[0].graph.get_operations()))
-        found = tf.reduce_sum(tf.square(grads[0]))
-        if reads == "forward":
-            found += tf.reduce_sum(y)
-        elif reads == "weights":
-            found += tf.reduce_sum(weight)
-        elif reads == "update":
-            weight.assign_sub(grads[0])
-        return grads[0] if reads == "returned" else found
-
-    graph = step.get_concrete_function(tf.ones([64, 64])).graph
-    operations = graph.get_operations()[known[0] :]
-    return Updates(operations, [grads[0].op], autodiff.ends_of(graph), 0).take_memory(
-        graph.outputs, batch=1
-    )
-
-
-def test_sums_of_gradients_take_no_memory() -> None:
-    weight = 4 * 64 * 64
-    assert bytes_of("nothing") == bytes_of("weights") == 4
-    assert bytes_of("forward") == weight + 4
-    assert bytes_of("returned") == weight
-    assert bytes_of("update") == float("inf")
-
-
 def trained(name: str, callback: Any) -> list[np.ndarray]:
     keras.utils.set_random_seed(3)
     layers = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(LAYERS)]
