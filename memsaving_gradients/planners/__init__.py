@@ -1,4 +1,4 @@
-"""Planners: one algorithm a file, all ``plan(TrainingGraph, Limits) → Proposal``, no TensorFlow.
+"""Planners, one algorithm per file: ``plan(TrainingGraph, Limits) → Proposal``, no TensorFlow.
 
 - :mod:`~memsaving_gradients.planners.auto`: the fastest plan within a budget, on any graph; behind
   ``budget=``.
@@ -7,18 +7,18 @@
 - :mod:`~memsaving_gradients.planners.exact`: the fastest plan, proven, by constraint programming;
   needs OR-Tools.
 - :mod:`~memsaving_gradients.planners.chains.recursive`: checkpoints within checkpoints, down to a
-  memory of log₂ of the depth.
+  memory that grows with log₂ of the depth.
 - :mod:`~memsaving_gradients.planners.least_memory`: the least peak with every value recomputed at
   most once.
-- :mod:`~memsaving_gradients.planners.cheap_ops`: keep what is expensive, recompute what is cheap.
+- :mod:`~memsaving_gradients.planners.cheap_ops`: keep outputs of expensive ops, recompute the rest.
 - :mod:`~memsaving_gradients.planners.chen`: segments of equal bytes, the founding paper's plan;
   takes budgets.
 - :mod:`~memsaving_gradients.planners.chains.mirror_counts`: how often each value may be recomputed,
   given by hand or by recursion (for other planners to follow).
-- :mod:`~memsaving_gradients.planners.named`: keep what the user names.
-- :mod:`~memsaving_gradients.planners.keep`: keep everything, or as much as is not stored.
-- :mod:`~memsaving_gradients.planners.with_storage`: makes of any planner one that may also store
-  residuals smaller, or elsewhere.
+- :mod:`~memsaving_gradients.planners.named`: keep the storages that the user names.
+- :mod:`~memsaving_gradients.planners.keep`: keep every value that is not stored.
+- :mod:`~memsaving_gradients.planners.with_storage`: extends any planner so that it may also
+  encode or offload residuals.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 Planner = Callable[[TrainingGraph, Limits], Proposal]
-"""From a training graph and limits to the best proposal that is known, also if it is above the
-budget."""
+"""A function from a training graph and limits to the best proposal that it finds, even one above
+the budget."""
 
 PLANNERS = {
     "auto": "auto",
@@ -54,11 +54,11 @@ PLANNERS = {
     "recursive": "chains.recursive",
     "speed": "cheap_ops",
 }
-"""What ``planner=`` may name, and the module that plans."""
+"""The names that ``planner=`` accepts, each with the module of its planner."""
 
 
 def planner_name(planner: Any) -> str:
-    """What to call a planner, which is a name or a function.
+    """Return the name of a planner that is given as a name or as a function.
 
     Examples
     --------
@@ -71,8 +71,8 @@ def planner_name(planner: Any) -> str:
 
 
 def find_planner(planner: Any) -> Planner:
-    """The function behind a name, whose module is imported when it is asked for; a function is
-    itself.
+    """Return the function of a named planner, importing its module only now; return a function
+    unchanged.
 
     Examples
     --------

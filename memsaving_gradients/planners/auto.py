@@ -1,17 +1,17 @@
-"""The fastest plan within a budget that is found on any graph, of any size.
+"""The fastest plan within a budget that a search finds, on any graph of any size.
 
-The step is made coarse (:mod:`~memsaving_gradients.planners.retention.coarsen`), so that a plan is
-simulated in some milliseconds. Prices of memory
-(:mod:`~memsaving_gradients.planners.prices.iteration`) find a plan there, and the schedule is
-simulated on the whole graph; while that is above the budget, or far below, the coarse budget is
-corrected. Where prices do not come near the lower bound, smaller steps of theirs and a local search
-(:mod:`~memsaving_gradients.planners.retention.local_search`) from the closest decisions go on, for
-a bounded number of simulations. Where nothing fits, the plan of least memory is returned.
+The planner coarsens the step (:mod:`~memsaving_gradients.planners.retention.coarsen`), so that
+simulating a plan takes milliseconds. Prices of memory
+(:mod:`~memsaving_gradients.planners.prices.iteration`) find a plan of the coarse step. The planner
+simulates its schedule on the whole graph, and corrects the coarse budget while the peak is above
+the budget or far below it. If the plan stays far above the lower bound, the planner takes smaller
+price steps. Then a local search (:mod:`~memsaving_gradients.planners.retention.local_search`)
+continues from the closest decisions, for a bounded number of simulations. If nothing fits, the
+result is the plan of least memory. Not optimal in general; each plan has a lower bound
+(:mod:`~memsaving_gradients.planners.bounds.integer`).
 
-Not optimal in general; a lower bound is given with each plan
-(:mod:`~memsaving_gradients.planners.bounds.integer`). Nothing that is found for one budget is known
-at another, so that a larger one may get a slower plan. Cost: about a second for 10,000 ops. The
-same plan in every process, unless a limit on time is given.
+Each budget is planned without knowledge of others, so a larger budget may get a slower plan. Cost:
+about a second for 10,000 ops. The plan is the same in every process, unless time is limited.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]
 
-#: A plan is near the lower bound at this many times of it, or at `SLACK` of a step above it. Chosen
-#: by judgement.
+#: A plan is near the lower bound up to this many times the bound, or up to `SLACK` of a step above
+#: the bound. Chosen by judgement.
 TIMES = 1.15
-#: From this many times the lower bound on, chains of stages may do better: values are recomputed
-#: several times at small budgets. (An LSTM of 100 steps at 10 %: 30 % extra time instead of 107.)
+#: Above this many times the lower bound, chains of stages may do better: small budgets need values
+#: recomputed several times. (An LSTM of 100 steps at 10 %: 30 % extra time instead of 107.)
 FAR = 1.5
-#: What a local search may cost where prices are not near the bound: steps simulated, in at most so
-#: many runs; and the share of them for coming down to the budget.
+#: The cost of a local search where prices are not near the bound: the most simulated steps, the
+#: most runs that simulate them, and the share of these runs for lowering the peak to the budget.
 SEARCH_STEPS, MOST_RUNS, DESCENT = 800_000, 8_000, 0.6
-#: Quick plans take this part of it.
+#: Quick plans get the runs of a local search divided by this number.
 QUICK = 8
-#: How boldly it comes down at first.
+#: At first, the local search makes one in this many of the promising changes at once.
 BOLD = 8
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """The fastest plan found within ``limits.budget``; the least memory if there is no budget."""
+    """Return the fastest plan found within ``limits.budget``, or of least memory without one."""
     if limits.budget is None:
         return least_memory.plan(graph, limits)
     plain = untouched(graph, limits)
@@ -69,11 +69,11 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
 
 
 class _Stopped(Exception):
-    """The time to plan is over."""
+    """Raised to end planning early, as when its time is over."""
 
 
 class _Planning:
-    """One call of `plan`: what is known so far."""
+    """One call of `plan`, with the best proposal and the lower bound so far."""
 
     def __init__(self, graph: TrainingGraph, limits: Limits) -> None:
         self.graph, self.limits = graph, limits
@@ -91,7 +91,7 @@ class _Planning:
 
     @cached_property
     def most_runs(self) -> int:
-        """What the local search may cost."""
+        """The most runs of the local search."""
         return max(60, min(SEARCH_STEPS // max(1, len(self.coarse.problem.reads)), MOST_RUNS))
 
     def plan(self) -> Proposal:
@@ -117,7 +117,7 @@ class _Planning:
 
     def _search(self) -> None:
         if self.bound == float("inf"):
-            # Nothing fits: only how low one can come is to be found.
+            # Nothing fits, so only the lowest peak is of interest.
             self._follow_chain()
             self._local_search([self.coarse.problem.plain()], self.most_runs // 4)
             return
@@ -131,7 +131,7 @@ class _Planning:
             if self.quick and self._is_small and not self._is_within(FAR):
                 self._local_search([found[0].decisions], self.most_runs // QUICK)
             return
-        # Where prices stayed far above the budget, smaller steps of theirs do so, too.
+        # If prices stayed far above the budget, smaller price steps do so, too.
         work = MOST_STEPS // max(1, len(self.coarse.problem.reads))
         for pace in GENTLE:
             if found[0].run.peak > FAR * self.budget:
@@ -148,7 +148,7 @@ class _Planning:
         runs = self.most_runs // QUICK if self.limits.quick else self.most_runs
         if not self._fits():
             if not self.limits.quick:
-                # The bound of several moments takes seconds, and says where to begin.
+                # The bound of several moments takes seconds, and gives starting points.
                 self._refine_bound(deep=True)
             starts = [self.coarse.like(one.runs) for one in self.solved if one.runs]
             starts += (one.closest for one in found)
@@ -159,8 +159,8 @@ class _Planning:
         self.quick = self.limits.quick
 
     def _is_enough(self) -> bool:
-        """Whether the plan that was found fits and, unless a quick one is wanted, is near the
-        lower bound."""
+        """Return whether the best plan fits and, unless a quick one is wanted, is near the lower
+        bound."""
         if self.limits.quick:
             self.quick = self._fits()
             return self.quick
@@ -179,7 +179,7 @@ class _Planning:
         self.bound, self.solved = max(self.bound, found.seconds), found.solved
 
     def _priced(self, pricing: Pricing, pace: Pace) -> Priced:
-        """What prices find, with the coarse budget corrected by what the whole graph takes."""
+        """Return the plan of prices, with the coarse budget corrected by the peak on the graph."""
         found: Priced | None = None
         for correction in range(CORRECTIONS):
             budget = max(0, self.budget - self.off)
@@ -196,7 +196,7 @@ class _Planning:
         return found
 
     def _follow_chain(self) -> None:
-        """Note what a chain of stages comes to."""
+        """Note the plan of a chain of stages."""
         left = None if self.ends is None else max(0.0, self.ends - time.monotonic())
         trial = chain.plan(self.graph, replace(self.limits, seconds=left, progress=self._tell))
         self._note(trial)
@@ -204,7 +204,7 @@ class _Planning:
             raise _Stopped
 
     def _local_search(self, starts: list[list[int]], runs: int) -> None:
-        """Go on from decisions: down to the budget, if that is not met, and then better."""
+        """Continue from decisions: lower the peak to the budget, then reduce extra time."""
         budget = max(0, self.budget - self.off)
         search = Search(self.coarse.problem, budget, tick=self._tick)
         each = int(runs * DESCENT) // len(starts)
@@ -220,12 +220,12 @@ class _Planning:
         self._follow(*better)
 
     def _follow(self, decisions: list[int], run: Run) -> Proposal | None:
-        """Note the plan that decisions give on the whole graph, and return it; ``None`` if it takes
-        too long.
+        """Note and return the plan that decisions give on the whole graph; ``None`` if its extra
+        time is too long.
 
-        Recursion adds a forward pass for each halving of n ops, and reaches the memory of log n of
-        them (Chen et al. 2016). More time gains little: an LSTM takes 10.0 MB instead of 10.2 if
-        each of its steps recomputes all steps before it, which takes 180 times as long.
+        Recursion adds a forward pass for each halving of n ops, and reaches the memory of log n ops
+        (Chen et al. 2016). More time gains little: an LSTM takes 10.0 MB instead of 10.2 if each of
+        its steps recomputes all steps before it, which takes 180 times as long.
         """
         if run.extra_seconds > math.log2(self.graph.length) * self.graph.total_seconds:
             return None
@@ -235,21 +235,21 @@ class _Planning:
 
     @property
     def _is_small(self) -> bool:
-        """Whether a chain could have a stage for each forward and each backward event, so that it
-        takes no time, and is looked at before smaller steps of prices."""
+        """Whether a chain could have a stage for each forward and each backward event. Planning it
+        takes no time then, so it comes before smaller price steps."""
         return len(self.coarse.problem.reads) <= 2 * MOST_STAGES
 
     def _fits(self) -> bool:
         return self.found is not None and self.found.peak <= self.budget
 
     def _is_within(self, times: float) -> bool:
-        """Whether what is found fits, and takes no more than so many times the lower bound, or
-        little more than that."""
+        """Return whether the best plan fits, with extra time of at most so many ``times`` the lower
+        bound, or `SLACK` of a step above the bound."""
         near = max(self.bound * times, self.bound + SLACK * self.graph.total_seconds)
         return self.found is not None and self._fits() and self.found.extra_seconds <= near
 
     def _note(self, trial: Proposal) -> None:
-        """Remember the best: within the budget the fastest, else the lowest."""
+        """Remember the best plan: the fastest within the budget, else the lowest."""
         if self.found is None or self._rank(trial) < self._rank(self.found):
             self.found = trial
 
@@ -265,7 +265,7 @@ class _Planning:
             self._tell(min(self.ticks / self.most_runs, 0.99), "pricing")
 
     def _tell(self, share: float, what: str) -> None:
-        """Say how far planning is: never less than before, whoever plans."""
+        """Report the share of planning done; it never falls, even between planners."""
         self.told = max(self.told, share)
         if self.limits.progress is not None:
             self.limits.progress(self.told, what)

@@ -1,15 +1,15 @@
 """Plans for many budgets at once, from the largest to the smallest, each begun where the last one
 ended.
 
-The prices of a budget are nearly those of the next smaller one. So
-:mod:`~memsaving_gradients.planners.prices.iteration` goes on from the last prices, in a third of
-its steps. In addition come the plans of :mod:`~memsaving_gradients.planners.chains.chain`, whose
-table answers for all budgets, and which are good at small ones. Each budget gets the fastest plan
-that is known and fits, so that none is slower than that for a smaller budget.
+Neighboring budgets have nearly the same prices. Therefore
+:mod:`~memsaving_gradients.planners.prices.iteration` continues from the last prices, in a third of
+its steps. The plans of :mod:`~memsaving_gradients.planners.chains.chain` are added: one table
+serves all budgets, and its plans are good at small ones. Each budget gets the fastest known plan
+that fits, so no plan is slower than the plan for a smaller budget.
 
-Plans are as good as those that are asked for one by one to within a point or so of a step's time,
-and worse at small budgets, where a search pays. Deterministic; less than a tenth of a second a
-budget for 10,000 ops.
+Extra time is within about a percentage point of plans made one by one. It is higher at small
+budgets, where a search pays off. Deterministic; less than a tenth of a second per budget for
+10,000 ops.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = ["plans"]
 def plans(
     graph: TrainingGraph, limits: Limits, budgets: Sequence[int]
 ) -> list[tuple[int, Proposal]]:
-    """For each of ``budgets`` that a plan was found for, from the largest to the smallest, the
-    fastest one, with its lower bound.
+    """Return each of ``budgets`` that some plan fits, from the largest to the smallest, with the
+    fastest such plan and its lower bound.
 
-    ``limits.budget`` and ``limits.seconds`` are not looked at. Whoever interrupts it gets the plans
-    so far.
+    ``limits.budget`` and ``limits.seconds`` are ignored. If a progress hook interrupts planning,
+    the result has the plans so far.
 
     Examples
     --------
-    A chain of three values of a byte each, which the backward pass reads last one first:
+    A chain of one-byte values, three of which the backward pass reads in reverse order:
 
     >>> steps = TrainingGraph.of([(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)], 4)
     >>> [(budget, plan.extra_seconds) for budget, plan in plans(steps, Limits(), [5, 4, 2])]
@@ -66,7 +66,7 @@ def plans(
 
 
 def _priced(graph: TrainingGraph, limits: Limits, budgets: Sequence[int]) -> Iterator[Proposal]:
-    """For each budget, from the largest to the smallest, what prices find."""
+    """Yield the plan that prices find for each budget, from the largest to the smallest."""
     coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
     pricing = Pricing(coarse.problem)
     start: Priced | None = None
@@ -74,8 +74,8 @@ def _priced(graph: TrainingGraph, limits: Limits, budgets: Sequence[int]) -> Ite
     for number, budget in enumerate(budgets):
         if limits.progress is not None:
             limits.progress(number / len(budgets), "planning for many budgets")
-        # The problem counts bytes a little differently from the graph: by about as much as at the
-        # last budget.
+        # The problem counts bytes a little differently from the graph. The difference is about the
+        # same as at the last budget.
         wanted = max(1, budget - off)
         start = pricing.plan(wanted, start=start)
         proposal = proposed(graph, limits, coarse.schedule(start.decisions))

@@ -1,22 +1,22 @@
-"""From what a user asked for to a proposal: the fastest plan that fits a budget, or the least
-memory within a slowdown.
+"""The search for the proposal that a user asks for: the fastest plan that fits a budget, or the
+least memory within a slowdown.
 
-A budget is a promise on the bytes that TensorFlow's allocator has in chunks. Planners do not know
-these: they count bytes asked for. So a planner is asked for a plan within fewer bytes, and the
-bytes to ask for are corrected by the ratio of what was wanted and what came out
-(:mod:`~memsaving_gradients.planners.meter`). That ratio differs by a tenth from plan to plan, so
-that small graphs are asked for several plans between one that fits and one that does not. Of all
-plans that fit, the one with the least extra time is taken (`Search.within`). What the executor's
-own order and the rest of the step add is known when the graph is rewritten, and other plans are
-asked for then (`Search.at`; :mod:`memsaving_gradients.engine.driver`). Any planner can be searched
-with in this way, and one that ignores budgets is simply tried.
+A budget limits the bytes in chunks of TensorFlow's allocator. Planners do not know chunks: they
+count the bytes that ops request. The search therefore asks a planner for a plan within fewer bytes.
+It corrects this limit by the ratio of the budget to the chunks that the last plan needs
+(:mod:`~memsaving_gradients.planners.meter`). The ratio differs by a tenth from plan to plan. On
+small graphs, the search therefore asks for several plans between one that fits and one that does
+not. It takes the plan with the least extra time that fits (`Search.within`). The executor's own
+order and the rest of the step add bytes, which are known when the graph is rewritten. The driver
+asks for other plans then (`Search.at`; :mod:`memsaving_gradients.engine.driver`). The search works
+with any planner; a planner that ignores budgets is simply tried.
 
-For `Search.least`, planners are asked for the least they can do, and for a little more (holes
-between chunks make the least peak not always the least need). These attempts do not depend on the
-budget, so that the least budget an error names works when it is asked for.
+`Search.least` asks a planner for its least memory, and for a little more: because of holes between
+chunks, the least peak does not always need the fewest chunks. These attempts do not depend on the
+budget, so the least budget that an error names works when a user asks for it.
 
-Deterministic, unless a time limit is set. Cost: at most `ROUNDS` plans each time it is asked,
-fewer on large graphs, and `FLOORS` once.
+Deterministic, unless a time limit is set. Cost: at most `ROUNDS` plans for each request, fewer on
+large graphs, and `FLOORS` once.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from memsaving_gradients.schedules.validation import problem_of
 
 __all__ = ["FLOORS", "ROUNDS", "Search"]
 
-#: Plans to ask for while one is sought that fits and uses the budget well. Into which holes chunks
-#: fall is chance, and small plans take a tenth of a second. Chosen by judgement.
+#: Plans to ask for, to find one that fits and uses the budget well. Which holes chunks fall into is
+#: chance, and small plans take a tenth of a second. Chosen by judgement.
 ROUNDS = Trials(80_000, 2, 8)
 #: A plan that needs at least this share of the budget uses it well enough. Chosen by judgement.
 CLOSE = 0.96
-#: What is asked for where nothing fits, as multiples of the lowest peak so far. First, the one that
-#: comes when a byte is asked for (a search for too much loses its way, and may do better with less
-#: to do); then less, again and again, as long as plans fit; then a little more. On large graphs
-#: only the first. Chosen by judgement.
+#: Bytes to ask for where nothing fits, as multiples of the lowest peak so far. First, a plan within
+#: one byte; then less and less, as long as plans fit; then a little more. (A search for too few
+#: bytes loses its way, and may do better with an easier limit.) On large graphs only the first.
+#: Chosen by judgement.
 FLOORS = (1.0, 0.85, 1.04, 1.1)
 
 
@@ -68,16 +68,16 @@ class Search:
     Attributes
     ----------
     meter
-        What schedules of the graph need.
+        A meter of the bytes that schedules of the graph need.
     planner
-        Asked again and again.
+        The planner, called repeatedly.
     keep, accumulate, progress
         As in `Limits`.
     seconds
         The most time for all plans together; ``None``: no limit.
     floors
-        What is asked for where nothing fits, see `FLOORS`.
-    host
+        The bytes to ask for where nothing fits, as in `FLOORS`.
+    host, early
         As in `Limits`.
     """
 
@@ -105,13 +105,13 @@ class Search:
             self.floors = self.floors[:1]
 
     def free(self) -> Found:
-        """What the planner aims at by itself, with no limit on bytes."""
+        """Return the plan that the planner aims at with no limit on bytes."""
         found = self._attempt(None)
         return self._lowest(()) if found is None else self._with_end(found)
 
     def within(self, most: int) -> Found:
-        """The fastest plan that needs at most ``most`` bytes in chunks; where there is none among
-        those that were asked for, the one that needs fewest.
+        """Return the fastest plan found that needs at most ``most`` bytes in chunks; if there is
+        none, the plan that needs the fewest.
 
         Raises
         ------
@@ -125,9 +125,9 @@ class Search:
         return self._with_end(min(fits, key=_by_time)) if fits else self._lowest(self._tried)
 
     def at(self, asked: int, *, quick: bool = True) -> Found:
-        """The plan within so many bytes asked for, or the least that the planner came down to.
+        """Return the plan with a peak within ``asked`` bytes, or the lowest that the planner found.
 
-        ``quick``: a quick one will do.
+        ``quick``: whether a quick plan is enough.
 
         Raises
         ------
@@ -139,8 +139,8 @@ class Search:
         return self._lowest(self._tried) if found is None else self._with_end(found)
 
     def sketch(self, most: int) -> float:
-        """Extra seconds of the first plan within ``most`` bytes in chunks; infinite if it does not
-        fit."""
+        """Return the extra seconds of the first plan asked for within ``most`` bytes in chunks;
+        infinite if it does not fit."""
         if self._none_fits(most):
             return float("inf")
         asked = self._first_asked(most)
@@ -149,7 +149,7 @@ class Search:
         return found.proposal.extra_seconds if found is not None and fits else float("inf")
 
     def least(self) -> Found:
-        """The plan that needs the fewest bytes in chunks; it does not depend on any budget.
+        """Return the plan that needs the fewest bytes in chunks, independent of any budget.
 
         Raises
         ------
@@ -159,10 +159,10 @@ class Search:
         return self._lowest(self._reach_floor())
 
     def lowest(self) -> Found:
-        """Of the plans that `least` chooses from, the one of the lowest peak.
+        """Return the plan with the lowest peak among the plans that `least` chooses from.
 
-        The executor's order and holes between chunks may add less to it than to the plan that needs
-        the fewest bytes before it is rewritten.
+        The plan of `least` needs the fewest bytes before a rewrite. In the rewritten graph, the
+        executor's order and holes between chunks may add less to the plan of the lowest peak.
 
         Raises
         ------
@@ -172,10 +172,10 @@ class Search:
         return self._lowest(self._reach_floor(), _by_peak)
 
     def within_time(self, seconds: float, *, plain: bool = False) -> Found | None:
-        """The plan that needs the fewest bytes in chunks among those whose clones take at most
-        ``seconds``.
+        """Return the plan that needs the fewest bytes in chunks of all plans with at most
+        ``seconds`` of extra time; ``None`` if there is none.
 
-        ``plain``: whether the one that recomputes nothing is among them.
+        ``plain``: whether the plan that recomputes nothing is one of them.
         """
         least = self._attempt(1, self._rounds)
         if least is not None and least.proposal.extra_seconds > seconds:
@@ -201,23 +201,22 @@ class Search:
 
     @property
     def stopped(self) -> str:
-        """Why planning ended early, or an empty string."""
+        """The reason why planning ended early, or an empty string."""
         return self._stopped
 
     def _close_in(self, budget: int) -> None:
-        """Ask for plans until one fits and uses most of the budget; in small graphs, for as many as
-        there are rounds.
+        """Ask for plans until one fits and uses most of the budget; on small graphs, in all rounds.
 
-        Into which holes chunks fall is chance: a plan of a higher peak may need less.
+        Which holes chunks fall into is chance: a plan with a higher peak may need fewer bytes.
         """
-        # Where nothing fits, the least is what will be asked for next.
+        # If nothing fits, the caller will need the least anyway.
         asked = 1 if self._none_fits(budget) else self._first_asked(budget)
-        # `low` was asked for and fitted; what was asked for from `high` on does not fit, or is too
-        # much.
+        # A plan within `low` bytes fitted; plans within `high` bytes or more do not fit, or `high`
+        # is above the budget.
         low, high = 0, budget + 1
         for number in range(ROUNDS.most):
             if low and (number >= self._rounds or high - low <= EXECUTOR_ADDS * budget):
-                # One that fits is enough by now.
+                # By now, any plan that fits is enough.
                 return
             found = self._attempt(asked, max(self._rounds - number, 1), quick=True)
             if found is None or self._stopped:
@@ -232,13 +231,12 @@ class Search:
                     return
                 asked = aimed if not is_close and aimed < high else (low + high) // 2
             elif found.proposal.peak > asked:
-                # The least of quick plans: to ask for less gives nothing else.
+                # The planner goes no lower: asking for less gives the same quick plan.
                 return
             else:
-                # Within its own peak it would come again.
+                # A limit of its own peak would give the same plan again.
                 high = min(asked, found.proposal.peak)
-                # Holes between chunks need not shrink with the plan: each step down is a larger
-                # one.
+                # Holes between chunks need not shrink with the plan, so each step down is larger.
                 asked = min(int(aimed * SMALLER**number), high - 1)
                 if asked <= low:
                     asked = (low + high) // 2
@@ -246,32 +244,32 @@ class Search:
                 return
 
     def _short_of(self, asked: int) -> Found | None:
-        """The lowest of the plans that came when as much as ``asked`` or more was asked for, and
-        were above that; ``None``: there are none."""
+        """Return the lowest of the plans that missed their own limit of ``asked`` bytes or more;
+        ``None`` if there is none."""
         short = (old for old in self._tried if old.asked and asked <= old.asked < old.proposal.peak)
         return min(short, key=lambda old: old.proposal.peak, default=None)
 
     def _is_known(self, found: Found) -> bool:
-        """Whether an earlier plan has the same schedule as ``found``, the last one."""
+        """Return whether an earlier plan has the same schedule as ``found``, the last one."""
         return any(found.proposal.schedule == old.proposal.schedule for old in self._tried[:-1])
 
     def _first_asked(self, budget: int) -> int:
-        """Bytes to ask for first, such that the chunks may fit a budget."""
+        """Return the bytes to ask for first, such that the chunks may fit a budget."""
         meter = self.meter
         if meter.gating == "data":
             return budget
         chunks = max(chunk_bytes(meter.plain.simulation, meter.gating), 1)
         asked = min(budget, max(1, budget * meter.plain.peak // chunks))
-        # Holes take more of a plan than of plain training, and a plan that does not fit takes
+        # A plan has more bytes in holes than plain training, and a plan that does not fit costs
         # seconds.
         return max(1, int(asked * SMALLER)) if self._large else asked
 
     def _reach_floor(self) -> list[Found]:
-        """The least that the planner can do: the same attempts whatever the budget is, but only one
-        where time is over.
+        """Return plans of the planner's least memory, from the same attempts for every budget; only
+        from one attempt if the time is over.
 
-        Quick plans for fewer and fewer bytes come as low as the best ones did for a fixed number
-        of bytes, and take up to eight times less time.
+        Quick plans for fewer and fewer bytes get as low as full plans for fixed numbers of bytes,
+        in up to eight times less time.
         """
         first = self._attempt(1, len(self.floors), late=True, quick=True)
         if first is None:
@@ -291,13 +289,13 @@ class Search:
         return floors
 
     def _is_idle(self, asked: int, need: int) -> bool:
-        """Whether no plan for so many bytes asked for is worth a search, where one needs ``need``:
-        none exists, or it would use as many."""
+        """Return whether a plan within ``asked`` bytes is not worth a search after a plan that
+        needs ``need`` bytes: none exists, or it would need as many."""
         return asked >= need or self._none_fits(asked)
 
     def _none_fits(self, most: int) -> bool:
-        """Return whether the lower bound rules out all plans of so few bytes. It knows nothing of
-        plans that store values."""
+        """Return whether the lower bound rules out all plans within ``most`` bytes; the bound does
+        not cover plans that store values."""
         graph = self.meter.graph
         if graph.storable:
             return False
@@ -308,8 +306,9 @@ class Search:
     ) -> Found | None:
         """Ask for a plan, and note it.
 
-        ``left``: at most so many attempts are to come, this one included. ``late``: even if time is
-        over, or a hook has stopped planning; it is not asked again. ``quick``: as in `Limits`.
+        ``left``: the most attempts still to come, including this one. ``late``: whether to ask even
+        if the time is over or a hook stopped planning; the hook is not called again. ``quick``: as
+        in `Limits`.
         """
         for known in dict.fromkeys((False, quick)):
             if (asked, known) in self._by_asked:
@@ -324,7 +323,7 @@ class Search:
         return found
 
     def _ask(self, asked: int | None, left: int, quick: bool) -> Found | None:
-        """The plan that the planner gives, noted; ``None``: it was interrupted."""
+        """Note and return the plan of the planner; ``None`` if it was interrupted."""
         remaining = None
         if self.seconds is not None:
             remaining = max(0.0, self._began + self.seconds - time.monotonic())
@@ -357,7 +356,7 @@ class Search:
         return found
 
     def _telling(self, left: int) -> Callable[[float, str], None]:
-        """A hook for one of several attempts, which shows one growing share."""
+        """Return a hook for one of several attempts, which together report one growing share."""
         done = 1 - left / (self._rounds + 1)
         tell = self.progress
         assert tell is not None
@@ -384,8 +383,8 @@ class Search:
     def _lowest(
         self, among: Sequence[Found], key: Callable[[Found], tuple[float, ...]] = _by_need
     ) -> Found:
-        """The plan that needs fewest bytes, or is first by ``key``; plain training, if there is
-        none."""
+        """Return the plan that needs the fewest bytes, or is first by ``key``; plain training, if
+        there is none."""
         if among:
             return self._with_end(min(among, key=key))
         self._raise_if_by_key()
@@ -397,8 +396,8 @@ class Search:
     def _with_end(self, found: Found) -> Found:
         proposal = found.proposal
         if found.asked is not None and proposal.lower_bound > proposal.extra_seconds:
-            # It was asked for the least, which no bound of time holds for; within what it takes
-            # there is one.
+            # The plan missed the bytes asked for, so their lower bound does not hold for it. Find
+            # the bound for its own peak.
             bound = bound_within(
                 self.meter.graph, proposal.peak, accumulate=self.accumulate, deep=False
             )

@@ -1,14 +1,13 @@
-"""Keep what is expensive to compute, recompute what is cheap.
+"""Keep the outputs of expensive ops, recompute the outputs of cheap ops.
 
-The outputs of convolutions, matrix products, pooling and recurrent kernels stay; activations,
-normalizations, dropout masks and casts are run again just before backward reads them: a few percent
-of a step's time, about half of the memory of a convolutional network. Recomputing a residual stream
-goes back to the last place where it is known, so a few cheap tensors are kept as well: the cuts of
-:mod:`~memsaving_gradients.planners.least_memory`, with all expensive outputs given.
-
-Where an expensive op feeds a cheap one of the same bytes and nothing else (a convolution, its bias,
-its activation, the addition of a shortcut), the last one's output is kept instead: the same bytes,
-fewer ops to run again, and kernels that fuse them stay fused.
+The plan keeps outputs of convolutions, matrix products, pooling and recurrent kernels. It
+recomputes activations, normalizations, dropout masks and casts just before backward reads them.
+That costs a few percent of a step's time, and saves about half of a convolutional network's memory.
+Recomputing a residual stream begins at its last kept tensor, so the plan keeps a few cheap tensors
+as well: the cuts of :mod:`~memsaving_gradients.planners.least_memory`, with all expensive outputs
+given. If one cheap op alone reads an expensive output and makes as many bytes, the plan keeps its
+output instead. It repeats this along a chain (convolution, bias, activation, addition of a
+shortcut): the same bytes, fewer ops to recompute, and fused kernels stay fused.
 """
 
 from __future__ import annotations

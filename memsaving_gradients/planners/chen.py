@@ -1,26 +1,26 @@
-"""Segments of about b bytes each, and a search for the b (Chen, Xu, Zhang and Guestrin 2016,
+"""Segments of about b bytes each, and a search for b (Chen, Xu, Zhang and Guestrin 2016,
 Algorithm 3).
 
-The algorithm walks over the forward ops and adds up the bytes that backward will read. At the first
-place fit for a cut where they exceed b it cuts: what crosses the cut is kept, what lies before it
-is recomputed when backward comes back (arXiv 1604.06174). One parameter b stands for the whole
-plan: 0 keeps all, √(xy) balances the bytes kept (x) against the largest segment (y), which on a
-chain of n equal ops makes √n segments and a peak of about 2√n units at one extra forward pass.
+The algorithm walks over the forward ops and adds up the bytes that backward will read. It cuts at
+the first place fit for a cut where the sum exceeds b. The plan keeps the values that cross a cut,
+and recomputes the values before it when backward returns (arXiv 1604.06174). The parameter b alone
+determines the plan: 0 keeps all, √(xy) balances the bytes kept (x) against the largest segment (y).
+On a chain of n equal ops, √(xy) makes √n segments: about 2√n units at one extra forward pass.
 
-Three things differ from the paper. A place fit for a cut is not marked by hand: it is any that cuts
-no fused pair of ops, and a cut keeps several tensors if several cross it
-(:mod:`~memsaving_gradients.planners.chains.frontiers`); b is tried on all those places and on the
-narrow ones only, those where fewer bytes cross than just before and just after. Bytes are those of
-residuals, not of all outputs. The last segment, which is kept and not recomputed, counts in y.
+Three things differ from the paper. Places for cuts are not marked by hand: any place that cuts no
+fused pair of ops is fit, and a cut keeps all tensors that cross it
+(:mod:`~memsaving_gradients.planners.chains.frontiers`). The planner tries b on all these places,
+and on narrow ones only, where no more bytes cross than just before and just after. Only bytes of
+residuals count, not of all outputs. The last segment counts in y: it is kept, not recomputed.
 
-Every plan is simulated. Without a budget those for b around √(xy) are tried, and the one with the
-least peak is returned, as in the paper's appendix. With a budget, b goes from 0 to everything, the
-walk may stop early, results of expensive ops may be kept behind some place ("to keep time consuming
-operations when possible"), plans that recompute recursively
-(:mod:`~memsaving_gradients.planners.chains.mirror_counts`) are tried too, and the one with the
-least extra time that fits is returned. What is tried depends on the graph alone, so a larger budget
-never costs more time. Never optimal but by luck: the baseline that other planners have to beat.
-O(n) for each plan tried; `TRIALS` bounds their number.
+The planner simulates every plan. Without a budget, it tries b around √(xy) and returns the plan
+with the least peak, as in the paper's appendix. With a budget, b goes from 0 to everything, and the
+walk may stop early. Results of expensive ops may be kept behind some place ("to keep time consuming
+operations when possible"). Recursive plans are tried as well
+(:mod:`~memsaving_gradients.planners.chains.mirror_counts`). The fastest plan that fits is returned.
+The plans tried depend on the graph alone, so a larger budget never costs more time. Plans are
+optimal only by luck: they are the baseline that other planners have to beat. Each plan tried takes
+O(n); `TRIALS` bounds their number.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ __all__ = ["Division", "divide", "plan"]
 
 #: Plans to simulate. Chosen by judgement.
 TRIALS = Trials(executions=2_000_000, fewest=12, most=120)
-#: Values of b for each kind of places, as multiples of √(xy); the paper has 6, from 1/√2 to √2.
+#: Values of b for each kind of cut places, as multiples of √(xy); the paper has 6, from 1/√2 to √2.
 AROUND = (1.0, *np.geomspace(0.5, 2.0, 8))
-#: With a budget: behind these parts of the bytes the walk stops, and the rest is kept, or what is
-#: expensive of it, for b from √(xy) to everything.
+#: With a budget, for b from √(xy) to everything: shares of the bytes at which the walk stops. Plans
+#: keep everything behind the last cut before that place, or all expensive results behind the place.
 STOPS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.825, 0.9, 0.95)
-#: Cuts at a time of the recursive plans.
+#: Cuts at each level of the recursive plans.
 SECTIONS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
 class Division:
-    """What Algorithm 3 makes of one b.
+    """The cuts of Algorithm 3 for one b.
 
     Attributes
     ----------
     cuts
-        Forward positions behind which the line is cut.
+        Forward positions behind which the algorithm cuts.
     kept
-        About the bytes that the cuts keep (x of the paper).
+        Approximate bytes that the cuts keep (x of the paper).
     largest
         Bytes of the largest segment, the last one included (y of the paper).
     """
@@ -90,9 +90,9 @@ def divide(held: IntArray, width: IntArray, places: IntArray, b: float) -> Divis
     Parameters
     ----------
     held
-        For each position, bytes that backward will read of what was made up to there.
+        For each position, the bytes made up to there that backward will read.
     width
-        For each position, bytes that a cut behind it keeps.
+        For each position, the bytes that a cut behind it keeps.
     places
         Positions that can be cut, ascending.
     b
@@ -116,10 +116,10 @@ def divide(held: IntArray, width: IntArray, places: IntArray, b: float) -> Divis
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """The best plan of Algorithm 3: of the least peak, or with ``limits.budget`` of the least extra
-    time within it.
+    """Return the best plan of Algorithm 3: the one with the least peak or, with ``limits.budget``,
+    with the least extra time within it.
 
-    ``limits.mirror`` goes before what the algorithm decides.
+    ``limits.mirror`` overrides the decisions of the algorithm.
     """
     checked(limits.mirror)
     trials = TRIALS.of(graph)
@@ -145,7 +145,7 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
 
 
 def _key(trial: Proposal, limits: Limits) -> tuple[float, ...]:
-    """Smaller is better."""
+    """Return a sort key; smaller is better."""
     if limits.budget is None:
         return (trial.peak, trial.extra_seconds)
     if trial.peak <= limits.budget:
@@ -156,7 +156,7 @@ def _key(trial: Proposal, limits: Limits) -> tuple[float, ...]:
 def _tried(
     graph: TrainingGraph, limits: Limits, what: _Trial, best: Proposal | None
 ) -> Proposal | None:
-    """The proposal of a trial; ``None`` if it is known not to be better without being simulated."""
+    """Return the proposal of a trial; ``None`` if it cannot be better, known without simulation."""
     chained = limits.sums(graph)
     if what.counts is None:
         kept = {**what.reasons, **limits.keep}
@@ -174,15 +174,15 @@ def _tried(
 
 @dataclass(frozen=True)
 class _Trial:
-    """Storages to keep with reasons, all else being recomputed once; or mirror counts of all
-    storages."""
+    """A plan to try: storages to keep, with reasons, all others being recomputed once; or mirror
+    counts of all storages."""
 
     reasons: dict[int, str]
     counts: dict[int, int] | None = None
 
 
 def _trials(graph: TrainingGraph, limits: Limits, most: int) -> Iterator[_Trial]:
-    """Plans to try; which ones does not depend on the budget's size."""
+    """Yield plans to try; the choice does not depend on the budget's size."""
     segments = measure_segments(graph, limits.keep)
     once = dict.fromkeys(np.unique(graph.storage[graph.losable]).tolist(), 1)
 
@@ -202,9 +202,9 @@ def _trials(graph: TrainingGraph, limits: Limits, most: int) -> Iterator[_Trial]
 
 
 def _choices(segments: Segments, most: int, *, wide: bool) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Up to ``most`` choices of cuts, and of the position behind which what is expensive is kept.
+    """Yield up to ``most`` pairs of cuts and the position behind which expensive results are kept.
 
-    For b around √(xy); from b = 0 to everything, and with walks that stop early, if ``wide``.
+    For b around √(xy) and b = 0; if ``wide``, also for b up to everything and for shorter walks.
     """
     held, width = segments.held, segments.frontier_bytes()
     end = segments.length
@@ -232,8 +232,8 @@ def _choices(segments: Segments, most: int, *, wide: bool) -> Iterator[tuple[tup
 
 
 def _balance(held: IntArray, width: IntArray, places: IntArray) -> float:
-    """√(xy), worked out anew until it comes again: the b at which the kept bytes and a segment are
-    about the same."""
+    """Return √(xy), iterated until a value repeats: the b at which the kept bytes and the largest
+    segment are about the same."""
     b, seen = 0.0, set[float]()
     while b not in seen:
         seen.add(b)
@@ -243,7 +243,7 @@ def _balance(held: IntArray, width: IntArray, places: IntArray) -> float:
 
 
 def _places(segments: Segments, width: IntArray) -> list[IntArray]:
-    """All places fit for a cut, and the narrow ones."""
+    """Return the narrow places fit for a cut and, if they are more, all places."""
     fit = np.flatnonzero(segments.cuttable[:-1])
     narrow = narrow_cuts(fit, width)
     return [narrow] if len(narrow) == len(fit) else [narrow, fit]

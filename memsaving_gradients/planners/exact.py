@@ -1,9 +1,9 @@
-"""The fastest plan within a budget, proven: constraint programming, from the plan that is known.
+"""The fastest plan within a budget, with a proof, by constraint programming from a known plan.
 
-:mod:`~memsaving_gradients.planners.auto` plans first, and
-:mod:`~memsaving_gradients.planners.retention.prove` improves its plan or proves it. Needs OR-Tools.
-Exponential; within `EFFORT`, graphs of 70 layers are solved at all budgets, and of 250 some. The
-same plan in every process, unless there is a limit on seconds.
+:mod:`~memsaving_gradients.planners.auto` (in small graphs, the plan of least memory) begins, and
+:mod:`~memsaving_gradients.planners.retention.prove` improves or proves its plan. Needs OR-Tools.
+Exponential; within `EFFORT`, it solves 70 layers at all budgets, and 250 layers at some. The plan
+is the same in every process, unless there is a limit on seconds.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]
 
-#: What CP-SAT may do for one plan, in its own measure: a unit takes some seconds.
+#: The effort of CP-SAT for one plan, in its own measure: a unit takes some seconds.
 EFFORT = 8.0
-#: The share of the seconds there are that one call takes, for others may follow; and of that, the
-#: share of the first plan. Chosen by judgement.
+#: The share of ``limits.seconds`` that one call takes, because others may follow; and the share of
+#: that time for the first plan. Chosen by judgement.
 SHARE = 0.6
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """The fastest plan within ``limits.budget``, if effort and time suffice; the least memory if
-    there is no budget."""
+    """Return the fastest plan within ``limits.budget``, if effort and time suffice; without a
+    budget, the plan of least memory."""
     constraint_program.check_installed()
     if limits.budget is None:
         return auto.plan(graph, limits)
@@ -39,7 +39,7 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     began = time.monotonic()
     coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
     if len(coarse.problem.inputs) <= FEW and coarse.is_exact:
-        # Any plan will do to begin with.
+        # Any plan is good enough to start from.
         found = least_memory.plan(graph, replace(limits, budget=None))
     else:
         seconds = None if limits.seconds is None else SHARE**2 * limits.seconds

@@ -1,7 +1,7 @@
-"""Recompute nothing: what may not be stored is kept.
+"""Recompute nothing: keep every value that is not stored.
 
-The planner behind ``planner="keep"``, for those who want to offload or encode, and to run nothing
-twice.
+The planner behind ``planner="keep"``, for users who want to offload or encode values and to run no
+op twice.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ __all__ = ["plan"]
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """Plain training, with sums that are added up as their addends come."""
+    """Return plain training, with sums that are added up as their addends come."""
     return untouched(graph, limits)

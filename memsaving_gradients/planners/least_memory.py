@@ -1,18 +1,18 @@
 """The least peak with every value recomputed at most once: checkpoints placed by bytes.
 
-The forward order is cut into segments. A cut keeps its frontier (one tensor or several); the
-residuals of a segment are recomputed together when backward reaches it, those of the last segment
-are kept. While backward is in a segment, what is alive is: the frontiers of the cuts before it, its
-residuals not yet used, and the gradients at hand. Earlier segments may therefore be longer than
-later ones: equal spacing is not optimal even on a chain of equal ops, where this placement needs
-about √(2n) units instead of 2√n (Chen et al. 2016, arXiv 1604.06174, give the latter).
+The planner cuts the forward order into segments. A cut keeps its frontier (one tensor or several).
+Residuals of a segment are recomputed together when backward reaches it; the last segment's
+residuals are kept. While backward is in a segment, three kinds of bytes are alive: frontiers of the
+cuts before it, its unread residuals, and the current gradients. Earlier segments may therefore be
+longer than later ones. Equal spacing is not optimal even on a chain of equal ops: this placement
+needs about √(2n) units there instead of the 2√n of Chen et al. 2016 (arXiv 1604.06174).
 
-For a limit on the peak, the cuts that keep the fewest bytes are a shortest path over pairs of cuts,
-since fewer kept bytes never hurt what follows: O(c²) for c candidate cuts, vectorized. A bisection
-finds the least limit that has a path. Exact for chains in this model; the model takes each residual
-to be read while backward passes the op that made it. Plans for limits around the least one are
-therefore simulated, and the best simulated one is returned, so the result is never worse than
-keeping everything. Deterministic.
+For a limit on the peak, a shortest path over pairs of cuts keeps the fewest bytes, because fewer
+kept bytes never hurt later segments. That takes O(c²) for c candidate cuts, vectorized. A bisection
+finds the least limit that has a path. Exact for chains in this model, which assumes that backward
+reads each residual when it passes the op that made it. The planner therefore simulates plans for
+limits around the least one and returns the best, so the result is never worse than keeping
+everything. Deterministic.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["plan"]
 
-#: Candidate cuts beyond this number are thinned out: the table of pairs has the square of it.
+#: The most candidate cuts; others are thinned out, since the table of pairs has the square of this.
 MOST_CUTS = 1000
-#: Share of all residual bytes from which on what is made between two changes of the frontier may be
-#: cut in pieces. Elsewhere more candidates gain nothing, and blur the choice of plans to simulate.
-#: (30 layers and then 60 readers of one tensor: 12 MB instead of 21. A residual chain of 100, of
-#: which no such stretch holds a fiftieth, takes 16 units instead of 15 if all of them may be cut.)
+#: A stretch between two changes of the frontier may be cut if it makes at least this share of all
+#: residual bytes. In smaller ones, cuts gain nothing and blur the choice of plans to simulate. (30
+#: layers and then 60 readers of one tensor: 12 MB instead of 21. A residual chain of 100, where no
+#: stretch makes a fiftieth, takes 16 units instead of 15 if all stretches may be cut.)
 LONG_STRETCH = 1 / 16
 #: Plans to simulate. Chosen by judgement.
 TRIALS = Trials(executions=400_000, fewest=2, most=24)
-#: On graphs small enough for all of `TRIALS`: changes of single kept storages to try.
+#: The most changes of single kept storages to try, on graphs small enough for all of `TRIALS`.
 MOST_MOVES = 100
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """Place checkpoints so that the simulated peak is least; what ``limits`` keeps is kept
-    besides."""
+    """Place checkpoints for the least simulated peak, in addition to the storages that ``limits``
+    keeps."""
     segments = measure_segments(graph, limits.keep)
     cuts = _candidates(segments)
     tables = _tables(segments, cuts)
@@ -67,8 +67,8 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
 
 
 def _best(trials: list[Trial], thorough: bool) -> Trial:
-    """The least peak; of those about as low the one that the allocator needs least for, or takes
-    least time."""
+    """Return the trial of least peak; of peaks within `TIE`, the one with the fewest bytes in
+    chunks or, unless ``thorough``, the least extra time."""
     least = min(trial.peak for trial in trials)
     near = [trial for trial in trials if trial.peak <= least * (1 + TIE)]
     if not thorough:
@@ -109,8 +109,8 @@ def _improve(
 
 
 def _paths(tables: _Tables, trials: int) -> list[tuple[int, ...]]:
-    """Up to ``trials`` different choices of cuts, for limits from the least one that has any
-    upwards."""
+    """Return up to ``trials`` different choices of cuts, for limits from the least one that has a
+    path upwards."""
     found: dict[tuple[int, ...], None] = {}
     last = len(tables.peak) - 3
     for limit in _limits(tables, trials):
@@ -118,7 +118,7 @@ def _paths(tables: _Tables, trials: int) -> list[tuple[int, ...]]:
         if path is None:
             continue
         found[tuple(path)] = None
-        # With another cut at the very end, nothing of the last segment is kept to begin with.
+        # With another cut at the very end, the plan keeps nothing of the last segment at first.
         if last >= 0 and path[-1:] != [last]:
             found[(*path, last)] = None
         if len(found) >= trials:
@@ -129,10 +129,10 @@ def _paths(tables: _Tables, trials: int) -> list[tuple[int, ...]]:
 def _keep_late(
     graph: TrainingGraph, limits: Limits, segments: Segments, best: Trial, thorough: bool
 ) -> Trial:
-    """Keep as many of the residuals made last as do not raise the peak: recomputing those would
-    save nothing."""
+    """Keep as many of the residuals made last as do not raise the peak: recomputing them would save
+    nothing."""
     fewest, most = 0, len(segments.residuals)
-    # To within `TIE` of the residuals.
+    # Find their number to within `TIE` of all residuals.
     bisections = math.ceil(-math.log2(TIE)) if thorough else TRIALS.fewest
     for _ in range(bisections):
         count = (fewest + most + 1) // 2
@@ -153,8 +153,8 @@ def _keep_late(
 class _Tables:
     """Costs of segments between candidate cuts; index 0 is the start, the last index is the end.
 
-    ``keep[i, j]``: bytes that cut j adds to those kept when the cut before it is i. ``peak[i, j]``:
-    bytes that backward needs in the segment from i to j beside what was kept up to i.
+    ``keep[i, j]``: bytes that cut j adds to the kept bytes if the cut before it is i. ``peak[i,
+    j]``: bytes that backward needs in the segment from i to j, in addition to bytes kept up to i.
     """
 
     keep: npt.NDArray[np.float64]
@@ -162,19 +162,18 @@ class _Tables:
 
     @cached_property
     def by_end(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Both with indices exchanged, so that what ends at one cut lies together."""
+        """Both tables transposed, so that entries that end at one cut are adjacent."""
         return self.keep.T.copy(), self.peak.T.copy()
 
 
 def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
-    """Positions to cut at: all where the frontier changes, and between readers of one tensor, or
-    the narrowest ones if there are too many."""
-    # A cut behind the last residual stands for keeping none of the last segment.
+    """Return the positions to cut at: all where the frontier changes and between readers of one
+    tensor, or the narrowest ones if there are too many."""
+    # A cut behind the last residual means keeping none of the last segment.
     ends = segments.residual_born[-1:]
     changes = np.unique(np.concatenate([segments.born, segments.last, ends]))
     if len(changes):
-        # A stretch of readers would be one segment, all of which is thought to be recomputed at
-        # once.
+        # A stretch of readers would be one segment, which the model recomputes all at once.
         born = segments.residual_born
         held = np.concatenate([[0], segments.held[changes]])
         within = np.diff(held)[np.searchsorted(changes, born)]
@@ -187,15 +186,15 @@ def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
     cuts = narrow_cuts(cuts, width)
     if len(cuts) <= MOST_CUTS:
         return cuts
-    # Stretches of equal residual bytes, the narrowest cut of each.
+    # Take the narrowest cut of each stretch of equal residual bytes.
     stretch = (segments.held[cuts] * MOST_CUTS) // (segments.held[-1] + 1)
     return narrowest_cuts(cuts, width, stretch)
 
 
 def _tables(segments: Segments, cuts: npt.NDArray[np.int64]) -> _Tables:
     count = len(cuts)
-    # A part crosses cut j anew, coming from cut i, where i lies before its birth and j between
-    # birth and last use.
+    # After cut i, cut j adds a part to the kept bytes if i is before its birth, and j between birth
+    # and last use.
     added = np.zeros((count + 2, count + 2))
     first = np.searchsorted(cuts, segments.born)  # first cut at or behind the birth
     end = np.searchsorted(cuts, segments.last)  # first cut at or behind the last use
@@ -221,7 +220,7 @@ def _tables(segments: Segments, cuts: npt.NDArray[np.int64]) -> _Tables:
 
 
 def _limits(tables: _Tables, trials: int) -> list[float]:
-    """The least limit that has a path, and limits above it."""
+    """Return the least limit that has a path, and limits above it."""
     high = float(tables.peak[0, -1])
     low = 0.0
     for _ in range(40):
@@ -236,7 +235,7 @@ def _limits(tables: _Tables, trials: int) -> list[float]:
 
 
 def _shortest(tables: _Tables, limit: float) -> list[int] | None:
-    """Cuts (numbers) that keep the fewest bytes such that no segment needs more than ``limit``."""
+    """Return the numbers of the cuts that keep the fewest bytes with all segments in ``limit``."""
     count = len(tables.peak) - 2
     kept = np.full(count + 2, np.inf)
     kept[0] = 0.0

@@ -1,5 +1,5 @@
-"""What plans need of a budget: bytes in the chunks of TensorFlow's allocator, where planners count
-bytes asked for."""
+"""The bytes that plans need of a budget: chunks of TensorFlow's allocator, whereas planners count
+the bytes that ops request."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["EXECUTOR_ADDS", "MANY_OPS", "Found", "Meter", "is_clearly_less"]
 
-#: What the executor adds to the bytes that a schedule needs, as a share: it follows its own order.
+#: The share that the executor adds to the bytes of a schedule, because it follows its own order.
 #: The median of 35 plans for eight networks is 1 %, and one plan differs from the next by up to
 #: 2 %.
 EXECUTOR_ADDS = 0.015
 
 
 def is_clearly_less(one: float, other: float) -> bool:
-    """Whether one plan takes less than another, whatever the executor adds to either of them."""
+    """Return whether one plan takes less than another, whatever the executor adds to either."""
     return one <= other * (1 - EXECUTOR_ADDS) ** 2
 
 
 class Meter:
-    """What schedules of one training graph need.
+    """A meter of the bytes in chunks that schedules of one training graph need.
 
-    The executor follows a schedule closely (its peak is higher by a per cent or two), while holes
-    between chunks differ by a tenth from plan to plan. So a schedule is simulated amidst of what is
-    there before the step, with small buffers that come and go irregularly, as the rewritten graph
-    will be: of 35 plans for eight networks this was off by 3 % of what the executor's own order
-    came to (standard deviation), and the schedule by itself by 5 %.
+    The executor follows a schedule closely: its peak is higher by one or two percent. Holes between
+    chunks, however, differ by a tenth from plan to plan. The meter therefore simulates a schedule
+    among the buffers that exist before the step. Small buffers come and go irregularly, as in the
+    simulation of the rewritten graph. For 35 plans of eight networks, the error against the
+    executor's own order was 3 % (standard deviation); for the schedule alone, 5 %.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Meter:
     gating
         ``"control"``, or ``"data"`` under XLA.
     persistent
-        Bytes of what is there before the step. Nothing: schedules are taken by themselves.
+        Bytes of each buffer that exists before the step. Empty: schedules are simulated alone.
     """
 
     def __init__(self, graph: TrainingGraph, gating: str, persistent: Sequence[int] = ()) -> None:
@@ -52,8 +52,8 @@ class Meter:
         self.persistent = tuple(persistent) if gating != "data" else ()
 
     def need(self, proposal: Proposal) -> int:
-        """The bytes in chunks that a proposal needs, without what is left to chance; in small
-        graphs as many that the worst of the simulated steps is no chance."""
+        """Return the bytes in chunks that a proposal needs, without the allowance `CHANCE`; in
+        small graphs, enough for the worst simulated step to stay within that allowance."""
         simulation = proposal.simulation
         if not self.persistent:
             return chunk_bytes(simulation, self.gating)
@@ -64,19 +64,19 @@ class Meter:
 
     @property
     def is_large(self) -> bool:
-        """Whether an attempt takes seconds, and there are buffers enough to even chance out."""
+        """Whether an attempt takes seconds, and chance evens out over the many buffers."""
         return self.graph.length > MANY_OPS
 
     @cached_property
     def plain(self) -> Proposal:
-        """Plain training."""
+        """The proposal of plain training."""
         schedule = plain(self.graph)
         return Proposal(schedule, {}, simulate(self.graph, schedule), optimal=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A plan that does what was asked for.
+    """A plan that answers a request.
 
     Attributes
     ----------
@@ -85,10 +85,10 @@ class Found:
     need
         The bytes in chunks that it needs.
     asked
-        The bytes asked for within which it was planned; its lower bound holds for these. ``None``:
-        no limit.
+        The limit on the peak that the planner got, bytes; the plan's lower bound holds for it.
+        ``None``: no limit.
     stopped
-        Why planning ended early, or an empty string.
+        The reason why planning ended early, or an empty string.
     """
 
     proposal: Proposal

@@ -1,8 +1,8 @@
-"""Keep the storages that the user named and nothing else; recompute every other residual once.
+"""Keep the storages that the user named; recompute every other residual once.
 
-What cannot be recomputed is kept besides, and so are residuals made behind the last named one: they
-are needed first. With no names everything is recomputed from the inputs. For whoever knows the cuts
-of the network; no guarantee of a low peak otherwise. Linear.
+The plan also keeps small storages, storages that cannot be recomputed, and residuals made behind
+the last named one: backward reads those first. With no names, it recomputes the rest from the
+inputs. For users who know the cuts of their network; otherwise, the peak may be high. Linear.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["plan"]
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """Keep ``limits.keep``."""
+    """Keep the storages in ``limits.keep``."""
     segments = measure_segments(graph, limits.keep)
     behind = max((int(graph.producer[s]) for s in limits.keep), default=graph.first_backward)
     late = segments.residuals[segments.residual_born > behind].tolist()

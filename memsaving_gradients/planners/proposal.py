@@ -1,8 +1,8 @@
-"""What goes into a planner beside the graph, and what comes out.
+"""The limits that a planner gets with a graph, and the proposal that it returns.
 
 A planner never raises because a budget is too small: it returns the plan with the least peak that
-it knows, and whoever asked compares. Bytes are those asked for; what an allocator makes of them is
-a layer above.
+it knows, and its caller compares. Bytes are the bytes that ops request; the layer above counts the
+chunks of an allocator.
 """
 
 from __future__ import annotations
@@ -39,70 +39,70 @@ __all__ = [
 #: Fact: sums of the same seconds in another order may differ by this share: some hundred thousand
 #: roundings of 1e-16 each, and room for more.
 ROUNDING = 1e-9
-#: Shares that are tried where any may be best: of values that are offloaded where they may be
-#: encoded as well; of a stage's bytes that are kept.
+#: Shares to try where any may be best: of the values to offload where they may be encoded as well;
+#: of a stage's bytes to keep.
 QUARTERS = (1.0, 0.75, 0.5, 0.25, 0.0)
-#: Where a search goes on with less, it has this share of what it had. Chosen by judgement.
+#: A search that continues with less has this share of its last amount. Chosen by judgement.
 SMALLER = 0.95
-#: What a planner may simulate to better a plan step by step, in executions of ops or of events; in
-#: large graphs that is less often. Chosen by judgement.
+#: The most executions of ops or of events that a planner may simulate to improve a plan step by
+#: step; large graphs therefore get fewer simulations. Chosen by judgement.
 MOST_STEPS = 1_500_000
-#: A share of the budget, or of a step's time, for which nothing is planned anew. Chosen by
+#: The share of the budget, or of a step's time, that is too small to plan again for. Chosen by
 #: judgement.
 SLACK = 0.005
 
 
 class Trials(NamedTuple):
-    """How many plans a planner may simulate: as many as fit into so many executions of ops, within
-    bounds."""
+    """The number of plans that a planner may simulate: as many as fit into so many ``executions``
+    of ops, but at least ``fewest`` and at most ``most``."""
 
     executions: int
     fewest: int
     most: int
 
     def affordable(self, graph: TrainingGraph) -> int:
-        """How many fit if each runs every op twice."""
+        """Return how many plans fit if each runs every op twice."""
         return self.executions // (2 * graph.length + 1)
 
     def of(self, graph: TrainingGraph) -> int:
-        """How many there are for a graph."""
+        """Return how many plans a planner may simulate for a graph."""
         return min(max(self.affordable(graph), self.fewest), self.most)
 
 
 class Interrupted(Exception):
-    """Raised by a progress hook: planning shall end with the best plan so far."""
+    """Raised by a progress hook to end planning with the best plan so far."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a plan has to respect.
+    """The limits that a plan has to respect.
 
     Attributes
     ----------
     keep
-        Storages that must be kept, whatever else is, and for each the reason to give.
+        Storages that a plan must keep, each with the reason to give.
     budget
-        The most bytes of the simulated peak; the least extra time within it is wanted. ``None``:
+        The most bytes of the simulated peak; planners minimize the extra time within it. ``None``:
         the planner's own aim.
     accumulate
         Whether sums of many addends may be added up as the addends come.
     seconds
-        The most time to plan, about; ``None``: as long as it takes (the same plan in every
+        The approximate limit on planning time; ``None``: no limit (the same plan in every
         process).
     progress
-        Called now and then with the share of the work that is done, 0 to 1, and a word on what is
-        going on. It may raise `Interrupted`: the best plan so far is returned then.
+        A hook, called now and then with the share of the work done, 0 to 1, and a phrase for the
+        current work. It may raise `Interrupted`; the planner then returns the best plan so far.
     mirror
-        For storages, how many times they may be recomputed: 0 keeps one, more than 1 recomputes it
+        For storages, how many times each may be recomputed: 0 keeps it, more than 1 recomputes it
         recursively (`memsaving_gradients.planners.chains.mirror_counts`). Planners that cannot
         follow counts ignore them.
     host
         The most bytes that may be offloaded; ``None``: any.
     early
-        How many times as long as it takes a transfer back begins before it must be there; 0: all
+        How long before its use a transfer back begins, as a multiple of its own time; 0: all
         transfers are synchronous.
     quick
-        Whether any plan within the budget is good enough, since others are going to be asked for.
+        Whether any plan within the budget is good enough, because the caller will ask for others.
     """
 
     keep: Mapping[int, str] = field(default_factory=dict)
@@ -116,12 +116,12 @@ class Limits:
     quick: bool = False
 
     def sums(self, graph: TrainingGraph) -> frozenset[int]:
-        """The sums that are added up as their addends come."""
+        """Return the sums that are added up as their addends come."""
         return frozenset(graph.sums if self.accumulate else ())
 
 
 class _Simulated:
-    """What is asked of a plan by way of its simulation."""
+    """The base of plans that take their figures from a simulation."""
 
     simulation: Simulation
 
@@ -132,38 +132,38 @@ class _Simulated:
 
     @property
     def allocated(self) -> int:
-        """The peak in chunks of TensorFlow's allocator, bytes; ten times as dear to know as
+        """The peak in chunks of TensorFlow's allocator, bytes; ten times as expensive to compute as
         `peak`."""
         return self.simulation.allocated_peak
 
     @property
     def extra_seconds(self) -> float:
-        """Estimated time of the clones."""
+        """Estimated time of clones, of storing and loading, and of waiting for transfers."""
         return self.simulation.extra_seconds
 
 
 @dataclass(frozen=True)
 class Proposal(_Simulated):
-    """A schedule and what is known of it.
+    """A schedule, its simulation, and its distance from the optimum.
 
     Attributes
     ----------
     schedule
         The order of execution, clones included.
     reasons
-        For each storage that is kept by choice, why: a short phrase. (What cannot be recomputed is
-        kept besides.)
+        For each storage kept by choice, the reason: a short phrase. (Storages that cannot be
+        recomputed are kept as well.)
     simulation
-        Bytes alive over that schedule, and the time of its clones.
+        Bytes alive over the schedule, and its extra time.
     lower_bound
-        No schedule that runs the originals in this order within the budget takes less extra time,
-        seconds.
+        Extra seconds that no schedule within the budget can go below if it runs the originals in
+        this order.
     optimal
-        Whether this one is proven to take the least.
+        Whether the schedule is proven to take the least extra time.
     complete
-        Whether the planner came to its end, and was not stopped by a limit on time.
+        Whether the planner finished, and was not stopped by a limit on time or a hook.
     quick
-        Whether the planner may find a better one where no quick plan is asked for.
+        Whether the planner may find a better plan if it is not asked for a quick one.
     """
 
     schedule: Schedule
@@ -176,7 +176,7 @@ class Proposal(_Simulated):
 
 
 def checked(planner: object, proposal: object) -> Proposal:
-    """Return what a planner returned, if it is a proposal; raise an `ArgumentError` otherwise."""
+    """Return the result of a planner if it is a proposal; raise an `ArgumentError` otherwise."""
     if not isinstance(proposal, Proposal):
         raise ArgumentError(
             "planner", planner, f"returned a {type(proposal).__name__}; return a Proposal"
@@ -185,11 +185,11 @@ def checked(planner: object, proposal: object) -> Proposal:
 
 
 def untouched(graph: TrainingGraph, limits: Limits) -> Proposal:
-    """The proposal that runs nothing again; optimal, if there is a budget and it fits."""
+    """Return the proposal that recomputes nothing; optimal, if there is a budget and it fits."""
     budget = -1 if limits.budget is None else limits.budget
     proposal = proposed(graph, limits, ordered(graph, limits.sums(graph)))
     if proposal.peak > budget and graph.derived(_plain_peak) < proposal.peak:
-        # Sums that are begun early, and ops that wait until they are due, rarely take more than
+        # Sums that begin early, and ops that wait until they are due, rarely take more bytes than
         # plain training, but may.
         proposal = proposed(graph, limits, plain(graph))
     return replace(proposal, optimal=proposal.peak <= budget)
@@ -201,14 +201,14 @@ def _plain_peak(graph: TrainingGraph) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Trial(_Simulated):
-    """What becomes of a kept set, without a schedule as yet: planners try hundreds of them.
+    """The simulation of a kept set, without a schedule yet: planners try hundreds of them.
 
     Attributes
     ----------
     reasons, simulation
         As in `Proposal`.
     runs
-        What runs when.
+        The executions of ops, in order.
     chained
         As in `Schedule`.
     """
@@ -219,14 +219,14 @@ class Trial(_Simulated):
     chained: frozenset[int]
 
     def proposal(self, graph: TrainingGraph) -> Proposal:
-        """The same as a proposal."""
+        """Return the trial as a proposal, with its schedule."""
         schedule = as_schedule(graph, self.runs, self.chained)
         return Proposal(schedule, self.reasons, self.simulation)
 
 
 def tried(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> Trial:
-    """What comes of keeping the storages in ``reasons`` and in ``limits``, and recomputing the rest
-    once."""
+    """Return the trial that keeps the storages in ``reasons`` and in ``limits``, and recomputes the
+    rest once."""
     kept = dict(limits.keep)
     kept |= {storage: why for storage, why in reasons.items() if storage not in kept}
     chained = limits.sums(graph)
@@ -235,14 +235,14 @@ def tried(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> T
 
 
 def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) -> Proposal:
-    """The proposal that keeps the storages in ``reasons`` and in ``limits``, and recomputes the
-    rest once."""
+    """Return the proposal that keeps the storages in ``reasons`` and in ``limits``, and recomputes
+    the rest once."""
     return tried(graph, limits, reasons).proposal(graph)
 
 
 def proposed(graph: TrainingGraph, limits: Limits, schedule: Schedule) -> Proposal:
-    """The proposal of a schedule: what is read by clones and never recomputed is kept, as a
-    checkpoint."""
+    """Return the proposal of a schedule; storages that clones read and that are never recomputed
+    are its checkpoints."""
     producer, storage = graph.producer.tolist(), graph.storage.tolist()
     again = {step.op for step in schedule.steps if step.copy}
     read = {

@@ -1,14 +1,14 @@
-"""Leaving sums of few addends to `AddN` where holding all of them does no harm.
+"""Leave sums of few addends to `AddN` where holding all addends does no harm.
 
-A chain of additions holds less than the op that it stands for, and reads and writes more: three
-addends are 4 buffers through memory in one expression and 6 in two. Planners chain all large sums,
-for most bytes are saved where they are scarce. What a plan then has room for is left as it was: in
-a U-Net at 80 % of its memory that is 5 % of a step.
+A chain of additions holds fewer bytes than its `AddN`, but reads and writes more: three addends
+move 4 buffers through memory in one expression and 6 in two. Planners chain all large sums, because
+that saves the most bytes where they are scarce. `left_alone` then leaves every short sum alone that
+the plan has room for: in a U-Net at 80 % of its memory that saves 5 % of a step.
 
-Two simulations. A sum is left alone if, with all short sums left alone, there is room for one
-addend more at every step from its first addend to itself: grappler may turn it into a variable that
-is added to. In graphs that grappler holds for large it would add in another order then
-(`memsaving_gradients.capture.sums`), so that none is left alone.
+Two simulations, in which all short sums are left alone. A sum stays so if there is room for one
+more addend at every step from its first addend to itself. The room is for a variable that grappler
+may make of the sum. In graphs that grappler considers large, it would then add in another order
+(`memsaving_gradients.capture.sums`), so no sum is left alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["left_alone"]
 
 
 def left_alone(graph: TrainingGraph, proposal: Proposal, budget: int | None) -> Proposal:
-    """``proposal`` with fewer chains; its peak grows to ``budget`` at most, or not at all if there
-    is none or it is larger."""
+    """Return ``proposal`` with fewer chains; its peak grows to ``budget`` at most, or not at all if
+    there is no budget or the peak is above it."""
     chained = proposal.schedule.chained
     short = sorted(op for op in chained if len(graph.sums[op]) < LONG_SUM)
     if not short or graph.all_sums:

@@ -1,20 +1,19 @@
-"""Four fates: what a plan keeps or recomputes may be stored smaller, or elsewhere, as well.
+"""Four fates: a plan may encode or offload values, in addition to keeping or recomputing them.
 
-Planners decide which residuals are kept and which are recomputed. `store` takes such a schedule and
-a set of values that are stored instead: each is stored when it is made, and loaded before a
-backward op, or a clone, reads it. What was recomputed for a stored value's sake alone is not
-recomputed any more, so that storing saves memory where a value was kept, and time where it was
-recomputed.
+Other planners decide which residuals to keep and which to recompute. `store` takes their schedule
+and a set of values to store instead. A value is stored when it is made, and loaded before a
+backward op or a clone reads it. Clones that only served stored values disappear. Storing therefore
+saves memory where the schedule kept a value, and time where it recomputed one.
 
-`plan` combines both. Schedules of another planner, for the budget and for several larger ones, are
-each brought down to the budget by storing more and more, those values first that are alive longest
-for their bytes; the fastest of what fits is improved by taking back whatever it also fits without,
-and by storing what is dear to recompute. So the result is never slower than recomputing alone, or
-storing alone in this order. Not optimal: fates of values depend on each other, and only one at a
-time is tried.
+`planner_that_stores` combines both. It takes schedules of another planner, for the budget and for
+several larger ones, and stores more and more values until each fits. The order is by saved bytes
+times the steps between uses. It then improves the schedules that fit: it stops storing where that
+is needless, and stores values that are expensive to recompute. The fastest schedule is the plan, so
+it is never slower than recomputing alone, or storing alone in this order. Not optimal: fates of
+values depend on each other, and only one is tried at a time.
 
-Nothing is recomputed from what has lost digits: it would differ by more than these. Where a number
-next to zero changes its sign, a rectifier passes or stops the whole gradient.
+Clones compute nothing from values that lost digits: results would differ by more than these. Where
+a number next to zero changes its sign, a rectifier passes or stops the whole gradient.
 
 Cost: some plans of the other planner, made once for a graph, and a few hundred simulations.
 """
@@ -45,21 +44,20 @@ from memsaving_gradients.schedules.transfers import ahead
 
 __all__ = ["planner_that_stores", "store"]
 
-#: A value that was loaded stays until its next reader if fewer bytes are written until then than
-#: this many times its own.
+#: A loaded value stays until its next reader if the ops until then write at most this many times
+#: its bytes.
 PATIENCE = 4
 
 Planner = Callable[[TrainingGraph, Limits], Proposal]
 
 
 def store(graph: TrainingGraph, schedule: Schedule, chosen: Iterable[Stored]) -> Schedule:
-    """``schedule``, but with the chosen values stored, and loaded wherever they were kept or
-    recomputed for.
+    """Return ``schedule`` with the chosen values stored, and loaded for the backward ops and clones
+    that read them.
 
     Examples
     --------
-    A chain of three ops; the backward op reads the first value, which is stored in half of its
-    bytes.
+    A chain of three ops; the backward op reads the first value, which is stored in half its bytes.
 
     >>> from memsaving_gradients.schedules.schedule import Step
     >>> from memsaving_gradients.schedules.simulate import simulate
@@ -96,7 +94,7 @@ def store(graph: TrainingGraph, schedule: Schedule, chosen: Iterable[Stored]) ->
 def _patience(
     graph: TrainingGraph, schedule: Schedule, roots: set[int]
 ) -> Callable[[int, int], bool]:
-    """Whether a value is read again soon after a step of ``schedule``."""
+    """Return a test of whether a value is read again soon after a step of ``schedule``."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
     written, total = [], 0
     readers: dict[int, list[int]] = {}
@@ -119,8 +117,8 @@ def _patience(
 
 
 def planner_that_stores(planner: Planner) -> Planner:
-    """A planner that has all fates to choose from, where values may be stored; otherwise it is
-    ``planner``."""
+    """Return a planner that chooses from all four fates where values may be stored, and acts as
+    ``planner`` otherwise."""
 
     @functools.wraps(planner)
     def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -153,8 +151,8 @@ def _within(graph: TrainingGraph, limits: Limits, planner: Planner) -> Proposal:
 
 
 def _relaxed(graph: TrainingGraph, limits: Limits, found: Proposal, budget: int) -> Proposal:
-    """``found``, with a forward pass that may run further ahead of its transfers where there is
-    room for that."""
+    """Return ``found`` with a forward pass that may run further ahead of its transfers, if memory
+    allows and it saves time."""
     if not found.schedule.moves or not limits.early:
         return found
     lag = LAG
@@ -171,8 +169,8 @@ def _relaxed(graph: TrainingGraph, limits: Limits, found: Proposal, budget: int)
 def _bases(
     graph: TrainingGraph, limits: Limits, planner: Planner, plain: Proposal
 ) -> list[Proposal]:
-    """Plain training, and plans of the other planner for the budget, and for quarters of the plain
-    peak above it, which are made once for a graph."""
+    """Return plain training and plans of the other planner, made once for a graph: for the budget,
+    and for quarters of the plain peak above it."""
     assert limits.budget is not None
     asked = [int(plain.peak * share) for share in QUARTERS[1:-1]]
     budgets = [*(most for most in asked if most * SMALLER > limits.budget), limits.budget]
@@ -185,17 +183,18 @@ def _bases(
 
 
 class _Storing:
-    """What storing makes of one proposal of another planner, ``base``."""
+    """The variants of a proposal of another planner, ``base``, that store values."""
 
     def __init__(self, graph: TrainingGraph, limits: Limits, base: Proposal) -> None:
         self.graph, self.limits, self.base = graph, limits, base
         self.trials = max(40, MOST_STEPS // max(len(base.schedule.steps), 1))
 
     def below(self, budget: int, share: float = 1.0) -> Proposal:
-        """With so much stored that the peak is within ``budget``, or if it never is, the least.
+        """Return the proposal that stores just enough for a peak within ``budget``; if none fits,
+        the lowest.
 
-        ``share``: of the values, those that are alive longest, that are stored in the way that
-        leaves fewest bytes; others in the way that is next to it, if there is one.
+        ``share``: the share of the values, in the order of `_order`, to store in the way that
+        leaves the fewest bytes. The others get the next best way, if there is one.
         """
         if self.base.peak <= budget:
             return self.base
@@ -204,7 +203,7 @@ class _Storing:
         order[len(order) - len(others) :] = [_next(self.graph, how) for how in others]
         best = min((self._with(order), self.base), key=lambda trial: trial.peak)
         if best.peak > budget:
-            # Storing everything may cost more than it saves at the peak.
+            # Storing everything may cost more bytes at the peak than it saves.
             parts = {int(len(order) * share) for share in QUARTERS} - {0, len(order)}
             trials = (self._with(order[:many]) for many in sorted(parts))
             return min((best, *trials), key=lambda trial: trial.peak)
@@ -219,10 +218,10 @@ class _Storing:
         return best
 
     def improved(self, found: Proposal, budget: int) -> Proposal:
-        """Take back what needs not be stored, the dearest first, or store it in another way; then
-        store what is dear to recompute.
+        """Stop storing values that need not be stored, the most expensive first, or store them in
+        another way; then store values that are expensive to recompute.
 
-        All this where a step is faster for it.
+        A change stays only if it makes the step faster.
         """
         graph = self.graph
         stored = list(found.schedule.stored.values())
@@ -244,7 +243,7 @@ class _Storing:
         return _relaxed(self.graph, self.limits, found, budget)
 
     def _with(self, chosen: Iterable[Stored]) -> Proposal:
-        """The proposal in which these values are stored."""
+        """Return the proposal in which the ``chosen`` values are stored."""
         chosen = self._with_room(chosen)
         schedule = store(self.graph, self.base.schedule, chosen)
         while wrong := _recomputed_from(self.graph, schedule):
@@ -256,7 +255,7 @@ class _Storing:
         if schedule.moves and self.limits.early:
             sooner = ahead(self.graph, schedule, self.limits.early)
             early = proposed(self.graph, self.limits, sooner)
-            # What comes back early takes memory early.
+            # A value that comes back early takes memory early.
             if early.peak <= max(found.peak * (1 + TIE), self.limits.budget or 0):
                 found = early
         gone = {how.value for how in found.schedule.stored.values()}
@@ -265,7 +264,7 @@ class _Storing:
         return replace(found, reasons=reasons, complete=self.base.complete, quick=self.base.quick)
 
     def _with_room(self, chosen: Iterable[Stored]) -> list[Stored]:
-        """Those of ``chosen`` that there is room for elsewhere, the first ones first."""
+        """Return the values of ``chosen`` that the host has room for, in their order."""
         left = self.limits.host
         if left is None:
             return list(chosen)
@@ -279,22 +278,22 @@ class _Storing:
 
 
 def _recomputed_from(graph: TrainingGraph, schedule: Schedule) -> set[int]:
-    """The encoded values that anything is recomputed from."""
+    """Return the encoded values that clones read to recompute others."""
     encoded = {how.value for how in schedule.stored.values() if how.fate == "encode"}
     if not encoded or not schedule.clones:
         return set()
     storage = graph.storage.tolist()
     found: set[int] = set()
     for op, copy, _ in schedule.steps:
-        # A view of what is loaded computes nothing.
+        # A view of a loaded value computes nothing.
         if copy and op not in schedule.stored and any(storage[v] == v for v in graph.writes[op]):
             found |= {storage[v] for v in graph.reads[op]} & encoded
     return found
 
 
 def _order(graph: TrainingGraph, schedule: Schedule) -> list[Stored]:
-    """What may be stored, is kept, and read by backward ops or clones: in the order of the bytes
-    saved times how long they are."""
+    """Return the storable values that are kept and read by backward ops or clones. The value with
+    the most saved bytes times steps between uses is first."""
     again = {step.op for step in schedule.steps if step.copy}
     storage, size = graph.storage.tolist(), graph.size.tolist()
     used: dict[int, int] = {}
@@ -316,8 +315,8 @@ def _order(graph: TrainingGraph, schedule: Schedule) -> list[Stored]:
 
 
 def _next(graph: TrainingGraph, how: Stored) -> Stored:
-    """The way to store the same value that leaves the fewest bytes but for this one, or this
-    one."""
+    """Return the way to store the same value that leaves the fewest bytes except for ``how``; or
+    ``how``, if there is no other."""
     ways = graph.storable[int(graph.producer[how.value])]
     others = [way for way in ways if way != how]
     return _cheapest(others) if others else how
@@ -336,7 +335,7 @@ def _seconds(how: Stored) -> float:
 
 
 class _Key:
-    """Limits as part of a key: what a plan for another budget depends on."""
+    """Limits as part of a cache key, compared by the fields that affect the cached plans."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits

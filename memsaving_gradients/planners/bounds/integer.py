@@ -1,21 +1,21 @@
 """A lower bound on the extra time of any plan within a budget, by integer programs for the most
 crowded moments.
 
-:mod:`~memsaving_gradients.planners.bounds.relaxation` lets every value that has no room at a moment
-come back at the price of its own op. But making it again needs what it is made of: that was there
-at the moment, too, and took its bytes, or it has to be recomputed itself. The program of
-:mod:`~memsaving_gradients.planners.bounds.moment_program` sees that; on the public instances it
-comes to the optimum or close to it. The same with fractions says little (half of every value is
-there, and lets half of every op be run again).
+In :mod:`~memsaving_gradients.planners.bounds.relaxation`, every value that has no room at a moment
+comes back at the price of its own op. But recomputing the value needs its inputs. They took bytes
+at that moment, too, or have to be recomputed themselves. The program of
+:mod:`~memsaving_gradients.planners.bounds.moment_program` models that. On the public instances, its
+bound is the optimum or close to it. The same program with fractions gives little: half of every
+value is present, and lets half of every op run again.
 
-First each of the most crowded moments is looked at alone. Then the one that says most is looked at
-together with others: as long as the solution is above the budget at some moment, that is looked at,
-too (what Dantzig, Fulkerson and Johnson did with their tours in 1954). On a U-Net at 45 % of its
-peak that is 17 % more than one moment says, on a transformer 4 %; where there is one summit,
-nothing.
+First, each of the most crowded moments gets a program. Then the moment with the highest bound is
+combined with others: as long as a solution is above the budget at some moment, that moment joins
+the program (as Dantzig, Fulkerson and Johnson did with their tours in 1954). On a U-Net at 45 % of
+its peak, this raises the bound of one moment by 17 %, on a transformer by 4 %; where memory has one
+summit, not at all.
 
-What is there and what is not in the solutions are good places for a search to begin. The same
-number in every process.
+The values present and absent in the solutions are good starting points for a search. The bound is
+the same in every process.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["Bound", "bound_within", "tightest_bound"]
 
-#: Branches of the programs for several moments.
+#: The most branches of a program for several moments.
 BRANCHES = 20
 
 
 @dataclass(frozen=True)
 class _Depth:
-    """How much is looked at where a bound is worth some seconds.
+    """The extent of the programs where a bound is worth some seconds.
 
     Attributes
     ----------
     moments
-        Moments alone: those where the simple bound is highest.
+        The number of moments with a program of their own: where the simple bound is highest.
     together
-        Moments together, at most.
+        The most moments in one program.
     integers
-        Those of a program for several moments, at most.
+        The most integers of a program for several moments.
     gain
-        A moment more that raises the bound by less than this share is the last one.
+        The first moment that raises the bound by less than this share is the last one.
     """
 
     moments: int
@@ -57,31 +57,31 @@ class _Depth:
     gain: float
 
 
-#: What is looked at for a bound that is worth some seconds. Chosen by judgement.
+#: The extent of the programs for a bound that is worth some seconds. Chosen by judgement.
 DEPTH = _Depth(3, 4, 1_500, 0.02)
 
 
 @dataclass(frozen=True)
 class Bound:
     """The highest bound, and the solutions of the programs that were solved for it (none in large
-    graphs, and where nothing is to be lost)."""
+    graphs, and where the simple bound is 0 or infinite)."""
 
     seconds: float
     solved: tuple[Solved, ...] = ()
 
 
 def tightest_bound(graph: TrainingGraph, budget: int, *, accumulate: bool = True) -> float:
-    """No schedule with a simulated peak of ``budget`` bytes takes less extra time, seconds
-    (``inf``: there is none).
+    """Return extra seconds that no schedule with a simulated peak of ``budget`` bytes can go below
+    (``inf``: there is no such schedule).
 
-    In large graphs, what
-    :func:`~memsaving_gradients.planners.bounds.relaxation.least_extra_seconds` gives.
+    In large graphs, the bound of
+    :func:`~memsaving_gradients.planners.bounds.relaxation.least_extra_seconds`.
 
     Examples
     --------
-    Three values wait for the backward pass, made one of the other; each takes as many bytes as
-    seconds. With the third one kept, which is the dearest for its bytes, the other two have to be
-    recomputed:
+    Three values wait for the backward pass, each made of the one before; each takes about as many
+    bytes as seconds. The fastest plan keeps the third one, the most expensive for its bytes, and
+    recomputes the other two:
 
     >>> chain = TrainingGraph.of(
     ...     [(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)], 4,
@@ -100,10 +100,10 @@ def bound_within(
     deep: bool = True,
     seconds: float | None = None,
 ) -> Bound:
-    """`tightest_bound`, with where it comes from; each program may take so many ``seconds``.
+    """Return `tightest_bound` with its solutions; each program may take so many ``seconds``.
 
-    ``deep``: whether the bound is worth some seconds. Otherwise the worst moment is looked at
-    alone, to within `TIE`.
+    ``deep``: whether the bound is worth some seconds. Otherwise, only the worst moment has a
+    program, solved to within `TIE`.
     """
     crowd = Crowd(graph, budget, accumulate=accumulate)
     bound = crowd.bound
@@ -121,7 +121,7 @@ def bound_within(
 def _together(
     program: Program, places: list[int], solved: Solved, seconds: float | None
 ) -> list[Solved]:
-    """Of more and more moments, as long as the last solution does not fit."""
+    """Return solutions for more and more moments, as long as the last one does not fit."""
     found: list[Solved] = []
     while solved.moments and len(places) < DEPTH.together:
         place = program.most_crowded(solved)

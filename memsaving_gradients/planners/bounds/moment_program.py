@@ -1,22 +1,22 @@
-"""The integer program of what is there at some moments of a step, and of what is recomputed between
-them.
+"""The integer program of the values present at some moments of a step, and of the ops recomputed
+between them.
 
-At each moment, an original op runs. For each value that can be recomputed and may be read behind it
-there is an integer, whether it is there; and for each stretch between two moments and each op, one
-whether the op is run again. What originals read in a stretch was there at its beginning or is made
-again in it; so is what those that are recomputed are made of; what is there at a moment was there
-at the one before or was made between; and it fits into the budget, beside what no plan can spare.
-These are some rows of Checkmate's program (Jain et al. 2020, arXiv 1910.02653), which has one for
-every op. Where a network's memory has one summit, one moment says nearly all; where it has several
-(a U-Net: one at each level), a few do.
+At each moment, an original op runs. An integer for each moment and value says whether the value is
+present, if it can be recomputed and may be read later. An integer for each op and each stretch
+between moments says whether the op runs again. Values that originals or clones read in a stretch
+were present at its beginning, or are made in it. Values present at a moment were present at the
+moment before, or were made between. They fit into the budget, together with the bytes that no plan
+can spare. These are some rows of Checkmate's program (Jain et al. 2020, arXiv 1910.02653), which
+has rows for every op. Where memory has one summit, one moment gives nearly the whole bound; where
+it has several (a U-Net: one at each level), a few moments do.
 
-Every schedule that runs the originals in the order of the graph obeys it, however often it
-recomputes: its least time is a lower bound. It does not see the room that is needed between the
-moments. Which moment would say more, a solution tells: simulated as lazily as it can be, it is
-above the budget there.
+Every schedule that runs the originals in the order of the graph satisfies the program, however
+often it recomputes. Its least time is therefore a lower bound. It ignores the bytes needed between
+moments. A solution shows which moment would raise the bound: simulated as lazily as possible, the
+solution exceeds the budget there.
 
-Solved by HiGHS, through SciPy, within a limit on branches: some hundredths of a second for a
-moment, up to some seconds for several. The same number in every process.
+HiGHS solves it, through SciPy, within a limit on branches: some hundredths of a second for a
+moment, up to some seconds for several. The bound is the same in every process.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from memsaving_gradients.schedules.order import run_order
 
 __all__ = ["Moment", "Program", "Rows", "Solved"]
 
-#: Branches that HiGHS may look at for one moment.
+#: The most branches that HiGHS may explore for one moment.
 BRANCHES = 2_000
-#: Fact: HiGHS comes this close to the optimum; its word for a program that has no solution.
+#: Fact: the tolerance of HiGHS at the optimum; its status for a program that has no solution.
 TOLERANCE, INFEASIBLE = 1e-6, 2
 
 #: A row of the program: columns, each with its factor.
@@ -47,7 +47,7 @@ Row = list[tuple[int, float]]
 @dataclass(frozen=True)
 class Moment:
     """A moment of a solution: a place of ``run_order(graph)``, and the storages that were made by
-    then and are not there."""
+    then and are absent."""
 
     place: int
     absent: frozenset[int]
@@ -55,20 +55,20 @@ class Moment:
 
 @dataclass(frozen=True)
 class Solved:
-    """What the program says.
+    """The solution of a program.
 
     Attributes
     ----------
     seconds
-        No schedule takes less extra time (0: nothing is known; ``inf``: there is none).
+        The lower bound on extra time (0: nothing is known; ``inf``: there is no schedule).
     moments
         The best solution found, in order; empty if there is none.
     again
-        For each stretch, the ops that this runs again: before the first moment, between two, and
-        behind the last.
+        For each stretch of the solution, the ops that run again: before the first moment, between
+        two, and behind the last.
     runs
-        The same as late as it can be, in order: each with the place of ``run_order(graph)`` before
-        which it is.
+        The same executions, as late as possible and in order: the place of ``run_order(graph)``
+        before which an op runs again, and the op.
     """
 
     seconds: float
@@ -83,9 +83,9 @@ class Program:
     Attributes
     ----------
     crowd
-        What is alive in plain training.
+        The values alive in plain training.
     values
-        The storages that may be there or not, in the order in which they are made.
+        The storages that a solution may drop, in the order in which they are made.
     """
 
     def __init__(self, crowd: Crowd) -> None:
@@ -114,14 +114,14 @@ class Program:
             self._reads[number[root]].append(graph.length)
         for places in self._reads:
             places.sort()
-        #: For each value, the last place where it, or anything that is made of it, is read.
+        #: For each value, the last place that reads it, or anything made of it.
         self._useful = [places[-1] if places else -1 for places in self._reads]
         for k in reversed(range(len(self.values))):
             for u in self._made_of[k]:
                 self._useful[u] = max(self._useful[u], self._useful[k])
 
     def rows(self, places: Sequence[int]) -> Rows:
-        """The program of some places of ``run_order(graph)``, the earliest first."""
+        """Return the program of some places of ``run_order(graph)``, the earliest first."""
         return Rows(self, places)
 
     def solve(
@@ -131,8 +131,8 @@ class Program:
         seconds: float | None = None,
         near: float = TINY,
     ) -> Solved:
-        """The least time that a program says, to within a share of it, looked for in so many
-        ``branches`` and ``seconds`` at most."""
+        """Find the least time of a program, to within the share ``near`` of it, in at most so many
+        ``branches`` and ``seconds``."""
         from scipy import optimize, sparse
 
         scale = max(rows.seconds, default=0.0)
@@ -161,8 +161,8 @@ class Program:
         return replace(found, runs=tuple(self._runs(found)))
 
     def most_crowded(self, solved: Solved) -> int | None:
-        """Where a solution is furthest above the budget, if all that is run again is so as late as
-        it can be; by `SLACK` at least."""
+        """Return the place where a solution is furthest above the budget, and by `SLACK` at least,
+        if its clones run as late as possible."""
         crowd, graph = self.crowd, self.crowd.graph
         change = np.zeros(graph.length + 2, np.int64)
         spans: dict[int, list[tuple[int, int]]] = {}
@@ -202,8 +202,8 @@ class Program:
         return sorted(found)
 
     def _spans(self, solved: Solved) -> Iterator[tuple[int, int, int]]:
-        """For each value and stretch, from where to where it has to be there, both places
-        excluded."""
+        """Yield, for each value and stretch, the places between which the value has to be present,
+        both excluded."""
         for stretch, (begin, end, first, last) in enumerate(self._needs(solved)):
             for k in first:
                 if begin < self._born[k] <= end:
@@ -213,8 +213,8 @@ class Program:
                     yield k, first[k] if again else begin, last[k]
 
     def _needs(self, solved: Solved) -> Iterator[tuple[int, int, dict[int, int], dict[int, int]]]:
-        """For each stretch its bounds, and for each value that is needed in it, the first and the
-        last place where it is."""
+        """Yield the bounds of each stretch and, for the values needed in it, the first and the last
+        place of need."""
         places = [moment.place for moment in solved.moments]
         for stretch, (begin, end) in enumerate(self._stretches(places)):
             absent = solved.moments[stretch].absent if stretch < len(places) else None
@@ -235,21 +235,21 @@ class Program:
             yield begin, end, first, last
 
     def _stretches(self, places: Sequence[int]) -> list[tuple[int, int]]:
-        """The places at which the stretches begin (excluded) and end (included)."""
+        """Return the places at which the stretches begin (excluded) and end (included)."""
         bounds = [-1, *places, self.crowd.graph.length]
         return list(itertools.pairwise(bounds))
 
 
 class Rows:
-    """The rows of the program of some places: terms, of which the sum is at most ``most``; and the
-    seconds that each column costs."""
+    """The rows of the program of some places: terms, whose sum is at most ``most``; and the seconds
+    that each column costs."""
 
     def __init__(self, program: Program, places: Sequence[int]) -> None:
         self.program, self.places = program, places
         self.terms: list[Row] = []
         self.most: list[float] = []
         self.seconds: list[float] = []
-        # By moment and value, and by stretch and op.
+        # The columns by moment and value, and by stretch and op.
         self._there: dict[tuple[int, int], int] = {}
         self._again: dict[tuple[int, int], int] = {}
         stretches = program._stretches(places)
@@ -260,8 +260,7 @@ class Rows:
         seconds = program.crowd.graph.seconds
         for stretch, (begin, _) in enumerate(stretches):
             for k, op in enumerate(program._op):
-                # What is recomputed before the first moment costs nothing here, and is not asked
-                # for.
+                # Recomputations before the first moment have no columns, and cost nothing.
                 behind = stretch and program._born[k] <= begin < program._useful[k]
                 if behind and (stretch, op) not in self._again:
                     self._again[stretch, op] = self._column(float(seconds[op]))
@@ -272,7 +271,7 @@ class Rows:
             self._fit(moment, place)
 
     def read(self, chosen: Sequence[bool]) -> tuple[tuple[Moment, ...], tuple[frozenset[int], ...]]:
-        """A solution, by what it chooses."""
+        """Return the moments and the repeated ops of a solution, from its columns."""
         values = self.program.values
         moments = []
         for moment, place in enumerate(self.places):
@@ -298,7 +297,7 @@ class Rows:
             self.most.append(most)
 
     def _sources(self, stretch: int, k: int) -> Row:
-        """Where a value that was made before a stretch can come from in it."""
+        """Return the columns that provide a value in a stretch, if it was made before."""
         columns = (
             self._there.get((stretch - 1, k)),
             self._again.get((stretch, self.program._op[k])),
@@ -306,7 +305,7 @@ class Rows:
         return [(column, -1.0) for column in columns if column is not None]
 
     def _make(self, stretch: int, begin: int, end: int) -> None:
-        """What is read, run again and left in a stretch has to come from somewhere."""
+        """Demand a source for all values that a stretch reads, recomputes from, and leaves."""
         program = self.program
         done: set[int] = set()
         for k, op in enumerate(program._op):
@@ -325,8 +324,8 @@ class Rows:
                 self._at_most([(again, 1.0), *self._sources(stretch, u)], 0.0)
 
     def _fit(self, moment: int, place: int) -> None:
-        """What is there fits, beside what the op at the moment reads and makes, whoever reads that
-        later."""
+        """Demand that the values present at a moment fit, together with the inputs and outputs of
+        its op."""
         program, crowd = self.program, self.program.crowd
         fixed = program._fixed(place)
         touched = set(crowd.storages[crowd.touched(place)].tolist())
@@ -339,5 +338,5 @@ class Rows:
 
 
 def _within(places: list[int], begin: int, end: int) -> list[int]:
-    """Of places in order, those from ``begin`` (excluded) to ``end``."""
+    """Return the part of the ordered ``places`` from ``begin`` (excluded) to ``end``."""
     return places[bisect_right(places, begin) : bisect_right(places, end)]

@@ -1,17 +1,17 @@
 """A lower bound on the extra time of any plan within a budget.
 
-Look at the moment when an original op runs. What it reads and makes is there, and what cannot be
-recomputed and is read later. Every other value that was made before and that originals read later
-is either there, and takes its bytes, or has to be recomputed later, and takes at least the time of
-its own op, or its share of that if the op has several results; if it has one, that of the ops
-before it, too, as long as their one result has this one reader and is not smaller (keeping such a
-result instead would free nothing). So at least as much time is lost as the cheapest choice that
-frees enough bytes: a knapsack, here relaxed to fractions, which is exact up to one value and needs
+Consider the moment when an original op runs. Its inputs and outputs are present, and so are values
+read later that cannot be recomputed. Other values made before and read later by originals are
+present and take their bytes, or have to be recomputed later. That takes at least the time of a
+value's own op, or a share of it if the op has several results. If it has one, the ops before it add
+their time while their one result has this one reader and is not smaller: keeping such a result
+instead would free nothing. The time lost is at least the price of the cheapest choice that frees
+enough bytes: a knapsack. Here it is relaxed to fractions, which is exact up to one value and needs
 a sort. The bound is the largest over all moments.
 
 It holds for every schedule that runs the originals in the order of the graph, however often it
-recomputes; it does not see that making a value again may need others. Linear in ops for each moment
-looked at; moments with few bytes alive are left out, since nothing has to be freed there.
+recomputes. It ignores that recomputing a value may need others. Linear in ops for each moment
+considered; moments with few bytes alive are left out, since nothing has to be freed there.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Crowd", "least_extra_seconds"]
 
-#: Moments looked at: those with the most bytes alive, no two of them next to each other.
+#: Of more crowded moments, this many to twice as many are considered, spread by bytes alive.
 MOST_MOMENTS = 200
 
 
 def least_extra_seconds(graph: TrainingGraph, budget: int, *, accumulate: bool = True) -> float:
-    """No schedule with a simulated peak of ``budget`` bytes takes less extra time, seconds
-    (``inf``: there is none).
+    """Return extra seconds that no schedule with a simulated peak of ``budget`` bytes can go below
+    (``inf``: there is no such schedule).
 
     Examples
     --------
-    Three values of a byte wait for the backward pass; two of them have to be recomputed, a second
-    each:
+    Three one-byte values wait for the backward pass. Each missing byte costs a second to recompute
+    one, until no plan fits:
 
     >>> chain = TrainingGraph.of([(), (0,), (1,), (2,), (3, 2), (4, 1), (5, 0)], 4)
     >>> [least_extra_seconds(chain, budget) for budget in (5, 4, 3, 2)]
@@ -50,20 +50,20 @@ def least_extra_seconds(graph: TrainingGraph, budget: int, *, accumulate: bool =
 
 
 class Crowd:
-    """What is alive in plain training at the places of the order where that is more than a budget.
+    """The values alive in plain training, at the places of the order where they exceed a budget.
 
     Attributes
     ----------
     places
-        Those places.
+        The places of ``run_order(graph)`` where more bytes than the budget are alive.
     alive
         Bytes alive at each place of the order.
     storages, size
-        Those that take memory, and how much of it.
+        The storages that take memory, and their bytes.
     born, last
-        For each of them, the place of its op, and of the last original that reads it (-1: none).
+        For each storage, the place of its op, and of the last original that reads it (-1: none).
     summed
-        Which of them are parts of sums that are added up as they come.
+        For each storage, whether it is part of a sum that is added up as its addends come.
     """
 
     def __init__(self, graph: TrainingGraph, budget: int, *, accumulate: bool) -> None:
@@ -81,12 +81,12 @@ class Crowd:
 
     @cached_property
     def _losses(self) -> dict[int, float]:
-        """How much time has to be lost at each place that is looked at."""
+        """The time that has to be lost at each place considered."""
         return {place: self.least_seconds(place) for place in self.spread}
 
     def at(self, place: int) -> tuple[int, IntArray]:
-        """Bytes that no plan can spare at a place, and which other storages (by their index here)
-        are there in plain training."""
+        """Return the bytes that no plan can spare at a place, and the other storages (by their
+        index here) that are present in plain training."""
         op = run_order(self.graph)[place]
         across = (self.born < place) & (self.last > place) & ~self.summed
         touched = self.touched(place)
@@ -95,7 +95,7 @@ class Crowd:
         return bytes_fixed, np.flatnonzero(across & self.free & ~touched)
 
     def least_seconds(self, place: int) -> float:
-        """How much time has to be lost because of what has no room at a place."""
+        """Return the time that has to be lost because not all values have room at a place."""
         fixed, items = self.at(place)
         missing = fixed + int(self.size[items].sum()) - self.budget
         if missing <= 0:
@@ -110,7 +110,7 @@ class Crowd:
         return float(self._seconds[items[:k]].sum()) + last
 
     def worst(self, many: int) -> list[int]:
-        """So many places where most time has to be lost, no two of them close to each other."""
+        """Return at most ``many`` places where most time has to be lost, no two close together."""
         ranked = sorted(self._losses, key=lambda place: (-self._losses[place], place))
         found: list[int] = []
         for place in ranked:
@@ -120,19 +120,19 @@ class Crowd:
 
     @cached_property
     def spread(self) -> list[int]:
-        """Crowded places, the most crowded among them, no two next to each other if there are
-        many."""
+        """The crowded places; if there are many, a selection evenly spread by bytes alive, with the
+        most crowded one."""
         ranked = self.places[np.argsort(-self.alive[self.places], kind="stable")]
         return [int(p) for p in ranked[:: max(1, len(ranked) // MOST_MOMENTS)]]
 
     def touched(self, place: int) -> npt.NDArray[np.bool_]:
-        """Which storages the op at a place reads."""
+        """Return, for each storage, whether the op at a place reads it."""
         read = np.array(self.graph.reads[run_order(self.graph)[place]], np.int64)
         return np.isin(self.storages, self.graph.storage[read])
 
 
 class _Lives:
-    """What a crowd is, at any budget."""
+    """The attributes of a crowd that do not depend on its budget."""
 
     def __init__(self, graph: TrainingGraph, accumulate: bool) -> None:
         chained = frozenset(graph.sums if accumulate else ())
@@ -152,8 +152,8 @@ class _Lives:
 
 
 def _seconds_again(graph: TrainingGraph, storages: IntArray) -> npt.NDArray[np.float64]:
-    """For each storage, the least time that making it again takes, beside others: those that one op
-    makes share its time."""
+    """Return, for each storage, the least time that recomputing it adds to recomputing others:
+    results of one op share its time."""
     storage, size, producer = graph.storage.tolist(), graph.size.tolist(), graph.producer.tolist()
     losable = graph.losable.tolist()
     readers = [0] * len(storage)
@@ -167,7 +167,7 @@ def _seconds_again(graph: TrainingGraph, storages: IntArray) -> npt.NDArray[np.f
     for k, wanted in enumerate(storages.tolist()):
         made = producer[wanted]
         if results[made] > 1:
-            # To keep what they are made of instead may free something.
+            # Keeping the op's inputs instead may free bytes, so earlier ops add no time.
             found[k] = graph.seconds[made] / results[made]
             continue
         stack, seen = [made], {made}
@@ -184,7 +184,7 @@ def _seconds_again(graph: TrainingGraph, storages: IntArray) -> npt.NDArray[np.f
 
 
 def _last_reads(graph: TrainingGraph, place: IntArray) -> IntArray:
-    """For each storage, the place of the last original that reads it."""
+    """Return, for each storage, the place of the last original that reads it."""
     last = np.full(len(graph.storage), -1, np.int64)
     for op, values in enumerate(graph.reads):
         if values:
@@ -195,8 +195,8 @@ def _last_reads(graph: TrainingGraph, place: IntArray) -> IntArray:
 
 
 def _made(graph: TrainingGraph, op: int) -> int:
-    """Bytes that an op certainly takes beside what it reads: its scratch space, and its outputs,
-    one of which may lie in the buffer of an input."""
+    """Return the bytes that an op certainly takes in addition to its inputs: its scratch space, and
+    its outputs, one of which may use the buffer of an input."""
     made = [int(graph.size[v]) for v in graph.writes[op]]
     read = {int(graph.storage[v]) for v in graph.reads[op]} if graph.forwards[op] else ()
     scratch = 0 if graph.workspace is None else int(graph.workspace[op])

@@ -1,5 +1,5 @@
 """Planners for networks that are chains of stages.
 
-`frontiers` and `stages` find the chain in a graph; `rotor` and `recursive` plan it by dynamic
-programming.
+`frontiers` and `stages` find the chain in a graph; `chain` plans it by the dynamic program of
+`rotor`, and `recursive` by nested checkpoints.
 """

@@ -1,19 +1,19 @@
 """The fastest plan within a budget, for networks that are chains of stages.
 
-The graph is cut into stages (:mod:`~memsaving_gradients.planners.chains.stages`), the dynamic
-program for chains (:mod:`~memsaving_gradients.planners.chains.rotor`: Beaumont et al. 2019, with
-several options a stage as in Rockmate) says which of them keep what and which run again, and its
-steps are recorded as a schedule of the whole graph, which is simulated. One table answers for all
-budgets, so the whole curve of plans costs little more than one: `candidates` walks it from much
-memory to little.
+The planner cuts the graph into stages (:mod:`~memsaving_gradients.planners.chains.stages`). The
+dynamic program for chains (:mod:`~memsaving_gradients.planners.chains.rotor`: Beaumont et al. 2019,
+with several options a stage as in Rockmate) decides what each stage keeps and which stages run
+again. Its actions become a schedule of the whole graph, which is simulated. One table serves all
+budgets, so the whole curve of plans costs little more than one plan: `candidates` walks it from
+much memory to little.
 
-The promises of the program hold for its model of stages, not for the graph. What counts is
-therefore the simulated peak: the fastest plan is chosen whose peak is within the budget, first of a
-fixed row of candidates, then of those between it and the next faster one. The row does not depend
-on the budget, so a larger budget never gets a slower plan. On large graphs, where few plans can be
-simulated, an endless row is entered at the budget, and searched as if peaks fell along it. Optimal
-for chains in the program's model, where every stage may run any number of times; what branches
-wider than a stage gets is a good plan. Deterministic.
+The program's promises hold for its model of stages, not for the graph. The planner therefore
+chooses the fastest plan whose simulated peak is within the budget. It tries a fixed row of
+candidates, then the candidates between the best one and the next faster one. The row does not
+depend on the budget, so a larger budget never gets a slower plan. On large graphs, few plans can be
+simulated. The planner then enters an endless row at the budget, and searches as if peaks fell along
+the row. Optimal for chains in the program's model, where every stage may run any number of times; a
+graph that branches wider than a stage gets a good plan. Deterministic.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["candidates", "plan", "record"]
 
-#: A table is as fine as its slots: budgets below this share of its top get a table of their own.
+#: Slots limit a table's precision: budgets below this share of its top get a table of their own.
 FINE = 0.25
-#: Slots of a table: so many that rounding a stage's bytes wastes little, as few as keep the
-#: additions below this number.
+#: The most slots of a table, enough that rounding a stage's bytes wastes little; and the most
+#: additions to fill it.
 MOST_SLOTS, ADDITIONS = 2000, 8e8
 #: Plans to simulate: budgets of neighboring candidates differ by `SMALLER`, or more. Chosen by
 #: judgement.
 TRIALS = Trials(executions=500_000, fewest=8, most=64)
-#: Where fewer can be simulated than this, only those near the budget are. Chosen by
+#: If fewer plans than this can be simulated, only plans near the budget are. Chosen by
 #: judgement.
 MANY_TRIALS = 24
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """The fastest schedule within the budget of ``limits``; the one with the least peak if there is
-    no budget or none fits."""
+    """Return the fastest schedule within the budget of ``limits``; the one with the least peak if
+    there is no budget or no schedule fits."""
     search = _Search(graph, limits)
     try:
         search.run()
@@ -70,11 +70,11 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
 def candidates(
     graph: TrainingGraph, limits: Limits = Limits(), budgets: Sequence[float] = ()
 ) -> Iterator[Schedule]:
-    """Schedules from the one that keeps everything down to that with the least memory; the budget
-    of ``limits`` does not matter.
+    """Yield schedules from the one that keeps everything down to the one with the least memory; the
+    budget of ``limits`` does not matter.
 
-    Each is the fastest for some number of bytes, in the program's model: for ``budgets``, where too
-    few could be simulated otherwise.
+    Each is the fastest for some number of bytes in the program's model. If only few schedules can
+    be simulated, these numbers are ``budgets``.
     """
     curve = _Curve(graph, limits)
     yield curve.everything()
@@ -87,15 +87,15 @@ def candidates(
 def record(
     graph: TrainingGraph, stages: Stages, actions: Iterable[Action], chained: Iterable[int] = ()
 ) -> Schedule:
-    """The schedule of the whole graph that follows ``actions``."""
+    """Return the schedule of the whole graph that follows ``actions``."""
     return _Follower(graph, stages).follow(list(actions)).schedule(chained)
 
 
 class _Follower:
-    """A recorder that knows, at every time, which storages the actions so far want kept.
+    """A recorder that knows, at every time, which storages the actions so far keep.
 
-    ``held`` counts for each storage who keeps it. What is made and not held is dropped as soon as
-    an action is done.
+    ``held`` counts the holders of each storage. Recomputed storages without a holder are dropped at
+    the end of each action.
     """
 
     def __init__(self, graph: TrainingGraph, stages: Stages) -> None:
@@ -122,8 +122,8 @@ class _Follower:
         return self.recorder
 
     def _forward(self, stage: int, option: int | None, last: bool) -> None:
-        """Keep the input of a stage, and its history and, if it is not the last one of a stretch,
-        its output."""
+        """Keep the input of a stage; with an ``option``, also its history and, if the stage is not
+        the ``last`` one of a stretch, its output."""
         if stage not in self.inputs:
             self.inputs.add(stage)
             self._hold(self.stages.inputs[stage])
@@ -163,7 +163,7 @@ class _Follower:
                 self.recorder.drop(storage)
 
     def _forget(self) -> None:
-        """Drop what was made since the last time and nobody holds."""
+        """Drop storages recomputed since the last call that have no holder."""
         for step in self.recorder.steps[self.seen :]:
             if step.copy:
                 for value in self.graph.writes[step.op]:
@@ -173,7 +173,7 @@ class _Follower:
 
 
 class _Curve:
-    """Schedules by the bytes that the dynamic program gets.
+    """Schedules by the budget that the dynamic program gets.
 
     ``row``: a fixed choice of budgets, from large to small.
     """
@@ -187,12 +187,12 @@ class _Curve:
         self._seen: set[tuple[Action, ...]] = set()
 
     def everything(self) -> Schedule:
-        """Nothing is recomputed."""
+        """Return the schedule that recomputes nothing."""
         return ordered(self.graph, self.chained)
 
     def schedule(self, budget: float) -> Schedule | None:
-        """The schedule for the program's ``budget``; nothing if there is none, or it was asked for
-        before."""
+        """Return the schedule for the program's ``budget``; ``None`` if there is none, or it was
+        returned before."""
         actions = self.actions(budget)
         if actions is None or actions in self._seen:
             return None
@@ -200,16 +200,16 @@ class _Curve:
         return self.record(actions)
 
     def actions(self, budget: float) -> tuple[Action, ...] | None:
-        """The program's answer to ``budget``; nothing if it has none."""
+        """Return the program's actions for ``budget``; ``None`` if there are none."""
         table = self.tables.finest(budget)
         return None if table.seconds(budget) == float("inf") else tuple(table.actions(budget))
 
     def record(self, actions: Iterable[Action]) -> Schedule:
-        """The schedule that follows ``actions``."""
+        """Return the schedule that follows ``actions``."""
         return record(self.graph, self.stages, actions, self.chained)
 
     def between(self, low: float, high: float) -> list[float]:
-        """Budgets between two, evenly chosen from all that make a difference; from small to
+        """Return budgets between two, evenly chosen from all that make a difference; from small to
         large."""
         inside = [b for b in self.tables.budgets() if low < b < high][::-1]
         return _thinned(inside, self.trials // 2)
@@ -225,12 +225,12 @@ class _Curve:
         return _thinned(found, self.trials)
 
     def step(self, number: int) -> float:
-        """The budgets of an endless row, from large to small."""
+        """Return the budget ``number`` of an endless row from large to small."""
         return self.stages.chain.most * (1 - TIE) ** number
 
 
 def _thinned(row: list[float], most: int) -> list[float]:
-    """At most ``most`` of a row, the first and the last among them."""
+    """Return at most ``most`` of a row, including the first and the last."""
     if len(row) <= most:
         return row
     return [row[round(k * (len(row) - 1) / (most - 1))] for k in range(most)]
@@ -247,7 +247,7 @@ class _Tables:
         self._made: dict[int, Table] = {}
 
     def finest(self, budget: float) -> Table:
-        """The table with the finest slots that is large enough for ``budget``."""
+        """Return the table with the finest slots that is large enough for ``budget``."""
         level = 0
         while self._top(level + 1) >= budget and not self._ends(self._top(level)):
             level += 1
@@ -256,7 +256,7 @@ class _Tables:
         return self._table(level)
 
     def budgets(self) -> list[float]:
-        """All budgets that make a difference, from large to small."""
+        """Return all budgets that make a difference, from large to small."""
         found: list[float] = []
         for level in itertools.count():
             table = self._table(level)
@@ -280,7 +280,7 @@ class _Tables:
         return float(self.stages.chain.most * FINE**level)
 
     def _ends(self, top: float) -> bool:
-        """Whether the slots of a table up to ``top`` are as fine as bytes."""
+        """Return whether the slots of a table up to ``top`` are as fine as bytes."""
         return top <= self._slots
 
 
@@ -307,7 +307,7 @@ class _Search:
 
     @property
     def best(self) -> _Trial:
-        """The fastest that fits, or the one with the least peak."""
+        """The fastest trial that fits, or else the one with the least peak."""
         budget = self.limits.budget
         fitting = [t for t in self.trials if budget is not None and t.peak <= budget]
         if fitting:
@@ -330,8 +330,8 @@ class _Search:
         best = self.best
         if budget is None or best.peak > budget:
             return
-        # Nothing faster than the next faster candidate: with the budget for that one, it is what is
-        # chosen.
+        # Accept no plan faster than the next faster candidate: a larger budget, for which that one
+        # is chosen, would get a slower plan.
         faster = [t for t in self.trials if t.seconds < best.seconds]
         limit = max(t.seconds for t in faster)
         high = min(t.budget for t in faster)
@@ -341,21 +341,21 @@ class _Search:
             self._try(bytes_, curve.schedule(bytes_), limit)
 
     def _walk(self, curve: _Curve, budget: int) -> None:
-        """From the budget on, each time by as much as the peak is off, or else by halves, to the
-        fastest plan that fits."""
+        """Search the endless row, from the budget on, for the fastest plan that fits: step by the
+        error of the peak, or bisect."""
 
         def steps(bytes_: float) -> float:
             return math.log(bytes_ / curve.step(0), 1 - TIE)
 
         wanted = steps(max(budget, 1))
         number = max(0, math.ceil(wanted))
-        # Plans up to the first need too much; from the second on they fit, or there is none.
+        # Plans up to number `over` need too much; from `enough` on they fit, or there is none.
         over, enough = -1, -1
         known: dict[tuple[Action, ...], int] = {}
         while len(known) < curve.trials:
             self._report(0.1 + 0.9 * len(known) / curve.trials, "simulating plans near the budget")
             actions = curve.actions(curve.step(number))
-            # The program has no answer below its least.
+            # The program has no plan below its least budget.
             off = 0.0 if over >= 0 else -1.0
             if actions is not None:
                 if actions not in known:

@@ -1,20 +1,20 @@
 """The forward half of a training graph as a line of positions that can be cut.
 
-Planners that cut into segments need, for every position of the forward order: what a cut there
-would have to keep (its frontier), what lies between two cuts and backward will read (residuals),
-and how much the backward pass needs besides (gradients, temporaries). This module measures that
-once, in linear time, in bytes.
+For every position of the forward order, planners that cut into segments need the values that a cut
+there would keep (its frontier). They also need the values between two cuts that backward will read
+(residuals), and the other bytes of the backward pass (gradients, temporaries). This module measures
+all of these once, in linear time, in bytes.
 
-Three things make it work where a search for single bottleneck tensors finds nothing:
+Three rules make it work where a search for single bottleneck tensors finds nothing:
 
 - Only ops that a recomputation could run count as readers, so metrics and unused outputs hide no
   cut.
-- Values one cheap op away from sources (half-precision copies of weights) and values that only put
-  others side by side (concatenations) stand in no frontier: their parts do. DenseNet's growing
-  features and U-Net's skips then cost each part once, however many cuts they cross.
-- What must not be run again (stateful random draws) is pinned: kept wherever the cuts are, at the
-  smallest place of the chain of single readers behind it (a dropout mask in bits rather than the
-  numbers it was drawn from).
+- Frontiers leave out values one cheap op away from sources (half-precision copies of weights) and
+  concatenations; they have the parts of these. DenseNet's growing features and U-Net's skips then
+  cost each part once, however many cuts they cross.
+- Results that must not be recomputed (stateful random draws) are pinned: kept wherever the cuts
+  are. The smallest value in the chain of single readers behind the result is kept (a dropout mask
+  in bits, not the numbers it was drawn from).
 """
 
 from __future__ import annotations
@@ -40,31 +40,30 @@ __all__ = [
     "small_storages",
 ]
 
-#: Residuals that together hold no more than this share of all residual bytes are kept without being
-#: weighed. So are those below this share of the largest one (statistics of normalizations:
-#: reductions, dear to recompute), as long as they hold no more than `TIE` together; so is what only
-#: recomputations read. A bound that is lower by no more than this share is near enough. Chosen by
-#: judgement.
+#: Plans always keep the smallest residuals, up to this share of all residual bytes together; or up
+#: to `TIE`, if each is below this share of the largest one (statistics of normalizations:
+#: reductions, expensive to recompute). They also keep equally tiny values that only recomputations
+#: read. A bound that is lower by no more than this share is near enough. Chosen by judgement.
 TINY = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """What cuts cost, by forward position.
+    """The costs of cuts, by forward position.
 
     Attributes
     ----------
     parts
-        Storages that frontiers are made of; none that the runtime may merge away, for no cut is
-        there.
+        Storages that frontiers are made of, except storages that the runtime may merge away, where
+        no cut is allowed.
     born, last, size
         For each part: the position that makes it, the last position whose recomputation reads it,
         its bytes.
     small
-        Storages so small together that they are always kept.
+        Storages that are so small together that plans always keep them.
     pinned
-        Storages that are kept wherever the cuts are: those that cannot be recomputed, those that
-        were asked for.
+        Storages that are kept wherever the cuts are: they cannot be recomputed, or the caller asked
+        for them.
     residuals
         Storages that backward ops read and a plan decides on, in order of creation.
     residual_born
@@ -74,12 +73,11 @@ class Segments:
     pinned_held
         For each position, bytes of pinned storages made up to there.
     working
-        For each position, the most bytes that backward needs beside residuals while it stands
-        there.
+        For each position, the most bytes that backward needs there in addition to residuals.
     cuttable
-        For each position, whether a cut there leaves every pair of ops together that the runtime
-        may fuse, of those that may run again: keeping what passes between them would have the
-        original run unfused, with other last bits than in plain training.
+        For each position, whether a cut there separates no ops that the runtime may fuse and that
+        may run again. Keeping the value between such ops would run the originals unfused, with
+        other last bits than in plain training.
     """
 
     parts: IntArray
@@ -101,16 +99,16 @@ class Segments:
         return len(self.held)
 
     def frontier(self, position: int) -> list[int]:
-        """The storages that a cut behind ``position`` keeps."""
+        """Return the storages that a cut behind ``position`` keeps."""
         return [int(s) for s in self.parts[frontier(self.born, self.last, position)]]
 
     def frontier_bytes(self) -> IntArray:
-        """Bytes of the frontier behind every position."""
+        """Return the bytes of the frontier behind every position."""
         return frontier_bytes(self.born, self.last, self.size, self.length)
 
     def kept_by(self, cuts: list[int]) -> dict[int, str]:
-        """Storages kept by ``cuts``, with reasons; residuals behind the last cut are kept, not
-        recomputed."""
+        """Return the storages kept by ``cuts``, with reasons; residuals behind the last cut are
+        kept, not recomputed."""
         kept = dict.fromkeys(self.small, "small")
         kept |= dict.fromkeys(self.pinned, "pinned")
         for number, cut in enumerate(cuts, 1):
@@ -123,8 +121,8 @@ class Segments:
 
 
 def narrow_cuts(cuts: IntArray, width: IntArray) -> IntArray:
-    """Those of ``cuts`` (positions) that are no wider than the ones beside them; ``width``: bytes
-    of a cut, by position."""
+    """Return the ``cuts`` (positions) that are no wider than their neighbors; ``width``: bytes of a
+    cut, by position."""
     at = width[cuts]
     endless = np.iinfo(np.int64).max
     before, after = np.append(endless, at[:-1]), np.append(at[1:], endless)
@@ -132,7 +130,7 @@ def narrow_cuts(cuts: IntArray, width: IntArray) -> IntArray:
 
 
 def narrowest_cuts(cuts: IntArray, width: IntArray, stretch: IntArray) -> IntArray:
-    """The first narrowest cut of each stretch; ``stretch``: a number for each cut."""
+    """Return the first narrowest cut of each stretch; ``stretch``: a number for each cut."""
     order = np.lexsort((cuts, width[cuts], stretch))
     _, first = np.unique(stretch[order], return_index=True)
     return np.sort(cuts[order][first])
@@ -183,12 +181,12 @@ def measure_segments(graph: TrainingGraph, keep: Collection[int] = ()) -> Segmen
 
 
 class _Forward(NamedTuple):
-    """What a walk over the forward ops finds.
+    """The findings of a walk over the forward ops.
 
     Attributes
     ----------
     parts_of
-        For each needed storage, the storages that a frontier keeps in its stead.
+        For each needed storage, the storages that a frontier keeps in its place.
     last
         For each part, the last op that reads it and may run again.
     readers
@@ -234,14 +232,14 @@ def _walk(graph: TrainingGraph, kept: Collection[int], needed: Collection[int]) 
 
 
 def small_storages(graph: TrainingGraph, keep: Collection[int] = ()) -> set[int]:
-    """Storages that are kept without being weighed, so small are they together."""
+    """Return the storages that are so small together that plans always keep them."""
     residual = graph.residuals
     small = _small(residual, graph.size.tolist())
     return small | _tiny(graph, residual, _needed(graph, residual, small | set(keep)))
 
 
 def _small(residual: Collection[int], size: list[int]) -> set[int]:
-    """The smallest residuals, as many as stay below their share of all residual bytes."""
+    """Return the smallest residuals, up to their share of all residual bytes."""
     total = sum(size[s] for s in residual)
     tiny = TINY * max((size[s] for s in residual), default=0)
     small = set()
@@ -255,8 +253,8 @@ def _small(residual: Collection[int], size: list[int]) -> set[int]:
 
 
 def _tiny(graph: TrainingGraph, residual: Collection[int], needed: set[int]) -> set[int]:
-    """Tiny values that no backward op reads but recomputations do: an op each, and a gate, for next
-    to nothing."""
+    """Return tiny values that only recomputations read: recomputing one costs an op and a gate, and
+    saves next to nothing."""
     total = sum(int(graph.size[s]) for s in residual)
     limit = TINY * max((int(graph.size[s]) for s in residual), default=0)
     tiny = [
@@ -271,8 +269,8 @@ def _tiny(graph: TrainingGraph, residual: Collection[int], needed: set[int]) -> 
 
 
 def _needed(graph: TrainingGraph, residual: Collection[int], kept: set[int]) -> set[int]:
-    """Storages that recomputing the residuals may read, the residuals included; what is kept needs
-    nothing."""
+    """Return the residuals and the storages that recomputing them may read; kept storages need no
+    others."""
     storage, source = graph.storage.tolist(), graph.source.tolist()
     clonable = graph.clonable.tolist()
     needed = set(residual)
@@ -288,8 +286,8 @@ def _needed(graph: TrainingGraph, residual: Collection[int], kept: set[int]) -> 
 def _parts(
     graph: TrainingGraph, op: int, root: int, read: list[int], parts_of: dict[int, tuple[int, ...]]
 ) -> tuple[int, ...]:
-    """What a frontier would keep instead of ``root``: itself, or the parts it is made of for
-    free."""
+    """Return the storages that a frontier keeps in place of ``root``: itself, or the parts from
+    which it is made for free."""
     if not read and not graph.expensive[op]:
         return ()
     inherited = tuple(dict.fromkeys(part for r in read for part in parts_of.get(r, (r,))))
@@ -303,7 +301,7 @@ def _pinned(
     residual: Collection[int],
     needed: set[int],
 ) -> set[int]:
-    """For each storage that cannot be recomputed, the smallest one to keep in its stead."""
+    """Return, for each storage that cannot be recomputed, the smallest one to keep instead."""
     pinned = set()
     size, storage = graph.size.tolist(), graph.storage.tolist()
     for root in unmade:
@@ -334,8 +332,8 @@ def _cuttable(graph: TrainingGraph, needed: Collection[int]) -> npt.NDArray[np.b
     delta = np.zeros(graph.first_backward + 1, np.int64)
     for value, reader in graph.merged.items():
         if graph.storage[value] not in needed:
-            # No clone reads it, and no cut keeps it: a sum of losses stands beside all that they
-            # are computed from.
+            # No clone reads it, and no cut keeps it. (Otherwise, a sum of losses would forbid all
+            # cuts between the losses.)
             continue
         delta[graph.producer[value]] += 1
         delta[reader] -= 1
@@ -343,8 +341,8 @@ def _cuttable(graph: TrainingGraph, needed: Collection[int]) -> npt.NDArray[np.b
 
 
 def _working(graph: TrainingGraph) -> IntArray:
-    """Bytes that backward holds beside forward storages, by the forward position that it has come
-    back to."""
+    """Return the bytes that backward holds in addition to residuals, by the forward position that
+    it has come back to."""
     border = graph.first_backward
     residual = graph.residuals
     schedule = recompute_lazily(graph, set(residual), graph.sums)
@@ -370,8 +368,8 @@ def _working(graph: TrainingGraph) -> IntArray:
 
 
 def expensive_storages(graph: TrainingGraph) -> list[int]:
-    """Storages to keep: outputs of expensive forward ops, or of the cheap op that alone reads
-    them."""
+    """Return the storages to keep: outputs of expensive forward ops, or of the last cheap op in a
+    chain of single readers behind them."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
     readers: dict[int, list[int]] = {}
     for op in range(graph.length):

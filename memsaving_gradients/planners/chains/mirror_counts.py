@@ -1,25 +1,25 @@
 """Mirror counts: for each storage, how many times it may be recomputed (Chen, Xu, Zhang and
 Guestrin 2016, Algorithm 2).
 
-A count m(v) per storage stands for a schedule (arXiv 1604.06174):
+A count m(v) for each storage v defines a schedule (arXiv 1604.06174):
 
-- m(v) = 0: v stays.
+- m(v) = 0: v is kept.
 - m(v) = 1: v is dropped after the forward pass and recomputed once, when backward first reads it.
 - m(v) > 1: v is recomputed up to m(v) times, and dropped in between. The copies of v have levels 1
   to m(v). The copy of level k reads the copy of level min(k, m(u)) of each input u (level 0 is the
   original), and backward reads level m(v).
 
-Low levels are made in passing, on the way to something with a lower count: a value of count 1 in
-the middle of values of count 2 is a checkpoint of the recomputation, as a value of count 0 is one
-of the forward pass. Every copy runs as late as possible, and one that nothing needs does not run at
-all, so counts are upper limits. With all counts 0 the schedule is plain training; with counts 0 and
-1 only it is `memsaving_gradients.schedules.schedule.recompute_lazily`.
+Copies of low levels serve to compute a value with a lower count. A value of count 1 among values of
+count 2 is a checkpoint of the recomputation. A value of count 0 is a checkpoint of the forward
+pass. Every copy runs as late as possible, and a copy that no op needs does not run, so counts are
+upper limits. With all counts 0 the schedule is plain training; with counts 0 and 1 only it is
+`memsaving_gradients.schedules.schedule.recompute_lazily`.
 
 `sectioned` chooses counts by the paper's recursion g(n) = k + g(n/(k+1)): k cuts divide the line of
 forward positions, and each part is divided in turn. The values at the cuts get the count of their
-part, the parts themselves one more, except for the last one, which backward reaches first. So m(v)
-is how many times one has to turn away from the last part to come to v. A chain of n equal ops needs
-about k·log(n)/log(k+1) units and runs ops again n/2·log₂(n) times (k = 1).
+part. The parts themselves get one more, except for the last one, which backward reaches first. So
+m(v) counts the turns away from the last part on the way to v. A chain of n equal ops needs about
+k·log(n)/log(k+1) units and n/2·log₂(n) recomputations (k = 1).
 
 Linear in the steps of the schedule.
 """
@@ -41,25 +41,25 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["checked", "mirrored", "recursive", "scheduled", "sectioned"]
 
-#: Fact: larger counts mean nothing: a recursion on this many levels halves a line of more ops than
+#: Fact: larger counts have no use: a recursion of this many levels halves a line of more ops than
 #: there can be.
 MOST_LEVELS = 64
 
 
 def mirrored(graph: TrainingGraph, limits: Limits, mirror: Mapping[int, int]) -> Proposal:
-    """The schedule of mirror counts: storage → count; what is not named stays.
+    """Return the proposal of mirror counts: storage → count; storages without a count are kept.
 
-    What ``limits`` keeps and what cannot be recomputed stays whatever its count is.
+    Storages that ``limits`` keeps or that cannot be recomputed are kept whatever their count is.
 
     Raises
     ------
     ArgumentError
-        A count is no whole number from 0 to `MOST_LEVELS`.
+        If a count is not a whole number from 0 to `MOST_LEVELS`.
 
     Examples
     --------
-    Three ops in a row and the backward ops of the second and the third, which read what those have
-    read:
+    Three ops in a row and the backward ops of the third and the second, which read the inputs of
+    these:
 
     >>> from memsaving_gradients.schedules.training_graph import TrainingGraph
     >>> graph = TrainingGraph.of(
@@ -91,7 +91,7 @@ def checked(mirror: Mapping[int, int]) -> None:
 
 
 def scheduled(graph: TrainingGraph, counts: Mapping[int, int], chained: frozenset[int]) -> Schedule:
-    """Algorithm 2 for these counts, each copy as late as possible."""
+    """Return the schedule of Algorithm 2 for these counts, each copy as late as possible."""
     border = graph.first_backward
     producer, losable = graph.producer.tolist(), graph.losable.tolist()
     before, reads = deferrable_before(graph), graph.losable_reads
@@ -115,14 +115,14 @@ def scheduled(graph: TrainingGraph, counts: Mapping[int, int], chained: frozense
 
 
 def recursive(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> Proposal:
-    """The least memory that recursion gives: cuts within cuts, ``k`` at a time; counts in
-    ``limits`` go before."""
+    """Return the plan of least memory by recursion: cuts within cuts, ``k`` at a time; counts in
+    ``limits`` override its own."""
     return mirrored(graph, limits, {**sectioned(graph, limits, k), **limits.mirror})
 
 
 def sectioned(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> dict[int, int]:
-    """Mirror counts by the recursion g(n) = k + g(n/(k+1)), for every storage that can be made
-    again."""
+    """Return mirror counts by the recursion g(n) = k + g(n/(k+1)), for every storage that can be
+    recomputed."""
     segments = measure_segments(graph, limits.keep)
     width, held = segments.frontier_bytes(), segments.held
     counts: dict[int, int] = {}
@@ -149,8 +149,7 @@ def sectioned(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> di
             a, b = bounds[number], bounds[number + 1] - 1
             inner = int(np.searchsorted(cuts, a)), int(np.searchsorted(cuts, b))
             todo.append((a, b, count + (number < len(chosen)), *inner))
-    # Statistics stay; so would a share of equal values, if all that is small together were left
-    # out.
+    # Only statistics stay: leaving out all of `small` would also keep a share of equal values.
     largest = int(graph.size.max(initial=0))
     fixed = segments.pinned | {s for s in segments.small if TINY * largest >= graph.size[s]}
     for root in np.unique(graph.storage[graph.losable]).tolist():
@@ -162,8 +161,8 @@ def sectioned(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> di
 def _between(
     cuts: np.ndarray, held: np.ndarray, width: np.ndarray, low: int, high: int, k: int
 ) -> list[int]:
-    """Up to ``k`` of ``cuts`` that divide the bytes from ``low`` to ``high`` evenly; the narrowest
-    near each place."""
+    """Return up to ``k`` of ``cuts`` that divide the bytes from ``low`` to ``high`` evenly; the
+    narrowest near each place."""
     if not len(cuts):
         return []
     chosen = []

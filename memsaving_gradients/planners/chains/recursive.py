@@ -1,19 +1,19 @@
-"""Checkpoints within checkpoints: the least recomputation for so many of them on a chain of equal
-steps.
+"""Checkpoints within checkpoints: the least recomputation for a given number of checkpoints on a
+chain of equal steps.
 
 Treeverse (Griewank 1992; as *revolve*, Griewank and Walther 2000, ACM Algorithm 799) reverses a
-chain of N steps with s checkpoints, its input among them. If no step is advanced over more than r
-times, at most C(s + r, s) steps can be reversed. The first checkpoint is set such that what lies
-before it can be done in r − 1 more advances, and what lies behind it with s − 1 checkpoints;
-likewise within both. That takes r·N − C(s + r, s + 1) advances for the least such r, and no
-schedule takes fewer. With s about log₂(N) so does r: a chain of a thousand steps in the memory of
-two dozen.
+chain of N steps with s checkpoints, including the input. If no step is advanced over more than r
+times, at most C(s + r, s) steps can be reversed. Treeverse sets the first checkpoint so that the
+steps before it need r − 1 more advances, and the steps behind it s − 1 checkpoints. It divides both
+parts likewise. That takes r·N − C(s + r, s + 1) advances for the least such r, and no schedule
+takes fewer. If s is about log₂(N), so is r: a chain of a thousand steps needs the memory of two
+dozen.
 
 The graph is cut into stages (:mod:`~memsaving_gradients.planners.chains.stages`), which count as
-equal steps. Within a budget, the most checkpoints are taken with which the simulated peak fits:
-fewer advances for more of them. Optimal for equal stages, with peaks that grow with the number of
-checkpoints; for unequal ones :mod:`~memsaving_gradients.planners.chains.chain` is, but its table
-grows with the third power of stages. Cost: log₂(N) schedules, each linear in its steps.
+equal steps. Within a budget, the planner takes the most checkpoints whose simulated peak fits: more
+checkpoints need fewer advances. Optimal for equal stages, with peaks that grow with the number of
+checkpoints. For unequal stages, :mod:`~memsaving_gradients.planners.chains.chain` is optimal, but
+takes time with their third power. Cost: log₂(N) schedules, each linear in its steps.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["advances", "levels", "plan", "recomputations_by_level", "reversal"]
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
-    """The fewest recomputations by this recursion within the budget; about log₂ of the number of
-    stages checkpoints without one."""
+    """Return the plan of this recursion with the fewest recomputations within the budget; without
+    one, the plan with about log₂(N) checkpoints for N stages."""
     plain = untouched(graph, limits)
     if plain.optimal:
         return plain
@@ -44,7 +44,7 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     if limits.budget is None:
         trial = _recursion(graph, limits, stages, math.ceil(math.log2(max(length, 2))))
         return min(plain, trial, key=lambda proposal: proposal.peak)
-    # With `low` checkpoints it fits (of 0 nobody knows), with `high` it does not.
+    # With `low` checkpoints the plan fits (unknown for 0), with `high` it does not.
     low, high = 0, length + 1
     best = plain
     try:
@@ -64,8 +64,8 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
 
 
 def advances(steps: int, slots: int) -> int:
-    """The least advances over steps that reverse ``steps`` of them with ``slots`` checkpoints, the
-    input among them.
+    """Return the fewest advances over single steps that reverse ``steps`` steps with ``slots``
+    checkpoints, including the input.
 
     Examples
     --------
@@ -77,8 +77,8 @@ def advances(steps: int, slots: int) -> int:
 
 
 def levels(steps: int, slots: int) -> int:
-    """The least number of times that steps must be advanced over, with ``slots`` checkpoints, the
-    input among them.
+    """Return the least number of times that steps must be advanced over, with ``slots``
+    checkpoints, including the input.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def levels(steps: int, slots: int) -> int:
 
 
 def reversal(steps: int, slots: int) -> Iterator[Action]:
-    """Treeverse: what to do with each stage, in order."""
+    """Yield the actions of Treeverse, in order."""
     todo = [(0, steps, slots)]
     while todo:
         first, last, free = todo.pop()
@@ -107,16 +107,16 @@ def reversal(steps: int, slots: int) -> Iterator[Action]:
 
 
 def _before_checkpoint(steps: int, slots: int) -> int:
-    """How many of ``steps`` lie before the next checkpoint, two or more of each."""
+    """Return how many of ``steps`` come before the next checkpoint; both arguments ≥ 2."""
     r = levels(steps, slots)
-    # Behind it: at least as many as r − 1 advances are enough for, so that nothing before it needs
-    # more than that.
+    # Behind it: at least as many steps as r − 1 advances suffice for, so that no step before it
+    # needs more advances.
     behind = math.comb(slots + r - 2, slots - 1)
     return max(1, min(math.comb(slots + r - 1, slots), steps - behind))
 
 
 def recomputations_by_level(schedule: Schedule) -> dict[int, int]:
-    """How many ops are run again once, twice, …: times → ops.
+    """Return how many ops are recomputed once, twice, …: times → ops.
 
     Examples
     --------
@@ -134,8 +134,8 @@ def _recursion(graph: TrainingGraph, limits: Limits, stages: Stages, slots: int)
 
 
 def _actions(stages: Stages, slots: int) -> Iterator[Action]:
-    """The reversal of all stages; those at the end that keep nothing turn back together with the
-    last one that does."""
+    """Yield the reversal of all stages; stages at the end that keep nothing turn back together with
+    the last stage that keeps something."""
     whole = len(stages.histories)
     length = max((k + 1 for k in range(whole) if stages.histories[k][0]), default=1)
     behind = [Action("backward", stage) for stage in range(whole - 1, length - 1, -1)]

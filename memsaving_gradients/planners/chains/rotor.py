@@ -1,27 +1,27 @@
 """The fastest way through a chain of unequal stages within a budget, by dynamic programming.
 
-A chain is run forward and then backward, stage by stage. A stage can be run keeping its input only,
-keeping nothing, or keeping what its backward reads (its history, in one of several *options*: less
-kept, more to recompute inside). Where a stage's history is not there when backward arrives, stages
-are run again from the last input that was kept. The least time in which stages s … t can be run
-forward and backward with m bytes beside the input of s is the less of two:
+A chain runs forward and then backward, stage by stage. A stage can run keeping its input only,
+keeping nothing, or keeping the values that its backward reads: its history, in one of several
+*options* (less kept, more to recompute inside). If a stage's history is missing when backward
+arrives, stages run again from the last kept input. The least time to run stages s … t forward and
+backward, with m bytes in addition to the input of s, is the smaller of two:
 
-- *cut* at j: run s … j−1 once, keep the input of j, solve j … t with what is left, then solve s …
-  j−1 with all of m;
-- *history*: run s keeping its history, solve s+1 … t with what is left, run backward through s.
+- *cut* at j: run s … j−1 once, keep the input of j, solve j … t with the remaining bytes, then
+  solve s … j−1 with all of m;
+- *history*: run s keeping its history, solve s+1 … t with the remaining bytes, run backward
+  through s.
 
 That is the recurrence of Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova (2019, RR-9302, arXiv
 1911.13214), with the options of Rockmate (Zhao et al. 2023). Three things differ. An input may be
-several tensors that it shares with other inputs (long skips), so what a cut keeps counts beyond
-what the cut before it keeps already. What is minimized is the *extra* time: chains that end at the
-last stage are run by the step itself, for nothing; and the stage before which a recomputation ends
-need not make its output. And a cut at j needs memory for the stages before j only, not for those
-behind.
+several tensors, shared with other inputs (long skips), so a cut counts only bytes that the cut
+before it does not keep. The program minimizes *extra* time: the step itself runs chains that end at
+the last stage, for nothing, and the last stage of a recomputation need not make its output. And a
+cut at j needs memory for the stages before j only, not for the stages behind.
 
-Optimal in this model among schedules that keep what they keep until backward has used it. Bytes are
-rounded up to slots, so that a promise holds whatever the rounding; with S slots and L stages the
-table takes S·L²/2 numbers and S·L³/6 additions, in L²/2 vectorized steps. One table answers for
-every budget up to its top.
+Optimal in this model among schedules that keep a value until backward has used it. Bytes are
+rounded up to slots, so promises hold in spite of rounding. With S slots and L stages, the table
+takes S·L²/2 numbers and S·L³/6 additions, in L²/2 vectorized steps. One table answers for every
+budget up to its top.
 """
 
 from __future__ import annotations
@@ -58,34 +58,34 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """L stages with up to O options each; bytes and seconds. Options that a stage does not have
-    save infinitely much.
+    """A chain of L stages with up to O options each, in bytes and seconds. Options that a stage
+    does not have save infinitely many bytes.
 
     Attributes
     ----------
     added
-        ``[s, j]``: what keeping the input of stage j takes beyond the input of s, for s < j. (L, L)
+        ``[s, j]``: bytes that the kept input of j adds to the input of s, for s < j. (L, L)
     resident
-        ``[s, t]``: what is there, beside kept inputs and histories, while stages of s … t are run
-        forward with backward about to enter t: the gradient of its output. (L, L)
+        ``[s, t]``: bytes in addition to kept inputs and histories while stages of s … t run forward
+        and backward is about to enter t: the gradient of its output. (L, L)
     running
-        ``[s, k]``: the most that stage k takes while it runs keeping nothing, k ≥ s, beyond the
+        ``[s, k]``: the most bytes that stage k ≥ s takes while it runs keeping nothing, beyond the
         input of s: input, output and workspace. (L, L)
     saved
-        ``[s, o]``: what option o keeps beyond the input of s, the output included. (L, O)
+        ``[s, o]``: bytes that option o keeps beyond the input of s, including the output. (L, O)
     forward_peak
-        ``[s, o]``: the most that s takes beyond its input while it runs keeping that. (L, O)
+        ``[s, o]``: the most bytes beyond its input while s runs keeping option o. (L, O)
     backward_peak
-        ``[s, o]``: the most that backward through s takes beyond its input: history, gradients,
-        temporaries. (L, O)
+        ``[s, o]``: the most bytes that backward through s takes beyond its input: history,
+        gradients, temporaries. (L, O)
     run
         ``[s]``: seconds to run s once more, keeping nothing. (L,)
     run_history
-        ``[s, o]``: seconds to run s once more, keeping that. (L, O)
+        ``[s, o]``: seconds to run s once more, keeping option o. (L, O)
     run_last
-        ``[s, o]``: the same, if nobody needs its output. (L, O)
+        ``[s, o]``: the same, if no other stage needs its output. (L, O)
     inside
-        ``[s, o]``: seconds of what backward through s recomputes itself. (L, O)
+        ``[s, o]``: seconds of recomputation during backward through s. (L, O)
     """
 
     added: FloatArray
@@ -118,11 +118,11 @@ class Table:
     Parameters
     ----------
     chain
-        What to run.
+        The chain to run.
     top
-        The most bytes that will be asked for.
+        The largest budget that callers will ask for, bytes.
     slots
-        In how many slots to count them, at the most.
+        The most slots in which to count these bytes.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class Table:
 
     Examples
     --------
-    Four stages; each input takes a byte, each history its output. The gradient takes a byte, too.
+    Four stages; each input takes a byte, each history is the output. A gradient takes a byte, too.
 
     >>> import numpy as np
     >>> ones = np.ones((4, 4))
@@ -160,7 +160,7 @@ class Table:
         self._resident = self._round(chain.resident)
         self._forward_peak = self._round(chain.forward_peak)
         self._backward_peak = self._round(chain.backward_peak)
-        # What running s … j−1 takes at the most: [s, j].
+        # The most bytes that running s … j−1 takes: [s, j].
         running = np.where(np.tri(chain.length, k=-1, dtype=bool), 0.0, chain.running)
         self._running = np.zeros((chain.length, chain.length + 1), np.int64)
         self._running[:, 1:] = self._round(np.maximum.accumulate(running, axis=1))
@@ -168,8 +168,8 @@ class Table:
         self._fill()
 
     def seconds(self, budget: float) -> float:
-        """The least extra time within ``budget`` bytes beside the input of the first stage;
-        infinite if there is none."""
+        """Return the least extra time within ``budget`` bytes in addition to the input of the first
+        stage; infinite if there is none."""
         slot = self._slot(budget)
         return float(self._least[0][-1, slot]) if slot >= 0 else float("inf")
 
@@ -183,21 +183,21 @@ class Table:
         return [float(slot * self.unit) for slot in changes[::-1]]
 
     def actions(self, budget: float) -> list[Action]:
-        """The steps of a fastest way within ``budget`` bytes; it must not be less than the last of
-        `budgets`."""
+        """Return the actions of a fastest way within ``budget`` bytes, which must not be less than
+        the last of `budgets`."""
         return list(self._actions(self._slot(budget)))
 
     def _slot(self, budget: float) -> int:
         return min(int(budget / self.unit * (1 + 1e-12)), self.top)
 
     def _round(self, size: FloatArray) -> IntArray:
-        # What takes more than there is takes one slot more than there is. Products of whole units
-        # must not be rounded up for their last bit.
+        # Sizes above the top become one slot more than the top. Whole multiples of the unit must
+        # not be rounded up for their last bit.
         slots = np.ceil(np.minimum(size / self.unit * (1 - 1e-12), self.top + 1))
         return np.maximum(slots, 0).astype(np.int64)
 
     def _history(self, s: int) -> npt.NDArray[np.float32]:
-        """Least time for s … t, all t, if s keeps its history, whichever."""
+        """Return the least time for s … t, all t, if s keeps its history by any option."""
         chain, top, length = self.chain, self.top, self.chain.length
         block = np.full((length - s, top + 1), np.inf, np.float32)
         slots = np.arange(top + 1)
@@ -233,7 +233,7 @@ class Table:
                     continue
                 right = self._least[j][:, begin - kept : top + 1 - kept]
                 way = room[: right.size].reshape(right.shape)
-                # What ends at the last stage is run by the step itself.
+                # The step itself runs chains that end at the last stage.
                 run = np.float32(self._until[j] - self._until[s])
                 np.add(right[:-1], row[begin:] + run, out=way[:-1])
                 np.add(right[-1], row[begin:], out=way[-1])
@@ -268,7 +268,7 @@ class Table:
                 todo.append((s + 1, t, m - int(self._saved[s, o])))
 
     def _choice(self, s: int, t: int, m: int) -> tuple[int, int]:
-        """The cut (j, 0) or the option (s, o) of a fastest way from s to t."""
+        """Return the cut (j, 0) or the option (s, o) of a fastest way from s to t."""
         chain, again = self.chain, t < self.chain.length - 1
         best, found = np.inf, (s, 0)
         for o in range(chain.saved.shape[1]):
@@ -292,21 +292,21 @@ class Table:
             if again:
                 way = way + (self._until[cuts] - self._until[s])
             k = int(np.argmin(way))
-            # Histories save steps: at the same time, to the last bits, they come first.
+            # Histories save steps, so they win if times are equal up to the last bits.
             if way[k] < best * CERTAIN:
                 return int(cuts[k]), 0
         return found
 
 
 def _first_finite(block: npt.NDArray[np.float32]) -> IntArray:
-    """For each row the first finite column, or the number of columns; rows never go from finite
-    back to infinite."""
+    """Return the first finite column of each row, or the number of columns; rows never go from
+    finite back to infinite."""
     return np.isinf(block).sum(axis=1)
 
 
 def _unit(chain: Chain, top: float, slots: int) -> float:
-    """Bytes of a slot, the least that is needed or a little more: where rounding wastes least of
-    what is kept."""
+    """Return the bytes of a slot, the least possible or a little more, with which rounding of kept
+    bytes wastes least."""
     least = max(top / slots, 1e-300)
     tables = (
         chain.added,

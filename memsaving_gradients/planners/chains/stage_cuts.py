@@ -1,8 +1,8 @@
-"""Where a training graph is cut into stages, and to which stage each backward op belongs.
+"""The cuts of a training graph into stages, and the stage of each backward op.
 
-Cuts are the narrowest positions of stretches of equal bytes and seconds. Backward ops belong to the
-latest stage that has all that they read, such that no stage comes after one before it. Linear in
-ops and edges.
+Cuts are the narrowest positions of stretches of equal bytes and seconds. A backward op belongs to
+the latest stage that has all that it reads; in order of execution, stages never rise. Linear in ops
+and edges.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["early", "narrow", "places"]
 
-#: Values that backward reads before its turn in the order of stages are kept, if they hold no more
-#: than this share of all that it reads (a loss in the middle of a network).
+#: Backward may read values before it enters their stages (a loss in the middle of a network). They
+#: are kept if they hold no more than this share of all residual bytes.
 EARLY_SHARE = 0.2
 
 
 def narrow(graph: TrainingGraph, segments: Segments, most: int) -> IntArray:
-    """At most ``most`` − 1 positions to cut behind: the narrowest of each stretch."""
+    """Return at most ``most`` − 1 positions to cut behind: the narrowest of each stretch."""
     changes = np.unique(np.concatenate([segments.born, segments.last, segments.residual_born]))
     cuts = changes[(changes < segments.length - 1) & (changes >= 0)]
     cuts = cuts[segments.cuttable[cuts]]
@@ -39,10 +39,10 @@ def narrow(graph: TrainingGraph, segments: Segments, most: int) -> IntArray:
 
 
 def places(graph: TrainingGraph, segments: Segments) -> list[int]:
-    """For each backward op in order of execution, the forward position that it belongs to; never
-    rising.
+    """Return, for each backward op in order of execution, its forward position; these never rise.
 
-    Behind the makers of all that it reads; as late as all of it is still there for a recomputation.
+    A position is behind the makers of all that the op reads, and as late as all of this is still
+    there for a recomputation.
     """
     residual, storage = graph.residuals, graph.storage.tolist()
     producer = graph.producer.tolist()
@@ -65,8 +65,8 @@ def places(graph: TrainingGraph, segments: Segments) -> list[int]:
 
 
 def early(graph: TrainingGraph, segments: Segments, cuts: IntArray, at: list[int]) -> set[int]:
-    """Residuals that are read in a stage that has them neither in its input nor in itself, if they
-    are few."""
+    """Return the residuals read in a stage that has them neither in its input nor in itself, if
+    they are few."""
     residual, storage = graph.residuals, graph.storage.tolist()
     until = dict(zip(segments.parts.tolist(), segments.last.tolist(), strict=True))
     begin = np.concatenate([[-1], cuts])

@@ -1,18 +1,18 @@
 """A training graph as a chain of stages for :mod:`~memsaving_gradients.planners.chains.rotor`.
 
 The forward order is cut at its narrowest positions. The input of a stage is the frontier of the cut
-before it: one tensor or several. Backward ops belong to the latest stage that has all that they
-read, in its input or in itself, such that no stage comes after one before it. What a stage's
-backward ops read and the stage makes is its *history*.
+before it: one tensor or several. A backward op belongs to the latest stage that has all that the op
+reads, in its input or in itself; in order of execution, stages never rise. The values that a stage
+makes and its backward ops read are the stage's *history*.
 
-What each stage costs is measured on the graph: the seconds of the ops that a recomputation really
-runs (those that the next input needs, those that the history needs), the bytes while they run, and
-the bytes of its backward pass beside the history, which are those of a simulated step that keeps
-everything. A stage offers several options: its whole history, and less and less of it; what is
-dropped first is what takes the least time a byte to recompute. Dropped values are recomputed
-inside the stage, from its input and what is left, when backward first reads them.
+The costs of each stage are measured on the graph. They are the seconds of the ops that a
+recomputation really runs for the next input or for the history, and the bytes while they run. The
+bytes of backward, in addition to the history, come from a simulated step that keeps everything. A
+stage offers several options: its whole history, and less and less of it. An option first drops the
+values that take the least time per byte to recompute. Backward recomputes dropped values inside the
+stage when it first reads them, from the stage's input and the values left.
 
-Linear in ops and edges times the number of options, beside the tables of pairs of stages.
+Linear in ops and edges times the number of options, plus the tables of pairs of stages.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ __all__ = ["MOST_STAGES", "Stages", "cut_stages"]
 
 FloatArray = npt.NDArray[np.float64]
 
-#: Stages at the most: the table of the dynamic program grows with the third power.
+#: The most stages: the dynamic program's work grows with their third power.
 MOST_STAGES = 160
 
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """A chain, and what its numbers stand for.
+    """A chain, and the storages and ops behind its numbers.
 
     Attributes
     ----------
@@ -57,11 +57,11 @@ class Stages:
     inputs
         For each stage, the storages that a cut before it keeps; one more, empty, for the end.
     histories
-        For each stage and option, the storages that it keeps beside input and output.
+        For each stage and option, the storages that it keeps in addition to input and output.
     backward
         For each stage, its backward ops, in order of execution.
     always
-        Storages that are kept whatever the plan is.
+        Storages that every plan keeps.
     """
 
     chain: Chain
@@ -82,7 +82,7 @@ def cut_stages(graph: TrainingGraph, keep: Collection[int] = (), most: int = MOS
 
 
 class _Measure:
-    """What stages cost."""
+    """The measurement of the costs of stages."""
 
     def __init__(
         self, graph: TrainingGraph, segments: Segments, cuts: IntArray, places: list[int]
@@ -104,8 +104,8 @@ class _Measure:
         self.length = len(self.begin) - 1
         self.inputs = [(), *(tuple(segments.frontier(c)) for c in cuts.tolist()), ()]
         self.order = run_order(graph)
-        # Stages come from the last to the first: stage k has the backward ops from bounds[k + 1] to
-        # bounds[k].
+        # Backward runs from the last stage to the first: stage k has the backward ops from
+        # bounds[k + 1] to bounds[k].
         stage = np.searchsorted(cuts, places)
         self.bounds = (
             graph.first_backward + np.searchsorted(-stage, -np.arange(self.length), side="right")
@@ -116,7 +116,7 @@ class _Measure:
         self.beside: list[int] = self._beside().tolist()
 
     def stages(self) -> Stages:
-        """Everything measured."""
+        """Return the stages, with all costs measured."""
         options = [self._options(s) for s in range(self.length)]
         added, pinned = self._added()
         gradient = self._gradients()
@@ -155,7 +155,7 @@ class _Measure:
         return Stages(chain, tuple(self.inputs), histories, backward, frozenset(self.always))
 
     def _beside(self) -> IntArray:
-        """Bytes at every step of a plain run beside the forward values that backward reads."""
+        """Return the bytes at every step of a plain run, without the residuals."""
         graph, residual = self.graph, self.graph.residuals
         last = dict.fromkeys(residual, 0)
         for now, op in enumerate(self.order):
@@ -171,7 +171,7 @@ class _Measure:
         return self.simulation.bytes_alive - held
 
     def _gradients(self) -> FloatArray:
-        """For each stage, the bytes that backward has made when it comes to it."""
+        """Return, for each stage, the bytes that backward has made when it enters the stage."""
         border, length = self.graph.first_backward, self.graph.length
         born, dies, size = self.simulation.buffers
         late = born >= border
@@ -183,15 +183,15 @@ class _Measure:
         return carried[self.bounds[1:]]
 
     def _added(self) -> tuple[FloatArray, FloatArray]:
-        """What the input of stage j takes beyond that of s, [s, j]; what is always kept of the
-        stages before each."""
+        """Return the bytes that the input of stage j takes beyond the input of s, [s, j]; and the
+        bytes always kept of the stages before each."""
         segments, count = self.segments, self.length + 1
         begin = np.array(self.begin[:-1], np.int64)
         first = np.searchsorted(begin, segments.born)
         end = np.searchsorted(begin, segments.last)
         crosses = first < end
         first, end, size = first[crosses], end[crosses], segments.size[crosses]
-        # A part is new in the inputs first … end − 1 for all that start before them.
+        # A part is new in the inputs first … end − 1, for all stages before ``first``.
         delta = np.zeros((count + 1, count + 1))
         np.add.at(delta, (np.zeros_like(first), first), size)
         np.add.at(delta, (np.zeros_like(first), end), -size)
@@ -206,13 +206,13 @@ class _Measure:
         return added, np.cumsum(pinned)[:count]
 
     def _run(self, s: int) -> tuple[float, int]:
-        """Seconds and bytes of running stage s once more for its output."""
+        """Return the seconds and bytes of running stage s once more for its output."""
         ops = self._needed(self.inputs[s + 1], set(self.inputs[s]))
         return self._time(ops), self._peak(ops, self.inputs[s + 1])
 
     def _needed(self, wanted: Iterable[int], there: Collection[int]) -> list[int]:
-        """Ops to run again for the storages ``wanted``, in order, when those in the set ``there``
-        are there."""
+        """Return the ops that recompute the storages ``wanted``, in order, if the storages in the
+        set ``there`` are present."""
         always, storage, producer = self.always, self.storage, self.producer
         stack = [
             producer[r] for r in wanted if r not in there and r not in always and self.losable[r]
@@ -228,7 +228,7 @@ class _Measure:
             found.add(op)
             for value in reads[op]:
                 root = storage[value]
-                # A view that is not there is made from its storage.
+                # Views always run again, storages only if they are absent.
                 if root != value or (root not in there and root not in always):
                     stack.append(producer[value])
         return sorted(found)
@@ -237,8 +237,8 @@ class _Measure:
         return sum(self.seconds[op] for op in ops)
 
     def _peak(self, ops: list[int], kept: Collection[int]) -> int:
-        """The most bytes while ``ops`` run, beside what they start from; what is in ``kept``
-        stays."""
+        """Return the most bytes while ``ops`` run, in addition to the bytes before; the storages in
+        ``kept`` stay."""
         last: dict[int, int] = {}
         for now, op in enumerate(ops):
             for value in self.graph.reads[op]:
@@ -261,8 +261,8 @@ class _Measure:
         return peak
 
     def _options(self, s: int) -> list[_Option]:
-        """Ways to keep the history of stage s, all of it first; none that another is better than in
-        everything."""
+        """Return the ways to keep the history of stage s, all of it first; none that another way
+        beats."""
         history = self._history(s)
         made = self._needed(history, set(self.inputs[s]))
         dear = {v for op in made for v in self.graph.writes[op] if v in self.expensive}
@@ -271,7 +271,7 @@ class _Measure:
             total = sum(self.size[r] for r in whole)
             there = {*whole, *self.inputs[s]}
             ranked = sorted(whole, key=lambda r: self._dearness(r, there))
-            # What is kept for its own sake must not be recomputed from what is dropped.
+            # Drop expensive values last: they must not be recomputed from dropped ones.
             ranked.sort(key=dear.__contains__)
             for share in QUARTERS:
                 left, kept = total, list(ranked)
@@ -285,7 +285,7 @@ class _Measure:
         return sorted(options, key=lambda o: (o.inside, o.saved, o.kept))
 
     def _history(self, s: int) -> tuple[int, ...]:
-        """What stage s makes and its backward ops read."""
+        """Return the storages that stage s makes and its backward ops read."""
         first, last = self.begin[s], self.begin[s + 1]
         found = {
             self.storage[v]
@@ -304,7 +304,7 @@ class _Measure:
         )
 
     def _dearness(self, storage: int, there: set[int]) -> tuple[float, int]:
-        """Seconds a byte to make ``storage`` again from what else is there."""
+        """Return the seconds per byte to recompute ``storage`` from the rest of ``there``."""
         there.remove(storage)
         again = self._time(self._needed([storage], there))
         there.add(storage)
@@ -329,8 +329,8 @@ class _Measure:
         )
 
     def _backward(self, s: int, kept: tuple[int, ...]) -> tuple[float, int]:
-        """Seconds that the backward pass of stage s recomputes, and its bytes beside the input of s
-        and what is always kept."""
+        """Return the seconds that backward through s spends on recomputing, and its bytes in
+        addition to the input of s and the storages always kept."""
         first, end = self.bounds[s + 1], self.bounds[s]
         last: dict[int, int] = {}
         for now in range(first, end):
@@ -341,7 +341,7 @@ class _Measure:
         there = {*kept, *self.inputs[s]}
         for r in kept:
             alive += self.size[r]
-            # What only recomputations read stays to the end, at the most.
+            # Values that only recomputations read stay to the end, at the most.
             dies.setdefault(last.get(r, end - 1), []).append(r)
         peak = 0
         for now in range(first, end):
@@ -363,7 +363,7 @@ class _Measure:
 
 @dataclass(frozen=True)
 class _Option:
-    """What is kept of a stage's history, and what follows from that."""
+    """The part of a stage's history that is kept, and the costs of that."""
 
     kept: tuple[int, ...]
     saved: int
@@ -374,7 +374,7 @@ class _Option:
     inside: float
 
     def beats(self, other: _Option) -> bool:
-        """Whether this is no worse in anything."""
+        """Return whether this option is no worse in anything."""
         return (
             self.saved <= other.saved
             and self.forward_peak <= other.forward_peak

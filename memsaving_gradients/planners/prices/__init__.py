@@ -1,3 +1,3 @@
-"""Plans by prices: bytes of memory cost time at each event, one minimum cut chooses what pays for
-its bytes, and the prices follow from where the plan is above its budget.
+"""Plans by prices. Memory has a price at each event, in seconds a byte. One minimum cut chooses the
+values that are worth their bytes, and prices rise where the plan is above its budget.
 """

@@ -1,21 +1,20 @@
 """The cheapest decisions for fixed prices of memory, by one minimum cut.
 
-Each gap costs what its bytes cost while they are there, plus the time of recomputing its value if
-it is dropped. Dropping a value needs its inputs: an input that no event reads any more (a tail)
-must be kept until then, or be recomputed, too, which needs *its* inputs. To choose what is worth
-its cost under such implications is the closure problem (Picard 1976, Management Science 22), which
-a minimum cut between a source (dropped) and a sink (kept) solves exactly:
+Each gap costs the price of its value's bytes while they are in memory and, if the value is dropped,
+the time of recomputing it. Recomputing a value needs its inputs. An input that no event reads any
+more (a tail) must be kept until then or be recomputed too, which needs *its* inputs. The cheapest
+decisions under such implications are the closure problem (Picard 1976, Management Science 22). A
+minimum cut between a source (dropped) and a sink (kept) solves it exactly:
 
-- an inner gap is one node: on the side of the source it is dropped;
-- a tail is two nodes: its value is *there* when it is needed (first node), by *recomputation*
-  (second node) instead of being kept;
-- what is on the side of the source pulls the tails that it needs along.
+- an inner gap is one node: on the source's side it is dropped;
+- a tail is two nodes: the first says that its value is *there* when it is needed, the second that
+  it is there by *recomputation* instead of being kept;
+- each node on the source's side pulls the tails that it needs to this side.
 
-Inputs that are read later (inner gaps) are recomputed anyway once they are dropped; that another
-value needs them *sooner* costs the bytes from then on, which depends on pairs of decisions that no
-cut can tell apart: it is counted under the last decisions (`_pulled`). PyTorch's min-cut
-partitioner is the case of one moment and no times. A cut takes some milliseconds for a thousand
-gaps.
+A dropped input that an event reads later (an inner gap) is recomputed anyway. If another value
+needs it *sooner*, its bytes cost from then on. This depends on pairs of decisions, which no cut can
+tell apart, so it is counted under the last decisions (`_pulled`). PyTorch's min-cut partitioner is
+the case of one moment and no times. A cut takes some milliseconds for a thousand gaps.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from memsaving_gradients.planners.retention.problem import DROPPED, KEPT, STRICT
 
 __all__ = ["Closure"]
 
-#: Fact: capacities are integers of 32 bits, of which all finite ones together take at most half.
+#: Fact: capacities are 32-bit integers; the edges of the source add up to at most ``FINITE``.
 FINITE, INFINITE = 2**29, 2**30
 
-#: So many values that are recomputed sooner are counted for each gap (a chain of 1,000 layers
-#: without any that is kept takes 0.3 s a cut with all of them, and plans are the same).
+#: The most values recomputed sooner that are counted for each gap. (To count all takes 0.3 s a cut
+#: on a chain of 1,000 layers of which none is kept, and gives the same plans.)
 FAR = 16
 
-#: Fact: the nodes that `maximum_flow` is asked for.
+#: Fact: the nodes between which `maximum_flow` computes a flow.
 _SOURCE, _SINK = 0, 1
 
 
 class Closure:
-    """The cut of one problem; its edges stay, its capacities change with the prices."""
+    """The minimum cut of one problem: its edges are fixed, its capacities follow the prices."""
 
     def __init__(self, gaps: Gaps) -> None:
         self.gaps = gaps
@@ -62,7 +61,7 @@ class Closure:
             for other in found
             if other in there
         ]
-        # What is recomputed is there.
+        # A recomputed tail is there.
         needs += zip(self._remade.tolist(), self._there.tolist(), strict=True)
         ends = np.array(needs, np.int64).reshape(-1, 2)
         source, sink = np.full(len(inner), _SOURCE), np.full(len(inner), _SINK)
@@ -85,9 +84,9 @@ class Closure:
         times
             When values are recomputed.
         decisions
-            The last decisions, under which values are recomputed then.
+            The last decisions, to which ``times`` belong.
         linear
-            Whether what depends on pairs of decisions is counted as under these.
+            Whether to count costs that depend on pairs of decisions, as under the last ones.
         """
         gaps, inner, tails = self.gaps, self.gaps.inner, self.gaps.tails
         total = np.concatenate([[0.0], np.cumsum(prices)])
@@ -107,7 +106,7 @@ class Closure:
             drop = np.where(strict, freed, drop) + self._pulled(total, times, decisions)[inner]
         waits = held(tails, gaps.begin, times.until)
         remade = gaps.seconds[tails] + held(tails, times.made, times.until) + tie
-        # What both sides cost changes nothing.
+        # A cost that both sides share does not change the cut.
         both = np.minimum(keep, drop)
         side = self._source_side(np.concatenate([keep - both, drop - both, waits, remade]))
         found = gaps.problem.plain()
@@ -120,8 +119,8 @@ class Closure:
         return found
 
     def _source_side(self, costs: FloatArray) -> np.ndarray:
-        """Which nodes are on the side of the source of a minimum cut."""
-        # What leaves the source fits; an edge cut off at as much is never a part of the cut.
+        """Return, for each node, whether it is on the source's side of a minimum cut."""
+        # The source's edges fit into `FINITE` together; an edge clipped to it is never in the cut.
         most = max(self._unit, float(costs[: len(self._dropped)].sum()))
         scaled = np.minimum(np.rint(costs * (FINITE / most)), FINITE)
         capacity = np.concatenate([scaled, self._needs]).astype(np.int32)
@@ -134,8 +133,8 @@ class Closure:
         return side
 
     def _pulled(self, total: FloatArray, times: Times, decisions: Sequence[int]) -> FloatArray:
-        """For each inner gap, what dropping it costs because values that are recomputed anyway are
-        recomputed sooner for it, under the last decisions."""
+        """Return, for each gap (0 unless inner), the cost of dropping it because its inputs, which
+        are recomputed anyway, are then recomputed sooner, under the last decisions."""
         gaps = self.gaps
         price, made, end = total.tolist(), times.made.tolist(), gaps.end.tolist()
         size, seconds, tail = gaps.size.tolist(), gaps.seconds.tolist(), gaps.tail.tolist()
@@ -160,7 +159,7 @@ class Closure:
                         continue
                     sooner = made[other]
                     if sooner == event:
-                        # It is recomputed for this one; without it, for the next that needs it.
+                        # Recomputed for this gap; without this gap, for the next that needs it.
                         sooner = min(
                             (
                                 made[user]

@@ -1,14 +1,13 @@
 """The gaps of a retention problem that prices decide on, and when the values in them are needed.
 
-For fixed prices, keeping a value over a gap costs its bytes; recomputing it costs time, and needs
-its inputs. Whether that is a *choice by closure*
-(:mod:`~memsaving_gradients.planners.prices.closure`) depends on when values are recomputed: for the
-end of their gap, or earlier, for a value that is made of them. These times are read from the run of
-the last decisions (`Gaps.times`).
+For fixed prices, keeping a value over a gap costs its bytes; recomputing it costs time and needs
+its inputs. A minimum cut makes this choice (:mod:`~memsaving_gradients.planners.prices.closure`).
+It must know when each value is recomputed: for the end of its gap, or earlier, for another value
+that is computed from it. `Gaps.times` reads these times from the run of the last decisions.
 
-Two kinds of gaps are decided on. *Inner* gaps end with an event that reads the value. *Tails* are
-the last gaps of values that recomputation may read: nothing reads these values any more, unless
-another value is recomputed from them.
+Prices decide on two kinds of gaps. An *inner* gap ends with an event that reads the value. A *tail*
+is the last gap of a value that recomputation may still read: no event reads this value any more,
+but another value may be recomputed from it.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """When values are recomputed, by gap.
+    """The times at which values are recomputed, by gap.
 
     Attributes
     ----------
     made
         The event before which the value of a gap is recomputed, or would be if it were dropped.
     until
-        For a tail, the last event at which recomputation reads the value, or would; else -1.
+        For a tail, the last event at which recomputation reads the value, or may read it; else -1.
     again
-        Whether the value was recomputed in the run.
+        Whether the run recomputes the value.
     """
 
     made: IntArray
@@ -49,25 +48,25 @@ class Times:
 
 
 class Gaps:
-    """The gaps of a problem, as arrays by gap, and what is needed in them.
+    """The gaps of a problem, as arrays by gap, and the inputs that recomputation needs in them.
 
     Attributes
     ----------
     value, begin, end, size, seconds
-        The value of each gap, the events before and behind it, the bytes of the value, and the time
+        The value of each gap, the events before and after it, the bytes of the value, and the time
         of its recipe (0: it has none).
     tail
         Whether a gap is the last one of its value.
     open
-        Whether a gap may be decided on: its value can be recomputed and takes bytes, and something
-        happens in between.
+        Whether a gap may be decided on: it reaches the border, an event is inside of it or it is
+        the last one, and its value takes bytes and can be recomputed.
     inner, tails
-        The gaps that are decided on, by kind.
+        The decided gaps, by kind.
     inputs
-        For each of these, the gaps of its inputs at the event for which it is recomputed (a tail:
-        at the first one).
+        For each decided gap, the open gaps of its value's inputs at the event for which the value
+        is recomputed (for a tail, the first such event).
     users
-        For each gap, the decided gaps whose values are made of its value.
+        For each gap, the decided gaps whose values are computed from its value.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -104,15 +103,15 @@ class Gaps:
         self._user, self._input = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
 
     def inputs_at(self, gap: int, event: int) -> tuple[int, ...]:
-        """The gaps, of those that are decided on, of what the value of a gap is made of."""
+        """Return the open gaps, at ``event``, of the inputs of a gap's value."""
         problem = self.problem
         read = problem.inputs[problem.recipe[problem.owner[gap]]]
         found = (problem.gap_at(value, event) for value in read)
         return tuple(other for other in found if self._is_open[other])
 
     def _needed(self) -> tuple[IntArray, IntArray]:
-        """The first and the last event at which recomputation may need the value of a tail (no
-        event and -1: it never does): directly, or for another tail."""
+        """Return, for each tail, the first and last event at which recomputation may need its
+        value, directly or for another tail; the number of events and -1: it never does."""
         tail = self._is_tail
         first = np.full(len(self.value), self.events)
         last = np.full(len(self.value), -1)
@@ -133,7 +132,7 @@ class Gaps:
         return first, last
 
     def times(self, run: Run, decisions: Sequence[int]) -> Times:
-        """When values are recomputed in a run, and would be if other decisions were taken alone."""
+        """Return when ``run`` recomputes values, or would if one decision alone were different."""
         event = np.array(run.event, np.int64)
         gap, value = np.array(run.gap, np.int64), np.array(run.value, np.int64)
         born, last = event[np.array(run.born, np.int64)], event[np.array(run.last, np.int64)]
@@ -144,7 +143,7 @@ class Gaps:
         np.minimum.at(first, gap[here], born[here])
         again = (first <= self.events) & self.open
         made = np.where(again, np.minimum(first, self.events - 1), made)
-        # A kept value would be recomputed for the first of those that are made of it.
+        # A kept value, if dropped, would be recomputed for the first value computed from it.
         user, other = self._user, self._input
         would = again[user] & ~again[other] & (self.begin[other] < made[user])
         np.minimum.at(made, other[would], made[user][would])
@@ -158,7 +157,7 @@ class Gaps:
         return Times(made, until, again)
 
     def readers(self, times: Times) -> IntArray:
-        """For each gap, at how many events inside of it another value is made of its value."""
+        """Return, for each gap, at how many events inside it other values are made of its value."""
         user, other = self._user, self._input
         event = times.made[user]
         here = times.again[user] & (self.begin[other] < event) & (event < self.end[other])
@@ -167,8 +166,8 @@ class Gaps:
 
 
 def spans(price: FloatArray, begin: IntArray, end: IntArray) -> FloatArray:
-    """The sums of prices of the events between two events, both excluded; ``price`` are sums of
-    prices before each event."""
+    """Return the sums of prices over the events between ``begin`` and ``end``, both excluded;
+    ``price`` holds the sums of prices before each event."""
     most = len(price) - 1
     between = price[np.minimum(end, most)] - price[np.minimum(begin + 1, most)]
     return np.maximum(between, 0.0)

@@ -1,21 +1,20 @@
 """A plan within a budget by prices of memory: Lagrangian relaxation of the limit at each event.
 
-Each event has a price for a byte, in seconds. For fixed prices, the cheapest decisions are a
-minimum cut (:mod:`~memsaving_gradients.planners.prices.closure`). They are simulated exactly; the
-price rises where the profile is above the budget, and falls where it is below (a subgradient step;
-Everett 1963, Operations Research 11). The first price belongs to the event of the plain peak alone,
-and is found by bisection.
+Each event has a price for a byte, in seconds. For fixed prices, a minimum cut
+(:mod:`~memsaving_gradients.planners.prices.closure`) finds the cheapest decisions, which are
+simulated exactly. Prices rise where the profile is above the budget, and fall where it is below (a
+subgradient step; Everett 1963, Operations Research 11). The first price is for the event of the
+plain peak alone; bisection finds it.
 
-The cut depends on the times at which the last decisions recompute values, so that each step takes
-only a part of the changes that it proposes (without, the iteration oscillates at small budgets),
-and returns to the closest decisions so far where it strays. Near the budget, decisions are rounded
-to meet it (:mod:`~memsaving_gradients.planners.prices.rounding`), and the fastest of these is the
-plan.
+The cut depends on the times at which the last decisions recompute values. So each step takes only a
+part of the changes that the cut proposes; with all of them, the iteration oscillates at small
+budgets. Where it strays, it returns to the closest decisions so far. Decisions near the budget are
+rounded to meet it (:mod:`~memsaving_gradients.planners.prices.rounding`); the fastest are the plan.
 
-No guarantee, since times are linearized; within a point of the lower bound on networks of
-``keras.applications``, in less than two seconds for 26,000 ops. Near the least memory, prices fail,
-and a search has to go on from the closest decisions. Deterministic: what is random has a fixed
-seed.
+No plan is guaranteed to be the fastest, since times are linearized. On networks of
+``keras.applications`` plans are within a point of the lower bound, in less than two seconds for
+26,000 ops. Near the least memory, prices fail, and a search has to continue from the closest
+decisions. The iteration is deterministic: its random numbers have a fixed seed.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ __all__ = ["GENTLE", "Pace", "Priced", "Pricing"]
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast an iteration moves.
+    """The step sizes of an iteration.
 
     Attributes
     ----------
     taken
-        The share of the proposed changes that the first step takes.
+        The share of the proposed changes that a step takes, before cooling; the first takes all.
     rate
-        By how much of all prices together a step raises prices at first.
+        The largest share of the sum of all prices by which the first step raises them.
     steps
-        How many steps there are.
+        The most steps.
     cooling
-        How fast the share that is taken falls: to a half after ``1 / cooling`` steps (0: never).
+        How fast ``taken`` falls: to a half after ``1 / cooling`` steps (0: never).
     """
 
     taken: float = 0.5
@@ -58,37 +57,37 @@ class Pace:
     cooling: float = 0.0
 
 
-#: Smaller and smaller steps, for where the usual ones stray. (1,001 layers at a tenth of their
-#: memory: 16.2 % extra time instead of nothing that fits; ResNet-101 at 20 %: 16.6 % instead of
-#: 27.7.)
+#: Smaller and smaller steps, for problems where the usual ones stray. (1,001 layers at a tenth of
+#: their memory: 16.2 % extra time instead of no plan that fits; ResNet-101 at 20 %: 16.6 % instead
+#: of 27.7.)
 GENTLE = (Pace(0.5, 0.5, 60, 0.2), Pace(0.25, 0.2, 60, 0.05))
 
-#: Bisections for the first price, which end where its bounds differ by less than `SMALLER`.
+#: The most bisections for the first price; they end when the ratio of its bounds exceeds `SMALLER`.
 BISECTIONS = 14
-#: The share of an iteration's steps that another one takes that goes on from it.
+#: The share of the usual steps for an iteration that continues from another one.
 GOING_ON = 0.3
-#: An iteration ends after so many steps that found nothing better.
+#: An iteration ends after this many steps in a row that found nothing better.
 IN_VAIN = 16
-#: Decisions near the budget are rounded with at most so many repairs. Chosen by judgement.
+#: The most rounds of repair for decisions near the budget. Chosen by judgement.
 REPAIRS = 60
-#: So many steps in a row that are this many times worse than the closest decisions are astray.
+#: An iteration is astray after `ASTRAY` steps that are no closer, the last `WORSE` times as far.
 ASTRAY, WORSE = 6, 4.0
-#: Up to so many changes are taken at once.
+#: Up to this many changes, a step takes all of them at once.
 FEW = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Priced:
-    """The fastest decisions that an iteration met within the budget; else the lowest.
+    """The fastest decisions within the budget that an iteration found, or else the lowest.
 
     Attributes
     ----------
     decisions, run
-        Those, and their simulation.
+        The decisions and their simulation.
     closest
-        The decisions before rounding that were above the budget by least.
+        The decisions, before rounding, that were above the budget by least.
     prices
-        The prices that these belong to, for an iteration for another budget to begin with.
+        The prices of ``closest``, from which an iteration for another budget can start.
     """
 
     decisions: list[int]
@@ -98,7 +97,7 @@ class Priced:
 
 
 class Pricing:
-    """Plans by prices for one problem.
+    """A planner by prices for one problem.
 
     Parameters
     ----------
@@ -117,7 +116,7 @@ class Pricing:
         self.runs = 0
 
     def simulate(self, decisions: list[int]) -> Run:
-        """Simulate decisions, counted."""
+        """Simulate decisions, and count the run."""
         self.runs += 1
         if self.tick is not None:
             self.tick()
@@ -126,18 +125,18 @@ class Pricing:
     def plan(
         self, budget: int, pace: Pace = Pace(), enough: float = 0.0, start: Priced | None = None
     ) -> Priced:
-        """Return the fastest decisions within ``budget`` bytes that are met.
+        """Return the fastest decisions found within ``budget`` bytes.
 
         Parameters
         ----------
         budget
             Bytes.
         pace
-            How fast prices move.
+            The step sizes.
         enough
-            Extra seconds at which to end.
+            Extra seconds at which the search ends.
         start
-            What was found for another budget, to go on from.
+            The result for another budget, from which to continue.
         """
         if self.plain_run.peak <= budget:
             return Priced(self.plain, self.plain_run, self.plain, np.zeros(self.gaps.events))
@@ -146,7 +145,7 @@ class Pricing:
         return _Iteration(self, budget, pace, start).run(enough)
 
     def first_price(self, budget: int) -> tuple[FloatArray, list[int], Run]:
-        """The least price of memory at the plain peak's event, alone, at which that event fits."""
+        """Return the least price, of the plain peak's event alone, at which that event fits."""
         gaps = self.gaps
         peak = int(np.argmax(profile(gaps, self.plain_run)))
         times = gaps.times(self.plain_run, self.plain)
@@ -218,7 +217,7 @@ class _Iteration:
         return Priced(*self.best, closest[1], closest[3])
 
     def _over(self) -> FloatArray:
-        """By how much each event is above the budget, as a share of it."""
+        """Return how far each event is above the budget, as a share of the budget."""
         return (profile(self.gaps, self.now) - self.budget) / max(self.budget, 1)
 
     def _decide(self, taken: float) -> None:
@@ -235,7 +234,7 @@ class _Iteration:
         self.decisions, self.now = wanted, self.pricing.simulate(wanted)
 
     def _round(self) -> None:
-        """Note what rounding makes of the decisions, if it fits and is faster."""
+        """Round the decisions, and remember the result if it fits and is faster."""
         if self.now.peak > NEAR * self.budget:
             return
         rounded = self._rounded(self.decisions, self.now)
@@ -251,7 +250,7 @@ class _Iteration:
         return fill(self.gaps, simulate, decisions, now, self.budget)
 
     def _move_prices(self, over: FloatArray, rate: float) -> None:
-        """Raise prices where there is too much, and lower them where there is room."""
+        """Raise prices where bytes are above the budget, and lower them where there is room."""
         above = np.maximum(over, 0.0)
         unit = float(self.prices.sum())
         prices = self.prices

@@ -1,10 +1,10 @@
-"""From decisions that nearly meet a budget to decisions that meet it and use it up.
+"""Round decisions that nearly meet a budget, so that they meet it and use it up.
 
-Prices decide in proportion; single values decide whether the last bytes fit. *Repair* drops, at the
-event with the most bytes, the values that are cheapest to recompute for their bytes, until the peak
-is within the budget. *Fill* keeps again whatever the budget has room for over its whole gap, the
-dearest first, many at a time. Both run the exact simulation after each change, and return what it
-says.
+Prices weigh many values at once; whether the last bytes fit depends on single values. *Repair*
+drops, at the step with the most bytes, the values that are cheapest to recompute for their bytes,
+until the peak is within the budget. *Fill* keeps values again where the budget has room over their
+whole gap, the dearest first, many at a time. Both simulate each change exactly, and return the
+last simulation that they accepted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Simulate = Callable[[list[int]], Run]
 
 
 def profile(gaps: Gaps, run: Run) -> IntArray:
-    """The most bytes alive in each event of a run."""
+    """Return the most bytes alive in each event of a run."""
     most = np.zeros(gaps.events, np.int64)
     np.maximum.at(most, np.array(run.event, np.int64), run.bytes_alive)
     return most
@@ -32,8 +32,8 @@ def profile(gaps: Gaps, run: Run) -> IntArray:
 def repair(
     gaps: Gaps, simulate: Simulate, decisions: list[int], run: Run, budget: int, most: int
 ) -> tuple[list[int], Run]:
-    """Drop what costs least at the worst event, in at most ``most`` rounds; above the budget where
-    that does not help."""
+    """Drop the values that cost least at the worst step, in at most ``most`` rounds; the result is
+    above the budget if that does not help."""
     for _ in range(most):
         if run.peak <= budget:
             break
@@ -50,7 +50,7 @@ def repair(
             for _, gap in ranked[:many]:
                 trial[gap] = DROPPED
             found = simulate(trial)
-            # All at once may recompute so much that the peak moves; the cheapest alone may not.
+            # Dropping all at once may recompute so much that the peak moves: then try the cheapest.
             if found.peak < run.peak or found.excess(budget) < excess:
                 decisions, run = trial, found
                 break
@@ -62,8 +62,8 @@ def repair(
 def _droppable(
     gaps: Gaps, decisions: list[int], run: Run, step: int, over: int
 ) -> list[tuple[float, int]]:
-    """The kept gaps whose values lie idle at a step, with the seconds that a byte of them costs;
-    the cheapest first."""
+    """Return the kept gaps whose values are idle at a step, each with its seconds per byte; the
+    cheapest first."""
     event = run.event[step]
     busy = {*gaps.problem.reads[event], *gaps.problem.writes[event]}
     alive = (np.array(run.born) <= step) & (np.array(run.last) >= step)
@@ -77,7 +77,7 @@ def _droppable(
 
 
 def _seconds_again(gaps: Gaps, gap: int, decisions: list[int]) -> float:
-    """Seconds to recompute the value of a gap, with the tails that it needs and that are gone."""
+    """Return the seconds to recompute the value of a gap and the dropped tails that it needs."""
     if gap not in gaps.inputs:
         return 0.0
     cost, seen, stack = 0.0, {gap}, [gap]
@@ -94,12 +94,12 @@ def _seconds_again(gaps: Gaps, gap: int, decisions: list[int]) -> float:
 def fill(
     gaps: Gaps, simulate: Simulate, decisions: list[int], run: Run, budget: int
 ) -> tuple[list[int], Run]:
-    """Keep again what there is room for; the result is within the budget if ``run`` is."""
+    """Keep values again where there is room; the result is within the budget if ``run`` is."""
     refused: set[int] = set()
     changed = True
     while changed and (chosen := _keepable(gaps, decisions, run, budget, refused)):
         changed = False
-        # Recomputing earlier than before may need more than there is room for.
+        # Recomputing a value earlier than before may take more bytes than there is room for.
         parts = [chosen]
         while parts:
             part = parts.pop()
@@ -120,7 +120,7 @@ def fill(
 def _keepable(
     gaps: Gaps, decisions: list[int], run: Run, budget: int, refused: set[int]
 ) -> list[int]:
-    """Gaps over which the budget has room for their values, all together."""
+    """Return the dropped gaps over which the budget has room for all of their values together."""
     slack = budget - profile(gaps, run)
     event = np.array(run.event, np.int64)
     born = event[np.array(run.born, np.int64)]

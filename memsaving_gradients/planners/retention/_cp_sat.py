@@ -1,20 +1,19 @@
-"""The program that asks OR-Tools' CP-SAT for the best executions of a retention problem: one
-request a line, one answer a line.
+"""A program that finds the best executions of a retention problem with OR-Tools' CP-SAT. It reads
+one request a line, and prints its answers, one a line.
 
 It runs in a process of its own, and imports nothing of this package: OR-Tools and TensorFlow bring
 libraries of their own for protocol buffers, and crash where both are loaded (OR-Tools 9.15,
-TensorFlow 2.21). :mod:`memsaving_gradients.planners.retention.constraint_program` starts it, and
-says what is asked and answered.
+TensorFlow 2.21). :mod:`memsaving_gradients.planners.retention.constraint_program` starts it, makes
+the requests and reads the answers.
 
 The model is Moccasin's (Bartan et al. 2023, arXiv 2304.14463) in its staged form. Events are
-numbered, and so are the recipes, in the order of their originals. Before each event there is a
-position for each recipe, in that order, in one round or several; behind them stands the event. What
-is run again between two events is so in the order of the originals, once, or as often as there are
-rounds. A value has an interval for each time that it is made, from there to its last reader; the
-sizes of intervals that overlap fit into the budget (one cumulative constraint). Whoever reads a
-value chooses an interval that covers it: a Boolean each, which CP-SAT propagates far better than
-counting the readers of a reservoir. How often a value may be recomputed is a number given for each
-recipe.
+numbered, and so are the recipes, in the order of their originals. Before each event, each recipe
+has a position in each of one or more rounds; the event itself comes last. So recipes are run again
+between two events in the order of the originals, at most once a round. A value has an interval for
+each time that it is computed, from there to its last reader; the sizes of overlapping intervals fit
+into the budget (one cumulative constraint). Each reader of a value chooses an interval that covers
+it, by a Boolean each, which CP-SAT propagates far better than a reservoir that counts readers. The
+request gives the number of times that each recipe may be run again.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ UNITS = 10**9
 
 
 class _Made(NamedTuple):
-    """One time that a recipe is run: the original (``present`` is None then), or another time."""
+    """One execution of a recipe: the original (``present`` is None), or another one."""
 
     start: Any
     present: Any
@@ -70,7 +69,7 @@ class _Model:
         total = sum(
             self.cost[r] * made.present for r in range(self.recipes) for made in self.again[r]
         )
-        # Rounding may have made each one half a unit too dear.
+        # Rounding may have raised each cost by half a unit.
         rounding = sum(map(len, self.again)) + 1
         least = min(math.floor(request["bound"] * self.scale), UNITS * 1000) - rounding
         if least > 0:
@@ -79,20 +78,20 @@ class _Model:
         self._hint(request["hint"])
 
     def at(self, event: int, recipe: int | None = None, turn: int = 0) -> int:
-        """The position of an event, or of a recipe that is run again before it."""
+        """Return the position of an event, or of a recipe that is run again before it."""
         within = self.stage - 1 if recipe is None else turn * self.recipes + self.rank[recipe]
         return event * self.stage + within
 
     def executions(self, value: Callable[[Any], int]) -> list[tuple[int, int]]:
-        """Which recipes are run again, each with the event before which, in order; ``value`` gives
-        that of a variable."""
+        """Return the recipes that are run again, in order, as pairs of an event and a recipe before
+        it; ``value`` returns the value of a variable."""
         positions = sorted(
             value(made.start) for copies in self.again for made in copies if value(made.present)
         )
         return [(at // self.stage, self.order[at % self.stage % self.recipes]) for at in positions]
 
     def _until(self) -> list[int]:
-        """For each value, the last event that reads it, or anything that is made of it."""
+        """Return, for each value, the last event that reads it or anything computed from it."""
         until = [self.born[v] for v in range(len(self.problem["size"]))]
         for event, read in enumerate(self.problem["reads"]):
             for v in read:
@@ -104,15 +103,15 @@ class _Model:
         return until
 
     def _end(self, value: int, first: int) -> Any:
-        """When the last reader of an interval is done: one position behind it."""
+        """Return a variable for the end of an interval: one position after its last reader."""
         last = self.at(self.until[value]) + 1
         return self.model.new_int_var(first + 1, max(last, first + 1), "")
 
     def _copies(self, recipe: int) -> list[_Made]:
-        """The other times that a recipe may be run, the earliest first."""
+        """Return the further executions that a recipe may have, the earliest first."""
         outputs = self.problem["outputs"][recipe]
         last = max(self.until[v] for v in outputs)
-        # Just behind its original there is no use.
+        # Just after its original, a recipe need not be run again.
         first = max(self.problem["border"], self.birth[recipe] + 2)
         positions = [
             self.at(event, recipe, turn)
@@ -147,7 +146,7 @@ class _Model:
                     self._cover(value, made.start, made.present)
 
     def _cover(self, value: int, reader: Any, present: Any) -> None:
-        """What is read at a position lies in one of its intervals."""
+        """Require that an interval of a value covers the position that reads it."""
         model = self.model
         covers = [] if present is None else [present.negated()]
         supplies = list(self._supplies(value))
@@ -166,7 +165,7 @@ class _Model:
         model.add_bool_or(covers)
 
     def _fit(self, budget: int) -> None:
-        """All that is there at the same time fits into the budget."""
+        """Require that all that is in memory at the same time fits into the budget."""
         problem, model = self.problem, self.model
         intervals: list[Any] = []
         demands: list[int] = []
@@ -206,12 +205,12 @@ class _Model:
         model.add_cumulative(intervals, [demand // unit for demand in demands], budget // unit)
 
     def _hint(self, executions: Sequence[tuple[int, int]]) -> None:
-        """Begin with these, if they are as they should be."""
+        """Let the search begin with ``executions``, if they are valid."""
         model = self.model
         wanted: list[list[int]] = [[] for _ in range(self.recipes)]
         before, turn = (-1, -1), 0
         for event, recipe in executions:
-            # Another round begins where the order of the originals is left.
+            # Another round begins where an execution is out of the order of the originals.
             here = (event, self.rank[recipe])
             turn = 0 if event != before[0] else turn + (here <= before)
             before = here
@@ -250,7 +249,7 @@ class _Model:
 
 
 class _Telling(cp_model.CpSolverSolutionCallback):
-    """Says each better solution as it is found."""
+    """A callback that prints each better solution as it is found."""
 
     def __init__(self, model: _Model) -> None:
         super().__init__()
@@ -262,7 +261,7 @@ class _Telling(cp_model.CpSolverSolutionCallback):
 
 
 def answer(request: dict[str, Any]) -> None:
-    """Solve, and say what comes of it."""
+    """Solve a request, and print its status and bound."""
     model = _Model(request)
     solver = _solver(request)
     status = solver.solve(model.model, _Telling(model))

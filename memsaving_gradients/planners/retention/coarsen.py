@@ -1,17 +1,17 @@
-"""From a training graph to a retention problem, and from its decisions to a schedule.
+"""Turn a training graph into a retention problem, and its decisions into a schedule.
 
 A captured step has thousands of ops, and a plan decides on a few hundred buffers. *Decided* are
-forward storages that take memory and that backward ops, or several forward ops, read; and those
-that cannot be recomputed. What lies between them (single-reader temporaries: the inside of a
-normalization, the sum under an activation; only in small graphs they are decided on, too) belongs
-to the recipe of the decided storage that it leads to; keeping it instead would also take apart
-kernels that the runtime fuses. Tiny storages are always kept.
+forward storages that take memory and that cannot be recomputed, or that backward ops or several
+forward ops read. All others are temporaries with one reader, such as the inside of a normalization
+or the sum under an activation. A temporary belongs to the recipe of the decided storage that it
+leads to; keeping it instead would also split kernels that the runtime fuses. Small graphs decide on
+unfused temporaries, too. Tiny storages are always kept.
 
-Forward ops are joined up to the next one that makes a decided storage; backward ops until the next
-one that reads another decided storage; in graphs of few ops every backward op stands for itself. Of
-everything else an event knows the most bytes alive while it runs. A decision is thus simulated
-in a few hundred steps; bytes are never counted too low by more than the in-place writes differ, and
-the caller simulates the schedule on the whole graph in any case. Linear in ops and edges.
+A forward event ends with an op that makes a decided storage. A backward event ends before the next
+op that reads another decided storage; in graphs of few ops every backward op is an event. An event
+records the most bytes of everything else alive while it runs. So simulating a decision takes a few
+hundred steps. Bytes are too low at most by the difference of in-place writes, and the caller
+simulates the schedule on the whole graph in any case. Linear in ops and edges.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["CORRECTIONS", "Coarse", "coarsen"]
 
-#: How often a plan of the coarse graph is asked for, at most: each time with the budget that the
-#: last one was off by on the graph itself. Chosen by judgement.
+#: The most plans of the coarse graph that are made, each with the budget corrected by the bytes
+#: that the last plan was off on the graph itself. Chosen by judgement.
 CORRECTIONS = 3
 
-#: In graphs of at most so many ops, backward ops are not joined, for what is dropped within an
-#: event is freed only at its end; with at most so many storages, all are decided on that are not
-#: inside of a fused kernel. Chosen by judgement.
+#: In graphs of at most this many ops, backward ops are not joined, since a value dropped within an
+#: event is freed only at its end. Graphs of at most this many storages decide on all storages that
+#: are not inside of a fused kernel. Chosen by judgement.
 FEW = 200
 
 
@@ -58,7 +58,7 @@ class Coarse:
     stretches
         For each event, its ops, in order; all together they are ``run_order(graph)``.
     passing
-        For each event, the storages that nobody decides on and that no op behind it reads.
+        For each event, the undecided storages that no op of a later event reads.
     """
 
     graph: TrainingGraph
@@ -70,8 +70,8 @@ class Coarse:
     chained: frozenset[int]
 
     def decisions(self, kept: Collection[int]) -> list[int]:
-        """Keep the given storages, and drop all others between their last forward and their first
-        backward use."""
+        """Return decisions that keep the storages in ``kept``, and drop all others between their
+        last forward and their first backward use."""
         problem, border = self.problem, self.problem.border
         what = problem.plain()
         for value, storage in enumerate(self.storages):
@@ -86,8 +86,8 @@ class Coarse:
         return what
 
     def like(self, runs: Iterable[tuple[int, int]]) -> list[int]:
-        """The decisions of which come such runs of ops: each with the place of ``run_order(graph)``
-        before which it is."""
+        """Return decisions that lead to ``runs``: pairs of a place in ``run_order(graph)`` and an
+        op that is run again before it."""
         ends = np.cumsum([len(ops) for ops in self.stretches])
         recipe_of = self._recipe_of
         executions = [
@@ -98,12 +98,12 @@ class Coarse:
         return decide(self.problem, executions)
 
     def schedule(self, decisions: Sequence[int]) -> Schedule:
-        """The schedule of the whole graph that follows ``decisions``."""
+        """Return the schedule of the whole graph that follows ``decisions``."""
         return self.follow(run(self.problem, decisions).again)
 
     def follow(self, executions: Iterable[tuple[int, int]]) -> Schedule:
-        """The schedule of the whole graph in which these recipes are run again, each behind the
-        event before which, in order."""
+        """Return the schedule of the whole graph with ``executions``: pairs of an event and a
+        recipe that is run again before it, in order."""
         graph, problem = self.graph, self.problem
         recorder = Recorder(graph)
         storage = graph.storage.tolist()
@@ -112,7 +112,7 @@ class Coarse:
             again.setdefault(event, []).append(recipe)
 
         def forget(begin: int) -> None:
-            # What lies between decided values is there for nobody but those that it was made for.
+            # A recomputed temporary is only for the recipe or the event that recomputed it.
             for op, copy, _ in recorder.steps[begin:]:
                 if copy:
                     for root in {storage[v] for v in graph.writes[op]} & self.undecided:
@@ -139,7 +139,7 @@ class Coarse:
         return recorder.schedule(self.chained)
 
     def executions(self, schedule: Schedule) -> list[tuple[int, int]]:
-        """What `follow` would be given for a schedule, or for one like it."""
+        """Return executions for which `follow` makes ``schedule``, or one like it."""
         recipe_of = self._recipe_of
         event_of = {op: event for event, ops in enumerate(self.stretches) for op in ops}
         found: list[tuple[int, int]] = []
@@ -153,7 +153,7 @@ class Coarse:
 
     @cached_property
     def _recipe_of(self) -> dict[int, int]:
-        """For each op that makes what is decided on, the number of the recipe."""
+        """For each op that makes a decided storage, the number of the recipe."""
         return {
             int(self.graph.producer[self.storages[outputs[0]]]): recipe
             for recipe, outputs in enumerate(self.problem.outputs)
@@ -161,8 +161,7 @@ class Coarse:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every plan of the graph is one of the problem, and takes the same bytes and the
-        same time there."""
+        """Whether each plan of the graph is a plan of the problem, with the same bytes and time."""
         graph = self.graph
         own = graph.storage == np.arange(len(graph.storage))
         decisive = np.flatnonzero(graph.losable & (graph.size > 0)).tolist()
@@ -179,7 +178,7 @@ class Coarse:
 
 
 def coarsen(graph: TrainingGraph, keep: Collection[int] = (), accumulate: bool = True) -> Coarse:
-    """The retention problem of ``graph``, with the storages in ``keep`` kept."""
+    """Return the retention problem of ``graph``, with the storages in ``keep`` kept."""
     chained = frozenset(graph.sums if accumulate else ())
     small = small_storages(graph, keep)
     decided = _decided(graph, small, keep)
@@ -226,14 +225,14 @@ def coarsen(graph: TrainingGraph, keep: Collection[int] = (), accumulate: bool =
 
 
 def _decided(graph: TrainingGraph, small: Collection[int], keep: Collection[int]) -> list[int]:
-    """Storages to decide on, in order of creation."""
+    """Return the storages to decide on, in order of creation."""
     storage, source, size = graph.storage.tolist(), graph.source.tolist(), graph.size.tolist()
     losable = graph.losable.tolist()
     readers = [0] * len(storage)
     for op in range(graph.first_backward):
         for root in {storage[v] for v in graph.reads[op]}:
-            # A part of a concatenation is as good as two readers: keeping parts keeps every
-            # concatenation of them.
+            # A part of a concatenation counts as if it had two readers: keeping the parts keeps
+            # every concatenation of them.
             readers[root] += 2 if graph.joins[op] else 1
     residual = graph.residuals
     found, others = [], []
@@ -249,11 +248,11 @@ def _decided(graph: TrainingGraph, small: Collection[int], keep: Collection[int]
 
 
 def _stretches(graph: TrainingGraph, number: dict[int, int], beside: IntArray) -> list[list[int]]:
-    """The ops of each event.
+    """Return the ops of each event.
 
-    Forward: up to one that makes a decided storage. Backward: a new one begins with every op that
-    reads other decided storages than the last one that read any, and where more than in this event
-    so far is alive ``beside`` (so that what was read has died by then).
+    A forward event ends with an op that makes a decided storage. A backward event begins with an op
+    that reads other decided storages than the last op that read any. It also begins where more is
+    alive ``beside`` than in the event so far, so that the storages read before are freed first.
     """
     storage = graph.storage.tolist()
     stretches: list[list[int]] = [[]]
@@ -277,7 +276,7 @@ def _stretches(graph: TrainingGraph, number: dict[int, int], beside: IntArray) -
 
 
 def _border(graph: TrainingGraph, stretches: list[list[int]]) -> int:
-    """The first event of the backward pass; of a graph that has none, the first of all."""
+    """Return the first event of the backward pass; 0 if the graph has none."""
     if graph.first_backward == graph.length:
         return 0
     backward = (k for k, ops in enumerate(stretches) if ops[0] >= graph.first_backward)
@@ -301,7 +300,7 @@ def _passing(
 
 
 class _Recipes:
-    """How decided storages are recomputed from decided storages."""
+    """The recipes that recompute decided storages from other decided storages."""
 
     def __init__(
         self,
@@ -349,7 +348,7 @@ class _Recipes:
         return len(self.inputs) - 1
 
     def _scratch(self, ops: list[int], wanted: int) -> int:
-        """The most bytes that running ``ops`` takes beside ``wanted`` bytes of results."""
+        """Return the most bytes that ``ops`` take in addition to ``wanted`` bytes of results."""
         graph, storage, size = self.graph, self._storage, self._size
         last = {storage[v]: op for op in ops for v in graph.reads[op]}
         alive, most = 0, 0
@@ -371,8 +370,8 @@ class _Recipes:
 def _beside(
     graph: TrainingGraph, chained: frozenset[int], number: dict[int, int]
 ) -> tuple[IntArray, IntArray]:
-    """Bytes of what is not decided, in plain training: during each op of the order, and just before
-    it."""
+    """Return the bytes of undecided buffers in plain training, during each op of the order and just
+    before it."""
     simulation = simulate(graph, ordered(graph, chained))
     born, dies, size = simulation.buffers
     decided = np.zeros(len(born), np.bool_)
@@ -380,14 +379,14 @@ def _beside(
     until = dies.copy()
     at = {value: k for k, value in enumerate(simulation.owner)}
     for place, op in enumerate(run_order(graph)):
-        # A buffer that an op writes into, though it reads it, is there until then: it has no end
-        # before.
+        # An op that writes into a buffer in place also reads it: the buffer is alive until this op,
+        # and does not end before it.
         now = int(born[at[graph.writes[op][0]]]) if op in chained else place
         for root in {int(graph.storage[v]) for v in graph.reads[op]} & at.keys():
             if until[at[root]] == now - 1:
                 until[at[root]] = now
     lives = timeline(born[decided], until[decided], size[decided], graph.length)
-    # What was born before a step and is alive in it was there just before it.
+    # A buffer that was born before a step and is alive in it was alive just before it, too.
     waiting = ~decided & (until > born)
     before = timeline(born[waiting] + 1, until[waiting], size[waiting], graph.length)
     return simulation.bytes_alive - lives, before

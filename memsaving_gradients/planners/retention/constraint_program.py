@@ -1,14 +1,14 @@
-"""The executions that take the least time within a budget, as OR-Tools' CP-SAT proves them.
+"""The executions that take the least time within a budget, proven by OR-Tools' CP-SAT.
 
-*Executions* are the other form of a plan for a retention problem: which recipes are run again, and
-before which event each. Whoever reads a value reads the latest that was made, and every value is
-freed behind its last reader; so they say all. Decisions on gaps can be searched through one by one;
-executions can be handed to a solver (the model is in
+*Executions* are the other form of a plan for a retention problem: the recipes that are run again,
+each with the event before which it runs. They determine the plan, since each reader of a value
+reads the latest copy, and each copy is freed after its last reader. A search can change decisions
+on gaps one by one; a solver can find executions (its model is in
 :mod:`memsaving_gradients.planners.retention._cp_sat`).
 
-CP-SAT runs in another process, which stays for the next question. It can be given an *effort*, in
-its own measure of work done (a unit takes some seconds): then it finds the same in every process,
-on every machine. Given seconds, it does not.
+CP-SAT runs in another process, which also answers later requests. With a limit on *effort*, in its
+own measure of work (a unit takes some seconds), it finds the same in every process, on every
+machine. With a limit on seconds, it does not.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["Solution", "check_installed", "is_installed", "solve"]
 
 @dataclass(frozen=True)
 class Solution:
-    """What CP-SAT found.
+    """The answer of CP-SAT.
 
     Attributes
     ----------
     executions
-        The best that are known, in order; ``None``: none that fit.
+        The best known executions, in order; ``None``: none fit.
     bound
-        No executions within the limits on copies and bytes take less, seconds.
+        Lower bound on the seconds of any executions within the limits on copies and bytes.
     proven
-        Whether there are none better, or none at all.
+        Whether no better executions exist, or none at all.
     """
 
     executions: tuple[Execution, ...] | None
@@ -52,12 +52,12 @@ class Solution:
 
 
 def is_installed() -> bool:
-    """Whether there is a solver."""
+    """Return whether OR-Tools is installed."""
     return importlib.util.find_spec("ortools") is not None
 
 
 def check_installed() -> None:
-    """Raise `ArgumentError` if there is no solver."""
+    """Raise `ArgumentError` if OR-Tools is not installed."""
     if not is_installed():
         raise ArgumentError(
             "planner", "exact", "needs OR-Tools; pip install 'memsaving-gradients[exact]'"
@@ -76,26 +76,26 @@ def solve(
     seconds: float | None = None,
     tick: Callable[[], None] | None = None,
 ) -> Solution:
-    """The executions that take the least time.
+    """Return the executions that take the least time.
 
     Parameters
     ----------
     problem
-        What runs; values that no event makes are unknown here.
+        The problem; each value must be made by an event.
     budget
         The most bytes alive.
     copies
         For each recipe, how many times it may be run again.
     rounds
-        How many times the order of the originals may be gone through between two events.
+        Passes through the order of the originals that are allowed between two events.
     hint
         Executions to begin with. They need not fit.
     bound
-        No executions take less, as far as is known, seconds.
+        Known lower bound on the time of executions, seconds.
     effort, seconds
-        When to stop with the best so far; ``None``: no limit.
+        Limits at which to stop with the best so far; ``None``: no limit.
     tick
-        Called ten times a second. What it raises ends the search, and is raised.
+        Called ten times a second. An exception from it ends the search, and is passed on.
 
     Examples
     --------
@@ -120,8 +120,8 @@ def solve(
         "bound": bound,
         "effort": effort,
         "seconds": seconds,
-        # Within a limit on seconds, as many as there are cores. Within one on effort there is one,
-        # so that chance decides nothing.
+        # One worker for each core; but a single one with a limit on effort, so that the result does
+        # not depend on chance.
         "workers": os.cpu_count() if effort is None else 1,
     }
     executions: tuple[Execution, ...] | None = None
@@ -142,7 +142,7 @@ class _Solver:
 
     @classmethod
     def running(cls) -> _Solver:
-        """The one there is; a new one if there is none, or it has ended."""
+        """Return the running process; start one if there is none or it has ended."""
         if cls._one is not None and cls._one.process.poll() is not None:
             cls._end()
         if cls._one is None:
@@ -173,7 +173,7 @@ class _Solver:
         self._errors.start()
 
     def ask(self, request: dict[str, Any], tick: Callable[[], None]) -> list[dict[str, Any]]:
-        """All answers to a request, the status last. Whoever interrupts it ends the process."""
+        """Return all answers to a request, the status last. An interruption ends the process."""
         answers: list[dict[str, Any]] = []
         done = False
         try:
@@ -199,7 +199,7 @@ class _Solver:
 
     def _ended(self) -> SolverError:
         status = self.process.wait()
-        # What it said may not have been read yet.
+        # Its error output may not have been read yet.
         self._errors.join(timeout=1)
         why = (
             "".join(self._said).strip().rpartition("\n")[2]

@@ -1,15 +1,15 @@
-"""Simulate decisions that differ in a few gaps from others, from where that makes a difference.
+"""Simulate decisions that differ from others in a few gaps, from the first difference on.
 
-A search simulates a set of decisions with one change after the other, and most of a step is the
-same each time. So of the decisions that are changed, the *base*, it is noted every √n of n events
-how things stand (which balances what notes cost and the way from one to the next); and a change is
-simulated from the last of these places in front of the first event at which somebody looks at a
-changed gap. Who looks at the gap of a value? The events that its decision names; the event at its
-end; and in between, what is run again and reads or makes the value. Before that, nothing differs
-but whether the value is there.
+A search simulates many changes of the same decisions, the *base*, and most of a step is the same
+each time. So the state of the base is marked every √n of n events, which balances the cost of marks
+against the events between them. A change is simulated from the last mark before the first event at
+which the simulation reads a changed gap. That is an event that the gap's decision names, or the
+event at its end; or one in the gap for which a recipe that reads or makes the value is run again.
+Before this event, only the presence of the value differs.
 
-What comes of it is what :func:`~memsaving_gradients.planners.retention.problem.run` gives, to the
-last bit. With the first change of a base goes one run; a change takes half of one or so.
+The result is the same, to the last bit, as the result of
+:func:`~memsaving_gradients.planners.retention.simulate.run`. The first change of a base costs one
+more run; a change takes about half a run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Change = list[tuple[int, int]]
 
 
 def changed(decisions: list[int], *changes: Change) -> list[int]:
-    """Other decisions: those of ``changes``, else the same."""
+    """Return a copy of ``decisions`` with ``changes`` applied."""
     others = decisions.copy()
     for change in changes:
         for gap, what in change:
@@ -46,7 +46,7 @@ def changed(decisions: list[int], *changes: Change) -> list[int]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Mark:
-    """How things stand in front of an event: a `State` whose lists are only as long as so far."""
+    """A `State` before an event, with the lengths of the lists that the base's run has in full."""
 
     now: int
     there: bytearray
@@ -60,8 +60,8 @@ class _Mark:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Marked:
-    """What is known of the base on the way: the gaps whose decisions name events, the marks,
-    `State.beside`, and the events of each recipe."""
+    """The record of the base's run: the gaps whose decisions name events, the marks,
+    `State.beside`, and, for each recipe, the events before which it is run again."""
 
     appointed: list[int]
     marks: list[_Mark]
@@ -70,12 +70,12 @@ class _Marked:
 
 
 class Base:
-    """Decisions that are going to be changed, and what comes of them.
+    """Decisions to which changes are applied, and their run.
 
     Attributes
     ----------
     decisions, run
-        Those, and that.
+        The decisions and their run.
     """
 
     def __init__(self, problem: Problem, decisions: list[int], found: Run | None = None) -> None:
@@ -84,12 +84,12 @@ class Base:
 
     @cached_property
     def _marked(self) -> _Marked:
-        """How things stand on the way; not noted before there is a change."""
+        """The record of the base's run, made at the first change."""
         problem, decisions = self.problem, self.decisions
         appointments = Appointments(decisions, range(len(decisions)))
         state = begin(problem, decisions, appointments)
-        # Decisions that do not respect the border have no marks: all that they are changed to is
-        # simulated from the first event.
+        # Decisions that do not respect the border have no marks: all changes of them are simulated
+        # from the first event.
         respected = state.now == problem.border
         marks: list[_Mark] = []
         events, apart = len(problem.reads), _apart(problem)
@@ -102,7 +102,7 @@ class Base:
         return _Marked(appointments.gaps, marks, state.beside, again)
 
     def simulate(self, change: Change) -> Run:
-        """What comes of the decisions with a change."""
+        """Return the run of the decisions with a change applied."""
         problem, decisions = self.problem, changed(self.decisions, change)
         gaps = {gap for gap, _ in change if decisions[gap] != self.decisions[gap]}
         marks = self._marked.marks
@@ -122,18 +122,18 @@ class Base:
         return outcome(problem, state)
 
     def _first_look(self, gap: int, what: int) -> int:
-        """The first event in or behind a gap at which somebody may look at the decision on it, or
-        whether its value is there."""
+        """Return the first event, in or after a gap, at which the simulation may read the decision
+        on it or the presence of its value."""
         problem, decisions, again = self.problem, self.decisions, self._marked.again
         value, before, end = problem.gaps[gap]
         gaps = range(problem.first_gap[value], problem.first_gap[value + 1])
-        # Before a value is made first it is in its first gap, too.
+        # A value is in its first gap before it is first made, too.
         before = before if gap > gaps.start else 0
         found = [end]
         if what >= EARLY:
             found.append((what - EARLY) // 2)
         for other in gaps:
-            # What is decided on another gap may name an event in this one.
+            # The decision on another gap may name an event in this one.
             event = (decisions[other] - EARLY) // 2
             if decisions[other] >= EARLY and (other == gap or event >= before):
                 found.append(event)
@@ -142,7 +142,7 @@ class Base:
         return min(found)
 
     def _state(self, mark: _Mark) -> State:
-        """How things stood, to be simulated further."""
+        """Return the state at a mark, to be simulated further."""
         run, steps, made = self.run, mark.steps, len(mark.last)
         return State(
             mark.now,
@@ -161,7 +161,7 @@ class Base:
 
 
 def _apart(problem: Problem) -> int:
-    """Events from one mark to the next."""
+    """Return the number of events from one mark to the next."""
     return math.isqrt(len(problem.reads))
 
 

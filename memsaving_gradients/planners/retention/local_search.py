@@ -1,19 +1,18 @@
 """Decisions with the least extra time under a budget, by local search.
 
-From any decisions: while there are bytes above the budget, take the values that lie idle at the
-worst step, and drop the one that costs least time for the bytes it takes off, counted exactly for
-the most promising few. It is the rule that DTR (Kirisame et al. 2021, arXiv 2006.09616) applies
-while a network runs; here the future is known, so that what a value costs includes what its inputs
-cost by then, a value may come back early, when its inputs are still there, and inputs may be held
-for it. Far from the budget many are dropped at once. Then improve: take decisions back in one
-stretch of the step, drop others for them, and stay with what takes less time (large neighborhood
-search, Shaw 1998). Deterministic: the same numbers every time.
+While bytes are above the budget, the search takes the values that are idle at the worst step. It
+drops the one that costs least time for the bytes that it saves, simulated exactly for the most
+promising few. DTR (Kirisame et al. 2021, arXiv 2006.09616) applies this rule while a network runs.
+Here the future is known. So the cost of a value includes its inputs that are missing by then. The
+value may return early, while its inputs are there, or inputs may be held for it. Far from the
+budget, many values are dropped at once. Then the search improves: it takes decisions back in one
+stretch of the step, drops others instead, and keeps the result if it takes less time (large
+neighborhood search, Shaw 1998). It is deterministic: its random numbers are always the same.
 
-No guarantee but that a result whose peak is within the budget is one; on the public instances of up
-to 100 ops it comes to the optimum in seconds. What it costs is a number of runs
-(:func:`memsaving_gradients.planners.retention.problem.run`), which is given; most of them are
-simulated from where they differ from one before
-(:mod:`memsaving_gradients.planners.retention.incremental`).
+Nothing is guaranteed but the simulated peak. On the public instances of up to 100 ops, the search
+reaches the optimum in seconds. The cost is a given number of runs
+(:func:`memsaving_gradients.planners.retention.simulate.run`), most of which are simulated only from
+the first difference to an earlier one (:mod:`memsaving_gradients.planners.retention.incremental`).
 """
 
 from __future__ import annotations
@@ -38,28 +37,28 @@ from memsaving_gradients.planners.retention.simulate import Run
 
 __all__ = ["RUNS_OF_A_STRETCH", "Search"]
 
-#: Changes that are simulated at each step of the descent, of either kind; and other events above
-#: the budget that are looked at when nothing helps at the worst one.
+#: Changes of either kind that are simulated at each step of the descent; and other events above the
+#: budget that are tried when nothing helps at the worst one.
 PROMISING = 5
 #: Gaps that are kept again at once when a stretch is planned anew: one of these numbers.
 TAKEN_BACK = (1, 1, 2, 2, 3, 4, 6)
-#: How much the rates are shaken then, and to which power excess is weighed.
+#: Noise of the rates, and power of the excess, when a stretch is planned anew: one of each.
 NOISE, POWER = (0.0, 0.3, 0.8), (1, 1, 3)
-#: In this share of the attempts, any gaps are decided anew at random instead.
+#: The share of the attempts that decide some gaps anew at random instead.
 SHAKEN = 0.3
-#: Up to this much more extra time is borne on the way to less, for at most so many stretches in a
-#: row.
+#: The share by which extra time may rise on the way to less; and after how many stretches in a row
+#: without a better plan the search returns to the best one.
 WORSE, ASTRAY = 0.03, 60
-#: As many stretches in a row are planned anew in vain.
+#: The search ends after this many stretches in a row without a better plan.
 PATIENCE = 1500
-#: A stretch is planned anew in at most this many runs; a search of fewer improves nothing.
+#: The most runs to plan one stretch anew; a search with fewer runs in all improves nothing.
 RUNS_OF_A_STRETCH = 400
 
 
 class Search:
     """A search for decisions of one problem under one budget.
 
-    ``runs`` counts what it has cost; ``tick`` is called before each run, and may raise to end the
+    ``runs`` counts the runs so far; ``tick`` is called before each run, and may raise to end the
     search.
     """
 
@@ -85,18 +84,18 @@ class Search:
             and end - begin > 1
             and end >= problem.border
         ]
-        # For each value, the gaps of those that are made of it.
+        # For each value, the gaps of the values that are computed from it.
         self._made_of: list[list[int]] = [[] for _ in problem.size]
         for value, number in enumerate(problem.recipe):
             for v in problem.inputs[number] if number >= 0 else ():
                 self._made_of[v] += range(problem.first_gap[value], problem.first_gap[value + 1])
-        # Among changes that cost nothing the one that frees most is best.
+        # A least cost, in seconds: of changes that cost nothing, the one that frees most is best.
         self._least = min((s for s in problem.seconds if s > 0), default=1.0) * 1e-3
-        # What `_missing` found, as long as decisions stay as they are.
+        # Results of `_missing`, valid as long as decisions do not change.
         self._known: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def _play(self, base: Base, change: Change) -> Run:
-        """A run, counted."""
+        """Simulate the base with a change, and count the run."""
         self._count()
         return base.simulate(change)
 
@@ -116,30 +115,30 @@ class Search:
         power: int = 1,
         bold: int = 0,
     ) -> tuple[list[int], Run]:
-        """Change decisions until the budget holds.
+        """Change decisions until they meet the budget.
 
         Parameters
         ----------
         decisions
-            Where to begin.
+            The decisions to begin with.
         most
-            Give up after so many runs.
+            Runs after which to give up.
         fixed
-            Gaps that stay as they are.
+            Gaps whose decisions do not change.
         limit
-            Give up when it takes more extra time than this, seconds.
+            Extra seconds above which to give up.
         noise
-            Standard deviation of the logarithm by which rates are shaken.
+            Standard deviation of the logarithm of a random factor on each rate.
         power
-            Bytes above the budget are weighed by this power.
+            The power of the excess, as in `Run.excess`.
         bold
-            Far from the budget, one in so many of the promising changes is made at once; 0: never
-            more than one.
+            Far from the budget, one in this many of the promising changes is made at once; 0: one
+            change at a time.
 
         Returns
         -------
         tuple
-            The decisions and what comes of them; above the budget if nothing helped.
+            The decisions and their run; its peak is above the budget if nothing helped.
         """
         self._count()
         base = Base(self.problem, decisions.copy())
@@ -180,10 +179,10 @@ class Search:
     def improve(
         self, decisions: list[int], found: Run, most: int, enough: float = 0.0
     ) -> tuple[list[int], Run]:
-        """Plan one stretch after the other anew; the best decisions met.
+        """Plan one stretch after the other anew, and return the best decisions met.
 
         Ends after ``most`` runs, at ``enough`` extra seconds within the budget, or after `PATIENCE`
-        stretches in vain.
+        stretches without a better plan.
         """
         end = self.runs + most
         now, result = self.keep_again(decisions, found, self._dropped(decisions))
@@ -222,10 +221,10 @@ class Search:
     def keep_again(
         self, decisions: list[int], found: Run, gaps: Collection[int]
     ) -> tuple[list[int], Run]:
-        """Keep again, of ``gaps``, what the budget has room for: what takes most time for its bytes
+        """Keep the values of ``gaps`` again for which the budget has room, most seconds per byte
         first.
 
-        Many at once as long as that fits: few runs where there is much room.
+        Many are kept at once as long as they fit, so that few runs are needed where room is large.
         """
         if found.peak > self.budget:
             return decisions, found
@@ -253,11 +252,11 @@ class Search:
         return self.problem.seconds[self.problem.recipe[value]] / max(self.problem.size[value], 1)
 
     def _dropped(self, decisions: list[int]) -> list[int]:
-        """Gaps with an end in which a value is dropped."""
+        """Return the gaps that have an end and whose values are dropped."""
         return [gap for gap, what in enumerate(decisions) if what and self._end[gap] < self._events]
 
     def _any(self, gap: int) -> int:
-        """Any decision on a gap."""
+        """Return a random decision on a gap."""
         first = max(self._begin[gap], self.problem.border)
         event = self._random.randint(first, max(first, min(self._end[gap], self._events - 1)))
         inside = self._begin[gap] < event < self._end[gap]
@@ -267,7 +266,7 @@ class Search:
         return what + 2 * event if what >= EARLY else what
 
     def _stretch(self, dropped: list[int]) -> list[int]:
-        """A few dropped gaps: any, or some that end close to each other."""
+        """Return a few of the ``dropped`` gaps: any, or some that end close to each other."""
         count = min(self._random.choice(TAKEN_BACK), len(dropped))
         center = self._random.choice(dropped)
         if self._random.random() < 0.3:
@@ -279,8 +278,8 @@ class Search:
     def _batches(
         self, now: Run, decisions: list[int], fixed: Collection[int]
     ) -> Iterator[list[Change]]:
-        """Changes to simulate: the most promising at the worst step, all others there, those at
-        other steps."""
+        """Yield changes to simulate: the most promising at the worst step, all others there, then
+        the most promising at other steps."""
         over = np.flatnonzero(now.bytes_alive > self.budget)
         order = over[np.argsort(-now.bytes_alive[over], kind="stable")].tolist()
         seen: set[int] = set()
@@ -298,8 +297,8 @@ class Search:
     def _changes(
         self, now: Run, decisions: list[int], fixed: Collection[int], step: int
     ) -> tuple[list[Change], list[Change]]:
-        """What may lower the bytes at ``step``: dropping what is idle there; not recomputing
-        there. Best first."""
+        """Return changes that may lower the bytes at ``step``, in two lists, each best first: to
+        drop values that are idle there, and not to recompute values there."""
         self._known.clear()
         problem, event = self.problem, now.event[step]
         over = max(int(now.bytes_alive[step]) - self.budget, 1)
@@ -310,7 +309,7 @@ class Search:
         drops: list[tuple[float, int, Change]] = []
         undone: list[tuple[float, int, Change]] = []
         alive = np.flatnonzero((np.array(now.born) <= step) & (np.array(now.last) >= step))
-        # Looking at so many values takes about as long as a run.
+        # Looking at 16 values takes about as long as a run.
         self.runs += len(alive) // 16
         for k in alive.tolist():
             value = now.value[k]
@@ -347,7 +346,7 @@ class Search:
         back: dict[int, int],
         over: int,
     ) -> list[tuple[float, int, Change]]:
-        """Ways to drop a kept value at ``event``, with about the seconds that a byte costs."""
+        """Return ways to drop a kept value at ``event``, each with about its seconds per byte."""
         problem, end = self.problem, self._end[gap]
         size = problem.size[value]
         late = [back[g] for g in self._made_of[value] if self._begin[gap] < back.get(g, -1) < event]
@@ -371,8 +370,8 @@ class Search:
         return drops
 
     def _early(self, value: int, gap: int, after: int, decisions: list[int]) -> list[int]:
-        """The last events in a gap, behind ``after``, at which inputs are there that will not be at
-        its end."""
+        """Return the last two events in a gap, after ``after``, at which inputs are there that are
+        gone at its end."""
         problem, end = self.problem, self._end[gap]
         if end == self._events:
             return []
@@ -388,8 +387,8 @@ class Search:
     def _missing(
         self, value: int, event: int, decisions: list[int], back: dict[int, int]
     ) -> list[tuple[int, int]]:
-        """The inputs of a value that are not there at ``event``, with the gaps in which they are
-        dropped."""
+        """Return the inputs of a value that are not there at ``event``, with the gaps in which they
+        are dropped."""
         found = self._known.get((value, event))
         if found is None:
             found = self._known[value, event] = []
@@ -401,7 +400,7 @@ class Search:
         return found
 
     def _again(self, value: int, event: int, decisions: list[int], back: dict[int, int]) -> float:
-        """About how long it takes to make ``value`` again for ``event``, with what it needs."""
+        """Estimate the seconds to recompute ``value`` and its missing inputs for ``event``."""
         if event == self._events:
             return 0.0
         cost, seen, stack = 0.0, {value}, [value]

@@ -1,23 +1,22 @@
-"""Retention: for every value and every gap between two of its uses, whether it stays or is dropped
+"""Retention: for every value and every gap between two of its uses, whether it is kept, or dropped
 and recomputed.
 
-This is the form in which plans are searched for. The originals run in a fixed order, as *events*. A
-value has uses: the event that makes it and those that read it; between two of them lies a *gap*,
-and behind the last one a gap without end. In a gap a value is
+Planners search for plans in this form. The original ops run in a fixed order, as *events*. The uses
+of a value are the event that makes it and the events that read it. A *gap* is the time between two
+uses; the last use begins a gap without end. In a gap a value is
 
-- kept: it is there for the next use, and for whatever is recomputed in between;
-- dropped: it is freed after its last reader; whoever needs it recomputes it, from what is there,
-  recursively, and from then on it is there until the next use;
-- dropped strictly: likewise, but what was recomputed for somebody else is freed again at once;
-- dropped, and recomputed early, at an event in the gap, when what it is made of is still there;
-- dropped late: kept until an event in the gap, at which something is made of it, and dropped from
-  then on.
+- kept: it is there for the next use, and for any recomputation in between;
+- dropped: it is freed after its last reader; the next reader, an event or a recipe, recomputes it,
+  recursively if inputs are missing, and from then on it is there until the next use;
+- dropped strictly: likewise, but freed after each event for which it was recomputed as an input;
+- dropped and recomputed early, at an event in the gap, while its inputs are still there;
+- dropped late: kept until an event in the gap for which a recipe reads it, and dropped afterwards.
 
-All schedules of Chen et al. 2016 and every other plan that recomputes a value at most once a gap
-are such decisions, and the retention intervals of Moccasin (Bartan et al. 2023, arXiv 2304.14463)
-are. An event stands for one op, or for a stretch of ops of which only the bytes matter
-(:mod:`memsaving_gradients.planners.retention.coarsen` makes them); values that nobody decides on
-are counted in those.
+Such decisions express all schedules of Chen et al. 2016, every other plan that recomputes a value
+at most once in a gap, and the retention intervals of Moccasin (Bartan et al. 2023, arXiv
+2304.14463). An event is one op, or a stretch of ops of which only the bytes matter
+(:mod:`memsaving_gradients.planners.retention.coarsen` makes them). These bytes include all values
+on which no decision is taken.
 
 :mod:`~memsaving_gradients.planners.retention.simulate` evaluates a set of decisions.
 """
@@ -49,17 +48,17 @@ IntArray = npt.NDArray[np.int64]
 
 #: Decisions whose peak is at most this many times the budget are near it. Chosen by judgement.
 NEAR = 1.1
-#: Fact: the codes of decisions on a gap; ``EARLY + 2 * event`` and ``LATE + 2 * event`` stand for
-#: one that names an event.
+#: Fact: the codes of decisions on a gap; a decision that names an event is ``EARLY + 2 * event`` or
+#: ``LATE + 2 * event``.
 KEPT, DROPPED, STRICT, EARLY, LATE = 0, 1, 2, 3, 4
 
-#: A recipe that is run again, behind the event before which it is.
+#: An event, and the recipe that is run again before it.
 Execution = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What runs, in which order, and what it costs to make a value again.
+    """The events in their order, the bytes of their values, and the recipes that recompute these.
 
     Attributes
     ----------
@@ -70,16 +69,16 @@ class Problem:
     recipe
         For each value, the number of the recipe that recomputes it; -1: it cannot be recomputed.
     inputs, outputs, seconds, scratch
-        For each recipe: the values that it reads, those that it makes, its time, and the bytes that
-        it takes beside both.
+        For each recipe: the values that it reads, the values that it makes, its time, and the bytes
+        that it takes in addition to both.
     during
-        For each event, the most bytes of anything else while it runs.
+        For each event, the most bytes of anything but values while it runs.
     between
-        For each event, the bytes of anything else just before it, while values are recomputed for
-        it.
+        For each event, the bytes of anything but values just before it, while values are recomputed
+        for it.
     border
-        The first event for which values may be recomputed: forward ops run first, all of them.
-        Decisions respect it, `run` does not ask.
+        The first event for which values may be recomputed, since all forward ops run first.
+        Planners respect it; `run` simulates any decisions.
     """
 
     reads: Sequence[tuple[int, ...]]
@@ -96,7 +95,7 @@ class Problem:
 
     @cached_property
     def uses(self) -> list[list[int]]:
-        """For each value, the events that use it: the one that makes it first."""
+        """For each value, the events that use it; the one that makes it is first."""
         uses: list[list[int]] = [[] for _ in self.size]
         for event, (read, made) in enumerate(zip(self.reads, self.writes, strict=True)):
             for value in (*read, *made):
@@ -106,13 +105,13 @@ class Problem:
 
     @cached_property
     def first_gap(self) -> list[int]:
-        """For each value, the number of its first gap; one more at the end."""
+        """For each value, the number of its first gap; at the end, the number of all gaps."""
         return [0, *np.cumsum([len(uses) for uses in self.uses]).tolist()]
 
     @cached_property
     def gaps(self) -> list[tuple[int, int, int]]:
-        """For each gap: its value, the event before it, the event behind it (the number of events,
-        if there is none)."""
+        """For each gap: its value, the event before it, and the event after it (the number of
+        events if there is none)."""
         return [
             (value, begin, end)
             for value, uses in enumerate(self.uses)
@@ -134,13 +133,13 @@ class Problem:
         return touching
 
     def gap_at(self, value: int, event: int) -> int:
-        """The gap of ``value`` in which ``event`` lies; the one that ends with it, if it is a
-        use."""
+        """Return the gap of ``value`` that contains ``event``; the gap that ends with ``event`` if
+        it is a use."""
         return self.first_gap[value] + bisect_right(self.uses[value], event - 1) - 1
 
     def respects(self, gap: int, what: int) -> bool:
-        """Whether with such a decision on a gap nothing is recomputed before the border, and all
-        that is dropped there is gone at it."""
+        """Return whether the decision ``what`` on ``gap`` respects the border: it recomputes
+        nothing before the border, and a value that it drops there is gone at the border."""
         value, begin, end = self.gaps[gap]
         if what == KEPT or (what < EARLY and end >= self.border):
             return True
@@ -154,22 +153,22 @@ class Problem:
         return [value for value, _, _ in self.gaps]
 
     def plain(self) -> list[int]:
-        """The decisions of plain training: everything is kept until its last use."""
+        """Return the decisions of plain training: every value is kept until its last use."""
         last = {self.first_gap[v + 1] - 1 for v in range(len(self.size))}
         return [DROPPED if gap in last else KEPT for gap in range(self.first_gap[-1])]
 
 
 def is_gone(what: int, event: int) -> bool:
-    """Whether a value that can be recomputed is dropped before an event of a gap, by the decision
-    on it."""
+    """Return whether the decision ``what`` on a gap drops a value, if it can be recomputed, before
+    ``event``."""
     return what != KEPT and (what < LATE or what % 2 == 1 or (what - LATE) // 2 < event)
 
 
 def decide(problem: Problem, executions: Iterable[Execution]) -> list[int]:
-    """Decisions of which these executions come, or nearly: a gap in which a value is dropped twice
-    has no word for that.
+    """Return decisions that lead to these executions, or nearly: decisions cannot express that a
+    value is dropped twice in one gap.
 
-    What would be run again before the border is not.
+    Executions before the border are ignored.
 
     Examples
     --------
@@ -189,8 +188,8 @@ def decide(problem: Problem, executions: Iterable[Execution]) -> list[int]:
             again.setdefault(event, []).append(number)
     decisions = problem.plain()
     gap_of = problem.first_gap[:-1].copy()
-    # For each value, in the gap that it is in: the last use of what was there at its beginning;
-    # when it was recomputed, and the first use of that.
+    # For each value, in its current gap: the last use of the copy that was there at the beginning,
+    # the event for which it was recomputed, and the first use of the recomputed copy.
     before: list[int | None] = [None] * len(gap_of)
     made = before.copy()
     behind = before.copy()

@@ -1,19 +1,18 @@
-"""A plan that is known, improved or proven by constraint programming on the retention problem.
+"""Improve a known plan, or prove it optimal, by constraint programming on the retention problem.
 
-What was found is handed to CP-SAT
-(:mod:`~memsaving_gradients.planners.retention.constraint_program`), which finds better executions
-or proves that there are none, beside the lower bound of
-:mod:`~memsaving_gradients.planners.bounds.integer`, which is the stronger one on long graphs.
-Moccasin (Bartan et al. 2023, arXiv 2304.14463) brought constraint programming to this; that three
-copies of a value are needed and four change nothing was found on its instances, and here every
-recipe that could pay more often is given more.
+CP-SAT (:mod:`~memsaving_gradients.planners.retention.constraint_program`) starts with the known
+plan, and finds better executions or proves that none exist. The lower bound of
+:mod:`~memsaving_gradients.planners.bounds.integer` is used, too; it is stronger on long graphs.
+Moccasin (Bartan et al. 2023, arXiv 2304.14463) introduced constraint programming for this problem.
+On its instances, three copies of a value are needed and four change nothing. Here every recipe for
+which more copies could pay may have more.
 
-What is proven is proven of the retention problem, in which ops are joined and nothing is written in
-place, and of schedules that between two ops run others again in the order of their originals. In
-small graphs, where that order may be gone through several times and the problem is the graph
-itself, a plan is marked optimal; in others only if it comes to the bound. All schedules run the
-originals in the order of the graph, and begin to recompute when the backward pass begins. The same
-plan in every process, unless there is a limit on seconds.
+A proof is about the retention problem, which joins ops and writes nothing in place. It covers the
+schedules that, between two ops, run others again in the order of their originals. In small graphs,
+several passes through this order are allowed; where the problem is the graph itself, a proven plan
+is marked optimal. Other plans are marked optimal only if they reach the lower bound. All schedules
+run the originals in the order of the graph, and recompute only in the backward pass. The plan is
+the same in every process, unless there is a limit on seconds.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["FEW", "prove"]
 
-#: Times that the order of the originals may be gone through between two ops, in problems of at most
-#: `FEW` recipes.
+#: Passes through the order of the originals that are allowed between two ops, in problems of at
+#: most `FEW` recipes.
 ROUNDS_OF_FEW, FEW = 4, 24
-#: Copies of each value that are considered at first; of all values together when more of some could
+#: Copies for each recipe at first; and copies of all recipes together, when more of some could
 #: pay.
 COPIES, MOST_COPIES = 3, 2_000
 #: Fact: a plan this close to the lower bound is optimal, as CP-SAT counts in integers.
@@ -50,13 +49,13 @@ def prove(
     effort: float,
     seconds: float | None = None,
 ) -> Proposal:
-    """The fastest plan within ``limits.budget`` that CP-SAT comes to from ``found``, and what is
-    proven of it.
+    """Return the fastest plan within ``limits.budget`` that CP-SAT finds from ``found``, with the
+    bound that is proven.
 
-    Each time that it is asked it may make so much ``effort``, in its own measure (a unit takes some
-    seconds), or, if they are given, all together may take so many ``seconds``. It is asked at most
-    `CORRECTIONS` times: for more copies, or with another budget, where bytes on the graph are
-    others than those of the problem.
+    Each call of CP-SAT may take ``effort``, in its own measure (a unit takes some seconds); if
+    ``seconds`` are given, all calls together may take these instead. There are at most
+    `CORRECTIONS` calls: for more copies, or with another budget, where the bytes on the graph
+    differ from the problem's.
     """
     return _Proving(graph, limits, found, effort, seconds).plan()
 
@@ -84,7 +83,7 @@ class _Proving:
         complete = True
         try:
             self.bound = self.found.lower_bound or self._tightest_bound()
-            # Whoever interrupted the first plan wants no other one.
+            # A user who interrupted the first plan wants no other one.
             if (
                 self.bound < math.inf
                 and not self._is_close()
@@ -163,8 +162,8 @@ class _Proving:
         )
 
     def _enough(self, extra: float, most: int | None = None) -> list[int]:
-        """For each recipe, so many copies that with more of them a plan would take longer than
-        ``extra`` seconds; at most as many."""
+        """Return, for each recipe, the number of copies above which a plan takes more than
+        ``extra`` seconds, but at most ``most``."""
         problem = self.coarse.problem
         events = len(problem.reads) - problem.border
         most = events if most is None else min(most, events)
@@ -173,7 +172,7 @@ class _Proving:
         ]
 
     def _note(self, trial: Proposal) -> None:
-        """Remember the better one: within the budget the faster, else the lower."""
+        """Remember the better plan: within the budget the faster one, else the lower one."""
 
         def rank(proposal: Proposal) -> tuple[float, float]:
             return max(0, proposal.peak - self.budget), proposal.extra_seconds

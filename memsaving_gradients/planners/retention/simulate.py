@@ -1,12 +1,12 @@
-"""Evaluate decisions of :mod:`~memsaving_gradients.planners.retention.problem`: bytes alive and
-extra time, from any event to any other.
+"""Evaluate decisions of :mod:`~memsaving_gradients.planners.retention.problem`: the bytes alive and
+the extra time, from any event to any other.
 
-The time is linear in the steps and their inputs. The forward pass is simulated once for a problem,
-and decisions that differ little are simulated by
-:mod:`~memsaving_gradients.planners.retention.incremental`.
+The time is linear in the steps and their inputs. The forward pass is simulated once for a problem;
+:mod:`~memsaving_gradients.planners.retention.incremental` simulates decisions that differ little.
 
-Plain Python on lists: steps depend on each other, and lists are faster than arrays for that. It
-takes a third of a microsecond for each event, and about one for each recipe that is run again.
+The code is plain Python on lists, since steps depend on each other and lists are then faster than
+arrays. It takes a third of a microsecond for each event, and about one microsecond for each recipe
+that is run again.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What comes of a set of decisions.
+    """The simulation of a set of decisions.
 
     Attributes
     ----------
     bytes_alive
-        For each step (recipes run again, and events), the bytes alive.
+        For each step (a recipe that is run again, or an event), the bytes alive.
     peak
-        The most of them.
+        The most bytes alive.
     extra_seconds
         Time of the recipes that were run again.
     event
-        For each step, the event that it belongs to: the one that it makes something for, or itself.
+        For each step, its event: the event itself, or the one for which the recipe is run again.
     again
-        The recipes that were run again, in order, each behind the event before which it was.
+        The recipes that were run again, in order, as pairs of an event and a recipe.
     born, last, value, gap
-        For each time that a value was made: the step, the last step that reads it, the value, and
-        the gap in which it was made.
+        For each computation of a value: its step, the last step that reads the result, the value,
+        and the gap in which it was computed.
     """
 
     bytes_alive: IntArray
@@ -65,29 +65,29 @@ class Run:
     gap: list[int]
 
     def excess(self, budget: int, power: int = 1) -> float:
-        """Bytes above ``budget``, as a share of it, to a power, summed up over the steps."""
+        """Return the bytes above ``budget``, as a share of it, to ``power``, summed over steps."""
         over = np.maximum(self.bytes_alive - budget, 0) / max(budget, 1)
         return float((over**power).sum())
 
     def worth(self, budget: int) -> tuple[float, float]:
-        """Less is better: first what is above ``budget``, then the extra time."""
+        """Return a rank, less being better: the excess over ``budget``, then the extra time."""
         return self.excess(budget), self.extra_seconds
 
 
 @dataclass(eq=False, slots=True)
 class State:
-    """Where a run stands, in front of an event.
+    """The state of a run just before an event.
 
     Attributes
     ----------
     now
         The event.
     there
-        For each value, whether it is there.
+        For each value, whether it is in memory.
     at
-        For each value, which of the times that it was made was the last one.
+        For each value, the index of its latest computation in ``born`` and the lists like it.
     gap_of
-        For each value, the gap that it is in.
+        For each value, its current gap.
     beside
         For each step, bytes of anything but values.
     event, again, born, last, value, gap, extra_seconds
@@ -109,13 +109,13 @@ class State:
 
     @classmethod
     def first(cls, problem: Problem) -> State:
-        """In front of the first event: nothing is there."""
+        """Return the state before the first event: nothing is in memory."""
         many = len(problem.size)
         gap_of = problem.first_gap[:-1].copy()
         return cls(0, bytearray(many), [0] * many, gap_of, [], [], [], [], [], [], [])
 
     def copy(self) -> State:
-        """One that may be simulated further."""
+        """Return a copy that may be simulated further."""
         return State(
             self.now,
             self.there.copy(),
@@ -133,8 +133,8 @@ class State:
 
 
 class Appointments:
-    """The gaps in which a value is recomputed before each event, and those in which it is dropped
-    behind each event."""
+    """The decisions that name events: for each event, the gaps whose values are recomputed before
+    it, and the gaps whose values are dropped after it."""
 
     def __init__(self, decisions: Sequence[int], gaps: Iterable[int]) -> None:
         self.gaps = [gap for gap in gaps if decisions[gap] >= EARLY]
@@ -153,10 +153,10 @@ def advance(
     state: State,
     until: int,
 ) -> None:
-    """Simulate from where ``state`` stands, which is changed, to an event (excluded).
+    """Simulate from the event of ``state``, which is changed, to ``until`` (excluded).
 
-    This is one algorithm: searches spend their time here, and a call for each event would take as
-    long as all the rest.
+    The algorithm is one function because searches spend their time here: a call for each event
+    would take as long as all the rest.
     """
     recipe, inputs, outputs = problem.recipe, problem.inputs, problem.outputs
     seconds, scratch, size_of = problem.seconds, problem.scratch, problem.size
@@ -194,7 +194,7 @@ def advance(
                 stack.pop()
                 for v in inputs[number]:
                     last[at[v]] = step
-                # What is there already is made once more in passing.
+                # Outputs that are still in memory are computed once more in passing.
                 twice = 0
                 for v in outputs[number]:
                     if there[v]:
@@ -215,7 +215,7 @@ def advance(
         for v in read:
             last[at[v]] = step
             gap_of[v] = gap = gap_of[v] + 1
-            # A call would take as long as all the rest.
+            # Inlined: a call would take as long as all the rest.
             what = decisions[gap]
             if what and (what < LATE or what % 2) and recipe[v] >= 0:
                 there[v] = 0
@@ -241,17 +241,17 @@ def advance(
 
 @dataclass(frozen=True, eq=False)
 class Opening:
-    """What all decisions that respect the border have in common: nothing is recomputed before it.
+    """The common beginning of all decisions that respect the border: nothing is recomputed.
 
     Attributes
     ----------
     state
-        In front of the border, with everything there.
+        The state before the border, with every value kept.
     before
         The gaps that end before the border: they are kept.
     across
-        Those that lead across it, of values that can be recomputed: from there on these are dropped
-        or not.
+        The gaps across the border of values that can be recomputed: decisions drop these values
+        there or not.
     """
 
     state: State
@@ -263,8 +263,8 @@ _openings: weakref.WeakKeyDictionary[Problem, Opening] = weakref.WeakKeyDictiona
 
 
 def opening(problem: Problem) -> Opening:
-    """Return how all decisions begin that respect the border; it is simulated once for a
-    problem."""
+    """Return the common beginning of all decisions that respect the border, simulated once for
+    each problem."""
     if problem not in _openings:
         _openings[problem] = _open(problem)
     return _openings[problem]
@@ -313,8 +313,8 @@ def run(problem: Problem, decisions: Sequence[int]) -> Run:
 
 
 def begin(problem: Problem, decisions: Sequence[int], appointments: Appointments) -> State:
-    """Where `advance` may begin: at the border, if the decisions respect it, else at the first
-    event."""
+    """Return the state where `advance` may begin: at the border if the decisions respect it, else
+    at the first event."""
     shared, border = opening(problem), problem.border
     respected = not any(map(decisions.__getitem__, shared.before)) and all(
         problem.respects(gap, decisions[gap]) for gap in appointments.gaps
@@ -329,7 +329,7 @@ def begin(problem: Problem, decisions: Sequence[int], appointments: Appointments
 
 
 def outcome(problem: Problem, state: State) -> Run:
-    """What comes of decisions that were simulated to the end."""
+    """Return the `Run` of decisions that were simulated to the end."""
     size = problem.sizes[np.array(state.value, np.int64)]
     delta = np.zeros(len(state.beside) + 1, np.int64)
     np.add.at(delta, np.array(state.born, np.int64), size)
