@@ -2,11 +2,11 @@
 
 ``gradients`` replaces ``tf.gradients``; ``patched`` makes unchanged code use it, tapes included;
 ``memsaving_gradients.keras.MemorySavingGradients`` is a callback for ``fit``; ``checkpoint`` marks
-a tensor to keep; ``while_loop`` and ``scan`` are TensorFlow's, and say how they are replayed;
-``attention`` is done in blocks, by functions and by layers in ``keras``; ``plans`` tells what was
-done; ``explain`` and ``largest_batch`` tell what could be; ``gradient_error`` tells what an
-encoding does to gradients; ``testing.assert_same_gradients`` compares a step with TensorFlow's, to
-the bit. ``python -m memsaving_gradients explain`` explains models from the command line.
+a tensor to keep. ``while_loop`` and ``scan`` are TensorFlow's, with one more argument for replays.
+``attention`` and layers in ``keras`` compute attention in blocks. ``plans`` returns the plans of a
+graph; ``explain`` and ``largest_batch`` predict memory; ``gradient_error`` measures the error of
+an encoding; ``testing.assert_same_gradients`` compares gradients with TensorFlow's, bit by bit.
+``python -m memsaving_gradients explain`` explains models from the command line.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if sys.argv[:1] == ["-m"]:
-    # Run as a command, which reads what it is asked for, and puts TensorFlow's log aside, before
-    # TensorFlow is imported.
+    # The command line: it reads its arguments and silences TensorFlow's log before TensorFlow is
+    # imported.
     from memsaving_gradients.cli import starting
 
     starting.if_command()
@@ -84,8 +84,8 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-#: What is imported when it is asked for, and from where: a first step needs none of it, and Keras
-#: alone takes seconds.
+#: The modules of names that are imported on first access: a first step needs none of them, and
+#: Keras alone takes seconds to import.
 _LATE = {
     "Explanation": "reports.explanation",
     "LargestBatch": "analysis.largest_batch",

@@ -1,7 +1,7 @@
-"""Every private Keras call, and all that differs between the versions of Keras, in one place.
+"""Every private Keras call, and every difference between versions of Keras, in one place.
 
-Each comment says why there is no public way, or since when there is. Seen in Keras 3.3 to 3.15;
-older ones have no ``keras.tree``.
+Each comment says why there is no public way, or since which version there is one. Found in Keras
+3.3 to 3.15; older versions have no ``keras.tree``.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ OLDEST = "3.3"
 
 
 def check_version(version: str) -> None:
-    """Raise if Keras is of a version that is not supported.
+    """Raise if Keras is older than the oldest supported version.
 
     Raises
     ------
     VersionError
-        It says which one is needed.
+        The error names the version that is needed.
     """
     if _numbers(version) < _numbers(OLDEST):
         raise VersionError("Keras", version, OLDEST)
@@ -51,23 +51,23 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")[:2]]
 
 
-# Before what older ones do not have is asked for.
+# Checked before the first use of anything that older versions do not have.
 check_version(keras.__version__)
 _backend = importlib.import_module("keras.src.backend")
 _global_state = importlib.import_module("keras.src.backend.common.global_state")
 
-#: By which Keras casts variables while layers are called; an optimizer has no other way to see its
-#: own in another type.
+#: The scope in which Keras casts variables while it calls layers. An optimizer has no other way to
+#: see its own variables in another type.
 AutocastScope: Any = _backend.AutocastScope
-#: What variables are that Keras makes; ``keras.Variable`` is a class derived from it before 3.7.
+#: The class of the variables that Keras makes. Before 3.7, ``keras.Variable`` is derived from it.
 Variable: Any = _backend.Variable
-#: Optimizers that came later (Muon with Keras 3.10, MultiOptimizer after 3.14); where they are not
-#: there, of no class, which nothing is an instance of.
+#: Optimizers of later versions (Muon since Keras 3.10, MultiOptimizer after 3.14). Where Keras has
+#: none, an empty tuple of classes, of which nothing is an instance.
 Muon: Any = getattr(keras.optimizers, "Muon", ())
 MultiOptimizer: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
-#: Whether `keras.layers.MultiHeadAttention` says, where it computes attention, that scores are to
-#: be returned. Before 3.9, only ``call`` knows.
+#: Whether the method of `keras.layers.MultiHeadAttention` that computes attention has an argument
+#: that asks for scores. Before 3.9, only ``call`` has it.
 ASKS_FOR_SCORES = (
     "return_attention_scores"
     in inspect.signature(keras.layers.MultiHeadAttention._compute_attention).parameters
@@ -77,21 +77,21 @@ _GENERATOR = "global_seed_generator"
 
 
 def applied_steps(optimizer: Any) -> Any:
-    """The variable that counts how often ``optimizer`` was applied.
+    """Return the variable that counts how often ``optimizer`` was applied.
 
-    That was ``iterations``. Since 3.5 these are divided by the steps that gradients are accumulated
-    over, and the variable is private.
+    Before 3.5, this is ``iterations``. Since then, ``iterations`` is divided by the number of steps
+    over which gradients are accumulated, and the variable is private.
     """
     private = getattr(optimizer, "_iterations", None)
     return optimizer.iterations if private is None else private
 
 
 def unannounced_slots(optimizer: Any) -> list[tuple[Any, Any]]:
-    """``(variable, slot)`` for slots that an optimizer makes without saying for which variable: not
-    with ``add_variable_from_reference``.
+    """Return ``(variable, slot)`` for slots that an optimizer makes without naming their variable
+    (not with ``add_variable_from_reference``).
 
-    Sums of squares of Adagrad and Ftrl until Keras 3.9; only the optimizer's private lists tell
-    which is whose.
+    These are the sums of squares of Adagrad and Ftrl until Keras 3.9. Only the optimizer's private
+    lists show which slot belongs to which variable.
     """
     while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         optimizer = inner
@@ -104,8 +104,8 @@ def unannounced_slots(optimizer: Any) -> list[tuple[Any, Any]]:
 def export(
     model: Any, filepath: Any, format: str, verbose: Any, input_signature: Any, **options: Any
 ) -> None:
-    """Export a model for inputs of a signature, as ``keras.Model.export`` does; before 3.8 it does
-    not take one."""
+    """Export a model for inputs of a signature, as ``keras.Model.export`` does since 3.8. Before,
+    that takes no signature."""
     if "input_signature" in inspect.signature(keras.Model.export).parameters:
         keras.Model.export(model, filepath, format, verbose, input_signature, **options)
         return
@@ -124,23 +124,23 @@ def export(
 
 
 def random_generator() -> Any:
-    """The generator that layers without a seed draw from, or ``None``; there is no public way to it
-    (3.3 to 3.15)."""
+    """Return the generator that layers without a seed draw from, or ``None``. There is no public
+    way to get it (3.3 to 3.15)."""
     return _global_state.get_global_attribute(_GENERATOR)
 
 
 def set_random_generator(generator: Any) -> None:
-    """Put `random_generator` back."""
+    """Set the generator that `random_generator` returns."""
     _global_state.set_global_attribute(_GENERATOR, generator)
 
 
 @cache
 def zero_if_all_is_masked() -> bool:
-    """Whether Keras' softmax is zero where a mask leaves nothing, as it is since 3.14, or the same
-    for all.
+    """Return whether Keras' softmax is zero where a mask leaves nothing, as since 3.14. Before, all
+    its weights are equal there.
 
-    Looked up at the layer, which says nothing of it; with a name, as one without would change those
-    of the user's layers.
+    Only a call of the layer shows this. The layer has a name, because an unnamed one would change
+    the names of the user's layers.
     """
     softmax = keras.layers.Softmax(dtype="float32", name="all_masked")
     with tf.init_scope():

@@ -1,4 +1,4 @@
-"""`gradients`: what ``tf.gradients`` is, in less memory."""
+"""`gradients`: ``tf.gradients`` in less memory. `checkpoint` marks a tensor to keep."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def gradients(
     encode: Any = "lossless",
     offload: Any = None,
 ) -> list[Any]:
-    """Gradients of the sum of ``ys`` with respect to each of ``xs``, recomputing what was not kept.
+    """Return the gradients of the sum of ``ys`` with respect to each of ``xs``, in less memory.
 
-    Takes what ``tf.gradients`` and ``tf.compat.v1.gradients`` take, and returns what they return.
+    Takes all arguments of ``tf.gradients`` and ``tf.compat.v1.gradients``, and returns the same
+    values. The backward pass recomputes forward tensors that were not kept.
 
     Parameters
     ----------
@@ -63,100 +64,99 @@ def gradients(
         Which forward tensors to keep:
 
         - ``"auto"``: the marked tensors between xs and ys if there are any, else ``"memory"``;
-        - ``"memory"``: those with which the simulated peak is least, found automatically;
+        - ``"memory"``: the tensors that give the least simulated peak, found automatically;
         - ``"speed"``: outputs of expensive ops; cheap ones are recomputed;
-        - ``"collection"``: those marked by `checkpoint` or in the graph collection
+        - ``"collection"``: tensors marked by `checkpoint` or in the graph collection
           ``"checkpoints"``;
         - a list of tensors, operations, names, glob patterns, layer names;
         - ``None`` or ``[]``: none; everything is recomputed from the inputs.
     hold_gradients
-        Whether all gradients are alive together at the end (clipping by global norm, loss scaling).
-        For planning.
+        For planning: whether all gradients are alive together at the end of the step (clipping by
+        global norm, loss scaling).
     xla
-        Whether the graph is compiled by XLA; found out if not given.
+        Whether XLA compiles the graph; detected if not given.
     batch_size
-        Stands in for an unknown batch dimension when bytes are estimated: 32 if not given. A budget
-        in bytes must be told.
+        The size to assume for an unknown batch dimension when bytes are estimated; 32 if not given.
+        If there is such a dimension, a budget in bytes needs this argument.
     loop_steps
-        The most steps of loops that do not show how many they take before they run: 256 if not
-        given. A budget in bytes must be told; it is kept for any number of steps up to this one.
-        (More steps give the same gradients, and take more memory.)
+        The most steps of loops that do not show before they run how many they take; 256 if not
+        given. If there are such loops, a budget in bytes needs this argument, and holds for any
+        number of steps up to it. (More steps give the same gradients, and take more memory.)
     budget
-        The most memory of a step's transient peak (activations, temporaries and gradients; not
-        variables, optimizer slots and inputs), in the chunks of TensorFlow's allocator: the plan
-        that fits at the least extra time is wanted. An int is bytes; a string has a unit
-        (``"2GiB"``, ``"800 MB"``); a float in (0, 1] is a fraction of what plain training takes.
-        Where plain training fits, gradients are plain (a `PlanNote` says so once). Marked tensors
-        are kept besides. Under XLA: in the bytes that XLA assigns to the compiled step, which is
-        planned for when its function has been traced to its end.
+        The most bytes of a step's transient peak (activations, temporaries and gradients; not
+        variables, optimizer slots and inputs), in the chunks of TensorFlow's allocator. The planner
+        looks for the plan that fits at the least extra time. An int is bytes; a string has a unit
+        (``"2GiB"``, ``"800 MB"``); a float in (0, 1] is a fraction of plain training's bytes.
+        Where plain training fits, gradients are plain (a `PlanNote` says so once). Plans keep
+        marked tensors in addition. Under XLA, the bytes are XLA's own for the compiled step, and
+        planning waits until the step's function has been traced to its end.
     planner
-        Who looks for the plan: ``"auto"``, ``"chain"``, ``"chen"``, ``"exact"``, ``"memory"``,
+        The planner: ``"auto"``, ``"chain"``, ``"chen"``, ``"exact"``, ``"keep"``, ``"memory"``,
         ``"recursive"``, ``"speed"``, or a function of a ``TrainingGraph`` and ``Limits`` that
         returns a ``Proposal`` (`memsaving_gradients.planners`).
     max_slowdown
-        The other way to ask: the least memory with which a step takes at most this many times the
-        estimated time of a plain one (1.2: 20 % more). Excludes ``budget``.
+        Asks for the least memory with which a step takes at most this many times the estimated time
+        of a plain step (1.2: 20 % more). Excludes ``budget``.
     accumulate
-        Whether sums of ten addends or more (gradients of tied weights, of unrolled recurrences) and
-        of fewer, but large ones (gradients of normalizations) are added up as the addends come
-        instead of holding all of them. The order is that of TensorFlow's own kernel, so that the
-        bits are the same; grappler's arithmetic rewriting, where it is on, sorts ten addends and
-        more before, which is not followed.
+        Whether the step adds up sums as their addends come, instead of holding all of them: sums of
+        ten addends or more (gradients of tied weights, of unrolled recurrences), and of fewer but
+        large ones (gradients of normalizations). The order and the bits are the same as in
+        TensorFlow's own kernel. But grappler's arithmetic rewriting, where it is on, first sorts
+        ten or more addends; the step does not follow that order, so the last bits may differ.
     profile
         Whether times of ops are measured on this device, once for each kind of op and shape,
         instead of estimated.
     plan
-        A `Plan`, the path of a saved one (`Plan.save`), or a list of them: applied without
+        A `Plan`, the path of a saved one (`Plan.save`), or a list of them, applied without
         planning. One of them must have been made for the same graph.
     progress
-        ``None``: a bar on standard error where that is a terminal and planning takes more than a
-        second. ``False``: none. A function is called with a share from 0 to 1 (at last 1, also when
-        planning was stopped) and a phrase; it may raise `memsaving_gradients.planners.Interrupted`,
-        which ends planning with the best plan so far. So does Ctrl-C, if a plan that fits is at
-        hand. Planners that search tell of it: those of budgets; modes plan at once.
+        ``None``: a bar on standard error, if that is a terminal and planning takes more than a
+        second. ``False``: no bar. A function is called with a share from 0 to 1 (at last 1, even if
+        planning was stopped) and a phrase. It may raise `memsaving_gradients.planners.Interrupted`
+        to end planning with the best plan so far. Ctrl-C does the same, if some plan so far fits.
+        Only planners that search report progress, such as those for budgets; modes plan at once.
     planning_seconds
-        The most time to plan, about; the best plan so far is used then, with a
-        `PlanningStoppedWarning`. Without it the same graph gives the same plan in every process.
+        About the most seconds to plan. Then the best plan so far is used, with a
+        `PlanningStoppedWarning`. Without this limit, a graph gets the same plan in every process.
     loops
-        What becomes of ``tf.while_loop``, ``tf.scan``, recurrent layers and whatever else is a loop
-        in the graph:
+        How to treat the graph's loops (``tf.while_loop``, ``tf.scan``, recurrent layers, others):
 
-        - ``"keep"``: every step keeps what the gradient reads, as TensorFlow has it;
-        - ``"segments"``: the loop's state is kept at about √T of its T steps, and the steps between
-          run once more;
-        - ``"treeverse"``: segments of segments of segments; three more runs, and T^(1/4) of
-          everything;
-        - ``"auto"``: ``"segments"`` where memory is to be least (``checkpoints="memory"``, or
-          none); with a budget the first of these with which it is kept; else ``"keep"``. Loops
-          inside of functions, branches and other loops are kept under a budget unless another way
-          is named here.
+        - ``"keep"``: every step keeps the values that the gradient reads, as in TensorFlow;
+        - ``"segments"``: the loop keeps its state at about √T of its T steps, and runs the steps
+          between once more;
+        - ``"treeverse"``: segments of segments of segments; the loop runs three more times, and
+          holds about T^(1/4) states and T^(1/4) steps' values;
+        - ``"auto"``: ``"segments"`` where the aim is the least memory (``checkpoints="memory"`` or
+          ``None``); with a budget, the first of these ways that keeps it; else ``"keep"``. Under a
+          budget, loops inside functions, branches and other loops keep all values, unless this
+          argument names another way.
     attention
-        What becomes of scaled dot-product attention, such as in Keras' ``MultiHeadAttention`` and
+        How to treat scaled dot-product attention, such as in Keras' ``MultiHeadAttention`` and
         ``Attention`` or written by hand:
 
-        - ``"keep"``: it stays as it is;
-        - ``"blocks"``: wherever it is found, it is computed in blocks, forward and backward, and
-          never holds a number for each pair of a query and a key (`memsaving_gradients.attention`).
-          The same sums in another order: gradients differ from TensorFlow's by rounding (1e-5 of
-          the largest one in ``float32``). The plan names what was found, and why others stay
-          (dropped weights; biases that have gradients; scores that are used besides).
+        - ``"keep"``: leave it as it is;
+        - ``"blocks"``: compute it in blocks, forward and backward, wherever the library finds it;
+          no number for each pair of a query and a key is held (`memsaving_gradients.attention`).
+          The sums are the same, in another order: gradients differ from TensorFlow's by rounding
+          (1e-5 of the largest one in ``float32``). The plan names the attention found, and why
+          some stays (dropped weights; biases that have gradients; scores that other ops read).
     encode
         Whether residuals may be kept in fewer bytes:
 
         - ``"lossless"``: masks, signs and winners of pooling in bits, where that saves memory;
-          gradients stay what they are;
-        - ``"bfloat16"``, ``"float16"``, ``"int8"``: floating point residuals as well, which changes
-          gradients by about 2⁻⁹, 2⁻¹² and 2⁻⁸ of themselves (`gradient_error` measures it; the
-          forward pass and the loss do not change). With a budget, as many as it takes; otherwise
-          all that lower the peak. ``planner="keep"`` recomputes nothing besides;
-        - a mapping from tensors, names or glob patterns to these: only those tensors;
+          gradients do not change;
+        - ``"bfloat16"``, ``"float16"``, ``"int8"``: floating point residuals as well. Gradients
+          change by about 2⁻⁹, 2⁻¹² and 2⁻⁸ of themselves (`gradient_error` measures it); the
+          forward pass and the loss do not. With a budget, a plan encodes as many residuals as it
+          must; otherwise all that lower the peak. With ``planner="keep"``, it recomputes nothing;
+        - a mapping from tensors, names or glob patterns to one of these three: only those tensors;
         - ``None``: nothing is encoded.
     offload
-        Whether residuals may be kept on another device, where they are sent when they are made, and
-        which they come back from in time: ``True`` (of a GPU: the CPU), the name of a device, or an
-        `Offload` with what the way there is like. With a budget, as many as it takes; otherwise all
-        that lower the peak. Gradients stay what they are. ``planner="keep"`` recomputes nothing
-        besides. XLA cannot express it.
+        Whether residuals may be kept on another device. The step sends them there once they are
+        computed, and gets them back in time. ``True`` (for a GPU: the CPU), the name of a device,
+        or an `Offload`, which describes the link. With a budget, a plan offloads as many as it
+        must; otherwise all that lower the peak. With ``planner="keep"``, it recomputes nothing.
+        Gradients do not change. XLA cannot express offloading.
 
     Returns
     -------
@@ -169,9 +169,9 @@ def gradients(
     EagerExecutionError
         Outside of a graph.
     ArgumentError
-        For arguments that cannot be used; the graph is left as it was.
+        If an argument cannot be used; the graph is left as it was.
     BudgetError
-        If no plan fits; it names the least budget that works, in bytes and as a fraction.
+        If no plan fits. The error names the least budget that works, in bytes and as a fraction.
     PlanError
         If ``plan`` cannot be read, or was made for another graph.
 
@@ -266,7 +266,7 @@ def _check_name(name: Any) -> None:
 
 
 def _checked_graph(ys: Any, xs: Any, grad_ys: Any, stop_gradients: Any) -> tf.Graph:
-    """Return the graph to build gradients in, of tensors that can be differentiated there."""
+    """Return the graph to build gradients in; raise if a tensor cannot be differentiated there."""
     _check_types("ys", ys)
     _check_types("xs", xs)
     if stop_gradients is not None:
@@ -312,7 +312,7 @@ def _check_types(argument: str, tensors: Any) -> None:
 
 
 def _graph_of(ys: Any) -> tf.Graph:
-    """The graph to build gradients in: the current one, or in TF1 code that of ys."""
+    """Return the graph to build gradients in: the current one, or in TF1 code the graph of ys."""
     current = tf.compat.v1.get_default_graph()
     for y in _symbolic(ys):
         around = list(enclosing_graphs(current))
@@ -345,38 +345,38 @@ def _symbolic(tensors: Any) -> list[tf.Tensor]:
 
 
 def gradients_memory(ys: Any, xs: Any, grad_ys: Any = None, **kwargs: Any) -> list[Any]:
-    """`gradients` with ``checkpoints="memory"``."""
+    """Call `gradients` with ``checkpoints="memory"``."""
     return gradients(ys, xs, grad_ys, checkpoints="memory", **kwargs)
 
 
 def gradients_speed(ys: Any, xs: Any, grad_ys: Any = None, **kwargs: Any) -> list[Any]:
-    """`gradients` with ``checkpoints="speed"``."""
+    """Call `gradients` with ``checkpoints="speed"``."""
     return gradients(ys, xs, grad_ys, checkpoints="speed", **kwargs)
 
 
 def gradients_collection(ys: Any, xs: Any, grad_ys: Any = None, **kwargs: Any) -> list[Any]:
-    """`gradients` with ``checkpoints="collection"``."""
+    """Call `gradients` with ``checkpoints="collection"``."""
     return gradients(ys, xs, grad_ys, checkpoints="collection", **kwargs)
 
 
 def checkpoint(tensor: Any, name: str | None = None) -> Any:
     """Mark ``tensor`` as one to keep, and return it.
 
-    In a graph the tensor is remembered (under ``name``, if one is given) and used by
-    ``checkpoints="collection"`` and, if any tensor between xs and ys is marked, by ``"auto"``. In
-    eager code this is the identity.
+    In a graph, ``checkpoints="collection"`` and ``"auto"`` keep the marked tensors between xs and
+    ys; with ``budget``, ``max_slowdown`` or ``planner``, plans keep them in addition to others. In
+    eager code, this function is the identity.
 
     Parameters
     ----------
     tensor
         A floating point tensor, or a Keras symbolic tensor while a functional model is being built.
     name
-        A name to find the tensor by, in plans and in lists of checkpoints.
+        A name for the tensor (an identity of it), in plans and in lists of checkpoints.
 
     Raises
     ------
     ArgumentError
-        If it is something else, or a tensor of the graph that has no gradient because of its dtype.
+        If ``tensor`` is something else, or a tensor of the graph whose dtype has no gradient.
 
     Examples
     --------

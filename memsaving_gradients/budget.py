@@ -1,10 +1,10 @@
-"""Budgets: bytes as people write them, what a device's memory leaves for a step, and the error that
-names the least budget that works.
+"""Budgets: bytes as people write them, the bytes that a device's memory leaves for a step, and the
+error that names the least budget that works.
 
-A budget is an int (bytes), a string such as ``"2GiB"``, or a share of what plain training takes. GB
-is 10⁹ bytes and GiB is 2³⁰, as the standards (SI, IEC 80000-13) have it and memory vendors do not:
-a card of "80 GB" holds about 80 GiB. Case does not matter, except that a small b after a capital
-letter may mean bits ("2 Gb").
+A budget is an int (bytes), a string such as ``"2GiB"``, or a fraction of plain training's bytes. GB
+is 10⁹ bytes and GiB is 2³⁰, as in the standards (SI, IEC 80000-13). Memory vendors differ: a card
+of "80 GB" holds about 80 GiB. Case does not matter, except that a small b after a capital letter,
+or alone, may mean bits ("2 Gb") and is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNITS = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
 }
 
-#: Fact: more bytes than any memory has are a mistake.
+#: Fact: no memory has more bytes; a larger number is a mistake.
 MOST = 2**100
 
 _BY_LOWER = {unit.lower(): size for unit, size in UNITS.items()}
@@ -55,13 +55,13 @@ _SHARE = ", or a float in (0, 1]: a fraction of what plain training takes"
 
 
 def parse_budget(value: Any, argument: str = "budget") -> int | float:
-    """A budget as an int of bytes, or as a float in (0, 1], a fraction of what plain training
-    takes.
+    """Return a budget as an int of bytes, or as a float in (0, 1], a fraction of plain training's
+    bytes.
 
     Raises
     ------
     ArgumentError
-        For what is no budget; ``argument`` is the name to give in it.
+        If ``value`` is no budget. The error names ``argument``.
 
     Examples
     --------
@@ -80,7 +80,7 @@ as '2GiB', or a float in (0, 1]: a fraction of what plain training takes
 
 
 def parse_bytes(value: Any, argument: str) -> int:
-    """An int of bytes from an int or a string with a unit.
+    """Return bytes, given as an int or a string with a unit, as an int.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def _written(text: str, argument: str, accepted: str) -> int:
 
 
 def format_bytes(size: float) -> str:
-    """Bytes for people, in binary units.
+    """Return bytes as text for people, in binary units.
 
     Examples
     --------
@@ -156,7 +156,7 @@ def format_bytes(size: float) -> str:
 
 
 def exact_bytes(size: int) -> str:
-    """Bytes, exactly and to be read.
+    """Return the exact number of bytes as text, with a rounded number in binary units.
 
     Examples
     --------
@@ -167,7 +167,7 @@ def exact_bytes(size: int) -> str:
 
 
 def format_share(share: float, digits: int = 0) -> str:
-    """A share for people, in percent.
+    """Return a share as text, in percent.
 
     Examples
     --------
@@ -178,27 +178,27 @@ def format_share(share: float, digits: int = 0) -> str:
 
 
 RESERVE = 1 / 20
-"""Of a device's memory, the share that is not planned with: metrics, libraries, holes between
-chunks; inputs, where they are not known."""
-#: Fact: batches that are there at a time: the one in use, and the one that is fetched meanwhile.
+"""The share of a device's memory that plans leave free: for metrics, libraries, holes between
+chunks, and inputs if their bytes are not known."""
+#: Fact: batches in memory at a time: the one in use, and the one that is fetched meanwhile.
 BATCHES = 2
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The memory of a device, and what is taken of it before a step begins.
+    """The memory of a device, and the bytes of it that are taken before a step begins.
 
     Attributes
     ----------
     value
-        As the user wrote it.
+        The memory as the user wrote it.
     weights, slots
         Bytes of the model's variables, and of the optimizer's.
     buffers
-        Bytes of the gradients that microbatches are added up in.
+        Bytes of the buffers in which microbatches add up gradients.
     inputs
-        Bytes of the batches that are there at a time (`BATCHES`); 0: they are not known, and left
-        to the reserve.
+        Bytes of the batches in memory at a time (`BATCHES`); 0: they are not known, and the reserve
+        covers them.
 
     Examples
     --------
@@ -220,12 +220,12 @@ class DeviceMemory:
 
     @property
     def whole(self) -> int:
-        """All of it, bytes."""
+        """The whole memory, bytes."""
         return parse_bytes(self.value, "device_memory")
 
     @property
     def left(self) -> int:
-        """What a step may take, bytes; not positive: nothing."""
+        """The bytes that a step may take; zero or less: nothing is left."""
         return _left(self.whole, self._taken)
 
     @property
@@ -233,7 +233,7 @@ class DeviceMemory:
         return self.weights + self.slots + self.buffers + self.inputs
 
     def enough_for(self, budget: int) -> int:
-        """The least memory of a device that leaves ``budget`` bytes."""
+        """Return the least memory, bytes, of a device that leaves ``budget`` bytes for a step."""
         whole = int((budget + self._taken) / (1 - RESERVE)) - 2
         while _left(whole, self._taken) < budget:
             whole += 1
@@ -241,7 +241,7 @@ class DeviceMemory:
 
     @property
     def taken(self) -> str:
-        """What is taken, in words."""
+        """A phrase that lists the bytes taken before a step."""
         buffers = f"a buffer of gradients {exact_bytes(self.buffers)}, " if self.buffers else ""
         inputs = f"the batch and the next one {exact_bytes(self.inputs)}, " if self.inputs else ""
         return (
@@ -260,20 +260,20 @@ def _left(whole: int, taken: int) -> int:
 
 @dataclass(frozen=True)
 class Goal:
-    """A budget, as it is to be kept and as it was asked for.
+    """A budget: its limit in bytes, and the value that the user gave.
 
     Attributes
     ----------
     budget
-        Bytes in chunks.
+        The limit, bytes in chunks.
     plain_need
-        What plain training may need of them.
+        Bytes in chunks that plain training may need.
     base
-        What fractions are of: `plain_bytes`.
+        The bytes that fractions refer to: `plain_bytes`.
     value
-        The budget as the user wrote it; a `DeviceMemory`, if it is what that leaves.
+        The budget as the user wrote it; a `DeviceMemory`, if the budget is the rest of that.
     unknown
-        Why it could not be given in bytes; ``None``: it could.
+        Why the budget could not be given in bytes; ``None``: it could.
     """
 
     budget: int
@@ -284,8 +284,8 @@ class Goal:
 
 
 def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
-    """The error for a budget below ``least``, which is the least that works, or that was found so
-    far."""
+    """Return the error for a budget below ``least``: the least budget that works or, if planning
+    was ``stopped``, that was found so far."""
     base, value = goal.base, goal.value
     fraction = min(1.0, math.ceil(least / base * 10_000) / 10_000)
     while fraction < 1 and int(fraction * base) < least:
@@ -316,27 +316,27 @@ def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
         problem = f"{because}{asked}; the least budget {which} {named}"
     problem += "; give that, or a smaller batch"
     if goal.unknown is not None:
-        # Else who reads `BudgetError.least` gives bytes, which are refused.
+        # Otherwise users would take `BudgetError.least` and give bytes, which are refused.
         known = "the shapes of all tensors" if goal.unknown.value else f"{goal.unknown.argument}="
         problem += f" (a budget in bytes needs {known})"
     return BudgetError(argument, value, problem, goal.budget, least, fraction)
 
 
 def chunk_bytes(simulation: Timeline, gating: str) -> int:
-    """A simulated peak as TensorFlow's allocator counts it: in chunks, larger than the buffers in
-    them.
+    """Return a simulated peak as TensorFlow's allocator counts it: in chunks, which are larger than
+    the buffers in them.
 
-    XLA (``gating="data"``) asks for one buffer for a whole program, whose bytes are those.
+    XLA (``gating="data"``) asks for one buffer for a whole program: there, the peak itself counts.
     """
     return simulation.peak if gating == "data" else simulation.allocated_peak
 
 
 def plain_bytes(simulation: Timeline, gating: str) -> int:
-    """What fractions are of: the least that plain training may take in chunks, whatever is in the
-    allocator before.
+    """Return the bytes that fractions refer to: the least that plain training may take in chunks,
+    whatever the allocator held before.
 
-    An allocator without a past may be worse off than one whose holes buffers fit into. So it is no
-    more than `chunk_bytes`: a larger fraction is never a smaller budget.
+    An empty allocator may need more bytes than one with holes that buffers fit into. So the result
+    is at most `chunk_bytes`, and a larger fraction is never a smaller budget.
     """
     if gating == "data":
         return simulation.peak
@@ -344,7 +344,7 @@ def plain_bytes(simulation: Timeline, gating: str) -> int:
 
 
 def safe_bytes(simulation: Timeline, gating: str) -> int:
-    """Return the bytes of a budget that a simulated step may need: its chunks and the allowance for
-    chance, but no less than the worst of many steps takes."""
+    """Return the bytes of a budget that a simulated step may need: its chunks and an allowance for
+    chance, but at least the bytes of the worst of many steps."""
     chunks = int(chunk_bytes(simulation, gating) * (1 + simulation.margin))
     return chunks if gating == "data" else max(chunks, simulation.allocated_worst)

@@ -31,8 +31,8 @@ __all__ = [
 class MemorySavingError(GraphToolsError):
     """Base class of the errors of ``memsaving_gradients``."""
 
-    # AutoGraph replaces an error raised inside of a tf.function by one of its own type, unless it
-    # says this.
+    # AutoGraph replaces an error raised inside of a tf.function by one of its own type, unless the
+    # error has this attribute.
     ag_pass_through = True
 
 
@@ -42,33 +42,33 @@ class ArgumentError(MemorySavingError, ValueError):
     Attributes
     ----------
     argument
-        Its name.
+        The name of the argument.
     value
-        What was given.
+        The value that was given.
     problem
-        What is wrong with it, and the way out.
+        Why the value cannot be used, and the way out.
     """
 
     def __init__(self, argument: str, value: Any, problem: str) -> None:
-        # One text, which is what others take out of an error that they wrap, as Keras does around
-        # the calls of layers.
+        # A single string: code that wraps an error takes this out of it, as Keras does around the
+        # calls of layers.
         super().__init__(f"{argument}={_show(value)}: {problem}")
         self.argument, self.value, self.problem = argument, value, problem
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copying and pickling make the error again."""
+        """Rebuild the error from its arguments when it is copied or pickled."""
         return type(self), (self.argument, self.value, self.problem)
 
 
 class MissingExtraError(MemorySavingError, ImportError):
-    """A library is not installed that only some functions need.
+    """A library that only some functions need is not installed.
 
     Attributes
     ----------
     library
-        Its name.
+        The name of the library.
     extra
-        What to install this package with.
+        The extra of this package that installs the library.
     """
 
     def __init__(self, purpose: str, library: str, extra: str) -> None:
@@ -79,19 +79,19 @@ class MissingExtraError(MemorySavingError, ImportError):
         self.purpose, self.library, self.extra = purpose, library, extra
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copying and pickling make the error again."""
+        """Rebuild the error from its arguments when it is copied or pickled."""
         return type(self), (self.purpose, self.library, self.extra)
 
 
 class VersionError(MemorySavingError, ImportError):
-    """A library is older than what this package can run with.
+    """A library is older than the oldest version that this package supports.
 
     Attributes
     ----------
     library, version
-        Its name, and which one is installed.
+        The name of the library, and its installed version.
     oldest
-        The oldest one that will do.
+        The oldest supported version.
     """
 
     def __init__(self, library: str, version: str, oldest: str) -> None:
@@ -101,16 +101,16 @@ class VersionError(MemorySavingError, ImportError):
         self.library, self.version, self.oldest = library, version, oldest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copying and pickling make the error again."""
+        """Rebuild the error from its arguments when it is copied or pickled."""
         return type(self), (self.library, self.version, self.oldest)
 
 
 class HigherOrderError(MemorySavingError, NotImplementedError):
-    """Gradients of gradients are asked for where those before were built so that they have none."""
+    """Gradients of gradients were asked for where the first gradients cannot be differentiated."""
 
 
 class SelectionError(ArgumentError):
-    """A checkpoint names nothing, or nothing that can be a checkpoint."""
+    """An item of ``checkpoints`` or ``encode`` names no tensor that can be a checkpoint."""
 
 
 class BudgetError(ArgumentError):
@@ -119,14 +119,14 @@ class BudgetError(ArgumentError):
     Attributes
     ----------
     budget
-        The budget, bytes; of a device's memory, what was left for a step.
+        The budget, bytes; for a device's memory, the bytes that were left for a step.
     least
-        The least budget that a plan was found for, bytes. (The message also says what device has
-        it, if one was given.) Where bytes are not known before a step runs, it is for those that
-        were assumed, and the message names the fraction alone.
+        The least budget that a plan was found for, bytes. (The message also names the least device
+        memory, if one was given.) Where bytes are not known before a step runs, this is a number of
+        assumed bytes. The message then names the fraction alone.
     fraction
-        The same as a fraction of what plain training takes (`Plan.allocated_plain`), rounded up: to
-        be given as it stands.
+        The same as a fraction of plain training's bytes (`Plan.allocated_plain`), rounded up so
+        that it works as ``budget=``.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class BudgetError(ArgumentError):
         self.budget, self.least, self.fraction = budget, least, fraction
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As for any `ArgumentError`."""
+        """Rebuild the error, as for any `ArgumentError`."""
         made = (self.argument, self.value, self.problem)
         return type(self), (*made, self.budget, self.least, self.fraction)
 
@@ -154,17 +154,17 @@ class PatchError(MemorySavingError, RuntimeError):
 
 
 class SolverError(MemorySavingError, RuntimeError):
-    """OR-Tools does not run, or was ended while it did."""
+    """OR-Tools does not run, or was ended while it ran."""
 
 
 class BatchStatisticsWarning(UserWarning):
-    """Layers normalize, or losses are means, by statistics of microbatches, so that gradients are
-    not those of the whole batch."""
+    """Layers normalize, or losses average, by statistics of microbatches, so that gradients differ
+    from the whole batch's."""
 
 
 class BudgetWarning(UserWarning):
-    """Gradients keep their budget, but not with those of earlier calls in a graph of which nobody
-    says when it is complete."""
+    """A step may exceed its budget: with gradients of earlier calls, in a graph that does not say
+    when it is complete; or under XLA, because the budget counts simulated bytes."""
 
 
 class NothingSavedWarning(UserWarning):
@@ -181,8 +181,8 @@ class PlanningStoppedWarning(UserWarning):
 
 
 class PlanNote(UserWarning):
-    """Nothing is wrong, but worth knowing: plain training meets the budget, and nothing is
-    recomputed; or OR-Tools could not improve a plan."""
+    """Information, no problem: for example, plain training meets the budget and nothing is
+    recomputed, or OR-Tools could not improve a plan."""
 
 
 def _show(value: Any) -> str:

@@ -1,9 +1,9 @@
 """Memory-saving gradients in Keras: a callback for ``fit``, and a layer that marks a tensor.
 
-Keras looks ``model.train_function`` up for every step. The callback makes a training function of
-its own, which is traced with TensorFlow patched, and puts it in the place of the model's for the
-duration of each step: whatever ends training, also an error in another callback, the model is left
-with its own function and nothing else changed.
+Keras looks up ``model.train_function`` for every step. The callback makes a training function of
+its own, which is traced with TensorFlow patched. It replaces the model's function for the duration
+of each step only. However training ends, even by an error in another callback, the model has its
+own function again, and nothing else has changed.
 """
 
 from __future__ import annotations
@@ -55,48 +55,48 @@ __all__ = [
 
 
 class MemorySavingGradients(keras.callbacks.Callback):
-    """Train with memory-saving gradients: ``model.fit(..., callbacks=[MemorySavingGradients()])``.
+    """A callback for ``fit`` that trains with memory-saving gradients.
 
     Works with compiled models, custom ``train_step``, XLA, mixed precision, ``steps_per_execution``
-    and gradient accumulation; on models trained before. Training without the callback afterwards is
-    plain again. On models made in the scope of a ``tf.distribute.MirroredStrategy`` each device
-    saves memory by itself, and a budget is for each.
+    and gradient accumulation, also if the model was trained before. Later training without the
+    callback is plain again. If the model was made in the scope of a
+    ``tf.distribute.MirroredStrategy``, each device saves memory by itself, within its own budget.
 
     Parameters
     ----------
     checkpoints
-        As for `memsaving_gradients.gradients`; names may be those of layers.
+        As for `memsaving_gradients.gradients`; a list may name layers.
     hold_gradients
         Whether all gradients are alive together at the end of a step; ``None`` reads it off the
         optimizer (global norm clipping, loss scaling and accumulation hold them).
     xla
-        Whether the step is compiled by XLA; ``None`` reads it off the model.
+        Whether XLA compiles the step; ``None`` reads it off the model.
     batch_size
-        Stands in for an unknown batch dimension when bytes are estimated; ``None`` takes what Keras
-        tells callbacks, else 32 (a budget in bytes must know it). With several replicas, as for
-        ``fit``, that of all together.
+        The size to assume for an unknown batch dimension when bytes are estimated. ``None``: the
+        size that Keras passes to callbacks, if any, else 32 (a budget in bytes needs the size).
+        With several replicas, the size for all of them together, as for ``fit``.
     verbose
         1 prints each plan when it is made.
     budget
-        As for `memsaving_gradients.gradients`: bytes, a string with a unit, or a fraction of what
-        plain training takes.
+        As for `memsaving_gradients.gradients`: bytes, a string with a unit, or a fraction of plain
+        training's bytes.
     device_memory
-        The memory of the device (``"16GiB"``, bytes): the budget is what the model's variables, the
-        optimizer's and a reserve of `RESERVE` (a twentieth: inputs, metrics, libraries, holes
-        between chunks) leave of it. Batches are not known before training, and are in that reserve;
-        `memsaving_gradients.fit_to` gets one, and counts it.
+        The memory of the device (``"16GiB"``, or bytes). The budget is the rest of it, after the
+        model's variables, the optimizer's and a reserve of `RESERVE` (a twentieth: inputs, metrics,
+        libraries, holes between chunks). Batches are not known before training, so the reserve
+        covers them; `memsaving_gradients.fit_to` gets a batch, and counts it.
     microbatch
-        The most examples that go through the network at a time: each step is cut into microbatches,
-        and the optimizer gets the mean of their gradients, as with
-        `memsaving_gradients.microbatch`. A budget is for one of them; a buffer for gradients comes
-        on top (``device_memory`` knows that). Metrics and moving averages see each microbatch.
+        The most examples that go through the network at a time. Each step runs in microbatches, and
+        the optimizer gets the mean of their gradients, as with `memsaving_gradients.microbatch`. A
+        budget applies to one microbatch; a buffer for gradients adds to it (``device_memory``
+        counts it). Metrics and moving averages change with each microbatch.
     batch_norm
-        What becomes of batch normalization then, as for `memsaving_gradients.microbatch`.
+        How to treat batch normalization in microbatches, as for `memsaving_gradients.microbatch`.
     buffer
-        What sums of 16-bit gradients are made in then, likewise.
+        How to add up 16-bit gradients of microbatches, as for `memsaving_gradients.microbatch`.
     log_dir
-        A folder for TensorBoard: each plan when it is made, as text, figure and numbers. Needs
-        matplotlib.
+        A folder for TensorBoard, which gets each plan when it is made, as text, figure and numbers.
+        Needs matplotlib.
     **options
         ``loop_steps``, ``planner``, ``max_slowdown``, ``accumulate``, ``profile``, ``plan``,
         ``progress``, ``planning_seconds``, ``loops``, ``attention``, ``encode``, ``offload``, as
@@ -111,10 +111,10 @@ class MemorySavingGradients(keras.callbacks.Callback):
     EagerExecutionError
         When training begins, if the model was compiled with ``run_eagerly=True``.
     SelectionError
-        During the first step, if checkpoints name nothing that can be one.
+        During the first step, if checkpoints name no tensor that can be one.
     BudgetError
-        During the first step, if no plan fits; it names the least budget that works, or the least
-        device memory.
+        During the first step, if no plan fits. The error names the least budget that works, or the
+        least device memory.
 
     Examples
     --------
@@ -198,7 +198,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         return tuple(self._watch.plans)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Check that there will be graphs."""
+        """Raise if the model runs eagerly, without a graph to rewire."""
         if self.model.run_eagerly or tf.config.functions_run_eagerly():
             raise EagerExecutionError(
                 "run_eagerly=True: there is no graph to rewire in eager execution; compile the"
@@ -207,21 +207,20 @@ class MemorySavingGradients(keras.callbacks.Callback):
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin to count steps that an optimizer skips."""
+        """Restart the count of steps that the optimizer skips."""
         if self._skipped is not None:
             self._skipped.restart()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Where losses are scaled, put the number of steps that were skipped in the logs, and the
-        scale."""
+        """If losses are scaled, add the number of skipped steps and the scale to the logs."""
         if self._skipped is not None and logs is not None:
             logs.update(self._skipped.report())
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Put the memory-saving function in the model's place, for one call; it is made in front of
-        the first step.
+        """Replace the model's training function by the memory-saving one, for one call.
 
-        By then all callbacks have begun: they may have let other variables be trained.
+        The function is made before the first step: by then all callbacks have begun, and may have
+        changed which variables are trained.
         """
         self._check, model = None, self.model
         # Keras makes a new function after each compile. While it is the same, ours need not be
@@ -236,7 +235,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         model.train_function = self._saving
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Say so if the step had no gradients that could be rewired, or no use for a checkpoint."""
+        """Raise if the step had no use for a checkpoint; warn if it had no gradients to rewire."""
         if self._check is not None:
             self._check()
         if not self._watch.plans and not self._watch.warned:
@@ -249,7 +248,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
             )
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Leave the model with its own training function."""
+        """Give the model its own training function back."""
         self.model.train_function = self._plain
 
     def _function(
@@ -268,8 +267,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
             try:
                 with (
                     _trained_by(model, train_step),
-                    # Eager gradients meanwhile, as in a tf.py_function or a thread that feeds data,
-                    # are not ours.
+                    # Gradients that eager code computes meanwhile (in a tf.py_function, or a thread
+                    # that feeds data) stay TensorFlow's.
                     patching.scoped(options, eager_is_error=False) as self._check,
                     graph_state.watching(watch),
                 ):
@@ -306,8 +305,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
 
 @contextmanager
 def _trained_by(model: Any, train_step: Callable[[Any], Any]) -> Iterator[None]:
-    """Let ``train_step`` be that of the model, which Keras looks up when it makes a training
-    function, or, before 3.7, when that is traced."""
+    """Make ``train_step`` the model's own in a block. Keras looks it up when it makes a training
+    function or, before 3.7, when it traces that function."""
     if train_step == model.train_step:
         yield
         return
@@ -323,11 +322,11 @@ def _trained_by(model: Any, train_step: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def _build_optimizer(model: Any, *, slots_are_asked: bool) -> None:
-    """Make the optimizer's variables now: made while the step is traced, they have it traced, and
-    planned, twice.
+    """Create the optimizer's variables now. If tracing creates them, the step is traced and planned
+    twice.
 
-    Not where the step may train others than the model's: layers that get theirs when they are
-    called, or, unless the bytes of slots are asked for, a ``train_step`` of the user's own.
+    Skip this if the step may train other variables: layers may create some when they are called,
+    and the user's own ``train_step`` may train any (ignored if the bytes of slots are needed).
     """
     own_step = type(model).train_step is not keras.Model.train_step or "train_step" in vars(model)
     variables = model.trainable_variables
@@ -338,8 +337,8 @@ def _build_optimizer(model: Any, *, slots_are_asked: bool) -> None:
 
 
 def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMemory:
-    """The device with the variables of ``model`` and its optimizer on it, and ``buffers`` for
-    gradients."""
+    """Return ``device`` with the bytes of the variables of ``model`` and its optimizer and, with
+    ``buffers``, of a buffer for gradients."""
     if not is_whole(model):
         raise ArgumentError(
             "device_memory",

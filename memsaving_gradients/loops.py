@@ -1,5 +1,5 @@
-"""Loops whose user says how they are treated: ``tf.while_loop`` and ``tf.scan`` with one argument
-more."""
+"""``tf.while_loop`` and ``tf.scan`` with one more argument, which says how memory-saving gradients
+treat the loop."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def while_loop(
     swap_memory: bool = False,
     **options: Any,
 ) -> Any:
-    """``tf.while_loop``, and how memory-saving gradients treat it, whatever they do with other
-    loops.
+    """Build a ``tf.while_loop`` and say how memory-saving gradients treat it, whatever they do with
+    other loops.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def while_loop(
     loops
         ``"segments"``, ``"treeverse"`` or ``"keep"``, as in `memsaving_gradients.gradients`.
     swap_memory
-        Is ignored, as TensorFlow 2 does without a word; a `PlanNote` says so.
+        Ignored, as in TensorFlow 2; a `PlanNote` says so.
     **options
         ``shape_invariants``, ``parallel_iterations``, ``maximum_iterations``, ``name`` as in
         ``tf.while_loop``.
@@ -45,13 +45,13 @@ def while_loop(
     Returns
     -------
     structure
-        The loop variables after the last step, as those of ``tf.while_loop``. Gradients of
-        `memsaving_gradients.gradients`, or of a patch, save memory; others are TensorFlow's.
+        The loop variables after the last step, as from ``tf.while_loop``. Gradients of
+        `memsaving_gradients.gradients`, or in a patch, save memory; others are TensorFlow's.
 
     Raises
     ------
     ArgumentError
-        If ``loops`` is no way to treat a loop.
+        If ``loops`` is not one of its three values.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def scan(
     swap_memory: bool = False,
     **options: Any,
 ) -> Any:
-    """``tf.scan``, and how memory-saving gradients treat it.
+    """Build a ``tf.scan`` and say how memory-saving gradients treat it.
 
     Parameters
     ----------
@@ -93,12 +93,12 @@ def scan(
     Returns
     -------
     structure
-        What ``fn`` gave at each step, stacked.
+        The results of ``fn`` at each step, stacked.
 
     Raises
     ------
     ArgumentError
-        If ``loops`` is no way to treat a loop.
+        If ``loops`` is not one of its three values.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def _check(loops: Any, swap_memory: Any) -> None:
 
 def _marked(way: str, build: Callable[[], Any]) -> Any:
     if tf.executing_eagerly():
-        # There is no loop in a graph, and no graph: TensorFlow runs step by step.
+        # There is no graph with a loop to mark: TensorFlow runs the steps one by one.
         return build()
     graph = tf.compat.v1.get_default_graph()
     since = len(graph.get_operations())

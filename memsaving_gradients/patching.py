@@ -1,10 +1,10 @@
 """Patching TensorFlow, so that unchanged code gets memory-saving gradients.
 
-Two places are replaced. The one function that every flavor of ``tf.gradients`` goes through (TF1
-optimizers included, and names bound before the patch), and ``GradientTape.gradient``. Replacing
-``tf.gradients`` itself is not needed, and would miss ``from tensorflow import gradients``.
-Gradients that TensorFlow builds for itself (of functions, of loops, inside ``jacobian``, which
-vectorizes them) stay plain.
+The patch wraps ``GradientTape.gradient``, and the one function that every flavor of
+``tf.gradients`` calls (TF1 optimizers and names bound before the patch included). It need not
+replace ``tf.gradients`` itself, which would miss ``from tensorflow import gradients``. Gradients
+that TensorFlow builds for itself (of functions, of loops, inside ``jacobian``, which vectorizes
+them) stay plain.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = ["ends_in", "for_batches_of", "patch", "patched", "rewired", "scoped",
 
 @dataclass(eq=False)
 class _InForce:
-    """Options in force, and what became of a list of checkpoints.
+    """The options in force, and the use that was made of their list of checkpoints.
 
-    ``thread``: the one that put them in force. ``asked``: whether gradients were asked for.
-    ``unused``: for each position of the list that no gradient computation could use so far, why the
-    last one could not.
+    ``thread``: the thread that put the options in force. ``asked``: whether gradients were asked
+    for. ``unused``: for each position of the list that no gradient computation could use so far,
+    why the last computation could not.
     """
 
     options: Options
@@ -62,9 +62,9 @@ class _InForce:
             raise self.unused[min(self.unused)]
 
 
-#: Innermost last. Not a context variable: distribution strategies trace in threads of their own.
+#: The options in force, innermost last. No context variable: strategies trace in other threads.
 _stack: list[_InForce] = []
-#: What `unpatch` ends: the one that `patch` began.
+#: The options that `patch` put in force, which `unpatch` removes.
 _by_user: list[_InForce] = []
 _restore: list[Callable[[], None]] = []
 
@@ -73,12 +73,12 @@ def patch(**options: Any) -> None:
     """Make ``tf.gradients`` and ``tf.GradientTape.gradient`` save memory, until `unpatch`.
 
     Covers ``tf.gradients`` and ``tf.compat.v1.gradients`` (also where they were imported by name
-    before), TF1 optimizers, and tapes, in every thread. In eager code of the thread that patches
-    both raise an error while patched; gradients that other threads and functions of
-    ``tf.py_function`` compute eagerly are TensorFlow's.
+    before), TF1 optimizers, and tapes, in every thread. In eager code of the patching thread, they
+    raise an error while patched. Gradients that other threads and functions of ``tf.py_function``
+    compute eagerly stay TensorFlow's.
 
-    A list of checkpoints serves all gradient computations while patched. Each must be able to use
-    at least one of them, and each of them must have been of use to at least one, see `unpatch`.
+    A list of checkpoints serves all gradient computations while patched. Each computation must find
+    a checkpoint to use in it, and each checkpoint must serve some computation (see `unpatch`).
 
     Parameters
     ----------
@@ -86,7 +86,8 @@ def patch(**options: Any) -> None:
         ``checkpoints``, ``budget``, ``planner``, ``max_slowdown``, ``hold_gradients``,
         ``accumulate``, ``xla``, ``batch_size``, ``loop_steps``, ``profile``, ``plan``,
         ``progress``, ``planning_seconds``, ``loops``, ``attention``, ``encode``, ``offload`` as
-        for `memsaving_gradients.gradients`. A budget holds for each gradient computation by itself.
+        for `memsaving_gradients.gradients`. A budget is for a whole step; in a ``tf.Graph``, for
+        each gradient computation by itself.
 
     Raises
     ------
@@ -119,7 +120,7 @@ def unpatch() -> None:
     PatchError
         If TensorFlow is not patched.
     SelectionError
-        If a checkpoint of a list was in the graph but of no use to any gradient computation.
+        If a checkpoint of a list was in the graph, but no gradient computation could use it.
         TensorFlow is unpatched all the same.
     """
     if not _by_user:
@@ -131,7 +132,7 @@ def unpatch() -> None:
 
 @contextmanager
 def patched(**options: Any) -> Iterator[None]:
-    """`patch` for the duration of a ``with`` block; what is traced inside saves memory.
+    """Call `patch` for the duration of a ``with`` block: gradients traced inside save memory.
 
     A ``tf.function`` that was traced before keeps the graph it has. If nothing inside asks for
     gradients, a `NothingSavedWarning` says so.
@@ -159,7 +160,7 @@ def patched(**options: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # The error of the block matters, not what it left unused.
+        # The error of the block matters, not the checkpoints that it left unused.
         mine.unused.clear()
         mine.asked = True
         raise
@@ -179,10 +180,10 @@ def patched(**options: Any) -> Iterator[None]:
 
 @contextmanager
 def scoped(options: Options, *, eager_is_error: bool = True) -> Iterator[Callable[[], None]]:
-    """``options`` in force for the duration of a block, inside or outside of a patch by the user.
+    """Put ``options`` in force for the duration of a block, inside or outside of a user's patch.
 
-    Gives a function that raises if a checkpoint of a list was of no use so far. With
-    ``eager_is_error=False`` gradients in eager execution are TensorFlow's.
+    Yields a function that raises if a checkpoint of a list was of no use so far. With
+    ``eager_is_error=False``, gradients in eager execution are TensorFlow's.
     """
     mine = _InForce(options, eager_is_error)
     _push(mine)
@@ -194,8 +195,8 @@ def scoped(options: Options, *, eager_is_error: bool = True) -> Iterator[Callabl
 
 @contextmanager
 def for_batches_of(size: int) -> Iterator[None]:
-    """What is in force, for gradients of batches of ``size`` examples inside; nothing if nothing
-    is."""
+    """Set the batch size of the options in force to ``size`` inside a block; do nothing if there
+    are no such options."""
     if not _stack:
         yield
         return
@@ -210,7 +211,7 @@ def for_batches_of(size: int) -> Iterator[None]:
 def rewired(
     differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options, tape: Any = None
 ) -> Any:
-    """`saving`, for gradients that may be composite (of ragged tensors)."""
+    """Call `saving` for gradients that may be composite (of ragged tensors)."""
     graph = tf.compat.v1.get_default_graph()
     whole: list[Any] = []
     parts: list[Any] = []
@@ -234,7 +235,7 @@ def rewired(
 
 
 def ends_in(graph: tf.Graph, ys: Any) -> list[tf.Tensor]:
-    """The tensors among ``ys`` that ``graph`` computes."""
+    """Return the tensors among ``ys`` that ``graph`` computes."""
     return [
         y
         for y in tf.nest.flatten(ys, expand_composites=True)
@@ -275,8 +276,7 @@ def _install() -> None:
 
 
 def _standing_rule() -> Rule | None:
-    """How loops of functions are treated that are differentiated when they are called, under a
-    tape."""
+    """Return how to treat loops in functions that are differentiated when called under a tape."""
     if is_paused() or not _stack:
         return None
     options = _stack[-1].options

@@ -1,11 +1,11 @@
-"""A test that users can run: whether a step computes the same with memory-saving gradients as
-without, to the last bit.
+"""A test for users: it compares a step with memory-saving gradients with the plain step, to the
+last bit.
 
-TensorFlow's own last bits are not fixed by default, so two runs of plain training differ, and
-whoever compares blames what was changed. Four settings fix them, and hold for the duration of the
-test: op determinism; no arithmetic rewriting by grappler, which can fuse an op and not its copy;
-for the plain step no memory optimizer, which lets sums of large graphs be added in whatever order
-their addends come; and for both steps the same seeds and the same values of all variables.
+By default, TensorFlow does not fix its own last bits: two runs of plain training differ, and a
+comparison would blame the gradients. Four settings fix them for the duration of the test: op
+determinism; no arithmetic rewriting by grappler, which can fuse an op and not its copy; no memory
+optimizer for the plain step, which adds up sums of large graphs in the order in which addends come;
+and the same seeds and values of all variables for both steps.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
     """Raise unless a training step computes the same bits with memory-saving gradients as with
     TensorFlow's own.
 
-    The step is traced and run twice from the same state: once with TensorFlow's gradients, once as
-    within ``patched(**options)``. Compared are all gradients that it asks for, what it returns, and
-    all variables that it uses after it. Variables are set back at the end.
+    The step is traced and run twice from the same state: with TensorFlow's gradients, and within
+    ``patched(**options)``. The test compares all gradients that the step asks for, its results, and
+    the variables that it uses, after the step. At the end, it restores the variables.
 
     Parameters
     ----------
     step
         A function of tensors, or a ``tf.function``, that computes gradients with tapes,
-        ``tf.gradients`` or `memsaving_gradients.gradients`. It is traced anew; what was traced
-        before stays as it is.
+        ``tf.gradients`` or `memsaving_gradients.gradients`. It is traced anew; earlier traces stay
+        as they are.
     *args
-        What the step is called with.
+        Arguments of the step.
     **options
         As for `memsaving_gradients.patch`.
 
@@ -55,8 +55,8 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
         If anything differs. The message names the variables whose gradients differ, in how many
         elements and by how much, then results and variables.
     ArgumentError
-        If an option is unknown or cannot be used, if the step asks for no gradients, or asks for
-        them in a ``tf.function`` that it calls and that is traced once only.
+        If an option is unknown or cannot be used; or if the step asks for no gradients, or for
+        gradients in a ``tf.function`` that keeps its first trace.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
         with all_plain():
             plain = _Traced(step, args)
         with warnings.catch_warnings():
-            # That all gradients are there at the end of the step is this test's doing.
+            # The test itself keeps all gradients alive until the end of the step.
             warnings.simplefilter("ignore", BudgetWarning)
             with patched(**options):
                 ours = _Traced(step, args)
@@ -120,10 +120,10 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
 
 
 class _Traced:
-    """A step, traced anew, the gradients of which are written into variables wherever they are
-    computed.
+    """A step that is traced anew, and writes its gradients into variables wherever it computes
+    them.
 
-    ``seen``: the gradients; ``variables``: all that the step uses.
+    ``seen``: the gradients; ``variables``: all variables that the step uses.
     """
 
     def __init__(self, step: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -146,7 +146,7 @@ class _Traced:
         self.variables = [v for v in graph.variables if id(v.handle) not in copies]
 
     def run(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the step returns, and its gradients, by name."""
+        """Return the step's results and its gradients, both by name."""
         results = self._run(*self._args)
         named = {str(k): leaf for k, leaf in enumerate(tf.nest.flatten(results))}
         gradients = [None if one.kind is None else one.copies for one in self.seen]
@@ -155,8 +155,8 @@ class _Traced:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A gradient: the name of what it belongs to, its type, and the variables that it is copied to,
-    part by part."""
+    """A gradient: the name of its variable or tensor, its type (``None``: no gradient), and the
+    variables that hold copies of its parts."""
 
     name: str
     kind: type | None
@@ -165,7 +165,7 @@ class _Seen:
 
 @contextmanager
 def _recorded(seen: list[_Seen]) -> Iterator[None]:
-    """Gradients that are built inside, in whatever graph, are copied."""
+    """Copy gradients that are built inside a block, in whatever graph, and add them to ``seen``."""
 
     def note(grads: Any, xs: Any) -> None:
         for x, grad in zip(tf.nest.flatten(xs), tf.nest.flatten(grads), strict=True):
@@ -175,7 +175,7 @@ def _recorded(seen: list[_Seen]) -> Iterator[None]:
 
     def differentiate(inner: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         grads = inner(ys, xs, *args, **kwargs)
-        # The gradients of a function that is called are TensorFlow's own affair.
+        # Gradients of a called function, in its own graph, are left to TensorFlow.
         if kwargs.get("src_graph", args[7] if len(args) > 7 else None) is None:
             note(grads, xs)
         return grads
@@ -195,7 +195,7 @@ def _recorded(seen: list[_Seen]) -> Iterator[None]:
 
 
 def _name(x: Any) -> str:
-    # A variable of Keras 3 has a path, and a name that others may have, too.
+    # A variable of Keras 3 has a path, and a name that other variables may share.
     name = getattr(x, "path", None) or getattr(x, "name", None) or type(x).__name__
     return str(name).removesuffix(":0")
 
@@ -210,7 +210,7 @@ def _unique(names: list[str]) -> list[str]:
 
 
 def _differences(plain: dict[str, Any], ours: dict[str, Any], what: str) -> list[str]:
-    """What differs, in words; nothing where all is the same."""
+    """Return a phrase for each difference; none where all is the same."""
     if plain.keys() != ours.keys():
         names = ", ".join(sorted(plain.keys() ^ ours.keys()))
         return [f"{what} are computed by one of the two only: {names}"]

@@ -1,7 +1,7 @@
-"""What XLA assigns to a step, plainly and with the plan of least memory, and the curve of budgets
-in these bytes.
+"""The bytes that XLA assigns to a step, plain and with the plan of least memory, and the curve of
+budgets in these bytes.
 
-XLA compiles the step twice. What it assigns to the plans between is on the line through the two.
+XLA compiles these two only. The bytes of plans between them are taken from the line through both.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = ["in_xlas_bytes"]
 def in_xlas_bytes(
     found: Explanation, fn: Any, args: Sequence[Any], options: Options
 ) -> Explanation:
-    """Return an explanation whose budgets are the bytes that XLA assigns; the same once more, after
-    a note, if XLA cannot compile the step before it runs."""
+    """Return an explanation with budgets in the bytes that XLA assigns. If XLA cannot compile the
+    step before it runs, say so in a note and return ``found``."""
     sites, graph = traced(fn, args, options)
     try:
         with autodiff.compiling(graph):
@@ -57,8 +57,8 @@ def in_xlas_bytes(
 
 
 def _with_stand_ins(site: Site) -> Site:
-    """The same computation, of whose gradients the rest of the step reads identities, which read
-    what takes their place."""
+    """Return the same computation, after letting the rest of the step read identities of its
+    gradients. Rewriting can then point these identities to other tensors."""
     known, rewiring = set(site.call.operations), Rewiring()
     given = []
     for grad in site.grads:
@@ -85,7 +85,7 @@ def _compiled(name: str, simulated: int, program: Program) -> Compiled:
 
 
 def _between(point: Point, plain: Compiled, least: Compiled) -> Point:
-    """A point of the curve, on the line through what was compiled."""
+    """Return a point of the curve, with its budget on the line through the two compiled steps."""
     slope = (plain.assigned - least.assigned) / max(plain.simulated - least.simulated, 1)
     return _point(point, int(plain.assigned - slope * (plain.simulated - point.budget)), plain)
 
@@ -96,7 +96,7 @@ def _point(point: Point, assigned: int, plain: Compiled) -> Point:
 
 
 def _falling(curve: Sequence[Point]) -> list[Point]:
-    """The points whose budgets are between those that were compiled."""
+    """Return the compiled points, and the points whose budgets are between theirs."""
     least = curve[-1].budget
     inner = [point for point in curve[1:-1] if least < point.budget < curve[0].budget]
     return [curve[0], *inner, *curve[1:][-1:]]

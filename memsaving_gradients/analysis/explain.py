@@ -1,15 +1,14 @@
 """`explain`: where the memory of a training step goes, and what each budget costs, before a step is
 run.
 
-The step is traced as TensorFlow would trace it, and the gradients that it asks for are looked at
-and left alone. The graph of the whole step is then simulated (:mod:`graph_tools.memory.executor`):
-what is alive at its peak, or within a hundredth of it for the first time, are the parts. The least
-budget comes from the search that an error about a budget would name it by, plans for a row of
-budgets, evenly spread from plain training down to that, from
-:mod:`memsaving_gradients.planners.budget_curve`.
+The step is traced as TensorFlow would trace it, and its gradients are not rewired. The graph of the
+whole step is then simulated (:mod:`graph_tools.memory.executor`). The parts are the values alive at
+the first moment that comes within a hundredth of the peak. The search that also serves errors about
+budgets finds the least budget. :mod:`memsaving_gradients.planners.budget_curve` plans for a row of
+budgets, evenly spread from plain training down to the least.
 
-Beside tracing it takes some seconds; in a network of 1001 layers half a minute, where the least
-plan is not rewritten to see what the executor adds to it.
+This takes some seconds in addition to tracing, and half a minute for a network of 1001 layers.
+There, the least plan is not rewritten to see the bytes that the executor adds to it.
 """
 
 from __future__ import annotations
@@ -38,29 +37,29 @@ __all__ = ["explain"]
 
 Curve = Sequence[tuple[int, Proposal]]
 
-#: Layout: points of the curve, plain training and the least budget among them.
+#: Layout: points of the curve, including plain training and the least budget.
 POINTS = 20
 
 
 @tf.autograph.experimental.do_not_convert
 def explain(fn: Any, *args: Any, **options: Any) -> Explanation:
-    """Where the memory of a training step goes, and the extra time that each budget costs; no step
-    is run.
+    """Return where the memory of a training step goes, and the extra time that each budget costs.
+    No step is run.
 
     Parameters
     ----------
     fn
         A training step: a function or ``tf.function`` that asks for gradients (``tf.gradients``,
-        ``tf.GradientTape``, `gradients`), or a compiled Keras model, whose ``train_step`` it is
-        then.
+        ``tf.GradientTape``, `gradients`), or a compiled Keras model, which is explained by its
+        ``train_step``.
     *args
-        Its arguments: tensors, arrays or ``tf.TensorSpec``, of which only shapes and dtypes matter.
-        For a model: what ``train_step`` gets, such as x and y.
+        Arguments of the step: tensors, arrays or ``tf.TensorSpec``. Only shapes and dtypes matter.
+        For a model: the parts of a batch for ``train_step``, such as x and y.
     **options
         ``batch_size``, ``loop_steps``, ``hold_gradients``, ``xla``, ``accumulate``, ``profile``,
         ``progress`` as in `memsaving_gradients.gradients`. With ``xla=True``, XLA compiles the step
-        twice, and budgets are in the bytes that it assigns; without, those of a step that XLA
-        compiles are simulated.
+        twice, and budgets are in the bytes that XLA assigns. Otherwise, budgets are in simulated
+        bytes, even if XLA compiles the step.
 
     Returns
     -------
@@ -101,8 +100,8 @@ def _explanation(study: Study) -> Explanation:
         plan, need = lowest.proposal, lowest.need
         found = _between(study, plan.peak)
         points.append(_point(study, found, plan, need))
-        # What the executor adds is known of this one, and taken for that of the others; less than
-        # it would be refused.
+        # The share that the executor adds is known of this plan, and assumed for the others.
+        # Budgets below ``need`` would be refused.
         adds = max(1.0, need / max(study.budget_for(study.need(plan)), 1))
         for _, proposal in found:
             budget = int(study.budget_for(study.need(proposal)) * adds)
@@ -127,7 +126,7 @@ def _explanation(study: Study) -> Explanation:
 
 
 def _between(study: Study, least: int) -> Curve:
-    """Plans for budgets between plain training and ``least``, bytes asked for."""
+    """Return plans for budgets between plain training and ``least``, in bytes asked for."""
     search = study.search
     assert search is not None
     most = search.meter.plain.peak
@@ -139,8 +138,8 @@ def _between(study: Study, least: int) -> Curve:
 
 def _point(study: Study, found: Curve, proposal: Proposal, budget: int) -> Point:
     extra = study.extra_time(proposal)
-    # No plan that needs ``budget`` bytes takes less: it asks for no more than that, and what a
-    # larger budget costs is known.
+    # A plan that needs ``budget`` bytes asks for no more than these, so lower bounds for larger
+    # budgets hold for it.
     bounds = (plan.lower_bound for within, plan in found if within >= budget)
     return Point(
         budget=budget,
@@ -152,7 +151,7 @@ def _point(study: Study, found: Curve, proposal: Proposal, budget: int) -> Point
 
 
 def _falling(points: Sequence[Point]) -> list[Point]:
-    """From the largest budget to the least, each slower than the one before."""
+    """Return points from the largest budget to the least, each slower than the one before."""
     found: list[Point] = []
     for point in sorted(points, key=lambda point: (point.extra_time, point.budget)):
         if not found or point.budget < found[-1].budget:
@@ -161,7 +160,7 @@ def _falling(points: Sequence[Point]) -> list[Point]:
 
 
 def _at_peak(study: Study, ops: OpGraph) -> tuple[Parts, list[Layer]]:
-    """What is alive when the step, as it runs, takes most: at the first moment that comes close."""
+    """Return the parts and layers alive at the first moment that comes close to the step's peak."""
     site = study.site
     held = [ops.value(t) for t in autodiff.outputs_of(site.graph)]
     simulated = simulate_execution(ops, batch=site.options.batch, held=held)[0]
@@ -170,7 +169,7 @@ def _at_peak(study: Study, ops: OpGraph) -> tuple[Parts, list[Layer]]:
     producer, storage = ops.producer.tolist(), ops.storage.tolist()
     residual = {storage[v] for op, values in enumerate(ops.inputs) if late[op] for v in values}
     results = {storage[ops.value(t)] for t in site.grads if t.op.name in ops.position}
-    # Which of the moments that tie with the peak takes most is decided by chance.
+    # Chance decides which of the moments that tie with the peak takes most.
     at = int(np.argmax(simulated.bytes_alive >= (1 - TIE) * simulated.peak))
     born, dies, size = simulated.buffers
     total = {"gradients": 0, "activations": 0, "temporaries": 0}

@@ -1,9 +1,9 @@
-"""`gradient_error`: what options do to the gradients of a loss, measured against TensorFlow's own.
+"""`gradient_error`: the error of a loss's gradients under options, against TensorFlow's own.
 
 Only encodings that are asked for by name change gradients by more than rounding. How much depends
-on the network: a residual that is off by 2⁻⁹ of itself makes a weight's gradient, a sum of many
-products, off by about as much of its largest number, and so does each layer that it comes through;
-errors of many layers add up like random ones. That is an estimate; this is the measurement.
+on the network. If a residual is off by 2⁻⁹ of itself, a weight's gradient, a sum of many products,
+is off by about as much of its largest number. Each layer on its way adds as much, and errors of
+many layers add up like random ones. That is an estimate; this module measures the error.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from memsaving_gradients.reports.plan_text import MOST_LINES, NAME_WIDTH, column
 
 __all__ = ["GradientError", "VariableError", "gradient_error"]
 
-#: Gradients whose largest number is below this share of the largest of all are zero but for
-#: rounding, such as those of biases in front of a normalization; they do not count.
+#: Gradients whose largest number is below this share of the largest of all do not count. They are
+#: zero except for rounding, such as gradients of biases in front of a normalization.
 TINY = 1e-4
 
 
 @dataclass(frozen=True)
 class VariableError:
-    """How far one gradient is off.
+    """The error of one variable's gradient.
 
     Attributes
     ----------
     name
-        The variable.
+        The name of the variable.
     largest
         The largest absolute value in TensorFlow's gradient.
     error
         The largest absolute difference, as a share of ``largest``.
     control
-        The same between two runs of TensorFlow's own: more than rounding where something is drawn
-        at random.
+        The same difference between two runs of TensorFlow's own gradients: more than rounding where
+        something is drawn at random.
     """
 
     name: str
@@ -52,14 +52,14 @@ class VariableError:
 
 @dataclass(frozen=True)
 class GradientError:
-    """How far gradients are off. It prints as a table.
+    """The errors of gradients. It prints as a table.
 
     Attributes
     ----------
     variables
-        Of all variables that have a gradient that counts, the worst first.
+        The errors of all variables whose gradients count, the worst first.
     left_out
-        Names of those whose gradient is zero but for rounding.
+        Names of variables whose gradients are zero except for rounding.
     """
 
     variables: tuple[VariableError, ...]
@@ -67,7 +67,7 @@ class GradientError:
 
     @property
     def worst(self) -> float:
-        """The error of the variable that is off most."""
+        """The largest error of a variable."""
         return max((found.error for found in self.variables), default=0.0)
 
     @property
@@ -106,11 +106,11 @@ def gradient_error(
     Parameters
     ----------
     loss
-        From a batch to a scalar. Random ops draw the same numbers in all runs; what draws from a
-        state of its own, as Keras layers do, should be switched off, or the control shows
-        differences that have nothing to do with the options.
+        A function of a batch that returns a scalar. Random ops draw the same numbers in all runs.
+        Switch off layers that draw from a state of their own, as in Keras. Otherwise the control
+        shows differences that do not come from the options.
     variables
-        What to differentiate with respect to.
+        The variables to differentiate with respect to.
     *batch
         Tensors or arrays, passed on to ``loss``.
     **options
@@ -125,7 +125,7 @@ def gradient_error(
     Raises
     ------
     ArgumentError
-        If ``loss`` is no function that makes a scalar, or no variable has a gradient.
+        If ``loss`` is no function that returns a scalar, or no variable has a gradient.
 
     Examples
     --------
@@ -154,8 +154,8 @@ def gradient_error(
     def computed(differentiate: Callable[..., list[Any]]) -> list[Any]:
         @tf.function(autograph=False)
         def step(*inputs: tf.Tensor) -> list[Any]:
-            # Of this graph alone: the forward pass is built first, so that its ops get the same
-            # seeds in each of them.
+            # The seed of this graph alone. The forward pass is built first, so that its ops get
+            # the same seeds in each graph.
             tf.compat.v1.set_random_seed(1)
             value = loss(*inputs)
             if not isinstance(value, tf.Tensor) or value.shape.rank:

@@ -1,10 +1,10 @@
-"""`largest_batch`: how many examples fit into a memory, found without a step being run, and proven
-by one if wanted.
+"""`largest_batch`: the largest batch that fits into a memory, found without running a step, and
+proven by running one if wanted.
 
-What a step needs grows along a line with the batch, but for steps where a kernel, a plan or the
-size of a chunk changes. So a batch is guessed from two known needs, the step is traced for it, and
-the plan of least memory made (the one that an error about a budget would name), until one fits and
-the next larger one does not.
+The bytes that a step needs grow linearly with the batch, except for jumps where a kernel, a plan or
+the size of a chunk changes. So the search guesses a batch from two known needs, and traces the step
+for it. Then it makes the plan of least memory (the one that an error about a budget would name). It
+ends when a batch fits and the next larger one does not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from memsaving_gradients.planners.proposal import SMALLER
 
 __all__ = ["LargestBatch", "largest_batch"]
 
-#: Nobody trains with more examples.
+#: The largest batch to try: nobody trains with more examples.
 MOST_EXAMPLES = 2**20
 
 Make = Callable[[int], tuple[Any, tuple[Any, ...]]]
@@ -49,15 +49,15 @@ class LargestBatch:
     batch
         Examples.
     budget
-        What a step may take beside variables, bytes.
+        Bytes that a step may take in addition to variables.
     need
-        The budget that this batch needs at the least, bytes.
+        The least budget for this batch, bytes.
     extra_time
-        Estimated time of the recomputation within that, as a fraction of the plain step's.
+        Estimated extra time within that budget, as a fraction of the plain step's time.
     plain
         The largest batch that fits without recomputation; 0: none does.
     measured
-        What a step with this batch took, bytes; ``None``: it was not run.
+        Bytes that a step with this batch took; ``None``: no step was run.
     """
 
     batch: int
@@ -86,34 +86,34 @@ def largest_batch(
     prove: bool = False,
     **options: Any,
 ) -> LargestBatch:
-    """The largest batch with which a training step fits into a memory; no step is run, unless it is
-    to be proven.
+    """Return the largest batch with which a training step fits into a memory. No step is run,
+    except to prove the result.
 
     Parameters
     ----------
     make
         A function of a batch size that returns a training step and its arguments, as for
-        `memsaving_gradients.explain`: ``(step, (x, y))``. Tensor specs do.
+        `memsaving_gradients.explain`: ``(step, (x, y))``. Arguments may be tensor specs.
     budget
-        What a step may take beside variables, bytes.
+        Bytes that a step may take in addition to variables.
     device_memory
-        What a device has: variables and a reserve are taken off. Give one of the two.
+        The memory of a device: variables and a reserve are subtracted. Give one of the two.
     start
-        The batch to begin with.
+        The first batch to try.
     prove
         Whether to run a step with this batch in a process of its own, within the budget, on a
-        device that has ``device_memory`` and no more; if it does not get what it asks for, a batch
-        for less (`LargestBatch.budget` says what it was). ``make`` must be a function of a module
-        that can be imported.
+        device with just ``device_memory``. If that fails, smaller budgets and their batches are
+        tried (`LargestBatch.budget` is the one that worked). ``make`` must be a function of a
+        module that can be imported.
     **options
         As for `memsaving_gradients.explain`.
 
     Raises
     ------
     BudgetError
-        If not even one example fits; it names the least budget.
+        If not even one example fits. The error names the least budget.
     MeasurementError
-        If no batch near that can be run.
+        If no batch near the largest one can be run.
 
     Examples
     --------
@@ -164,14 +164,14 @@ class _Trial:
 
     @property
     def extra_time(self) -> float:
-        """What it costs, as a fraction of the plain step's time."""
+        """The extra time within that budget, as a fraction of the plain step's time."""
         return self._least[1] if self._least[0] < self.plain else 0.0
 
     @cached_property
     def _least(self) -> tuple[int, float]:
         assert self._study is not None
         study, found = self._study, self._study.least()
-        # Graphs are large.
+        # Release the study: graphs are large.
         self._study = None
         if found is None:
             return self.plain, 0.0
@@ -179,7 +179,7 @@ class _Trial:
 
 
 class _Search:
-    """Steps traced so far, by batch."""
+    """A search for the largest batch, and the steps that it has traced so far."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class _Search:
         self.share = 1.0
 
     def run(self, start: int, need_of: Callable[[_Trial], int]) -> int:
-        """The largest batch that fits; 0: not even one example does."""
+        """Return the largest batch that fits; 0: not even one example does."""
         needs: dict[int, int] = {}
         fits, above, batch = 0, MOST_EXAMPLES + 1, start
         while True:
@@ -218,18 +218,18 @@ class _Search:
             batch = _guess(needs, fits, above)
 
     def allowed(self, trial: _Trial) -> int:
-        """What a step may take, bytes."""
+        """Return the bytes that a step may take."""
         return int(trial.budget * self.share)
 
     def found(self, batch: int, plain: int, measured: int | None = None) -> LargestBatch:
-        """What is known of a batch."""
+        """Return the result for a batch."""
         trial = self.trials[batch]
         budget = self.allowed(trial)
         return LargestBatch(batch, budget, trial.need, trial.extra_time, plain, measured)
 
     def proven(self, batch: int, plain: int) -> LargestBatch:
-        """The first batch with which a step runs, if less and less of the memory is counted on:
-        holes between chunks may take the rest."""
+        """Return the first batch with which a step runs, with a smaller and smaller share of the
+        memory as its budget: holes between chunks may take the rest."""
         for proof in range(MOST_PROOFS):
             self.share = SMALLER**proof
             fits = self.run(batch, lambda trial: trial.need) if proof else batch
@@ -247,7 +247,7 @@ class _Search:
         )
 
     def nothing_fits(self) -> BudgetError:
-        """The error for a device on which no batch fits."""
+        """Return the error for a device on which no batch fits."""
         batch, trial = min(self.trials.items())
         many = "1 example needs" if batch == 1 else f"{batch} examples need"
         return BudgetError(
@@ -282,7 +282,7 @@ class _Search:
 
 
 def _made(make: Make, batch: int) -> tuple[Any, tuple[Any, ...]]:
-    """What ``make`` gives for a batch, if it is what it should be."""
+    """Return the step and the arguments that ``make`` returns for a batch, checked."""
     if not callable(make):
         raise ArgumentError(
             "make",
@@ -303,10 +303,10 @@ def _made(make: Make, batch: int) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _guess(needs: Mapping[int, int], fits: int, above: int) -> int:
-    """A batch between the largest that fits and the next one that does not, on the line through the
-    two that are nearest to the limit.
+    """Return a batch between the largest that fits and the next one that does not, on the line
+    through the two batches nearest to the limit.
 
-    ``needs``: for batches that were tried, by how much they need more than there is.
+    ``needs``: for each batch tried, the bytes that it needs beyond the limit.
     """
     if len(needs) == 1:
         return min(2 * fits, MOST_EXAMPLES) if fits else max(1, above // 2)
@@ -314,13 +314,13 @@ def _guess(needs: Mapping[int, int], fits: int, above: int) -> int:
     guess = float(fits + above) / 2
     if needs[one] != needs[two]:
         guess = one - needs[one] * (two - one) / (needs[two] - needs[one])
-    # Needs go up in steps: a guess next to what is known may be wrong again and again.
+    # Needs grow in jumps: guesses next to a known batch may be wrong again and again.
     room = (above - fits if above <= MOST_EXAMPLES else min(fits, above - fits)) // 8
     return int(min(max(guess, fits + 1 + room), above - 1 - room))
 
 
 def _target(make: Any) -> str:
-    """How another process finds a function."""
+    """Return the ``module:name`` by which another process finds a function."""
     module, name = getattr(make, "__module__", None), getattr(make, "__qualname__", "<")
     if module in (None, "__main__") or "<" in name or "." in name:
         raise ArgumentError(
@@ -339,8 +339,8 @@ def _measured(
     device_memory: int | str | None,
     loop_steps: int | None = None,
 ) -> int | None:
-    """Bytes that a step takes in a process of its own, on a device of that memory; ``None``: it
-    does not get what it asks for."""
+    """Return the bytes that a step takes in a process of its own, on a device of that memory;
+    ``None``: the step ran out of memory."""
     request: dict[str, Any] = {"target": _target(make), "batch": batch, "budget": budget}
     request["loop_steps"] = None if loop_steps is None else int(loop_steps)
     environment = {}
@@ -366,11 +366,11 @@ def run_once(
     limit: int | None = None,
     loop_steps: int | None = None,
 ) -> int | None:
-    """Run a step of ``batch`` examples of zeros within ``budget``; the bytes that it took, the
-    worst of five times.
+    """Run a step of ``batch`` examples of zeros within ``budget``; return the bytes that it took,
+    the worst of five runs.
 
-    ``limit``: MiB that the allocator has, of any GPU too; ``None`` comes back where that was not
-    enough. ``loop_steps``: as of `memsaving_gradients.gradients`.
+    ``limit``: MiB of memory for the allocator, and of any GPU; the result is ``None`` if they are
+    not enough. ``loop_steps``: as for `memsaving_gradients.gradients`.
     """
     for device in tf.config.list_physical_devices("GPU") if limit is not None else ():
         only = tf.config.LogicalDeviceConfiguration(memory_limit=limit)

@@ -1,8 +1,8 @@
-"""A training step that is traced to be looked at: its gradients stay as TensorFlow built them, and
-nothing runs.
+"""A training step that is traced for analysis: its gradients stay as TensorFlow built them, and no
+step runs.
 
-Nothing runs but what tracing runs: variables that are created on the first trace, such as an
-optimizer's slots, are created.
+Tracing has its usual effects: variables that the first trace creates, such as an optimizer's slots,
+are created.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from memsaving_gradients.planners.meter import Found
 
 __all__ = ["Study", "asked", "function_of", "largest", "specs_of", "traced"]
 
-#: The options of `memsaving_gradients.gradients` that matter to somebody who only looks.
+#: The options of `memsaving_gradients.gradients` that matter to an analysis.
 OPTIONS = (
     "batch_size",
     "loop_steps",
@@ -46,18 +46,18 @@ OPTIONS = (
     "profile",
     "progress",
 )
-#: Fact: any budget: it makes the search for plans that of budgets, and its size decides nothing.
+#: Fact: any budget makes planning search as for budgets; the size of this one decides nothing.
 SOME = 1e-9
-#: Steps that are run, or rehearsed, to prove an answer, and numbers of microbatches that are tried
-#: for one, at most. Chosen by judgement.
+#: The most steps that are run, or rehearsed, to prove an answer, and the most numbers of
+#: microbatches that are tried for one. Chosen by judgement.
 MOST_PROOFS = 8
-#: Shares of the bytes that a budget has room for, if chunks are filled as in the plan of least
-#: memory: they may have more holes.
+#: Shares to ask for, of the bytes that a budget has room for if chunks are filled as in the plan of
+#: least memory. Other plans may leave more holes.
 ASKED = (1.0, 0.8, 0.6)
 
 
 def asked(options: dict[str, Any]) -> Options:
-    """Options for looking at a step; any others are errors."""
+    """Return options for the analysis of a step; raise for any others."""
     for name, value in options.items():
         if name not in OPTIONS:
             raise ArgumentError(
@@ -70,29 +70,29 @@ def asked(options: dict[str, Any]) -> Options:
 
 
 class Study:
-    """A gradient computation that is looked at: of those of a step, the one with most ops.
+    """The analysis of a step's gradient computation; of several, of the one with the most ops.
 
     Attributes
     ----------
     site
         The computation.
     computations
-        How many there are in the step.
+        The number of computations in the step, in one replica.
     step, graph
-        It as captured.
+        The computation as captured.
     before
-        Plain training as it runs.
+        The simulation of plain training, as it runs.
     plain
-        What fractions are of, bytes.
+        The bytes that fractions refer to.
     loops_alone
-        After `least`: for each way to replay loops, the budget it needs if nothing else is done
-        (bytes), and its extra time.
+        After `least`: for each way to replay loops, the budget (bytes) that it needs if nothing
+        else is done, and its extra time.
     """
 
     def __init__(self, fn: Any, args: Sequence[Any], options: Options) -> None:
         sites, self._whole = traced(fn, args, options)
         self.site = largest(sites)
-        # Those of other replicas are not this one's.
+        # Computations of other replicas do not count.
         self.computations = sum(self.site.is_here(site.first_operation) for site in sites)
         if graphs.is_function(self.site.graph):
             see_whole(self.site)
@@ -104,26 +104,26 @@ class Study:
 
     @property
     def plain_budget(self) -> int:
-        """The budget from which on plain training fits, bytes."""
+        """The least budget that plain training fits, bytes."""
         return safe_bytes(self.before, self.site.gating)
 
     @property
     def assumes_batch(self) -> bool:
-        """Whether bytes depend on a dimension that is unknown, and was told by nobody."""
+        """Whether bytes depend on an unknown dimension, and no batch size was given."""
         unknown = self.step.source.bytes_per_example[self.graph.size > 0] > 0
         return bool(unknown.any()) and self.site.options.batch_size is None
 
     def budget_for(self, need: int) -> int:
-        """The budget to ask for, for a plan that needs so many bytes: something is left to
+        """Return the budget to give for a plan that needs ``need`` bytes, with an allowance for
         chance."""
         return need if self.site.data_gates else int(need * (1 + CHANCE))
 
     def least(self) -> Found | None:
-        """A plan of least memory, the first that an error about a budget would look at, and the
-        budget to give for it. For once.
+        """Return a plan of least memory, the first that an error about a budget would look at, and
+        the budget to give for it. To be called once.
 
-        ``None``: none saves anything. In deep networks the first of `chain`, which is not
-        rewritten: it gets the room that a plan leaves there for what the executor adds.
+        ``None``: no plan saves anything. In deep networks, the plan is the first of `chain`. It is
+        not rewritten; its budget has room for the bytes that the executor usually adds.
         """
         self.site.floors = FLOORS[:1]
         if self.site.is_large:
@@ -140,11 +140,11 @@ class Study:
         return Found(outcome.proposal, outcome.need, None)
 
     def extra_within(self, budget: int, least: Found) -> float:
-        """Extra time of a plan for ``budget`` bytes, after `least`, whose plan is what there is if
-        no faster one is found."""
+        """Return the extra time of a plan for ``budget`` bytes: the fastest that is found, or the
+        plan ``least``. To be called after `least`."""
         assert self.search is not None
         plan = least.proposal
-        # What the executor adds is known of this one, and taken for that of others.
+        # The share that the executor adds is known of this plan, and assumed for others.
         adds = max(1.0, least.need / max(self.budget_for(self.need(plan)), 1))
         most = plan.peak * budget / max(self.need(plan) * adds, 1)
         asked = [int(most * share) for share in ASKED]
@@ -167,26 +167,26 @@ class Study:
 
     @property
     def search(self) -> Search | None:
-        """What `least` looked for plans with, on the step with masks packed."""
+        """The search in which `least` found its plan, on the step with masks packed."""
         return None if self.site.sought is None else self.site.sought.search
 
     def need(self, proposal: Proposal) -> int:
-        """What a plan needs in chunks; in deep networks as many times what it asks for as plain
-        training, or that of least memory, does."""
+        """Return the bytes that a plan needs in chunks. In deep networks, estimate them by the
+        larger ratio to bytes asked for, of plain training and the plan of least memory."""
         if self._holes is not None:
             return int(proposal.peak * self._holes)
         assert self.search is not None
         return self.search.meter.need(proposal)
 
     def extra_time(self, proposal: Proposal) -> float:
-        """What a plan takes, and the masks that are packed for it, as a fraction of the plain
-        step's time."""
+        """Return the extra time of a plan, and of the masks packed for it, as a fraction of the
+        plain step's time."""
         assert self.search is not None
         packing = self.search.meter.graph.total_seconds - self.graph.total_seconds
         return self.of_step(proposal.extra_seconds + packing)
 
     def of_step(self, seconds: float) -> float:
-        """A time as a fraction of the plain step's."""
+        """Return a time as a fraction of the plain step's time."""
         return float(seconds / max(self.graph.total_seconds, 1e-12))
 
     @cached_property
@@ -202,15 +202,15 @@ class Study:
 
     @property
     def sums(self) -> int:
-        """Bytes of gradients that a loop over microbatches adds up, one of which is looked at; 0:
-        there is no such loop."""
+        """Bytes of the gradients that a loop over microbatches adds up, if the site is one of these
+        microbatches; 0: there is no such loop."""
         batch = self.site.options.batch
         return sum(tensor_bytes(tensor).at(batch) for tensor in whole_step.added_up(self._whole))
 
 
 def function_of(fn: Any, args: Sequence[Any], *, compiled: bool = False) -> Any:
-    """A training step as a ``tf.function`` that was never traced: of a function, or of a compiled
-    Keras model. ``compiled``: XLA compiles it in any case."""
+    """Return a training step as a ``tf.function`` that was never traced, from a function or a
+    compiled Keras model. ``compiled``: XLA compiles it in any case."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(fn, keras.Model):
         fn = _train_step(fn, args)
@@ -222,13 +222,13 @@ def function_of(fn: Any, args: Sequence[Any], *, compiled: bool = False) -> Any:
 
 
 def _handles(graph: tf.Graph) -> list[tf.Tensor]:
-    """Of the variables that a function's graph uses."""
+    """Return the handles of the variables that a function's graph uses."""
     ends = (op for op in graph.get_operations() if not op.inputs)
     return [handle for op in ends for handle in op.outputs if handle.dtype == tf.resource]
 
 
 def traced(fn: Any, args: Sequence[Any], options: Options) -> tuple[list[Site], tf.Graph]:
-    """The gradient computations of a step, as TensorFlow built them, and its graph."""
+    """Return the gradient computations of a step, as TensorFlow built them, and its graph."""
     sites: list[Site] = []
     function = function_of(fn, args, compiled=bool(options.xla))
     specs = specs_of(args)
@@ -245,7 +245,7 @@ def traced(fn: Any, args: Sequence[Any], options: Options) -> tuple[list[Site], 
 
 
 def largest(sites: Sequence[Site]) -> Site:
-    """The gradient computation of a step with most ops."""
+    """Return the gradient computation with the most ops."""
     return max(sites, key=lambda site: len(site.call.own))
 
 
@@ -257,7 +257,7 @@ def _train_step(model: Any, args: Sequence[Any]) -> Callable[..., Any]:
     if isinstance(args[0], tf.data.Dataset):
         raise ArgumentError("args", args[0], "is a dataset; give a batch of it, or tensor specs")
     if not model.built:
-        # Building by shape would make no variables where a model is a class of its own.
+        # Building by shape would create no variables of a subclassed model.
         specs = tf.nest.map_structure(_spec, args[0])
         tf.function(lambda x: model(x)).get_concrete_function(specs)
     if not model.optimizer.built:
@@ -270,7 +270,7 @@ def _train_step(model: Any, args: Sequence[Any]) -> Callable[..., Any]:
 
 
 def specs_of(args: Sequence[Any]) -> list[Any]:
-    """Arguments of a step, with shapes and dtypes in the place of tensors and arrays."""
+    """Return arguments of a step, with shapes and dtypes in the place of tensors and arrays."""
     return list(tf.nest.map_structure(_spec, list(args)))
 
 

@@ -1,14 +1,13 @@
-"""Forward ops that make little of much, and run as soon as they can, though they were built long
-after.
+"""Forward ops that reduce large values to small ones, and run as soon as they can, though they were
+built long after these values.
 
-A penalty on each hidden value, a distillation or perceptual loss is often written behind the
-network: ``sum(penalty(h) for h in hidden)``. In the order of the graph each hidden value is then
-needed until the end of the forward pass, and no cut behind it is narrow. The executor does not
-wait: it reduces a value as soon as that is there. So such ops stand right behind what they read.
-Branches, loops and calls do not: they hand out for their gradients what they have read, and hold
-it.
+A penalty on each hidden value, or a distillation or perceptual loss, is often written after the
+network: ``sum(penalty(h) for h in hidden)``. In the order of the graph, each hidden value is then
+needed until the end of the forward pass, and no cut after it is narrow. But the executor reduces a
+value as soon as it exists. So capture puts such ops right after the ops that they read. Branches,
+loops and calls stay: they hold the values that they have read, for their gradients.
 
-Linear in the edges, for groups are small.
+Linear in the edges, because groups are small.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from memsaving_gradients.schedules.order import EXPANSION, FAR
 
 __all__ = ["early_reductions"]
 
-#: A reduction is taken together with the ops before it that only it needs, at most so many.
-#: Chosen by judgement.
+#: The most ops of a group: a reduction and the ops before it that only it needs. Chosen by
+#: judgement.
 MOST_OPS = 32
-#: What hands out for its gradient what it has read.
+#: Types of ops that hold the values that they have read, for their gradients.
 HOLDING = op_types.FUNCTIONAL | op_types.PYTHON
 
 
@@ -38,16 +37,16 @@ def early_reductions(
     sizes: npt.NDArray[np.int64],
     beside: Collection[tf.Operation] = (),
 ) -> list[int]:
-    """Ops before ``border`` that are better thought of as run right behind what they read, for it
-    is needed for nothing else later.
+    """Return the positions of ops before ``border`` that should run right after the ops that make
+    the values they read, because no other op needs these values later.
 
-    ``sizes``: bytes of each value. ``beside``: ops that stand right behind what they read already,
-    and put nothing farther away.
+    ``sizes``: bytes of each value. ``beside``: ops that already come right after the ops that they
+    read; they do not count in distances.
     """
     readers = _readers(ops, border)
     storage, source, producer = ops.storage.tolist(), ops.source.tolist(), ops.producer.tolist()
     size = sizes.tolist()
-    # Places count from 1; 0 is before all.
+    # Places count from 1; 0 is before all ops.
     place = np.cumsum([op not in beside for op in ops.ops[:border]]).tolist()
     far = FAR * max(place, default=0)
     groups: list[tuple[set[int], int, list[int]]] = []
@@ -66,7 +65,7 @@ def early_reductions(
     in_groups = {i for group, *_ in groups for i in group}
     others = (i for i in range(border) if i not in in_groups)
     last = {storage[v]: place[i] for i in others for v in ops.inputs[i]}
-    # Several losses on one value are none's hindrance to another.
+    # Several losses may read one value: only readers outside of all groups count.
     needless = (g for g, first, read in groups if any(last.get(s, 0) <= first - far for s in read))
     return sorted(set().union(*needless))
 
@@ -77,7 +76,7 @@ def _results(ops: OpGraph, op: int) -> range:
 
 
 def _readers(ops: OpGraph, border: int) -> list[list[int]]:
-    """For each op, the forward ops that read it, those as well that may be pruned."""
+    """Return, for each op, the forward ops that read it, including ops that may be pruned."""
     found: list[list[int]] = [[] for _ in ops.ops]
     for i in range(border):
         for value in ops.inputs[i]:
@@ -86,8 +85,8 @@ def _readers(ops: OpGraph, border: int) -> list[list[int]]:
 
 
 def _only_for(ops: OpGraph, readers: list[list[int]], end: int) -> set[int] | None:
-    """``end``, and the forward ops before it that no other forward op reads; ``None``: they are
-    many."""
+    """Return ``end``, and the forward ops before it that no other forward op reads; ``None``: there
+    are too many."""
     group, stack = {end}, [end]
     while stack:
         for value in ops.inputs[stack.pop()]:

@@ -1,13 +1,12 @@
 """Encodings: residuals in fewer bytes than TensorFlow keeps them in.
 
-All of them lose digits, so that none is used unless it is asked for by name. What is kept goes
-through `Encoding.encode` where it is made, and what the backward pass reads comes from
-`Encoding.decode`; the forward pass, and with it the loss, stays as it is. Gradients change by about
-as much as the numbers that they are computed from: 2⁻⁸ of each for ``bfloat16`` (8 bits of
-mantissa), 2⁻¹¹ for ``float16`` (11 bits, up to 65504; what is larger becomes that), and for
-``int8`` 1/254 of the largest number among `BLOCK` neighbors (1/127 where it is next to zero, for
-signs stay): blocks with a scale each, as in Dettmers et al. 2022 (arXiv 2110.02861), but linear
-within a block.
+All of them lose digits, so none is used unless the user names it. `Encoding.encode` makes the parts
+that are kept, and the backward pass reads the result of `Encoding.decode`. The forward pass, and
+with it the loss, does not change. Gradients change by about as much as the numbers that they are
+computed from: 2⁻⁸ of each for ``bfloat16`` (8 bits of mantissa), 2⁻¹¹ for ``float16`` (11 bits;
+larger numbers than 65504 become that). For ``int8``, it is 1/254 of the largest of `BLOCK`
+neighbors (1/127 next to zero, because signs stay). ``int8`` has blocks with a scale each, as in
+Dettmers et al. 2022 (arXiv 2110.02861), but is linear within a block.
 
 Cost: a pass over the tensor for a cast, about six for ``int8``, each way.
 """
@@ -29,23 +28,23 @@ _LARGEST = 127
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a tensor is encoded.
+    """A way to encode a tensor.
 
     Attributes
     ----------
     name
-        What it is called.
+        The name of the encoding.
     bits
         Bits for each number, scales included.
     passes
-        How many times as long as a cast it takes.
+        The time that it takes, as a multiple of a cast's time.
     error
-        The largest error of a number: of itself, or of the largest one in its block.
+        The largest error of a number, as a share of itself or of the largest one in its block.
     encode
-        From a tensor to the parts that are kept.
+        A function from a tensor to the parts that are kept.
     decode
-        From the parts to a tensor like the one that is given, of which only shape and dtype are
-        read.
+        A function from the parts to a tensor like a given one, of which it reads only shape and
+        dtype.
     """
 
     name: str
@@ -56,7 +55,7 @@ class Encoding:
     decode: Callable[[Sequence[tf.Tensor], tf.Tensor], tf.Tensor]
 
     def bytes(self, size: int, itemsize: int) -> int:
-        """Bytes of what is kept of ``size`` bytes in items of ``itemsize``.
+        """Return the bytes of the kept parts, for ``size`` bytes in items of ``itemsize``.
 
         Examples
         --------
@@ -66,7 +65,7 @@ class Encoding:
         return int(size // itemsize * self.bits / 8)
 
     def fits(self, dtype: tf.DType) -> bool:
-        """Whether numbers of this dtype become fewer bytes.
+        """Return whether numbers of this dtype become smaller.
 
         Examples
         --------
@@ -78,8 +77,8 @@ class Encoding:
 
 def _cast(dtype: tf.DType, error: float) -> Encoding:
     def encode(tensor: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        # All but the very largest floats have a bfloat16; for float16 it takes a pass more to see
-        # to that.
+        # All but the very largest floats have a bfloat16. For float16, a further pass limits them
+        # to its range.
         return (
             tf.cast(tensor, dtype) if dtype == tf.bfloat16 else tf.saturate_cast(tensor, dtype),
         )
@@ -99,7 +98,7 @@ def _to_blocks(tensor: tf.Tensor) -> tuple[tf.Tensor, ...]:
     most = tf.reduce_max(blocks, axis=1, keepdims=True)
     scale = tf.maximum(most, -tf.reduce_min(blocks, axis=1, keepdims=True)) / _LARGEST
     numbers = tf.cast(tf.round(tf.math.divide_no_nan(blocks, scale)), tf.int8)
-    # What is positive stays so: a rectifier's gradient passes or stops the whole gradient for that.
+    # Signs stay: by the sign, the gradient of a rectifier passes or stops the whole gradient.
     signs = tf.cast(tf.sign(blocks), tf.int8)
     return tf.where(tf.equal(numbers, 0), signs, numbers), scale
 

@@ -1,8 +1,8 @@
-"""What a plan fits to: a training graph by its op types, shapes, edges and sizes, never by its
-names.
+"""Fingerprints tell which training graph a plan is for, by op types, shapes, edges and sizes, never
+by names.
 
-A number for each op, so that a plan for another graph is refused with the first op that differs.
-Linear, about 5 µs an op.
+There is a number for each op, so that the error for a plan of another graph names the first op that
+differs. Linear, about 5 µs an op.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["Fingerprint", "fingerprint"]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What is the same in every process that builds the same training step.
+    """The fingerprint of a training step, the same in every process that builds the same step.
 
     Attributes
     ----------
     digest
-        Of everything.
+        A digest of everything.
     first_backward
         Number of forward ops.
     batch
-        The batch size that stood in for an unknown dimension; 0 where there is none.
+        The batch size that was assumed for an unknown dimension; 0 where there is none.
     types
         Type of each op.
     ops
@@ -44,8 +44,8 @@ class Fingerprint:
     ops: tuple[int, ...] = field(repr=False)
 
     def difference(self, other: Fingerprint, names: Sequence[str]) -> str | None:
-        """How the graph behind ``other``, whose ops have ``names``, differs from this one; ``None``
-        if it does not.
+        """Return how the graph of ``other``, whose ops have ``names``, differs from this one;
+        ``None`` if it does not.
 
         Examples
         --------
@@ -86,7 +86,7 @@ class Fingerprint:
 
 
 def fingerprint(step: CapturedStep, batch: int) -> Fingerprint:
-    """The fingerprint of a captured step, planned at a batch of ``batch`` examples."""
+    """Return the fingerprint of a captured step, planned for a batch of ``batch`` examples."""
     graph, source = step.graph, step.source
     types = tuple(op.type for op in source.ops)
     marks = []

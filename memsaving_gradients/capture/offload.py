@@ -1,8 +1,8 @@
-"""Where residuals are offloaded to, and what the way there is like.
+"""The device that residuals are offloaded to, and the link to it.
 
-Swapping to the host as Meng et al. 2017 ("Training deeper models by GPU memory optimization on
-TensorFlow") do it, as a rewrite of the traced graph: any device that TensorFlow can name will do,
-one of another process included.
+This is swapping to the host as in Meng et al. 2017 ("Training deeper models by GPU memory
+optimization on TensorFlow"), as a rewrite of the traced graph. The device may be any that
+TensorFlow can name, also one of another process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["Offload"]
 
-#: Fact: bytes in a second and seconds before the first one, of 16 lanes of PCIe 3.
+#: Fact: bytes per second, and seconds before the first byte, of 16 lanes of PCIe 3.
 BANDWIDTH, LATENCY = 12e9, 1e-5
 MEASURED = "measured"
 _NUMBERS = {
@@ -33,7 +33,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class Offload:
-    """Offloading to another device.
+    """The device that holds offloaded residuals, and the link to it.
 
     Attributes
     ----------
@@ -41,17 +41,17 @@ class Offload:
         The name of the device, as for ``tf.device``; ``True``: the CPU of a machine that computes
         on a GPU.
     memory
-        The most bytes to keep there; ``None``: as many as it takes.
+        The most bytes to keep there; ``None``: no limit.
     bandwidth
-        Bytes in a second, either way; or ``"measured"``: this and the latency are measured when the
+        Bytes per second, either way. ``"measured"``: bandwidth and latency are measured when the
         first step is planned.
     latency
         Seconds before a transfer begins.
     early
-        How early transfers back begin: so many times as long before a tensor is needed as they are
-        estimated to take, or earlier, where others come after. More than 1 where transfers turn out
-        to be slower. 0: synchronous transfers, which begin when a tensor is needed, and the forward
-        pass waits for those out; that needs the least memory, and nothing is hidden.
+        How long before a tensor is needed its transfer back begins, in multiples of the estimated
+        transfer time (earlier, if other transfers follow). Give more than 1 if transfers turn out
+        to be slower. 0: synchronous transfers. They begin when a tensor is needed, and the forward
+        pass waits for transfers out. That needs the least memory, and hides no transfer.
 
     Examples
     --------
@@ -80,22 +80,22 @@ class Offload:
 
     @property
     def limit(self) -> int | None:
-        """The most bytes on the other device."""
+        """The most bytes on the other device; ``None``: no limit."""
         return None if self.memory is None else parse_bytes(self.memory, "memory")
 
     def seconds(self, size: int) -> float:
-        """Estimated time of the transfer of so many bytes; not to be asked before what is to be
-        measured has been."""
+        """Return the estimated seconds of a transfer of ``size`` bytes. A bandwidth to be measured
+        must have been measured before."""
         assert not isinstance(self.bandwidth, str)
         return self.latency + size / self.bandwidth
 
     def measured(self) -> Offload:
-        """The same with numbers: what the way is like is measured if that was asked for.
+        """Return the same with numbers: measure the link if ``bandwidth`` is ``"measured"``.
 
         Raises
         ------
         ArgumentError
-            If it cannot be measured here.
+            If the link cannot be measured here.
         """
         if self.bandwidth != MEASURED:
             return self
@@ -109,13 +109,13 @@ class Offload:
         return replace(self, bandwidth=link.bandwidth, latency=link.latency)
 
     def name(self, computing: str = "") -> str:
-        """The full name of the device.
+        """Return the full name of the device.
 
         Parameters
         ----------
         computing
-            The device that ops were placed on, as far as that is said; empty: where they run by
-            default.
+            The device that ops were placed on, as far as it was named; empty: the device that they
+            run on by default.
 
         Raises
         ------
@@ -140,7 +140,7 @@ class Offload:
                 self.device, "names no device; give its type and number, too: '/device:CPU:0'"
             )
         names = [_full(name) for name in known]
-        # Of a session's cluster nothing is known here.
+        # The devices of a session's cluster are not known here.
         if full not in names and (tf.inside_function() or not wanted.job):
             raise _problem(self.device, f"there is no such device; there are {', '.join(known)}")
         if full == home:
@@ -149,7 +149,7 @@ class Offload:
 
 
 def _home(known: list[str]) -> str:
-    """The device that ops run on by default: the first accelerator of this process, or its CPU."""
+    """Return the default device of ops: the first accelerator of this process, or its CPU."""
     local = tf.DeviceSpec.from_string(known[0])
     mine = [
         name
@@ -160,8 +160,8 @@ def _home(known: list[str]) -> str:
 
 
 def _local(name: str, known: list[str]) -> tf.DeviceSpec:
-    """A device as this process names it: where devices have no job, those of tensors begin with
-    that of a cluster of one task."""
+    """Return a device as this process names it. Where its devices have no job, drop the job
+    ``localhost``, which devices of tensors have: a cluster of one task."""
     spec = tf.DeviceSpec.from_string(name)
     if tf.DeviceSpec.from_string(known[0]).job is None and spec.job == "localhost":
         spec = spec.replace(job=None, replica=None, task=None)

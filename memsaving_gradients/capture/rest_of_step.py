@@ -1,19 +1,19 @@
-"""What the rest of a step takes when a gradient is there: the optimizer's temporaries, mostly.
+"""The bytes that the rest of a step takes once a gradient exists: mostly optimizer temporaries.
 
-A plan orders a gradient computation, not what is done with gradients. But a budget is the step's,
-and where the largest weights have their gradients, an optimizer may take several times as much as
-all activations. A planner that does not know of that plans for too much there and, told to plan for
-less, for too little everywhere else. So the op that makes a gradient is counted with the bytes of
-the rest as scratch space.
+A plan orders a gradient computation, but not the ops that use its gradients. Yet a budget is the
+step's, and an optimizer may take several times the bytes of all activations where the largest
+weights get their gradients. A planner that does not know of these bytes plans for too many there
+and, with a smaller budget, for too few everywhere else. So the op that computes a gradient counts
+the bytes of the rest as scratch space.
 
-Where what is done with a gradient runs in an order of its own
-(:mod:`memsaving_gradients.rewriting.update_order`), that is known. Elsewhere it depends on the
-plan; the step is simulated as a whole once the graph follows one. Until then there are estimates,
+Where the ops on a gradient run in an order of their own
+(:mod:`memsaving_gradients.rewriting.update_order`), these bytes are known. Elsewhere they depend on
+the plan: the whole step is simulated once the graph follows one. Until then there are estimates,
 from the step as the executor runs it before gradients are rewritten. `late`: all of the rest from
-when a gradient is made to the next one, which includes what is done with earlier gradients and is
-not done yet. `prompt`: what is made of the gradient alone, and what waits for several (their norms
-are clipped together). In networks that end with their largest weights, whose gradients the executor
-may leave for last, `prompt` or nothing at all is nearer than `late`. Linear in ops and buffers.
+one gradient to the next, including unfinished work on earlier gradients. `prompt`: values made of
+the gradient alone, and values that wait for several gradients (clipped by a common norm). The
+executor may leave the gradients of the largest weights for last, where a network ends with these.
+There, `prompt` or zero is closer than `late`. Linear in ops and buffers.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ __all__ = ["Rest", "Update", "Whole", "with_rest"]
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a step does with one gradient alone.
+    """The ops of a step that use one gradient alone.
 
     Attributes
     ----------
     ends
-        The ops that end it.
+        The last of these ops.
     ops
-        The names of the ops that run one after the other; none: they run as they can.
+        The names of the ops, if they run one after the other; empty: the executor orders them.
     takes
-        The most bytes that the gradient and what these make of it then are.
+        The most bytes that the gradient and the outputs of these ops then take.
     """
 
     ends: Sequence[tf.Operation]
@@ -63,16 +63,16 @@ class Whole:
     Attributes
     ----------
     plain
-        The step as TensorFlow built it, as it runs.
+        The step as TensorFlow built it, simulated as it runs.
     updates
-        By name of a gradient's op, what is done with the gradient.
+        By name of a gradient's op, the ops that use the gradient.
     source, run
-        The ops of the step, and how they run, before gradients are rewritten; ``None``: XLA orders
-        them.
+        The ops of the step, and their simulation before gradients are rewritten; ``None``: XLA
+        orders them.
     share
-        Of the budget, what these gradients may take while alone; ``None``: all the step takes it.
+        The share of the budget for these gradients alone; ``None``: the budget is the whole step's.
     others
-        Whether other calls have plans, too: where none keeps the budget, the least is followed.
+        Whether other calls have plans. If none keeps the budget, follow the one of least memory.
     """
 
     plain: Simulation
@@ -85,18 +85,18 @@ class Whole:
 
 @dataclass(frozen=True, eq=False)
 class Rest:
-    """What the rest of a step takes beside gradients.
+    """The bytes that the rest of a step takes in addition to gradients.
 
     Parameters
     ----------
     grads
         The gradients.
     counted
-        Names of the ops that plans count by themselves.
+        Names of the ops that plans themselves count.
     whole, run
-        The step that they are part of, and how the executor runs it before they are rewritten.
+        The whole step, and its simulation as the executor runs it before gradients are rewritten.
     hold
-        Whether plans count gradients to their end, so that the rest does not.
+        Whether plans count gradients until the end of the step, so that the rest does not.
     updates
         As in `Whole`.
     """
@@ -110,15 +110,15 @@ class Rest:
 
     @cached_property
     def estimates(self) -> tuple[list[int], ...]:
-        """For each gradient, the bytes of the rest beside it: what is tried one after the other,
-        `late`, `prompt` and none at all."""
+        """The estimates in the order in which they are tried, each with the bytes of the rest for
+        each gradient: `late`, `prompt` and zero."""
         return self.late, self.prompt, [0] * len(self.grads)
 
     @cached_property
     def late(self) -> list[int]:
-        """For each gradient, the most bytes of the rest from when it is made to the next one."""
+        """For each gradient, the most bytes of the rest from this gradient to the next."""
         rest = {v for v in self.run.owner if not self._is_counted(self.whole.producer[v])}
-        # Each of these is done when the next one begins.
+        # Of these updates, each ends before the next one begins.
         turns = {name for one in self.updates.values() for name in one.ops}
         rest -= {v for v in rest if self.whole.ops[self.whole.producer[v]].name in turns}
         gradients = set() if self.hold else {*self._roots} - self._in_turn.keys()
@@ -130,8 +130,8 @@ class Rest:
 
     @cached_property
     def prompt(self) -> list[int]:
-        """For each gradient, the most bytes of what is made of it alone, and of what waits for
-        several."""
+        """For each gradient, the most bytes of values made of it alone, and of values that wait for
+        several gradients."""
         made_of, waiting = self._made_of_gradients
         if self.hold:
             waiting = waiting - set(self._roots)
@@ -139,7 +139,7 @@ class Rest:
         for value, life in self._lives.items():
             if value in made_of and value not in waiting:
                 alone[made_of[value]].append(life)
-        # Gradients come in the order of the plan, and not of this run.
+        # Gradients come in the order of the plan, and not in the order of this run.
         at = self._most_from_each(waiting)
         inside = zip(sorted(at), sorted(at, key=lambda root: self._lives[root]), strict=True)
         then = {root: at[other] for root, other in inside}
@@ -149,8 +149,8 @@ class Rest:
         )
 
     def _beside(self, most: Callable[[int], int], of: Collection[int]) -> list[int]:
-        """For each gradient, ``most``, less its own bytes if these are part ``of`` that: a plan
-        counts them by itself."""
+        """Return ``most`` for each gradient, less its own bytes if it is among ``of``: plans count
+        these bytes themselves."""
         own = ((root, self._lives.get(root, (0, 0, 0))[2]) for root in self._roots)
         return [max(0, most(root) - (size if root in of else 0)) for root, size in own]
 
@@ -159,7 +159,7 @@ class Rest:
 
     @cached_property
     def _roots(self) -> list[int]:
-        """Whose buffer each gradient uses; -1: the step does nothing with it."""
+        """For each gradient, the value whose buffer it uses; -1: the step does not use it."""
         whole = self.whole
         return [
             int(whole.storage[whole.value(grad)]) if grad.op.name in whole.position else -1
@@ -168,8 +168,8 @@ class Rest:
 
     @cached_property
     def _in_turn(self) -> dict[int, int]:
-        """For each gradient of which others are made in an order of its own, the most bytes of
-        these and it."""
+        """For each gradient whose ops run in an order of their own, the most bytes of it and of
+        their outputs."""
         takes = (
             (root, self.updates.get(g.op.name))
             for g, root in zip(self.grads, self._roots, strict=True)
@@ -178,7 +178,7 @@ class Rest:
 
     @cached_property
     def _lives(self) -> Mapping[int, tuple[int, int, int]]:
-        """For each value with a buffer, its first place, its last one, and its bytes."""
+        """For each value with a buffer, its first position, its last one, and its bytes."""
         born, dies, size = (array.tolist() for array in self.run.buffers)
         return {
             value: (max(born[k], 0), max(dies[k], 0), size[k])
@@ -186,7 +186,7 @@ class Rest:
         }
 
     def _most_from_each(self, values: Collection[int]) -> dict[int, int]:
-        """For each gradient, the most bytes of these values from when it is made to the next."""
+        """Return, for each gradient, the most bytes of ``values`` from it to the next gradient."""
         ends = len(self.run.bytes_alive)
         found = [self._lives[value] for value in values if value in self._lives]
         first, last, size = np.array(found, np.int64).reshape(-1, 3).T
@@ -198,8 +198,8 @@ class Rest:
 
     @cached_property
     def _made_of_gradients(self) -> tuple[dict[int, int | None], set[int]]:
-        """For each value of the rest that needs gradients, and for these, which one (``None``:
-        several); and those that wait for several, or are read by what does."""
+        """For each gradient and each value of the rest computed from gradients: its gradient
+        (``None``: several). Also the values that wait for several, or that waiting ops read."""
         whole = self.whole
         storage, first = whole.storage.tolist(), whole.first_value.tolist()
         made_of: dict[int, int | None] = {root: root for root in self._roots}
@@ -222,15 +222,15 @@ class Rest:
 
 
 def _peak(lives: Sequence[tuple[int, int, int]]) -> int:
-    """The most bytes of buffers that are alive at once."""
+    """Return the most bytes of buffers that are alive at once."""
     events = [(born, size) for born, _, size in lives]
     events += [(dies + 1, -size) for _, dies, size in lives]
     return max(accumulate(size for _, size in sorted(events)), default=0)
 
 
 def with_rest(step: CapturedStep, grads: Sequence[tf.Tensor], rest: Sequence[int]) -> CapturedStep:
-    """The step, in which the ops that make gradients take what the ``rest`` of it takes beside
-    each, too."""
+    """Return the step with ``rest``, the bytes of the rest of the step for each gradient, added to
+    the scratch space of the op that computes the gradient."""
     graph = step.graph
     beside = np.zeros(graph.length, np.int64)
     for grad, taken in zip(grads, rest, strict=True):

@@ -19,7 +19,7 @@ from memsaving_gradients.schedules.storage import OFFLOAD, Stored
 __all__ = ["with_storable"]
 
 
-#: What cannot be copied to any other device: handles, lists of tensors, strings.
+#: Types that cannot be copied to another device: handles, lists of tensors, strings.
 _NO_NUMBERS = (tf.resource, tf.variant, tf.string)
 
 
@@ -39,9 +39,9 @@ def with_storable(
     lossy
         The encoding of all residuals that it fits, if any.
     encode
-        Encodings of single tensors, by reference; they go before the one for all.
+        Encodings of single tensors, by reference; they override ``lossy``.
     offload
-        Where residuals may be offloaded to, if anywhere.
+        The device that residuals may be offloaded to, if any.
     """
     if lossy is None and not encode and offload is None:
         return step
@@ -65,7 +65,7 @@ def with_storable(
 
 
 def _candidates(step: CapturedStep) -> Iterator[tuple[int, int]]:
-    """Residuals that are worth it, each with the op that makes it and nothing else."""
+    """Yield the residuals worth storing, each after its op, which has no other output."""
     graph = step.graph
     small = small_storages(graph)
     for value in sorted(graph.residuals):
@@ -77,10 +77,10 @@ def _candidates(step: CapturedStep) -> Iterator[tuple[int, int]]:
 
 
 def _shares_workspace(tensor: tf.Tensor) -> bool:
-    """Whether a gradient kernel takes up what the kernel that made the tensor has left, which it
-    cannot if it reads another one.
+    """Return whether a gradient kernel reuses the workspace of the kernel that made ``tensor``. It
+    cannot if it reads another tensor.
 
-    That of pooling does so on a CPU, and is nine times faster for it (``MaxpoolGradRewrite`` in
+    On a CPU, the gradient of pooling does so, and is nine times faster (``MaxpoolGradRewrite`` in
     ``mkl_layout_pass.cc``, TensorFlow 2.21).
     """
     return any(op.type == "MaxPoolGrad" and op.inputs[1] is tensor for op in tensor.consumers())

@@ -1,25 +1,25 @@
 """Sums, added up as their addends come, in the order of TensorFlow's kernel.
 
-`AddN` needs all of its addends at once: the gradient of a weight that is used in every step of a
-recurrence holds one for each, and that of what a normalization reads is the sum of three tensors of
-its size. The kernel adds some first (those that groups of eight leave over, at least two), then one
-group of eight after the other, each from left to right. A chain of additions in that order gives
-the same bits, and each addend dies as soon as it is added. The kernel begins with the first addend
-whose buffer it can take over; if that is neither the first nor the second, the order is another
-one, so that such a sum is left alone.
+`AddN` needs all of its addends at once. The gradient of a weight that every step of a recurrence
+uses has an addend for each step; the gradient of a normalization's input is the sum of three
+tensors of its size. The kernel first adds the addends left over by groups of eight (at least two),
+then one group of eight after the other, each from left to right. A chain of additions in that order
+gives the same bits, and each addend dies as soon as it is added. The kernel begins with the first
+addend whose buffer it can take over. If that is neither the first nor the second, the order
+changes; such a sum stays as it is.
 
-Grappler, where its arithmetic rewriting is on, sorts what `AddN` reads by name. Short sums follow
-it. Long ones do not: sorted, the tenth addend comes before the second, and nearly all of them would
-have to wait. So their last bits differ from those of plain training, where it is on. And nobody can
-follow its memory optimizer: where the graph takes more than 0.8 of a device's memory by its own
-estimate (on a CPU, of 256 MiB), it makes a variable of each sum that has an addend alive when most
-is, zeroes it, and adds in the order in which addends happen to come. Plain training has most alive
-before such sums begin; a plan that recomputes has it among them. So in a graph that may be as
+Grappler's arithmetic rewriting, where it is on, sorts the inputs of `AddN` by name. Short sums
+follow that order. Long sums do not: sorted, the tenth addend comes before the second, and nearly
+all addends would have to wait. There, their last bits differ from plain training's. No chain can
+follow grappler's memory optimizer. It acts if it estimates that the graph takes more than 0.8 of a
+device's memory (on a CPU, of 256 MiB). It makes a zeroed variable of each sum with an addend alive
+at the peak, and adds in the order in which addends happen to come. Plain training has its peak
+before such sums begin; a plan that recomputes has it among them. So in a graph that may be that
 large, every sum of three or more becomes a chain.
 
-The chain is built along with the schedule. So an addend can wait until the one before it has been
-added: the executor, free to choose, makes all of them first if nothing else is due, and adds them
-up last.
+The chain is built along with the schedule, so that an addend can wait until the one before it has
+been added. The executor, free to choose, computes all addends first if nothing else is due, and
+adds them up last.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Sums", "chainable", "may_become_variables"]
 
-#: Other readers of an addend are looked for among so many ops that the sum needs.
+#: The most ops needed by a sum among which other readers of an addend are looked for.
 MOST_LOOKED_AT = 1000
-#: Fact: of a device's memory, the share from which on grappler's memory optimizer makes variables
-#: of sums (``SchedulingPass``, TensorFlow 2.21).
+#: Fact: the share of a device's memory above which grappler's memory optimizer makes variables of
+#: sums (``SchedulingPass``, TensorFlow 2.21).
 CROWDED = 0.8
-#: Fact: what TensorFlow takes a CPU's memory for, bytes, however much there is.
+#: Fact: the bytes that TensorFlow assumes for a CPU's memory, however much there is.
 CPU_MEMORY = 256 << 20
 
 
 def may_become_variables(
     ops: OpGraph, first_backward: int, batch: int, results: Collection[int]
 ) -> bool:
-    """Whether grappler's memory optimizer may make variables of sums: by what backward ops read of
-    forward ones, and results.
+    """Return whether grappler's memory optimizer may make variables of sums, by the bytes of
+    results and of the forward values that backward ops read.
 
-    Bytes are counted as grappler does, for each value its own; what is read of variables is among
-    them. On other devices than a CPU it always may: nobody tells here what memory they have.
+    As in grappler, each value counts its own bytes, also a value read from a variable. With a GPU,
+    the result is always true: its memory is not known here.
     """
     if tf.config.list_logical_devices("GPU"):
         return True
@@ -75,11 +75,11 @@ def chainable(
     short: bool,
     small: bool = False,
 ) -> dict[int, tuple[int, ...]]:
-    """Backward sums that a chain of additions may stand for, and the order of their addends.
+    """Return the backward sums that chains of additions may replace, with the order of addends.
 
     ``sizes``: bytes of each value's own buffer. ``results``: values that outlive the step.
-    ``short``: whether sums of few, but large addends are among them, and with ``small`` those of
-    small ones.
+    ``short``: whether to include sums of few but large addends, and with ``small``, of few small
+    ones.
     """
     readers: list[list[int]] = [[] for _ in ops.producer]
     for op, values in enumerate(ops.inputs):
@@ -90,7 +90,7 @@ def chainable(
     by_name = _sorts_addends()
 
     def is_free(value: int, position: int) -> bool:
-        """Whether nobody else needs the buffer of an addend any more when the sum runs."""
+        """Return whether no other op needs the buffer of an addend any more when the sum runs."""
         others = set(readers[value]) - {position}
         own = ops.storage[value] == value and value not in results
         return own and _needs(ops, position, others, int(ops.producer[value]))
@@ -122,8 +122,8 @@ def chainable(
 
 
 def _sorts_addends() -> bool:
-    """Whether grappler will sort what `AddN` reads by name, as far as is known here: a session may
-    have options of its own."""
+    """Return whether grappler will sort the inputs of `AddN` by name, as far as is known here: a
+    session may have options of its own."""
     options = tf.config.optimizer.get_experimental_options()
     return not options.get("disable_meta_optimizer") and options.get(
         "arithmetic_optimization", True
@@ -131,7 +131,7 @@ def _sorts_addends() -> bool:
 
 
 def _needs(ops: OpGraph, position: int, others: set[int], first: int) -> bool:
-    """Whether an op needs all ``others``, which stand behind op ``first``."""
+    """Return whether the op at ``position`` needs all ``others``, which come after op ``first``."""
     left, seen, stack = set(others), {position}, [position]
     while left and stack and len(seen) < MOST_LOOKED_AT:
         op = stack.pop()
@@ -144,7 +144,7 @@ def _needs(ops: OpGraph, position: int, others: set[int], first: int) -> bool:
 
 
 class Sums:
-    """The sums of a graph that become chains, each as far as its addends have been made.
+    """The sums of a graph that become chains; each chain grows as its addends are computed.
 
     Parameters
     ----------
@@ -171,32 +171,32 @@ class Sums:
                 self._sums_of.setdefault(op, []).append(position)
 
     def of(self, position: int) -> Sequence[int]:
-        """The sums that the op at ``position`` makes an addend of."""
+        """Return the sums that have an addend from the op at ``position``."""
         return self._sums_of.get(position, ())
 
     def last_of(self, position: int, least: float) -> list[tf.Operation]:
-        """The last additions so far in those sums that the op at ``position`` makes an addend of
-        and that add ``least`` bytes or more."""
+        """Return the last additions so far in the sums that have an addend from the op at
+        ``position``, and ``least`` bytes of addends or more."""
         sums = [s for s in self.of(position) if self._bytes[s] >= least]
         return [last for s in sums if (last := self._chains[s].last) is not None]
 
     def add(self, position: int, made: tf.Operation) -> tf.Operation | None:
-        """Add what ``made``, the op that stands at ``position``, has made, and what waited for it;
-        the last addition, if any."""
+        """Add the outputs of ``made``, the op at ``position``, and addends that waited for them;
+        return the last addition, if any."""
         self._made.add(made)
         added = [self._chains[s].go_on(self._made) for s in self.of(position)]
         return next((last for last in reversed(added) if last is not None), None)
 
     def total(self, position: int) -> tf.Tensor:
-        """The end of the chain for the sum at ``position``, all of whose addends have been made."""
+        """Return the end of the chain for the sum at ``position``, whose addends all exist."""
         return self._chains[position].finished()
 
 
 class _Chain:
-    """One sum: ``total`` of the first addends and of whole groups, ``part`` of the group at hand,
-    ``taken`` addends in both.
+    """A sum as a chain: ``total`` of the first addends and of whole groups, ``part`` of the current
+    group, ``taken`` addends in both.
 
-    ``places``: where the op reads the addends, in the order in which they are added.
+    ``places``: the inputs of the op that are addends, in the order in which they are added.
     """
 
     def __init__(self, op: tf.Operation, places: Sequence[int]) -> None:
@@ -207,7 +207,7 @@ class _Chain:
         self.last: tf.Operation | None = None
 
     def go_on(self, made: Collection[tf.Operation]) -> tf.Operation | None:
-        """Take the next addends, as long as those are ``made``."""
+        """Add the next addends, as long as they are ``made``; return the last addition, if any."""
         before = self.last
         while self.taken < len(self.places) and self._next.op in made:
             self._take()
@@ -221,7 +221,7 @@ class _Chain:
 
     @property
     def _next(self) -> tf.Tensor:
-        # Looked up when it is needed: another tensor may stand for the addend by now.
+        # Looked up when it is needed: another tensor may have replaced the addend by now.
         return self.op.inputs[self.places[self.taken]]
 
     def _take(self) -> None:

@@ -1,10 +1,10 @@
-"""From a captured graph to a training graph: which op is forward, which backward, and what each one
-costs.
+"""From a captured graph to a training graph: which ops are forward, which are backward, and the
+cost of each.
 
-Ops created before the gradients were asked for are forward ops; the others are backward ops, and
-only those that lead to a returned gradient are captured at all: a fifth to a third of what
-`tf.gradients` makes is dead and would show false residuals. Readers that need only a shape are not
-readers.
+Ops created before the gradients were asked for are forward ops; the others are backward ops. Only
+backward ops that lead to a returned gradient are captured: a fifth to a third of the ops that
+`tf.gradients` creates are dead and would show false residuals. Readers that need only a shape do
+not count as readers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = ["CapturedStep", "capture_step"]
 
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
-    """A training graph and the TensorFlow graph that it was read from; ops and values have the same
-    numbers.
+    """A training graph and the TensorFlow graph that it was read from, with the same numbers for
+    ops and values.
 
     ``takes``: for each op, whether folding gives it a constant to combine
     (`graph_tools.grappler.constant_folding.takes_constant`).
@@ -60,16 +60,15 @@ def capture_step(
     profile: bool = False,
     progress: profiles.Progress | None = None,
 ) -> CapturedStep:
-    """Capture what ``ys`` and ``grads`` need; ops created at or after number ``first_backward`` are
-    backward ops.
+    """Capture the ops that ``ys`` and ``grads`` need; those created at or after number
+    ``first_backward`` are backward ops.
 
-    ``may_chain``: whether sums may be added up as their addends come, and with ``short_sums`` those
-    of few, but large addends, too. ``idle``: creation indices of forward ops that will be
-    pruned when the graph runs. ``beside``: forward ops that were created late, and run right
-    behind what they read. ``without``: control edges that are not looked at. ``home``: the
-    device to capture for, if several compute. ``profile``: whether costs are measured on this
-    device instead of estimated; ``progress`` is called with how many kernels are measured and
-    how many there are.
+    ``may_chain``: whether sums may be added up as their addends come, and with ``short_sums`` sums
+    of few but large addends, too. ``idle``: creation indices of forward ops that will be pruned
+    when the graph runs. ``beside``: forward ops that were created late, and run right after the ops
+    that they read. ``without``: control edges to ignore. ``home``: the device to capture for, if
+    several compute. ``profile``: whether costs are measured on this device instead of estimated;
+    ``progress`` is called with the number of kernels measured and the number of all.
     """
 
     def seen(beside: Collection[tf.Operation]) -> OpGraph:
@@ -122,7 +121,7 @@ def capture_step(
 
 
 def _border(ops: OpGraph, first_backward: int, beside: Collection[tf.Operation]) -> int:
-    """The number of forward ops."""
+    """Return the number of forward ops."""
     early = (
         i
         for i, op in enumerate(ops.ops)
@@ -132,8 +131,8 @@ def _border(ops: OpGraph, first_backward: int, beside: Collection[tf.Operation])
 
 
 def _fuses(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Ops that the runtime may merge with one that reads them: by kernel fusion, or by folding a
-    constant."""
+    """Return which ops the runtime may merge with an op that reads them: by kernel fusion, or by
+    folding a constant."""
     fuses = np.array([op.type in op_types.FUSED_WITH_READER for op in ops.ops], np.bool_)
     for i in np.flatnonzero(takes).tolist():
         for value in ops.inputs[i]:
@@ -146,12 +145,12 @@ def _fuses(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 def _undecided(
     ops: OpGraph, fuses: npt.NDArray[np.bool_], border: int, created: int, idle: Collection[int]
 ) -> npt.NDArray[np.bool_]:
-    """Forward ops that must run once, because a clone could be merged where the original is not, or
-    the reverse.
+    """Return which forward ops must run once, because a clone could be merged where the original is
+    not, or the reverse.
 
-    Forward ops may read a value and lead to no gradient, such as the last ones before a loss that
-    is not asked for. Whether they will be pruned is not known yet, and with it whether the op that
-    makes the value is merged with the one that reads it here: so the whole group is left alone.
+    Forward ops may read a value and lead to no gradient, such as the last ops before a loss that is
+    not fetched. It is not known yet whether they will be pruned. So nor is it known whether the op
+    that makes the value will be merged with its one reader here: both run once.
     """
 
     def may_be_pruned(op: tf.Operation) -> bool:

@@ -1,10 +1,10 @@
-"""Refusing budgets in bytes where bytes are guesses.
+"""Errors that refuse budgets in bytes where bytes are guesses.
 
-Sizes are *fixed + per example × batch*; without a batch size, or with a second unknown dimension or
-an unknown rank, they are guessed, and so are the lists of loops of which nobody knows how many
-steps they take. Modes can live with that, since guesses steer choices only; a promise in bytes
-cannot. Looked at are forward tensors: gradients are as large as what they are
-gradients of, and nobody can give them a shape.
+Sizes are *fixed + per example × batch*. Without a batch size, or with a second unknown dimension or
+an unknown rank, they are guesses. So are the lists of loops whose number of steps is unknown. For
+modes, guesses are good enough, because they only steer choices; a promise in bytes needs known
+sizes. Only forward tensors are checked: a gradient is as large as its tensor, and users cannot give
+it a shape.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["unknown_bytes", "unknown_lists", "unknown_steps"]
 def unknown_bytes(
     step: CapturedStep, plain_peak: int, batch_size: int | None, argument: str = "budget"
 ) -> ArgumentError | None:
-    """Return the error for a budget in bytes, if those of a tensor that matters are unknown.
+    """Return the error for a budget in bytes, if the bytes of a tensor that matters are unknown.
 
     Parameters
     ----------
@@ -35,13 +35,13 @@ def unknown_bytes(
     plain_peak
         Simulated transient peak of plain training, bytes.
     batch_size
-        What the user gave.
+        The batch size that the user gave, if any.
     argument
-        What the budget was given by.
+        The argument by which the budget was given.
 
     Returns
     -------
-        It names the tensor, and the way out; ``None``: all are known.
+        An error that names the tensor, and the way out; ``None``: all bytes are known.
     """
     source, size = step.source, step.graph.size
     matters = (size >= TIE * plain_peak) & (source.bytes_per_example > 0)
@@ -75,8 +75,8 @@ def unknown_bytes(
 def unknown_lists(
     guessed: Mapping[tf.Operation, Bytes], plain_peak: int, batch: int
 ) -> ArgumentError | None:
-    """Return the error for a budget in bytes, if bytes that matter depend on a number of steps that
-    nobody knows.
+    """Return the error for a budget in bytes, if bytes that matter depend on an unknown number of
+    steps.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def unknown_lists(
 
     Returns
     -------
-        It names the loop with most bytes, and the way out; ``None``: none matters.
+        An error that names the loop with most bytes, and the way out; ``None``: no loop matters.
     """
     held = {op: size.at(batch) for op, size in guessed.items()}
     if held and max(held.values()) >= TIE * plain_peak:
@@ -98,7 +98,7 @@ def unknown_lists(
 
 
 def unknown_steps(loop: str) -> ArgumentError:
-    """The error for a budget in bytes that depends on the steps of a loop, by name."""
+    """Return the error for a budget in bytes that depends on the steps of the loop of this name."""
     return ArgumentError(
         "loop_steps",
         None,
@@ -110,8 +110,8 @@ def unknown_steps(loop: str) -> ArgumentError:
 
 
 def _guessed(step: CapturedStep) -> set[int]:
-    """The forward values whose bytes are a guess, and were not found from the values that they are
-    computed from."""
+    """Return the forward values whose bytes are a guess, and were not derived from the values that
+    they are computed from."""
     source, size = step.source, step.graph.size.tolist()
     storage = source.storage.tolist()
     found: set[int] = set()
@@ -135,7 +135,7 @@ def _lacks_batch(tensor: tf.Tensor) -> bool:
 def _first(
     step: CapturedStep, wanted: Callable[[tf.Tensor], bool], otherwise: tf.Tensor
 ) -> tf.Tensor:
-    """Where the unknown comes from: the first forward tensor that is like that, fed ones
+    """Return the origin of an unknown size: the first ``wanted`` forward tensor, fed ones
     included."""
     for op in step.source.ops[: step.graph.first_backward]:
         for tensor in op.outputs:

@@ -1,5 +1,5 @@
-"""What the command line accepts. Imports nothing but argparse: help and usage errors wait for no
-TensorFlow."""
+"""The arguments of the command line. The module imports nothing but argparse, so that help and
+usage errors do not wait for TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 __all__ = ["PROGRAM", "USAGE_ERROR", "parse"]
 
 PROGRAM = "python -m memsaving_gradients"
-#: Fact: the exit status for what cannot be used.
+#: Fact: the exit status for arguments that cannot be used.
 USAGE_ERROR = 2
 
 _EXAMPLES = f"""\
@@ -37,19 +37,19 @@ _DESCRIPTION = (
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line."""
+        """Print the error in one line, and exit."""
         self.exit(USAGE_ERROR, f"{PROGRAM}: error: {message}; see {self.prog} --help\n")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; exits for ``--help`` and wrong usage.
+    """Return the parsed command line; exit for ``--help`` and wrong usage.
 
     Examples
     --------
     >>> parse(["explain", "model.keras", "--budget", "0.5"]).budget
     0.5
     """
-    # Options are written out: what is added later changes the meaning of none.
+    # No abbreviations of options: a new option must not change the meaning of another.
     about: dict[str, Any] = {
         "description": _DESCRIPTION,
         "epilog": _EXAMPLES,
@@ -118,7 +118,7 @@ def _accept_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _budget(text: str) -> int | float | str:
-    """Bytes, a share, or what has a unit and is read later."""
+    """Return bytes, a share, or a text with a unit, which is parsed later."""
     for kind in (int, float):
         try:
             return kind(text)

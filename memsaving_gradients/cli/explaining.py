@@ -1,7 +1,7 @@
-"""``explain``: a target is traced, explained, planned for, and told as a text, as JSON, as a page
-and as a figure.
+"""``explain``: traces a target, explains it, plans for a budget, and writes the results as text, as
+JSON, as a page and as a figure.
 
-Standard output has results and nothing else. What a program prints while it is imported or traced
+Standard output has results and nothing else. Output of a program while it is imported or traced
 goes to standard error.
 """
 
@@ -43,7 +43,7 @@ NOT_MET = 1
 
 @dataclass
 class _Results:
-    """What was found out, as far as it got."""
+    """The results so far."""
 
     target: Target
     explanation: Explanation
@@ -54,7 +54,7 @@ class _Results:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status."""
+    """Run the command and return the exit status."""
     options = parse(arguments)
     if not options.debug:
         be_quiet()
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads on; Python is not to find that out again when it ends.
+        # The reader closed the pipe. Python must not write to it again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -97,7 +97,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """What can be known to be wrong before anything takes time."""
+    """Raise for options that are known to be wrong before anything takes time."""
     if options.budget is not None:
         parse_budget(options.budget, "--budget")
     if options.html is not None:
@@ -114,7 +114,7 @@ def _explained(target: Target, options: argparse.Namespace) -> Explanation:
     except ArgumentError as error:
         if error.argument != "fn":
             raise
-        # The command line knows what is explained by another name.
+        # On the command line, ``fn`` has another name.
         raise ArgumentError("TARGET", options.target, error.problem) from error
     except MemorySavingError:
         raise
@@ -187,7 +187,7 @@ def _as_text(results: _Results, options: argparse.Namespace) -> str:
 
 
 def _as_json(results: _Results, options: argparse.Namespace) -> dict[str, Any]:
-    """Numbers under the names that they have in Python."""
+    """Return the results, under the names that they have in Python."""
     found = results.explanation
     return {
         "target": options.target,
@@ -215,7 +215,7 @@ def _plan_as_json(plan: Plan) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _noting(notes: list[str], debug: bool) -> Iterator[None]:
-    """Our own warnings become notes; others are shown for debugging only."""
+    """Turn our own warnings in a block into notes; show others for debugging only."""
     ours = tuple(
         kind
         for name in errors.__all__

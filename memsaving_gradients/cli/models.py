@@ -1,9 +1,9 @@
-"""A Keras model made ready to be explained: inputs and labels of the right shapes, an optimizer and
-a loss where it has none.
+"""Preparation of a Keras model for ``explain``: inputs and labels of the right shapes, and an
+optimizer and a loss where it has none.
 
-What a loss computes matters little to the memory of a step; what shape its labels have must be
-right. A loss is therefore chosen by what the last layer says of its outputs, labels are integers
-for losses that are called sparse, and like the outputs for all others.
+The formula of a loss matters little to the memory of a step, but the shape of its labels must be
+right. So the activation of the last layer decides the loss. Labels are integers for losses that are
+called sparse, and like the outputs for all others.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from memsaving_gradients.training.keras_models import holds_gradients, is_whole
 
 __all__ = ["ready"]
 
-#: The optimizer of a model that is not compiled.
+#: The optimizer for a model that is not compiled.
 OPTIMIZER = "adam"
 _WAY_OUT = "or name a function that returns (train_step, args)"
 
 
 def ready(model: Any, options: argparse.Namespace) -> Target:
-    """The model, compiled, with a batch of specs.
+    """Return the model, compiled, with the specs of a batch.
 
     Raises
     ------
     ArgumentError
-        If its inputs are not known, or what is asked for does not go with it.
+        If the inputs of the model are not known, or an option does not suit it.
     """
     assumed: list[str] = []
     x = _inputs(model, options, assumed)
@@ -59,7 +59,7 @@ def ready(model: Any, options: argparse.Namespace) -> Target:
 
 
 def _inputs(model: Any, options: argparse.Namespace, assumed: list[str]) -> Any:
-    """Specs of a batch of inputs."""
+    """Return specs of a batch of inputs."""
     batch = options.batch
     if batch is None:
         batch = USUAL_BATCH
@@ -98,7 +98,7 @@ def _inputs(model: Any, options: argparse.Namespace, assumed: list[str]) -> Any:
 
 
 def _structure(model: Any, target: str) -> Any:
-    """The inputs of a model, as it was built."""
+    """Return the inputs of a model, as it was built."""
     inputs = getattr(model, "inputs", None)
     if inputs:
         try:
@@ -115,12 +115,12 @@ def _structure(model: Any, target: str) -> Any:
             "is a model whose inputs are not known; begin it with keras.Input, call"
             f" model.build(shape), {_WAY_OUT}",
         )
-    # What it was built with is a batch of any size.
+    # The model was built with a batch of some size, but takes batches of any size.
     return keras.KerasTensor((None, *shape[1:]), model.input_dtype or "float32", name="input")
 
 
 def _outputs(model: Any, x: Any, target: str) -> Any:
-    """Specs of what the model makes of a batch."""
+    """Return specs of the model's outputs for a batch."""
     try:
         function = tf.function(lambda x: model(x, training=True)).get_concrete_function(x)
     except Exception as error:
@@ -154,7 +154,7 @@ def _compile(model: Any, y_pred: Any, options: argparse.Namespace, assumed: list
 
 
 def _known(argument: str, module: Any, kind: type, name: Any) -> Any:
-    """What Keras makes of a name; an error that lists those that there are."""
+    """Return the Keras object of a name; raise an error that lists all names if none matches."""
     if not isinstance(name, str):
         return name
     try:
@@ -171,7 +171,7 @@ def _known(argument: str, module: Any, kind: type, name: Any) -> Any:
 
 
 def _losses(model: Any, y_pred: Any, target: str) -> list[str]:
-    """For each output a loss that goes with it."""
+    """Return, for each output, a loss that suits it."""
     specs = tf.nest.flatten(y_pred)
     for spec in specs:
         if not spec.dtype.is_floating:
@@ -189,7 +189,7 @@ def _losses(model: Any, y_pred: Any, target: str) -> list[str]:
 
 
 def _loss(activation: str, shape: tf.TensorShape) -> str:
-    """The loss for an output.
+    """Return the loss for an output.
 
     Examples
     --------
@@ -204,7 +204,7 @@ def _loss(activation: str, shape: tf.TensorShape) -> str:
 
 
 def _activation(output: Any) -> str:
-    """The name of the activation that an output comes from, or an empty string."""
+    """Return the name of the activation that an output comes from, or an empty string."""
     history = getattr(output, "_keras_history", None)
     if history is None:
         return ""
@@ -214,7 +214,7 @@ def _activation(output: Any) -> str:
 
 
 def _labels(model: Any, y_pred: Any) -> Any:
-    """Specs of labels for the model's losses."""
+    """Return specs of labels for the model's losses."""
     specs = tf.nest.flatten(y_pred)
     sparse = _are_sparse(model.loss, y_pred, len(specs), list(getattr(model, "output_names", ())))
     labels = [
@@ -225,7 +225,7 @@ def _labels(model: Any, y_pred: Any) -> Any:
 
 
 def _are_sparse(loss: Any, y_pred: Any, count: int, names: Sequence[str]) -> list[bool]:
-    """For each output, whether its loss takes numbers of classes as labels."""
+    """Return, for each output, whether its loss takes class numbers as labels."""
     if isinstance(loss, dict):
         keys = sorted(y_pred) if isinstance(y_pred, dict) else names
         if len(keys) == count:

@@ -1,9 +1,9 @@
-"""What has to happen before TensorFlow is imported, which ``python -m memsaving_gradients`` does
-before it runs anything of ours.
+"""The start of the command line: ``python -m memsaving_gradients`` imports the package, and with it
+TensorFlow, before it runs ``__main__``. This module runs before that.
 
-TensorFlow writes to the file descriptor of standard error, some of it before its log level counts.
-So that descriptor is pointed to nowhere, while Python goes on writing to where it was: what we, and
-programs that are imported, have to say is seen.
+TensorFlow writes to the file descriptor of standard error, in part before its log level has effect.
+So that descriptor is pointed to the null device. Python goes on writing to the old one, so messages
+of this package and of imported programs are seen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memsaving_gradients.cli.arguments import parse
 
 __all__ = ["INTERRUPTED", "be_quiet", "if_command"]
 
-#: Fact: the exit status after Ctrl-C, as shells give it: 128 and the number of the signal.
+#: Fact: the exit status after Ctrl-C, as in shells: 128 plus the number of the signal.
 INTERRUPTED = 130
 #: The name of the program, as in ``python -m``.
 _MODULE = "memsaving_gradients"
@@ -26,8 +26,8 @@ _quiet: list[bool] = []
 
 
 def if_command() -> None:
-    """Read the command line and be quiet, if this process is the command; to be called before
-    TensorFlow is imported."""
+    """Parse the command line and silence TensorFlow, if this process is the command. Call this
+    before TensorFlow is imported."""
     if not _is_command(sys.argv, sys.orig_argv):
         return
     signal.signal(signal.SIGINT, _interrupted)
@@ -37,7 +37,7 @@ def if_command() -> None:
 
 
 def be_quiet() -> None:
-    """Drop what is written to the descriptor of standard error, except by Python; for once."""
+    """Drop output to the descriptor of standard error, except Python's. Later calls do nothing."""
     if _quiet:
         return
     _quiet.append(True)
@@ -54,7 +54,7 @@ def be_quiet() -> None:
 
 
 def _is_command(arguments: list[str], original: list[str]) -> bool:
-    """Whether Python was started with ``-m`` and our name, and is about to find out what that is.
+    """Return whether Python was started with ``-m`` and our name, and is still looking that up.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def _is_command(arguments: list[str], original: list[str]) -> bool:
 
 
 def _interrupted(*_: Any) -> None:
-    """End at once: planning would go on with the best plan so far."""
+    """End the process at once: planning would go on with the best plan so far."""
     if sys.stderr is not None and sys.stderr.isatty():
         # A bar may have hidden the cursor.
         sys.stderr.write("\x1b[?25h\n")

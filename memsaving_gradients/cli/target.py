@@ -1,4 +1,4 @@
-"""A training step that is to be explained, as a value, and the cause of an error in one line."""
+"""A training step to explain, as a value, and the cause of an error in one line."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 __all__ = ["Target", "cause"]
 
-#: Layout: letters of a cause that are shown.
+#: Layout: the most letters of a cause that are shown.
 MOST_LETTERS = 400
 
 
 @dataclass(frozen=True)
 class Target:
-    """A training step.
+    """A training step to explain.
 
     Attributes
     ----------
     step
         A function that asks for gradients, or a compiled Keras model.
     args
-        Its arguments, as shapes and dtypes.
+        The arguments of the step, as shapes and dtypes.
     options
-        How it is to be looked at: options of `memsaving_gradients.explain`.
+        Options of `memsaving_gradients.explain`.
     assumed
-        What nobody said, each with what to say it with.
+        The assumptions made, each with the command-line option that changes it.
     """
 
     step: Any
@@ -35,7 +35,7 @@ class Target:
 
 
 def cause(error: BaseException) -> str:
-    """An error in one line.
+    """Return the text of an error in one line.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def cause(error: BaseException) -> str:
     """
     text, name = str(error).strip(), type(error).__name__
     if text.startswith("in user code:"):
-        # AutoGraph's own traceback, and its own type; what went wrong stands at the end.
+        # AutoGraph's own traceback, and its own type; the cause comes last.
         text, name = re.split(r"\n\s*\n", text)[-1], ""
     said = " ".join(text.split())
     if len(said) > MOST_LETTERS:

@@ -1,8 +1,7 @@
-"""What is to be explained: from the TARGET of the command line to a training step and what it
-takes.
+"""From the TARGET of the command line to a training step and its arguments.
 
-A target is somebody's file or somebody's code, and fails in any way that they can: each is told
-with its cause, as an `ArgumentError`.
+A target is a user's file or code, and may fail in any way. Each failure becomes an `ArgumentError`
+with its cause.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _WANTED = "a Keras model, or (train_step, args)"
 
 
 def target_of(options: argparse.Namespace) -> Target:
-    """Find, import or load, and make ready what the command line names.
+    """Find the target that the command line names, import or load it, and prepare it.
 
     Raises
     ------
@@ -68,7 +67,7 @@ def target_of(options: argparse.Namespace) -> Target:
 
 
 def _found(target: str) -> Any:
-    """A Keras model, or a training step and its arguments as a tuple."""
+    """Return a Keras model, or a training step and its arguments as a tuple."""
     import keras
 
     if target.endswith(SAVED) or os.path.exists(target):
@@ -99,7 +98,7 @@ def _found(target: str) -> Any:
 
 
 def _checked(target: str, found: Any) -> Any:
-    """What a function returned, if it can be explained."""
+    """Return the result of a target function; raise if it cannot be explained."""
     import keras
 
     if isinstance(found, keras.Model):
@@ -133,7 +132,7 @@ def _loaded(path: str) -> Any:
 
 
 def _why_not_loaded(error: Exception) -> str:
-    """What is wrong with a saved model, and the way out."""
+    """Return why a saved model cannot be loaded, and the way out."""
     text = str(error)
     missing = re.search(r"Could not locate (?:class|function) '([^']+)'", text)
     if missing:
@@ -205,7 +204,7 @@ def _called(target: str, function: Any) -> Any:
             f" and returns {_WANTED}",
         ) from error
     except ValueError:
-        # A callable that tells nothing of its arguments.
+        # The callable does not show its parameters.
         pass
     try:
         return function()
