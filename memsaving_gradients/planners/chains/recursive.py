@@ -19,7 +19,6 @@ takes time with their third power. Cost: log₂(N) schedules, each linear in its
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -27,10 +26,9 @@ from memsaving_gradients.planners.chains.chain import record
 from memsaving_gradients.planners.chains.rotor import Action
 from memsaving_gradients.planners.chains.stages import Stages, cut_stages
 from memsaving_gradients.planners.proposal import Interrupted, Limits, Proposal, proposed, untouched
-from memsaving_gradients.schedules.schedule import Schedule
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = ["advances", "levels", "plan", "recomputations_by_level", "reversal"]
+__all__ = ["levels", "plan", "reversal"]
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -61,19 +59,6 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     except Interrupted:
         return replace(best, complete=False)
     return best
-
-
-def advances(steps: int, slots: int) -> int:
-    """Return the fewest advances over single steps that reverse ``steps`` steps with ``slots``
-    checkpoints, including the input.
-
-    Examples
-    --------
-    >>> [advances(10, slots) for slots in (1, 2, 3, 4, 10)]
-    [45, 20, 15, 14, 9]
-    """
-    r = levels(steps, slots)
-    return r * steps - math.comb(slots + r, slots + 1)
 
 
 def levels(steps: int, slots: int) -> int:
@@ -113,19 +98,6 @@ def _before_checkpoint(steps: int, slots: int) -> int:
     # needs more advances.
     behind = math.comb(slots + r - 2, slots - 1)
     return max(1, min(math.comb(slots + r - 1, slots), steps - behind))
-
-
-def recomputations_by_level(schedule: Schedule) -> dict[int, int]:
-    """Return how many ops are recomputed once, twice, …: times → ops.
-
-    Examples
-    --------
-    >>> from memsaving_gradients.schedules.schedule import Step
-    >>> recomputations_by_level(Schedule((Step(0), Step(1), Step(0, 1), Step(1, 1), Step(0, 2))))
-    {1: 1, 2: 1}
-    """
-    times = Counter(step.op for step in schedule.steps if step.copy)
-    return dict(sorted(Counter(times.values()).items()))
 
 
 def _recursion(graph: TrainingGraph, limits: Limits, stages: Stages, slots: int) -> Proposal:
