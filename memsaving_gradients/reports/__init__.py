@@ -1,5 +1,5 @@
-"""Seeing: plans and explanations as tables, figures, pages and TensorBoard events.
+"""Plans and explanations as tables, figures, pages and TensorBoard events.
 
-Nothing here is imported before it is asked for: pandas and matplotlib are the extra ``plot``, and
-take longer to import than most plans to make.
+pandas and matplotlib, the extra ``plot``, are imported on first use only: importing them takes
+longer than making most plans.
 """

@@ -1,4 +1,4 @@
-"""What figures were computed for where nobody knew a number, in words."""
+"""Phrases for the numbers that figures assume where neither the graph nor the user gave them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["assumed"]
 
 
 def assumed(found: PlanValues | ExplanationValues) -> list[str]:
-    """Return a phrase for each number that was assumed, with the argument that says it."""
+    """Return a phrase for each number that was assumed, with the argument that sets it."""
     said = []
     if found.assumed_batch is not None:
         said.append(f"for a batch of {found.assumed_batch}, assumed: give batch_size=")

@@ -1,4 +1,4 @@
-"""Two plans side by side: what they take, and the tensors that they treat differently."""
+"""Comparisons of two plans: their figures, and the tensors that they treat differently."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Comparison"]
 class Comparison:
     """Two plans side by side.
 
-    Tensors of the same graph are compared one by one, by their position; those of different graphs
-    by their names. Numbers at the end of a scope (``functional_14/``, ``functional_15/``: the same
-    model, traced twice) do not matter where names are unique without them.
+    Tensors of the same graph are matched by position, tensors of different graphs by name. Numbers
+    at the end of a scope (``functional_14/``, ``functional_15/``: the same model, traced twice) are
+    ignored where names are unique without them.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Comparison:
 
     @property
     def pairs(self) -> tuple[tuple[Decision | None, Decision | None], ...]:
-        """The decisions of both plans on the same tensor; ``None``: one of them has none on it."""
+        """For each tensor, the decisions of both plans; ``None``: a plan has no decision on it."""
         first, second = self.first.decisions, self.second.decisions
         alike = [(d.bytes, d.op_type) for d in first] == [(d.bytes, d.op_type) for d in second]
         if self.same_graph and alike:
@@ -68,13 +68,13 @@ class Comparison:
 
     @property
     def same_graph(self) -> bool:
-        """Whether both are for the same graph."""
+        """Whether both plans are for the same graph."""
         a, b = self.first.fingerprint, self.second.fingerprint
         return a is not None and b is not None and a.digest == b.digest
 
     @property
     def rows(self) -> tuple[tuple[str, str, str], ...]:
-        """The lines of the table: what, of the first plan, of the second."""
+        """The lines of the table: a label, and the values of the first and the second plan."""
 
         def of(plan: PlanValues) -> dict[str, Any]:
             fates: Counter[str] = Counter()
@@ -106,11 +106,11 @@ class Comparison:
 
 
 def _same_names(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
-    """For names of the second plan, those of the first that mean the same, but for numbers at the
+    """Map names of the second plan to names of the first that differ only in the numbers at the
     ends of scopes.
 
-    Outer scopes first: there the same model is numbered anew when it is traced again. What is
-    numbered within it are its parts.
+    Numbers of outer scopes are dropped first: they differ when the same model is traced again.
+    Numbers of inner scopes tell its parts apart.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def _same_names(first: Sequence[str], second: Sequence[str]) -> dict[str, str]:
 
 
 def _without_number(parts: list[str], level: int) -> list[str]:
-    """A name whose scope at ``level``, if it has one, has no number at its end."""
+    """Return a name without the number at the end of its scope at ``level``, if it has one."""
     if level >= len(parts) - 1:
         return parts
     return [*parts[:level], re.sub(r"_\d+$", "", parts[level]), *parts[level + 1 :]]

@@ -1,4 +1,4 @@
-"""From a schedule to a `Plan`: the fate of each residual, in the words of the user's program."""
+"""Make a `Plan` from a schedule: fates of residuals, by names and lines of the user's program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from memsaving_gradients.transforms.loops.selection import Loops
 
 __all__ = ["describe", "source_line", "why_nothing"]
 
-#: The folder of this package, whose frames are nobody's program.
+#: The folder of this package, whose frames are not part of the user's program.
 _OWN = str(Path(__file__).parent.parent)
 
 
@@ -47,7 +47,7 @@ def describe(
     earlier: CapturedStep | None = None,
     loops: Loops | None = None,
 ) -> Plan:
-    """What is to be done to ``step``; its simulation is the planner's.
+    """Return the plan for ``step``, with the simulation of the planner.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ def describe(
     found
         The proposal that was followed.
     mode, planner, budget
-        What was asked for.
+        The mode, the planner and the budget of the request.
     batch, batch_is_known
-        The batch size that was planned for, and whether somebody gave it.
+        The batch size that was planned for, and whether it was given.
     assumed_steps
-        The steps of loops that were planned for, where nobody gave their number; else ``None``.
+        The number of steps that loops were planned for, if it was not given; else ``None``.
     data_gates
         Whether gating is for XLA.
     packed
@@ -68,9 +68,9 @@ def describe(
     before
         The simulation of plain training as it runs.
     earlier
-        The plain step, where that is not ``step``: before masks were packed and loops replayed.
+        The step before masks were packed and loops replayed, if that is not ``step``.
     loops
-        Those of the step.
+        The loops of the step.
     """
     graph, proposal = step.graph, found.proposal
     after = proposal.simulation
@@ -85,7 +85,7 @@ def describe(
         decisions=tuple(_decisions(step, proposal)),
         peak_plain=before.peak,
         peak=after.peak,
-        # Plain training has all of them when the forward pass is over.
+        # Plain training holds all residuals at the end of the forward pass.
         activations_plain=int(untouched.size[list(untouched.residuals)].sum()),
         activations=_most_residuals(graph, after),
         extra_time=(proposal.extra_seconds + more) / seconds,
@@ -113,7 +113,7 @@ def describe(
 
 
 def _named(step: CapturedStep, proposal: Proposal) -> Simulation:
-    """The planner's simulation, with the names of what is alive at its peak."""
+    """Return the planner's simulation, with the names of the buffers alive at its peak."""
     steps, graph = proposal.schedule.steps, step.graph
 
     def name(value: int, place: int) -> tuple[str, Part]:
@@ -127,7 +127,7 @@ def _named(step: CapturedStep, proposal: Proposal) -> Simulation:
 
 
 def _most_residuals(graph: TrainingGraph, simulation: Simulation) -> int:
-    """Bytes of residuals, kept or recomputed, when most of them are alive."""
+    """Return the most bytes of residuals, kept or recomputed, that are alive at one time."""
     owned = slice(len(simulation.owner))
     residual = np.isin(simulation.owner, list(graph.residuals))
     born, dies, size = (of[owned][residual] for of in simulation.buffers)
@@ -186,8 +186,8 @@ def _reason(step: CapturedStep, proposal: Proposal, storage: int) -> str:
 
 
 def source_line(op: tf.Operation) -> str:
-    """The innermost frame of the user's program that created ``op``; ``"imported"`` where the graph
-    was imported."""
+    """Return the innermost frame of the user's program that created ``op``, as ``file:line``;
+    ``"imported"`` in an imported graph, and empty if no frame is the user's."""
     frames = graphs.user_frames(op)
     if not frames:
         return "imported"
@@ -198,7 +198,7 @@ def source_line(op: tf.Operation) -> str:
 
 
 def _why_once(ops: Sequence[tf.Operation], loops: Mapping[str, str]) -> str:
-    """Why ops do not run again, and what to do; ``loops``: as in `why_nothing`."""
+    """Return why ops cannot run again, and what to do; ``loops``: as in `why_nothing`."""
     never = {op.type for op in ops if not op_types.is_clonable(op)}
     if not never:
         kinds = ", ".join(sorted({op.type for op in ops}))
@@ -213,8 +213,8 @@ def _why_once(ops: Sequence[tf.Operation], loops: Mapping[str, str]) -> str:
 
 
 def why_nothing(step: CapturedStep, mode: str, peak: int, loops: Mapping[str, str]) -> str:
-    """Why no plan lowers the simulated peak of ``peak`` bytes. ``loops``: why loops, by name, are
-    not replayed."""
+    """Return why no plan lowers the simulated peak of ``peak`` bytes. ``loops``: for each loop that
+    is not replayed, by name, the reason."""
     graph = step.graph
     residual = [s for s in graph.residuals if graph.size[s]]
     total = sum(int(graph.size[s]) for s in residual)

@@ -1,22 +1,20 @@
 """Plans as events that TensorBoard shows: text, figure, scalars, and memory over the step.
 
-Events are written by ``tf.summary.write`` with the names of TensorBoard's own plugins, as its
-summary functions would, so that TensorBoard has to be installed where they are looked at, not where
-they are written.
+``tf.summary.write`` writes the events under the names of TensorBoard's own plugins, as its summary
+functions would. TensorBoard must be installed where events are shown, not where they are written.
 
-==============================  ========
-==================================================================== tag
-step      what ==============================  ========
-==================================================================== ``memory/plan``
-plan      the plan as it prints ``memory/figure``               plan      its figure
-``memory/simulated_peak``       plan      its simulated peak in bytes; ``memory/plain_peak``: of
-plain training ``memory/extra_time``           plan      as a share of a plain step's;
-``memory/budget`` in bytes if there is one ``timeline_0/planned``          op        bytes alive
-over the step of plan 0; ``timeline_0/plain`` without it ==============================  ========
-====================================================================
+The step of these events is the number of the plan:
 
-Of long timelines as many points are written as a chart can show; no point is lower than the highest
-that it stands for.
+- ``memory/plan``: the plan as it prints; ``memory/figure``: its figure
+- ``memory/simulated_peak``: its simulated peak, bytes; ``memory/plain_peak``: plain training's
+- ``memory/extra_time``: its extra time, as a share of a plain step's time
+- ``memory/budget``: its budget in bytes, if it has one
+
+The step of these events is the number of the op:
+
+- ``timeline_0/planned``: bytes alive over the step of plan 0; ``timeline_0/plain``: without it
+
+A long timeline has as many points as a chart can show; each is the highest of its stretch.
 """
 
 from __future__ import annotations
@@ -41,33 +39,33 @@ __all__ = ["Events"]
 
 #: Layout: points of a timeline.
 POINTS = 1000
-#: Fact: what kind of data each plugin reads (``summary.proto``).
+#: Fact: the kind of data that each plugin reads (``summary.proto``).
 _KINDS = {"scalars": 1, "text": 2, "images": 3}
 
 
 class Events:
-    """Writes plans to a folder that TensorBoard looks at.
+    """A writer of plans to a folder that TensorBoard reads.
 
     Parameters
     ----------
     log_dir
-        The folder; it is made when the first plan is written.
+        The folder, which is made when the first plan is written.
 
     Raises
     ------
     MissingExtraError
-        Without matplotlib.
+        If matplotlib is not installed.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
-        # Said when training is set up, not after the first step of it.
+        # Raises when training is set up, not after the first step.
         needed("matplotlib", "log_dir=")
         self._folder = os.fspath(log_dir)
         self._writer: Any = None
         self._count = 0
 
     def write(self, plan: Plan) -> None:
-        """Write one plan more."""
+        """Write another plan."""
         number, self._count = self._count, self._count + 1
         with tf.init_scope():
             if self._writer is None:
@@ -80,7 +78,7 @@ class Events:
 
 
 def _write(plan: Plan, number: int) -> None:
-    # Indented, it is shown as it prints.
+    # Indented text is shown as it prints.
     _event(
         "text", "memory/plan", "\n".join(f"    {line}" for line in str(plan).splitlines()), number
     )
@@ -100,7 +98,7 @@ def _write(plan: Plan, number: int) -> None:
 
 
 def _points(timeline: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Some ops with the bytes alive, the highest of each stretch among them.
+    """Return ops and their bytes alive: the highest of each stretch of a timeline.
 
     Examples
     --------
@@ -116,7 +114,7 @@ def _points(timeline: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def _image(plan: Plan) -> list[bytes]:
-    """Width, height and PNG, as TensorBoard reads images."""
+    """Return the width, the height and the PNG of a plan's figure, as TensorBoard reads images."""
     png = io.BytesIO()
     figure = figures.plot(plan)
     with styled("log_dir="):

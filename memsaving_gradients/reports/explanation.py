@@ -1,4 +1,4 @@
-"""What makes up the memory of a training step, and what each budget costs, as a value."""
+"""Explanations: the parts of a training step's memory and the extra time of each budget."""
 
 from __future__ import annotations
 
@@ -24,55 +24,54 @@ __all__ = ["Explanation", "Layer", "Parts", "Point"]
 
 #: Layout: lines of the tables.
 MOST_LAYERS = 12
-#: Layout: letters of a layer's name; longer ones lose their beginning.
+#: Layout: letters of a layer's name; longer names lose their beginning.
 NAME_WIDTH = 56
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation(ExplanationValues, Report):
-    """Where the memory of a training step goes, and what each budget costs; prints as a table.
+    """The parts of a training step's memory and the extra time of each budget; prints as a table.
 
-    Points are careful: a plan that is made for their budget alone may take less time, where theirs
-    left room for what the executor adds.
+    Points are conservative: their plans leave room for the bytes that the executor adds. A plan
+    made for one budget alone may take less time.
 
     Attributes
     ----------
     parts
-        What takes memory at the peak of plain training: at the first moment that comes within a
-        hundredth of it.
+        Bytes of each part at the peak of plain training: at the first moment within 1 % of the
+        peak.
     allocated_plain
-        What plain training takes at least in the chunks of TensorFlow's allocator, beside
-        variables: what fractions are of.
+        The least bytes that plain training takes in the chunks of TensorFlow's allocator, without
+        variables. Budgets given as fractions are fractions of it.
     layers
         The layers whose activations are kept, largest first.
     curve
-        What budgets cost, from the largest to the least: the first is plain training, the last the
-        least that works.
+        A point for each budget, from the largest to the least: the first is plain training, the
+        last the least budget that works.
     seconds
         Estimated time of a plain step.
     computations
-        How many times the step asks for gradients. Explained is the one with most ops.
+        How many times the step asks for gradients. The explanation is of the request with most ops.
     assumed_batch
-        The batch size that stands in for an unknown dimension; ``None``: bytes are known.
+        The batch size assumed for an unknown dimension; ``None``: bytes are known.
     assumed_steps
-        The number of steps that stands in for that of loops which do not show it; ``None``: bytes
-        do not depend on any.
+        The steps assumed for loops of unknown length; ``None``: bytes depend on no such loop.
     assumed_rows
-        The most rows that an op may choose when it runs, which figures are for; ``None``: none are
-        chosen.
+        The rows that figures are for: the most that an op may choose when it runs; ``None``: no op
+        chooses rows.
     sums
-        In a step with microbatches, of which one is explained: bytes of the gradients that are
-        added up, which are there besides.
+        In a step with microbatches, of which one is explained: bytes of the summed gradients, which
+        are held in addition to it.
     xla
-        Whether XLA compiles the step. Its budgets are in the bytes that XLA assigns, and those of
-        the curve are simulated, unless `compiled` says more.
+        Whether XLA compiles the step. Its budgets count the bytes that XLA assigns, but the curve
+        has simulated bytes unless `compiled` has entries.
     compiled
         With ``xla=True``: plain training and the plan of least memory, as XLA has compiled them.
-        Bytes of budgets, and `allocated_plain`, are those that XLA assigns then.
+        The budgets of the curve and `allocated_plain` are then bytes that XLA assigns.
     """
 
     def to_dataframe(self, of: str = "curve") -> pd.DataFrame:
-        """A pandas data frame.
+        """Return one table of the explanation as a pandas data frame.
 
         Parameters
         ----------
@@ -84,7 +83,7 @@ class Explanation(ExplanationValues, Report):
         Raises
         ------
         MissingExtraError
-            Without pandas.
+            If pandas is not installed.
         ArgumentError
             If ``of`` is something else.
         """

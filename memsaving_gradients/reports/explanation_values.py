@@ -1,4 +1,4 @@
-"""The fields of an explanation, and what follows from them: what all reports of one read."""
+"""The fields of an explanation and the values derived from them, which all its reports read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["AtPeak", "Compiled", "ExplanationValues", "Layer", "Parts", "Point"]
 
 @dataclass(frozen=True)
 class Parts:
-    """What takes memory when a plain training step takes most of it; bytes asked for.
+    """The parts of memory at the peak of a plain training step, in bytes asked for.
 
     Attributes
     ----------
@@ -22,11 +22,11 @@ class Parts:
     slots
         Other variables: the optimizer's.
     gradients
-        Gradients that were made and are still there.
+        Gradients that were computed and are still alive.
     activations
         Forward tensors that backward ops read.
     temporaries
-        Everything else: what ops pass to each other, and scratch space.
+        Everything else: tensors passed from op to op, and scratch space.
     """
 
     parameters: int
@@ -37,27 +37,27 @@ class Parts:
 
     @property
     def transient(self) -> int:
-        """What a step takes beside the variables: its transient peak, to a hundredth."""
+        """Bytes of the step without the variables: its transient peak, within 1 %."""
         return self.gradients + self.activations + self.temporaries
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes of all parts."""
         return self.parameters + self.slots + self.transient
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Activations of one layer.
+    """The activations of one layer.
 
     Attributes
     ----------
     name
         The name scope of their ops.
     bytes
-        What is kept of them at the peak of plain training.
+        Their bytes at the peak of plain training.
     source
-        The line of the user's program that made the largest, or an empty string.
+        The line of the user's program that made the largest, ``"imported"``, or empty.
     """
 
     name: str
@@ -67,22 +67,22 @@ class Layer:
 
 @dataclass(frozen=True)
 class Point:
-    """What a budget costs.
+    """A budget and its extra time.
 
     Attributes
     ----------
     budget
         The budget to give, bytes.
     share
-        The same as a fraction of what plain training takes.
+        The budget as a fraction of the bytes of plain training.
     extra_time
-        Estimated time of the recomputation, as a fraction of the plain step's.
+        Estimated extra time, as a fraction of the plain step's time.
     lower_bound
-        No plan for this budget takes less, as far as is known.
+        Extra time that no plan for this budget can go below, as far as is known.
     clones
         Number of ops that run a second time.
     simulated
-        The budget in simulated bytes, where ``budget`` is in those that XLA assigns, else ``None``.
+        The budget in simulated bytes, if ``budget`` is in bytes that XLA assigns; else ``None``.
     """
 
     budget: int
@@ -95,8 +95,8 @@ class Point:
 
 @dataclass(frozen=True)
 class AtPeak:
-    """A value that is alive when a compiled step takes most: its bytes, the instruction of XLA's
-    that makes it, and the TensorFlow ops behind that."""
+    """A value that is alive at the peak of a compiled step: its bytes, the XLA instruction that
+    makes it, and the TensorFlow ops behind that instruction."""
 
     bytes: int
     instruction: str
@@ -110,17 +110,17 @@ class Compiled:
     Attributes
     ----------
     name
-        What the step does, in words.
+        The name of the step, such as ``"plain training"``.
     simulated
         Its simulated peak, bytes.
     assigned
-        The bytes that XLA assigns besides arguments: temporaries, and results.
+        The bytes that XLA assigns to temporaries and results, without arguments.
     results
-        Those of results.
+        The bytes of results among them.
     seconds
-        How long XLA compiled.
+        The seconds that XLA took to compile the step.
     at_peak
-        What is alive when the step takes most, largest first.
+        The values alive at the peak, largest first.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Compiled:
 
 @dataclass(frozen=True, repr=False)
 class ExplanationValues:
-    """What a `memsaving_gradients.Explanation` consists of; that class documents the fields."""
+    """The fields of a `memsaving_gradients.Explanation`, which documents them."""
 
     parts: Parts
     allocated_plain: int
@@ -150,17 +150,17 @@ class ExplanationValues:
 
     @property
     def least(self) -> Point:
-        """The least budget that a plan was found for."""
+        """The point of the least budget that a plan was found for."""
         return self.curve[-1]
 
     def at(self, budget: Any) -> Point:
-        """The fastest point known within a budget, which is given as in
+        """Return the fastest known point within a budget, given as in
         `memsaving_gradients.gradients`.
 
         Raises
         ------
         BudgetError
-            If it is below the least.
+            If the budget is below the least.
         """
         limit = parse_budget(budget)
         if limit == 1.0 and isinstance(limit, float):

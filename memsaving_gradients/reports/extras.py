@@ -1,5 +1,5 @@
-"""Libraries that only reports need: imported when they are asked for, and missed with a word about
-how to get them."""
+"""Libraries that only reports need: imported on first use, with an error that says what to install
+where one is missing."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from memsaving_gradients.errors import MissingExtraError
 
 __all__ = ["EXTRA", "needed"]
 
-#: What to install this package with.
+#: The extra of this package that installs these libraries.
 EXTRA = "plot"
 
 
 def needed(module: str, purpose: str) -> Any:
-    """Import ``module`` of an extra.
+    """Import ``module`` of an extra, and return it.
 
     Raises
     ------
     MissingExtraError
-        If its library is not installed; it says what to install for ``purpose``.
+        If its library is not installed; the error says what to install for ``purpose``.
 
     Examples
     --------
@@ -35,6 +35,6 @@ is not installed: pip install memsaving-gradients[plot]
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.partition(".")[0] != library:
-            # It is there, and something that it needs itself is not.
+            # The library is installed, but a library that it needs is not.
             raise
         raise MissingExtraError(purpose, library, EXTRA) from error

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OF", "of_explanation", "of_plan"]
 
-#: What of an explanation there are frames of.
+#: The tables of an explanation that can be data frames.
 OF = ("curve", "layers", "parts")
 
 _PLAN = ("tensor", "layer", "bytes", "fate", "reason", "op_type", "source")
@@ -25,12 +25,12 @@ _LAYERS = ("name", "bytes", "source")
 
 
 def of_plan(plan: PlanValues) -> pd.DataFrame:
-    """A row for each decision."""
+    """Return a frame with a row for each decision."""
     return _frame("Plan.to_dataframe", plan.decisions, _PLAN)
 
 
 def of_explanation(explanation: ExplanationValues, of: str = "curve") -> pd.DataFrame:
-    """A row for each budget, layer or part."""
+    """Return a frame with a row for each budget, layer or part."""
     purpose = "Explanation.to_dataframe"
     if of == "curve":
         more = ("simulated",) if explanation.compiled else ()
@@ -52,7 +52,7 @@ def of_explanation(explanation: ExplanationValues, of: str = "curve") -> pd.Data
 
 
 def _frame(purpose: str, rows: Any, columns: tuple[str, ...]) -> pd.DataFrame:
-    # Column by column: types are right in frames without rows, too.
+    # Each column is given its type, which is right in frames without rows, too.
     types = {"bytes": "int64", "budget": "int64", "clones": "int64", "simulated": "int64"}
     types |= dict.fromkeys(("share", "extra_time", "lower_bound"), "float64")
     pandas = needed("pandas", purpose)

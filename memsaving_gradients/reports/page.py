@@ -1,8 +1,8 @@
-"""Plans and explanations as one HTML file: headline numbers, figures, tables that can be sorted.
+"""Plans and explanations as one HTML file: headline numbers, figures and sortable tables.
 
-The page needs nothing but itself: figures are inline SVG, the style follows the reader's choice of
-dark or light, a few lines of JavaScript sort tables, and without JavaScript they are in the order
-of their bytes. All that comes from a program (names, reasons, lines of source) is escaped.
+The page loads no other file: figures are inline SVG, and the style follows the reader's choice of
+dark or light. A few lines of JavaScript sort the tables; without it, rows stay in order of bytes.
+All text from the user's program (names, reasons, source lines) is escaped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memsaving_gradients.reports.plan_values import PlanValues
 
 __all__ = ["html", "save"]
 
-#: A cell: a number with how it is shown, or a text.
+#: A table cell: a number with its displayed text, or a text alone.
 Cell = tuple[float, str] | str
 
 
@@ -42,7 +42,7 @@ def _asset(name: str) -> str:
 
 
 def html(*reports: PlanValues | ExplanationValues, title: str = "") -> str:
-    """The page as a text."""
+    """Return the page as a string."""
     sections = "\n".join(
         _of_plan(report) if isinstance(report, PlanValues) else _of_explanation(report)
         for report in reports
@@ -197,7 +197,7 @@ def _figure(report: PlanValues | ExplanationValues, label: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """A table whose columns of numbers are those that begin with one."""
+    """Return a table; a column is numeric if its first cell is a number."""
     numbers = [isinstance(cell, tuple) for cell in rows[0]] if rows else [False] * len(heads)
     kinds = [' class="number"' if number else "" for number in numbers]
     head = "".join(

@@ -1,5 +1,5 @@
-"""What was done to one gradient computation, as a value: which tensors stay, which are recomputed,
-and why."""
+"""Plans of one gradient computation as values: the tensors that are kept, the tensors that are
+recomputed, and the reasons."""
 
 from __future__ import annotations
 
@@ -26,81 +26,81 @@ class Plan(PlanValues, Report):
     Attributes
     ----------
     mode
-        What was asked for: ``"memory"``, ``"speed"``, ``"collection"``, ``"named"``; ``"budget"``,
+        The request: ``"memory"``, ``"speed"``, ``"collection"``, ``"named"``; ``"budget"``,
         ``"slowdown"`` (`max_slowdown`), ``"planner"`` (a planner without limits).
     decisions
-        One for each residual, and each tensor kept to recompute from, that is large enough to
-        matter, in order of creation.
+        A decision for each residual, and each tensor kept to recompute from, of at least 1/1024 of
+        the largest tensor; in order of creation.
     peak_plain, peak
-        Simulated transient peak of plain training and of this plan, bytes asked for (see
-        `allocated_plain`, `allocated`). Of a plan that was made anew to leave room for the
-        optimizer, ``peak`` is that of the whole step.
+        Simulated transient peaks of plain training and of this plan, in bytes asked for
+        (`allocated_plain` and `allocated` count chunks). Of a plan that was made anew to leave room
+        for the optimizer, ``peak`` is the peak of the whole step.
     activations_plain, activations
-        The most bytes of residuals (what the backward pass reads of the forward pass) at one time,
-        in plain training and with this plan, those that were computed again included; what is only
-        passed on while they are is not.
+        The most bytes of residuals (forward tensors that backward ops read) alive at one time, in
+        plain training and with this plan. Recomputed residuals count; tensors that only lead to
+        them do not.
     extra_time
-        Estimated time of the recomputation, as a fraction of the plain step's.
+        Estimated extra time, as a fraction of the plain step's time.
     clones
         Number of ops that run a second time.
     checkpoints
-        Tensors kept to recompute from, in order of creation (a subset of what stays).
+        Tensors kept to recompute from, in order of creation (a subset of the kept tensors).
     gating
         ``"control"`` or ``"data"`` (XLA).
     planner
-        Who planned.
+        Name of the planner.
     budget
-        The most bytes in chunks that were allowed; ``None``: no limit.
+        The limit on bytes in chunks; ``None``: no limit.
     planned_for
-        The bytes asked for, fewer than the budget, that the planner was given as its limit.
+        The planner's limit in bytes asked for, which is below the budget.
     lower_bound
-        No plan within ``planned_for`` takes less extra time, as a fraction of the plain step's.
+        Extra time that no plan within ``planned_for`` can go below, as a fraction of the plain
+        step's time.
     optimal
-        Whether this one is proven to take the least.
+        Whether this plan is proven to take the least extra time.
     complete
-        Whether planning came to its end, and was not interrupted or out of time.
+        Whether planning finished, neither interrupted nor out of time.
     packed
-        Whether masks were packed in bits.
+        Whether masks were packed into bits.
     loops
         How loops are treated, one of `memsaving_gradients.transforms.loops.selection.WAYS`; empty:
         as TensorFlow built them.
     replayed
         The loops that are replayed. Not saved in files.
     attention
-        Attention (names of the softmax ops) that is computed in blocks.
+        Names of the softmax ops of attention that is computed in blocks.
     attention_kept
-        Attention that was found, but is computed as TensorFlow built it: names of the softmax ops,
-        each with the reason.
+        Names of the softmax ops of attention that stays as TensorFlow built it, with the reasons.
     schedule
-        What runs when.
+        The order in which ops and clones run.
     reasons
-        For storages (numbers of values) that stay by choice, why.
+        For each storage (number of a value) that is kept by choice, the reason.
     fingerprint
         The graph that the plan is for.
     simulation_plain, simulation
-        The simulations behind these figures: bytes alive at every op, lives of all buffers. Not
+        The simulations behind these figures: bytes alive at every op, lifetimes of all buffers. Not
         saved in files.
     chunks
-        `allocated_plain` and `allocated`, of a plan that was read from a file, or whose step XLA
-        has compiled.
+        `allocated_plain` and `allocated`, if the plan was read from a file or XLA has compiled its
+        step; else ``None``.
     whole_step
-        The most bytes in chunks that the step may take with what follows the gradients (the
-        optimizer), and with what they return held to its end. ``None``: no budget, or not known:
-        the function was not traced to its end. Not saved in files.
+        The most bytes in chunks that the whole step may take: with the ops that follow the
+        gradients (the optimizer), and with returned tensors held to its end. ``None``: no budget,
+        or the function was not traced to its end. Not saved in files.
     assigned
-        Whether `allocated_plain` and `allocated` are the bytes that XLA assigns to the step, with
-        all that it does. Not saved in files.
+        Whether `allocated_plain` and `allocated` are the bytes that XLA assigns to the whole step.
+        Not saved in files.
     assumed_batch
-        The batch size that stands in for an unknown dimension, and was told by nobody; ``None``:
-        bytes are known.
+        The batch size assumed for an unknown dimension, as none was given; ``None``: bytes are
+        known.
     assumed_steps
-        The number of steps that stands in for that of loops which do not show it, and was told by
-        nobody; ``None``: bytes do not depend on any.
+        The steps assumed for loops of unknown length, as none were given; ``None``: bytes depend on
+        no such loop.
     assumed_rows
-        The most rows that an op may choose when it runs (a mask, unique values, a slice), which
-        figures are for; ``None``: none are chosen.
+        The rows that figures are for: the most that an op may choose when it runs (a mask, unique
+        values, a slice); ``None``: no op chooses rows.
     file
-        The file that it was read from, or an empty string.
+        The file that the plan was read from, or an empty string.
     """
 
     @classmethod
@@ -110,15 +110,15 @@ class Plan(PlanValues, Report):
         Raises
         ------
         PlanError
-            If the file cannot be read, is damaged or is no plan.
+            If the file cannot be read, is damaged, is no plan, or has another version.
         """
         return plan_file.load(path, cls)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a JSON file, to be applied to the same graph in another process:
-        ``gradients(..., plan=path)``.
+        """Write the plan to a JSON file; ``gradients(..., plan=path)`` applies it to the same graph
+        in another process.
 
-        Timelines and simulations are not saved; they come back when the plan is applied.
+        Timelines and simulations are not saved; applying the plan simulates them again.
 
         Examples
         --------
@@ -140,17 +140,17 @@ class Plan(PlanValues, Report):
         plan_file.save(self, path)
 
     def compare(self, other: Plan) -> Comparison:
-        """This plan beside another one; prints as a table."""
+        """Return a comparison of this plan with ``other``, which prints as a table."""
         return Comparison(self, other)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """The decisions as a pandas data frame, a row for each: tensor, layer, bytes, fate, reason,
-        op_type, source.
+        """Return the decisions as a pandas data frame, a row for each: tensor, layer, bytes, fate,
+        reason, op_type, source.
 
         Raises
         ------
         MissingExtraError
-            Without pandas.
+            If pandas is not installed.
         """
         from memsaving_gradients.reports import frames
 

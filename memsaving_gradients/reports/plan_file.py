@@ -1,10 +1,9 @@
-"""Plans in files: JSON with a version, a checksum, and the fingerprint of the graph that the plan
+"""Files of plans: JSON with a version, a checksum, and the fingerprint of the graph that the plan
 is for.
 
-A schedule is written as a list of entries: ``[first, last]`` for originals that run one after the
-other and read originals, and ``[op, copy, [copies read]]`` for any other execution. Types and
-checksums of ops are numbers into a table and numbers, so that the file of a step of a hundred
-thousand ops takes a few megabytes.
+A schedule is a list of entries: ``[first, last]`` for original ops that run one after the other and
+read originals, ``[op, copy, [copies read]]`` for any other execution. Types of ops are numbers into
+a table, and their checksums are numbers: the file of a step of 100,000 ops takes a few megabytes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["load", "packed_steps", "save", "unpacked_steps"]
 AnyPlan = TypeVar("AnyPlan", bound=PlanValues)
 
 FORMAT = "memsaving_gradients plan"
-#: Fact: the version of the files.
+#: Fact: the version of the file format.
 VERSION = 1
 
 #: Fields of a plan that are written as they are.
@@ -38,7 +37,7 @@ _PLAIN = (
 
 
 def save(plan: PlanValues, path: str | os.PathLike[str]) -> None:
-    """Write ``plan`` to a file; an older one is replaced only when the new one is complete."""
+    """Write ``plan`` to a file; an older file is replaced only when the new one is complete."""
     body = _body(plan)
     text = json.dumps(
         {"format": FORMAT, "version": VERSION, "checksum": _checksum(body), "plan": body},
@@ -56,7 +55,7 @@ def load(path: str | os.PathLike[str], make: type[AnyPlan]) -> AnyPlan:
     Raises
     ------
     PlanError
-        If there is no such file, or it is no plan, or damaged, or of a later version.
+        If the file cannot be read, is no plan, is damaged, or has another version.
     """
     shown = os.fspath(path)
     try:
@@ -167,7 +166,7 @@ def _plan(body: dict[str, Any], file: str, make: type[AnyPlan]) -> AnyPlan:
 
 
 def packed_steps(steps: Iterable[Step]) -> Iterator[list[Any]]:
-    """Executions as entries of a file.
+    """Yield the entries of a file for the steps of a schedule.
 
     Examples
     --------
@@ -192,7 +191,7 @@ def packed_steps(steps: Iterable[Step]) -> Iterator[list[Any]]:
 
 
 def unpacked_steps(entries: Iterable[list[Any]]) -> Iterator[Step]:
-    """Executions from entries of a file.
+    """Yield the steps of a schedule from the entries of a file.
 
     Examples
     --------

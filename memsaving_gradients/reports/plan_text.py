@@ -1,5 +1,5 @@
-"""A plan in words: what it takes of what plain training takes, its limits, and a table of its
-largest tensors."""
+"""A plan as text: its memory compared with plain training's, its limits, and a table of its largest
+tensors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["below_here", "brief", "columns", "common_scope", "natural", "shorten
 
 #: Layout: lines of the table.
 MOST_LINES = 20
-#: Layout: letters of a tensor's name; longer ones lose their beginning.
+#: Layout: letters of a tensor's name; longer names lose their beginning.
 NAME_WIDTH = 48
 
 
 def text(plan: PlanValues) -> str:
-    """The whole plan, for people to read."""
+    """Return the whole plan as text."""
     loops = [f"loop replayed: {loop}" for loop in plan.replayed]
     return "\n".join(
         [
@@ -36,7 +36,7 @@ def text(plan: PlanValues) -> str:
 
 
 def _attention(plan: PlanValues) -> list[str]:
-    """What became of attention that was found."""
+    """Return a line on attention in blocks, and one on each attention that stays as it was."""
     said = []
     if plan.attention:
         said.append(f"attention in blocks ({len(plan.attention)}): {', '.join(plan.attention)}")
@@ -44,7 +44,7 @@ def _attention(plan: PlanValues) -> list[str]:
 
 
 def brief(plan: PlanValues) -> str:
-    """The plan in a few words."""
+    """Return the plan in a few words."""
     return (
         f"{plan.mode!r}: {format_bytes(plan.allocated)} of {format_bytes(plan.allocated_plain)}, "
         f"{plan.clones:,} ops run again"
@@ -78,7 +78,7 @@ def _title(plan: PlanValues) -> str:
 
 
 def _limits(plan: PlanValues) -> list[str]:
-    """What is to say of a budget and of the planner's certainty."""
+    """Return a line on the budget and on how far the plan may be from the optimum."""
     said = []
     if plan.budget is not None:
         said.append(_budget(plan, plan.budget))
@@ -103,7 +103,7 @@ def _budget(plan: PlanValues, budget: int) -> str:
     if plan.whole_step is not None:
         kept += f"; the whole step takes at most {plan.whole_step:,}"
     share = budget / max(plan.allocated_plain, 1)
-    # Above 1, plain training keeps it, and the share says nothing.
+    # Above 1, plain training keeps the budget, and the share says nothing.
     of_plain = f", {share:.4g} of plain" if share <= 1 else ""
     return f"budget {budget:,} bytes ({format_bytes(budget)}{of_plain}): {kept}"
 
@@ -148,7 +148,7 @@ def _table(plan: PlanValues) -> list[str]:
 
 
 def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as wide as what is in them; numbers, in the first column, to the right."""
+    """Return rows as aligned text: the first column, of numbers, right, the others left."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     return [
         "  ".join(
@@ -159,7 +159,7 @@ def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def common_scope(names: Sequence[str]) -> str:
-    """The scopes that all ``names`` are in, with a slash at the end.
+    """Return the scopes that all ``names`` share, with a slash at the end.
 
     Examples
     --------
@@ -174,7 +174,7 @@ def common_scope(names: Sequence[str]) -> str:
 
 
 def natural(name: str) -> list[tuple[str, int]]:
-    """A key that sorts numbers in names as numbers.
+    """Return a key that sorts numbers in names as numbers.
 
     Examples
     --------
@@ -185,16 +185,16 @@ def natural(name: str) -> list[tuple[str, int]]:
 
 
 def below_here(source: str) -> str:
-    """A place in a file, relative to the working folder if it lies below it."""
+    """Return a source line, with its file relative to the working folder if it is below that."""
     here = os.path.join(os.getcwd(), "")
     return source[len(here) :] if source.startswith(here) else source
 
 
 def _both(size: int) -> str:
-    """`exact_bytes`, where the two differ."""
+    """Return `exact_bytes`, or the bytes alone where both of its forms are the same."""
     return exact_bytes(size) if size >= 1024 else f"{size:,} bytes"
 
 
 def shorten(name: str, width: int) -> str:
-    """A name of at most ``width`` letters: a longer one loses its beginning."""
+    """Return a name of at most ``width`` letters: a longer one loses its beginning."""
     return name if len(name) <= width else "…" + name[len(name) - width + 1 :]

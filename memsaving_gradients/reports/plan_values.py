@@ -1,4 +1,4 @@
-"""The fields of a plan, and what follows from them: what all reports of a plan read."""
+"""The fields of a plan and the values derived from them, which all its reports read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Fate = Literal["keep", "recompute", "offload", "encode"]
 
 @dataclass(frozen=True)
 class Decision:
-    """The fate of one residual, or of a tensor that is kept to recompute residuals from.
+    """The fate of one residual, or of a tensor kept to recompute residuals from.
 
     Attributes
     ----------
@@ -33,13 +33,13 @@ class Decision:
     bytes
         Bytes of its buffer.
     fate
-        What the plan does with it.
+        The decision: keep, recompute, offload or encode.
     reason
-        Why, in a phrase.
+        The reason, in a phrase.
     op_type
         Type of the op that makes it.
     source
-        The line of the user's program that made it (``file:line``), or an empty string.
+        The line of the user's program that made it (``file:line``), ``"imported"``, or empty.
     """
 
     tensor: str
@@ -58,7 +58,7 @@ class Decision:
 
 @dataclass(frozen=True, repr=False)
 class PlanValues:
-    """What a `memsaving_gradients.Plan` consists of; that class documents the fields."""
+    """The fields of a `memsaving_gradients.Plan`, which documents them."""
 
     mode: str
     decisions: tuple[Decision, ...]
@@ -96,11 +96,11 @@ class PlanValues:
 
     @property
     def allocated_plain(self) -> int:
-        """What plain training takes in the chunks of TensorFlow's BFC allocator: the figure that
-        fractions are of.
+        """Bytes that plain training takes in the chunks of TensorFlow's BFC allocator; budgets
+        given as fractions are fractions of it.
 
-        Chunks are larger than the buffers in them, by how much is chance: this is the least. A step
-        as it runs may take a few hundredths more. XLA takes one buffer for a whole program.
+        Chunks are larger than their buffers, and chance decides by how much: this is the least. A
+        real step may take a few percent more. XLA takes one buffer for a whole program.
         """
         if self.chunks is not None:
             return self.chunks[0]
@@ -108,8 +108,8 @@ class PlanValues:
 
     @property
     def allocated(self) -> int:
-        """What this plan takes in the allocator's chunks, on average; a budget is kept with a share
-        left to chance above it."""
+        """Bytes that this plan takes in the allocator's chunks, on average; a plan for a budget
+        leaves a margin for chance above them."""
         if self.chunks is not None:
             return self.chunks[1]
         return chunk_bytes(_simulated(self, self.simulation), self.gating)
@@ -121,8 +121,8 @@ class PlanValues:
 
     @property
     def gap(self) -> float:
-        """How much more extra time than the lower bound the plan takes at most, as a fraction of
-        the plain step's time."""
+        """Extra time above the lower bound, as a fraction of the plain step's time: the most that a
+        better plan could save."""
         return max(0.0, self.extra_time - self.lower_bound)
 
     @property
@@ -137,23 +137,23 @@ class PlanValues:
 
     @property
     def at_peak(self) -> tuple[Alive, ...]:
-        """The largest buffers that are alive when a step with this plan takes most, largest first;
-        two dozen at most."""
+        """The largest buffers, at most two dozen, that are alive at the peak of a step with this
+        plan; largest first."""
         return _simulated(self, self.simulation).largest
 
     @property
     def kept(self) -> tuple[Decision, ...]:
-        """Residuals that stay."""
+        """Decisions to keep a tensor."""
         return tuple(d for d in self.decisions if d.fate == "keep")
 
     @property
     def recomputed(self) -> tuple[Decision, ...]:
-        """Residuals that are computed again."""
+        """Decisions to recompute a tensor."""
         return tuple(d for d in self.decisions if d.fate == "recompute")
 
     @property
     def stored(self) -> tuple[Decision, ...]:
-        """Residuals that are encoded, or offloaded."""
+        """Decisions to encode or offload a tensor."""
         return tuple(d for d in self.decisions if d.fate in ("encode", "offload"))
 
 

@@ -1,4 +1,4 @@
-"""What plans and explanations have in common: a figure, and a page."""
+"""The base class of plans and explanations, which can be drawn and saved as a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Report"]
 
 
 class Report:
-    """Values that can be drawn."""
+    """A plan or an explanation: values that can be drawn."""
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draw the report.
@@ -20,22 +20,22 @@ class Report:
         Parameters
         ----------
         path
-            A file to write the figure to, as PNG, SVG or PDF by its ending.
+            A file to write the figure to; its ending selects PNG, SVG or PDF.
 
         Returns
         -------
         matplotlib.figure.Figure
-            Of a plan: memory over the step, plain and planned, the largest buffers at the peak, and
-            what becomes of each layer. Of an explanation: what budgets cost, with the lower bound,
-            the parts of the memory at the peak, and the largest layers. Notebooks show it, and no
-            window is opened.
+            For a plan: memory over the step, plain and planned, the largest buffers at the peak,
+            and the fate of each layer. For an explanation: the extra time of each budget with its
+            lower bound, the parts of the memory at the peak, and the largest layers. Notebooks show
+            the figure; no window opens.
 
         Raises
         ------
         MissingExtraError
-            Without matplotlib.
+            If matplotlib is not installed.
         ArgumentError
-            If ``path`` has another ending, or there is no such folder.
+            If ``path`` has another ending, or its folder does not exist.
         """
         from memsaving_gradients.reports import figures
 
@@ -43,15 +43,15 @@ class Report:
         return figures.plot(report, path)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page of its own with the figures, and tables that can be sorted: all decisions of
-        a plan, budgets and layers of an explanation.
+        """Write an HTML page with the figures and sortable tables: all decisions of a plan, or the
+        budgets and layers of an explanation.
 
         Raises
         ------
         MissingExtraError
-            Without matplotlib.
+            If matplotlib is not installed.
         ArgumentError
-            If there is no folder for ``path``.
+            If the folder of ``path`` does not exist, or ``path`` is a folder.
         """
         from memsaving_gradients.reports import page
 

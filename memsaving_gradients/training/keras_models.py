@@ -1,4 +1,4 @@
-"""What is read off Keras' models and optimizers."""
+"""Properties of Keras' models and optimizers: bytes, held gradients, built layers, statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["bytes_of", "holds_gradients", "is_whole", "normalizes_batches"]
 
 
 def bytes_of(variables: Iterable[Any]) -> int:
-    """Bytes of Keras variables, each counted once."""
+    """Return the bytes of Keras variables, each counted once."""
     found = {id(v): v for v in variables}
     return sum(
         math.prod(v.shape) * tf.as_dtype(keras.backend.standardize_dtype(v.dtype)).size
@@ -23,7 +23,7 @@ def bytes_of(variables: Iterable[Any]) -> int:
 
 
 def holds_gradients(optimizer: Any) -> bool:
-    """Whether ``optimizer`` reads all gradients before it uses the first."""
+    """Return whether ``optimizer`` reads all gradients before it uses the first."""
     while optimizer is not None:
         if getattr(optimizer, "global_clipnorm", None):
             return True
@@ -36,13 +36,13 @@ def holds_gradients(optimizer: Any) -> bool:
 
 
 def is_whole(model: Any) -> bool:
-    """Whether ``model`` and all of its layers have their variables; Keras takes some models for
-    built whose layers are not."""
+    """Return whether ``model`` and all of its layers have their variables; Keras says of some
+    models that they are built when their layers are not."""
     return all(layer.built for layer in model._flatten_layers())
 
 
 def normalizes_batches(model: Any) -> bool:
-    """Whether ``model`` normalizes by statistics of the batch when it trains."""
+    """Return whether ``model`` normalizes by statistics of the batch when it trains."""
     return any(
         isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
         for layer in model._flatten_layers()

@@ -1,4 +1,4 @@
-"""Figures of plans and explanations, to be looked at or written to a file."""
+"""Figures of plans and explanations, for notebooks, files and pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["as_svg", "plot"]
 def plot(
     report: PlanValues | ExplanationValues, path: str | os.PathLike[str] | None = None
 ) -> Figure:
-    """The figure of a plan or an explanation, written to ``path`` if there is one."""
+    """Return the figure of a plan or an explanation, and write it to ``path`` if one is given."""
     target = None if path is None else check_path(path)
     with styled(f"{type(report).__name__}.plot"):
         drawn = _drawn(report)
@@ -30,7 +30,7 @@ def plot(
 
 
 def as_svg(report: PlanValues | ExplanationValues, purpose: str) -> str:
-    """The same as part of a page, which has a headline of its own."""
+    """Return the figure as SVG for a page; it has no title, as the page has a headline."""
     with styled(purpose, INK):
         drawn = _drawn(report)
         drawn.suptitle("")

@@ -1,8 +1,8 @@
-"""What all figures share: colors, units on axes, names that fit, and how they are made and written
-without a display.
+"""Tools of all figures: colors, byte units on axes, shortened names, drawing and writing without a
+display.
 
-Figures are made by matplotlib's classes, never by pyplot: no window, no state that a program's own
-figures would find. Names of tensors are text and no formulas, whatever is in them.
+Figures use matplotlib's classes, never pyplot: no window opens, and no state reaches the program's
+own figures. Names of tensors are drawn as plain text, never as formulas.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = [
     "write",
 ]
 
-#: What figures are written as, by the end of the file's name.
+#: Formats of figures, by the ending of the file's name.
 FORMATS = (".png", ".svg", ".pdf")
-#: Middle tones, to be read on white and on black, and told apart without color vision (Okabe & Ito
-#: 2008, some darker).
+#: Middle tones, readable on white and on black, and distinguishable without color vision (Okabe &
+#: Ito 2008, some darker).
 COLORS = {
     "plain": "#d55e00",
     "planned": "#0072b2",
@@ -66,14 +66,14 @@ COLORS = {
     "parameters": "#b3527f",
     "slots": "#8c8c8c",
 }
-#: Stands for the color of text in figures that are part of a page, which has its own.
+#: A placeholder for the text color in figures on a page; `svg` replaces it by the page's own.
 INK = "#010203"
-#: Layout: pixels of an inch in PNG files.
+#: Layout: pixels per inch in PNG files.
 DPI = 150
-#: Layout: letters of a name beside a bar.
+#: Layout: letters of a bar's name.
 NAME_WIDTH = 34
 
-#: Layout: how figures look, in matplotlib's words.
+#: Layout: matplotlib's settings for all figures.
 _STYLE = {
     "axes.grid": True,
     "axes.axisbelow": True,
@@ -110,17 +110,17 @@ _INKED = (
     "ytick.color",
 )
 
-#: A bar: its name, the bytes of each of its pieces by kind, and what to write behind it.
+#: A bar: its name, the bytes of each of its pieces by kind, and the text to the right of it.
 Bar = tuple[str, dict[str, int], str]
 
 
 @contextmanager
 def styled(purpose: str, ink: str = "#1a1a1a") -> Iterator[None]:
-    """Our style instead of the user's while figures are drawn; an error that says what to install
-    without matplotlib."""
+    """Use this module's style instead of the user's inside; raise an error that says what to
+    install if matplotlib is missing."""
     matplotlib = needed("matplotlib", purpose)
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # A letter that the font lacks is a box, and no news.
+        # A letter that the font lacks is drawn as a box, without a warning.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({**_STYLE, **dict.fromkeys(_INKED, ink)})
@@ -128,7 +128,7 @@ def styled(purpose: str, ink: str = "#1a1a1a") -> Iterator[None]:
 
 
 def blank(width: float, height: float) -> Figure:
-    """A figure of so many inches, that needs no display; to be called within `styled`."""
+    """Return an empty figure, sized in inches, that needs no display; call within `styled`."""
     figure: Figure = needed("matplotlib.figure", "a figure").Figure(
         figsize=(width, height), layout="constrained", dpi=100
     )
@@ -139,16 +139,16 @@ def blank(width: float, height: float) -> Figure:
 
 
 def halves(figure: Figure, above: float, below: float) -> tuple[Any, Any]:
-    """The upper and the lower part of a figure, so high."""
+    """Return the upper and the lower part of a figure, of heights ``above`` and ``below``."""
     parts: Any = figure.subfigures(2, 1, height_ratios=(above, below))
     for part in parts:
-        # A figure that is part of a page has its background.
+        # A figure on a page has the page's background.
         part.set_facecolor("none")
     return tuple(parts)
 
 
 def percent_of(whole: int) -> tuple[Any, Any]:
-    """From bytes to percent of ``whole`` and back, for a second axis."""
+    """Return functions from bytes to percent of ``whole`` and back, for a second axis."""
 
     def percent(size: Any) -> Any:
         return size * (100 / whole)
@@ -160,12 +160,12 @@ def percent_of(whole: int) -> tuple[Any, Any]:
 
 
 def check_path(path: str | os.PathLike[str], argument: str = "path") -> Path:
-    """The file that a figure is to be written to.
+    """Return the path of a file that a figure can be written to.
 
     Raises
     ------
     ArgumentError
-        If its name has no ending of `FORMATS`, or there is no such folder.
+        If its name has no ending of `FORMATS`, its folder does not exist, or it is a folder itself.
     """
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
@@ -176,7 +176,7 @@ def check_path(path: str | os.PathLike[str], argument: str = "path") -> Path:
 
 
 def check_folder(target: Path, argument: str) -> Path:
-    """The same path, if there is a folder for it."""
+    """Return ``target`` if its folder exists and it is no folder itself; else raise."""
     if not target.parent.is_dir():
         raise ArgumentError(
             argument, os.fspath(target), f"there is no folder {os.fspath(target.parent)!r}"
@@ -187,16 +187,15 @@ def check_folder(target: Path, argument: str) -> Path:
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the name of the file ends with; to be called within
-    `styled`."""
+    """Write a figure in the format of the file's ending; call within `styled`."""
     # No date: the same figure gives the same file.
     metadata = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     figure.savefig(path, dpi=DPI, metadata=metadata[path.suffix.lower()])
 
 
 def svg(figure: Figure) -> str:
-    """A figure as an element of a page, with the page's color of text; to be called within `styled`
-    with `INK`."""
+    """Return a figure as an SVG element in the page's text color; call within `styled` with
+    `INK`."""
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     _, _, element = text.getvalue().partition("<svg ")
@@ -204,7 +203,7 @@ def svg(figure: Figure) -> str:
 
 
 def unit_for(largest: float) -> tuple[int, str]:
-    """The unit in which axes up to ``largest`` bytes are read best, as its size and its name.
+    """Return the most readable unit for an axis up to ``largest`` bytes: its size and its name.
 
     Examples
     --------
@@ -218,7 +217,7 @@ def unit_for(largest: float) -> tuple[int, str]:
 
 
 def bytes_axis(axis: Any, largest: float) -> None:
-    """Let an axis, whose data are bytes, show round numbers of the unit for ``largest``."""
+    """Set an axis of bytes to show round numbers in the unit for ``largest``."""
     size, _ = unit_for(largest)
     ticker = needed("matplotlib.ticker", "a figure")
     # Round in the unit, not in bytes.
@@ -228,7 +227,7 @@ def bytes_axis(axis: Any, largest: float) -> None:
 
 
 def _round_step(about: float) -> float:
-    """1, 2 or 5 times a power of ten, not less than ``about``.
+    """Return 1, 2 or 5 times a power of ten: the first that is not below ``about``.
 
     Examples
     --------
@@ -244,7 +243,7 @@ def _round_step(about: float) -> float:
 
 
 def legend_above(axes: Axes) -> None:
-    """A legend above the axes, below the title, where it hides nothing."""
+    """Put the legend between the title and the axes, where it hides nothing."""
     count = len(axes.get_legend_handles_labels()[1])
     if not count:
         return
@@ -261,10 +260,9 @@ def legend_above(axes: Axes) -> None:
 
 
 def horizontal_bars(axes: Axes, bars: Sequence[Bar], kinds: Sequence[str], rest: str = "") -> None:
-    """Bars from top to bottom, each of pieces one beside the other: names on the left, what is to
-    be written on the right.
+    """Draw stacked bars from top to bottom, with their names on the left and texts on the right.
 
-    ``rest``: what is to be said below of what has no bar.
+    ``rest``: a text about items without a bar, for the label of the axis.
     """
     largest = max((sum(pieces.values()) for _, pieces, _ in bars), default=0)
     for kind in kinds:
@@ -284,7 +282,7 @@ def horizontal_bars(axes: Axes, bars: Sequence[Bar], kinds: Sequence[str], rest:
     axes.tick_params("y", length=0)
     axes.spines["left"].set_visible(False)
     axes.grid(False, axis="y")
-    # Room for what is written behind the longest.
+    # Room for the text to the right of the longest bar.
     axes.set_xlim(0, max(largest, 1) * 1.22)
     bytes_axis(axes.xaxis, largest * 1.1)
     _, name = unit_for(largest * 1.1)
@@ -292,7 +290,7 @@ def horizontal_bars(axes: Axes, bars: Sequence[Bar], kinds: Sequence[str], rest:
 
 
 def sized(size: int, whole: int) -> str:
-    """Bytes, and their share of all.
+    """Return bytes and their share of ``whole`` as text.
 
     Examples
     --------

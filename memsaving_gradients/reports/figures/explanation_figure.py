@@ -1,5 +1,4 @@
-"""An explanation as a figure: what budgets cost, what takes memory at the peak, and the largest
-layers."""
+"""An explanation as a figure: the extra time of budgets, parts at the peak, largest layers."""
 
 from __future__ import annotations
 
@@ -28,15 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = ["figure", "headline"]
 
-#: Layout: bars of the figure; what the rest takes is said.
+#: Layout: bars of the figure; a text gives the bytes of the other layers.
 MOST_LAYERS = 14
-#: Layout: a least budget that takes so many times as long as any other is said, not drawn.
+#: Layout: the least budget's extra time is written, not drawn, above this many times the next one.
 FAR = 8
 ORDER = ("activations", "temporaries", "gradients", "parameters", "slots")
 
 
 def figure(explanation: ExplanationValues) -> Figure:
-    """Draw an explanation; to be called within `drawing.styled`."""
+    """Draw an explanation; call within `drawing.styled`."""
     shown = max(min(len(explanation.layers), MOST_LAYERS), len(ORDER))
     below = 1.2 + 0.26 * shown
     drawn = blank(11, below + 4.4)
@@ -50,7 +49,7 @@ def figure(explanation: ExplanationValues) -> Figure:
 
 
 def headline(explanation: ExplanationValues) -> str:
-    """The explanation in a line."""
+    """Return the explanation in one line."""
     least = explanation.least
     return (
         f"{format_bytes(explanation.allocated_plain)} plain; {format_bytes(least.budget)} at the"
@@ -100,8 +99,8 @@ def _draw_curve(axes: Axes, explanation: ExplanationValues) -> None:
 
 
 def _ceiling(times: list[float]) -> float:
-    """Where the axis of extra times ends: the least budget of a deep network may take dozens of
-    times as long, and must not flatten all others."""
+    """Return the end of the axis of extra times: the least budget of a deep network may take dozens
+    of times as long as others, and must not flatten them."""
     others = max([*times[:-1], 1.0])
     highest = max([*times, 1.0])
     return 1.6 * others if len(times) > 1 and highest > FAR * others else 1.15 * highest
@@ -114,7 +113,7 @@ def _draw_parts(axes: Axes, explanation: ExplanationValues) -> None:
         (name, {name: sizes[name]}, sized(sizes[name], parts.total)) for name in ORDER
     ]
     horizontal_bars(axes, bars, ORDER)
-    # What is written behind is long beside a narrow figure.
+    # The texts to the right of the bars are long for a narrow panel.
     axes.set_xlim(0, axes.get_xlim()[1] * 1.25)
     axes.set_title(f"At the peak: {format_bytes(parts.total)}")
 

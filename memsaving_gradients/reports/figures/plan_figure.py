@@ -1,5 +1,4 @@
-"""A plan as a figure: memory over the step, what is alive at its peak, and what becomes of each
-layer."""
+"""A plan as a figure: memory over the step, buffers at its peak, and the fate of each layer."""
 
 from __future__ import annotations
 
@@ -31,20 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["FATES", "PARTS", "by_layer", "figure", "headline"]
 
-#: In the order in which bars show them.
+#: Fates and parts, in the order of the pieces of a bar.
 FATES = ("keep", "recompute", "encode", "offload")
 PARTS = ("forward", "recomputed", "backward", "scratch")
-#: Layout: bars of a panel; what the rest takes is said.
+#: Layout: bars of a panel; a text gives the bytes of the rest.
 MOST_LAYERS = 16
-#: Layout: panels are as high as if they had so many.
+#: Layout: the least height of panels, in bars.
 FEWEST_ROWS = 5
-#: Layout: points of a line; of what lies between, the most is drawn.
+#: Layout: points of a line; each is the highest of its stretch of the step.
 POINTS = 2000
 
 
 def figure(plan: PlanValues) -> Figure:
-    """Draw a plan; a plan of a file, which has no timelines, without memory over the step. To be
-    called within `drawing.styled`."""
+    """Draw a plan; call within `drawing.styled`. A plan from a file has no timelines: its figure
+    shows the fates of layers only."""
     layers = by_layer(plan)
     shown = max(min(len(layers), MOST_LAYERS), FEWEST_ROWS)
     below = 1.3 + 0.27 * shown
@@ -68,7 +67,7 @@ def figure(plan: PlanValues) -> Figure:
 
 
 def headline(plan: PlanValues) -> str:
-    """The plan in a line."""
+    """Return the plan in one line."""
     share = format_share(plan.allocated / max(plan.allocated_plain, 1))
     return (
         f"{format_bytes(plan.allocated)} of {format_bytes(plan.allocated_plain)} ({share}) "
@@ -77,7 +76,7 @@ def headline(plan: PlanValues) -> str:
 
 
 def by_layer(plan: PlanValues) -> list[tuple[str, dict[str, int]]]:
-    """Layers, without the scope that all are in, with the bytes of each fate; largest first."""
+    """Return the bytes of each fate by layer, largest first; names omit the scope of all layers."""
     scope = common_scope([decision.tensor for decision in plan.decisions])
     found: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for decision in plan.decisions:
@@ -88,8 +87,8 @@ def by_layer(plan: PlanValues) -> list[tuple[str, dict[str, int]]]:
 
 
 def thinned(values: Any, points: int = POINTS) -> tuple[Any, Any]:
-    """Where, as a share of the step, and how much: as many points as can be seen, none lower than
-    the highest that it stands for.
+    """Return at most ``points`` points of a timeline: their places as shares of the step, and the
+    highest value of the stretch around each.
 
     Examples
     --------
@@ -134,7 +133,7 @@ def _draw_timeline(axes: Axes, plan: PlanValues) -> None:
 
 
 def _share_axis(axes: Axes, whole: int) -> None:
-    """Percent of plain training on the right."""
+    """Add an axis on the right, in percent of plain training's peak."""
     beside = axes.secondary_yaxis("right", functions=percent_of(whole))
     beside.set_ylabel("% of plain")
     beside.spines["right"].set_visible(False)
@@ -142,11 +141,11 @@ def _share_axis(axes: Axes, whole: int) -> None:
 
 
 def _draw_peak(axes: Axes, plan: PlanValues) -> None:
-    """The largest buffers at the plan's peak; how much the rest takes is said."""
+    """Draw the largest buffers at the plan's peak; a text gives the bytes of the rest."""
     alive = plan.at_peak
     scope = common_scope([one.tensor for one in alive if one.part == "forward"])
     whole = int(plan.timeline.max(initial=0))
-    # What takes less than a hundredth is nobody's fault.
+    # Buffers below 1 % of the peak explain nothing.
     shown = [one for one in alive[:MOST_LAYERS] if 100 * one.bytes >= whole]
     bars: list[Bar] = [
         (_bare(one.tensor, scope), {one.part: one.bytes}, format_bytes(one.bytes)) for one in shown
@@ -158,7 +157,7 @@ def _draw_peak(axes: Axes, plan: PlanValues) -> None:
 
 
 def _bare(tensor: str, scope: str) -> str:
-    """A name without what is the same for all, and what the color says."""
+    """Return a tensor's name without the common scope and the prefix that the color tells."""
     for before in ("gradient_tape/", "gradients/"):
         tensor = tensor.removeprefix(before)
     return tensor.removeprefix(scope).removesuffix(":0") or "scratch space"

@@ -1,10 +1,10 @@
-"""Taking down what optimizers are to apply while a microbatch is traced, so that it is applied once
-for all of them.
+"""Note the gradients that optimizers get while a microbatch is traced, to apply them once for all
+microbatches.
 
-A training step hands its gradients to an optimizer: Keras' ``apply`` (to which ``apply_gradients``
-leads), or TF1's ``apply_gradients``. While a microbatch is traced these note what they are given
-instead; the gradients become outputs of the microbatch like others. What a step does to its weights
-by itself cannot be put off, and is refused.
+A training step gives its gradients to an optimizer: to Keras' ``apply`` (which ``apply_gradients``
+calls), or to TF1's ``apply_gradients``. While a microbatch is traced, these methods only note their
+arguments; the gradients become outputs of the microbatch like others. If a step changes its weights
+by itself, this cannot be postponed, and is refused.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["Application", "changed_in", "check_no_other_updates", "check_updates
 
 @dataclass(frozen=True, eq=False)
 class Application:
-    """What an optimizer was to apply.
+    """Gradients that an optimizer was asked to apply.
 
     Attributes
     ----------
     apply
-        Applies gradients that are given in the order of those here.
+        A function that applies gradients given in the order of ``grads``.
     grads
         The gradients of one microbatch; ``None`` where there is none.
     graph, made
-        Where it was noted, and the place in the order of creation of what is made next there.
+        The graph in which it was noted, and the creation index of the next op there.
     """
 
     apply: Callable[[Sequence[Any]], Any]
@@ -48,7 +48,7 @@ class Application:
         object.__setattr__(self, "made", 1 + graphs.creation_index(made[-1]) if made else 0)
 
     def sees(self, earlier: Application) -> bool:
-        """Whether its gradients may be of weights that an earlier one has updated."""
+        """Return whether its gradients may be of weights that an earlier one has updated."""
         parts = [part for grad in self.grads for part in _parts(grad)]
         return any(
             part.graph is not earlier.graph or graphs.creation_index(part.op) >= earlier.made
@@ -58,7 +58,7 @@ class Application:
 
 @contextmanager
 def noted() -> Iterator[list[Application]]:
-    """Optimizers note what they are given to apply, in the list."""
+    """Let optimizers inside note the gradients that they are asked to apply, in the list."""
     found: list[Application] = []
     undo = [_replace(kind, name, make(found)) for kind, name, make in _places()]
     try:
@@ -69,12 +69,12 @@ def noted() -> Iterator[list[Application]]:
 
 
 def _places() -> Iterator[tuple[type, str, Callable[[list[Application]], Any]]]:
-    """Each class of optimizers that has a method of its own for it: what calls those of its base
-    class is not to do so now."""
+    """Yield each class of optimizers that defines the method itself, the method's name and its
+    substitute: overrides, which call their base class's method, must not run either."""
     for kind in _with_subclasses(tf.compat.v1.train.Optimizer):
         if "apply_gradients" in kind.__dict__:
             yield kind, "apply_gradients", _noting_pairs
-    # Keras is not imported for those who do not use it.
+    # Keras is not imported for programs that do not use it.
     keras = sys.modules.get("keras")
     if keras is not None:
         for kind in [
@@ -132,13 +132,13 @@ def _noting_pairs(found: list[Application]) -> Callable[[Any], Any]:
 
 
 def check_updates(function: Any, applied: Sequence[Application]) -> None:
-    """Raise if a microbatch computes gradients after others were applied: it would not see what
-    these did.
+    """Raise if a microbatch computes gradients after others were applied: they would not see the
+    updated weights.
 
     Raises
     ------
     ArgumentError
-        It says the way out.
+        The error says what to do instead.
     """
     if any(later.sees(earlier) for earlier, later in itertools.combinations(applied, 2)):
         raise ArgumentError(
@@ -159,12 +159,12 @@ def _parts(grad: Any) -> list[tf.Tensor]:
 
 
 def check_no_other_updates(graph: tf.Graph) -> None:
-    """Raise if a microbatch, traced in ``graph``, changes variables that are trained.
+    """Raise if a microbatch, traced in ``graph``, changes trainable variables.
 
     Raises
     ------
     ArgumentError
-        It names the variable, and the way out.
+        The error names the variable, and says what to do instead.
     """
     changed = changed_in(graph)
     for variable in graph.trainable_variables:
@@ -180,8 +180,8 @@ def check_no_other_updates(graph: tf.Graph) -> None:
 
 
 def changed_in(graph: tf.Graph) -> dict[int, tf.Operation]:
-    """What changes variables in a function's graph: by the handle outside of it (its ``id``), the
-    op that does."""
+    """Return the op that changes each variable in a function's graph, by the ``id`` of the
+    variable's handle outside of it."""
     outside = {id(inner): id(outer) for outer, inner in graph.captures}
     return {
         outside[id(handle)]: op

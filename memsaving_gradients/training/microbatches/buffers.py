@@ -1,10 +1,10 @@
-"""Buffers of loops over microbatches, in which what each gives is added up.
+"""Buffers in which loops over microbatches add up outputs.
 
-Sums of 16-bit numbers are made in 32 bits, since small addends would be lost in them; or in 16,
-rounded at random (:mod:`~memsaving_gradients.training.precision.rounding`), which loses nothing on
-average: each rounding is decided by the numbers themselves, so that the same batch gives the same
-sums. Large ones are buffers of some rows each, one after the other: what is computed in 32 bits on
-the way is there for some rows at a time.
+16-bit numbers are summed in 32 bits, as 16 bits lose small addends. Or they are summed in 16 bits
+and rounded at random (:mod:`~memsaving_gradients.training.precision.rounding`), which loses nothing
+on average; the numbers themselves are the seed, so that the same batch gives the same sums. A large
+sum of them has several buffers of some rows each, updated one after the other: 32-bit intermediate
+results exist for some rows at a time.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ BUFFERS = ("float32", "stochastic")
 
 @dataclass(frozen=True)
 class Reducer:
-    """What is done with one output.
+    """The reduction of one output over microbatches, as four functions.
 
     Attributes
     ----------
     begin
-        From what earlier stretches came to (``None``: there were none) and the number of
+        From the result of earlier stretches (``None``: there were none) and the number of
         microbatches to the loop variables.
     take
-        The loop variables after a microbatch: from those before, its number, what it gave and its
-        share of the examples.
+        From the loop variables before a microbatch, its number, its output and its weight to the
+        loop variables after it.
     end
-        From the loop variables, and what earlier stretches came to, to what they come to with this
-        one.
+        From the loop variables and the result of earlier stretches to the result with this stretch.
     give
-        From that to what the output comes to; divided by what all microbatches counted, unless
-        shares were counted (``None``).
+        From that result and the total weight to the reduced output, divided by that total; not if
+        weights are shares of the examples (``None``).
     """
 
     begin: Callable[[Any, Any], list[Any]]
@@ -50,12 +49,12 @@ class Reducer:
 
 
 def is_number(dtype: tf.DType) -> bool:
-    """Whether means are made of what has this type, and gradients."""
+    """Return whether values of this type have means and gradients."""
     return bool(dtype.is_floating or dtype.is_complex)
 
 
 def last_of(output: tf.Tensor) -> Reducer:
-    """What the last microbatch gives."""
+    """Return a reducer that keeps the output of the last microbatch."""
     return Reducer(
         begin=lambda before, count: [_zeros(output, output.dtype) if before is None else before],
         take=lambda old, k, new, share: [new],
@@ -65,8 +64,8 @@ def last_of(output: tf.Tensor) -> Reducer:
 
 
 def sum_of(output: tf.Tensor, buffer: str, *, mean: bool) -> Reducer:
-    """Their sum, each times its share if a ``mean`` is wanted. ``buffer``: what sums of 16-bit
-    numbers are made in, of `BUFFERS`."""
+    """Return a reducer that sums outputs, each times its share for a ``mean``. ``buffer``: the type
+    in which 16-bit numbers are summed, of `BUFFERS`."""
     low = output.dtype in LOW
     dtype = _wide(output.dtype) if buffer == "float32" else output.dtype
     add = _added_at_random if low and buffer == "stochastic" else _added
@@ -80,7 +79,7 @@ def sum_of(output: tf.Tensor, buffer: str, *, mean: bool) -> Reducer:
     def take(old: list[Any], k: tf.Tensor, new: tf.Tensor, share: tf.Tensor) -> list[Any]:
         found: list[tf.Tensor] = []
         for sums, run in zip(old, runs, strict=True):
-            # What is computed on the way is there for one of them at a time.
+            # Intermediate results exist for one run at a time.
             with tf.control_dependencies(found[-1:]):
                 more = new if run is None else new[run[0] : run[1]]
                 found.append(add(sums, k, more, share if mean else tf.constant(1.0)))
@@ -94,7 +93,7 @@ def sum_of(output: tf.Tensor, buffer: str, *, mean: bool) -> Reducer:
 
 
 def divided(found: tf.Tensor, total: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
-    """``found``, in a type, and divided by a sum of shares, if there is one."""
+    """Return ``found`` as ``dtype``, divided by ``total``, a sum of weights, if there is one."""
     if total is not None:
         wide = _wide(found.dtype)
         found = tf.math.divide_no_nan(tf.cast(found, wide), tf.cast(total, wide))
@@ -102,13 +101,13 @@ def divided(found: tf.Tensor, total: tf.Tensor | None, dtype: tf.DType) -> tf.Te
 
 
 def times(given: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    """A product in the type of ``given``, computed in 32 bits or more."""
+    """Return the product in the type of ``given``, computed in 32 bits or more."""
     wide = _wide(given.dtype)
     return tf.cast(tf.cast(given, wide) * tf.cast(share, wide), given.dtype)
 
 
 def _wide(dtype: tf.DType) -> tf.DType:
-    """The type that numbers of a type are added up in."""
+    """Return the type in which numbers of ``dtype`` are summed."""
     return tf.float32 if dtype in LOW else dtype
 
 

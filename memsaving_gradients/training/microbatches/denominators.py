@@ -1,15 +1,15 @@
-"""What a loss is a mean over, where that is not the examples.
+"""Weights of microbatches for losses that are not means over the examples.
 
 A microbatch counts by its share of the examples, which is right for means over them. Keras' losses
-may be something else: sums; means over what a mask leaves of padded sequences; means over sample
-weights. Then a microbatch has to count by what its own mean was over, so that
+may also be sums, means over the unmasked part of padded sequences, or means over sample weights.
+For such means, the weight of a microbatch must be the denominator of its own mean, so that
 
     (w1 mean1 + w2 mean2 + …) / (w1 + w2 + …)
 
-is the mean of the batch, and penalties of weights, which are the same in all microbatches, stay
-what they are. Where the loss of a compiled model is the only one, this is done; where there are
-several with masks or weights of their own, or a function of the user's computes its loss in its own
-way, it can only be said.
+is the mean of the batch, and penalties of weights, which are the same in all microbatches, do not
+change. This is done if the loss of a compiled model is the only loss. If there are several losses
+with masks or weights of their own, or the user's function computes the loss itself, there is a
+warning instead.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Losses:
     Attributes
     ----------
     compiled
-        Whether each was that of a compiled model.
+        For each, whether it is the loss of a compiled model.
     weighted
-        Of those that are no means over examples: name, and what they are means over.
+        Name and denominator of each loss that is a mean over a mask or sample weights.
     """
 
     compiled: list[bool] = field(default_factory=list)
     weighted: list[tuple[str, tf.Tensor]] = field(default_factory=list)
 
     def counts(self) -> tf.Tensor | None:
-        """What the microbatch counts; ``None``: its share of the examples. Warns where neither is
-        right."""
+        """Return the weight of the microbatch; ``None``: its share of the examples. Warn if neither
+        is right."""
         if not self.weighted:
             return None
         if self.compiled == [True]:
@@ -67,7 +67,7 @@ class Losses:
 
 @contextmanager
 def compiled_loss() -> Iterator[None]:
-    """Losses that are computed inside are those of a compiled model."""
+    """Mark losses that are computed inside as losses of a compiled model."""
     token = _compiled.set(True)
     try:
         yield
@@ -77,8 +77,8 @@ def compiled_loss() -> Iterator[None]:
 
 @contextmanager
 def losses_in(scale: Callable[[], tf.Tensor]) -> Iterator[Losses]:
-    """Note the losses of Keras that are computed inside; those of a compiled model that are sums
-    are multiplied by ``scale``, and so count as means."""
+    """Note Keras' losses that are computed inside. Multiply a compiled model's losses that are sums
+    by ``scale``, so that they count as means."""
     found = Losses()
     keras = sys.modules.get("keras")
     if keras is None:
@@ -105,7 +105,7 @@ def losses_in(scale: Callable[[], tf.Tensor]) -> Iterator[Losses]:
 
 
 def _mean_over(loss: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor | None:
-    """What a loss is a mean over; ``None``: examples, or it is no mean."""
+    """Return the denominator of a loss; ``None``: it is a mean over examples, or no mean."""
     # Keras hands masks from layer to layer in this attribute of tensors.
     mask = getattr(y_pred, "_keras_mask", None)
     parts = [] if mask is None else [mask]

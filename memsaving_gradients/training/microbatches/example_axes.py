@@ -1,6 +1,6 @@
-"""Where the axis of the examples is in what an op gives, from where it is in what the op reads.
+"""Rules for the axes of the examples in an op's outputs, from their axes in its inputs.
 
-One rule for each kind of op; an op that is not known is taken to leave axes where they are.
+There is one rule for each kind of op; an unknown op is assumed to leave axes in place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Axes = frozenset[int]
 Numbers = npt.NDArray[np.integer[Any]]
 
 NONE: Axes = frozenset()
-#: Fact: in the place of sizes that are unknown: a prime, which no product of others is.
+#: Fact: the substitute for unknown sizes: a prime, which is no product of other sizes.
 UNKNOWN = 7919
 #: Products of two matrices, and the attributes that say whether each is transposed.
 PRODUCTS = {
@@ -46,16 +46,16 @@ PRODUCTS = {
 }
 _REDUCTIONS = frozenset("Sum Mean Prod Max Min All Any ArgMax ArgMin EuclideanNorm".split())
 _ALONG_LAST = frozenset("Softmax LogSoftmax".split())
-#: Elementwise ops that never write into the buffer of an input, whose results are not of its type.
+#: Elementwise ops that never write into an input's buffer, as their results have another type.
 _COMPARISONS = frozenset(
     "Equal NotEqual Greater GreaterEqual Less LessEqual ApproximateEqual Cast".split()
 )
-#: Others that do write into it, but are not elementwise.
+#: Ops that may write into an input's buffer, but are not elementwise.
 _OF_ROWS = frozenset("SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits".split())
 _LONGER_OR_SHORTER = frozenset(
     "Concat ConcatV2 MirrorPad Pad PadV2 Slice Split SplitV Tile".split()
 )
-#: Reductions of what has the same number in the second input.
+#: Reductions of rows that have the same number in the second input.
 _SEGMENTS = frozenset(
     """SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum UnsortedSegmentMax
     UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum""".split()
@@ -63,11 +63,11 @@ _SEGMENTS = frozenset(
 
 
 class MixedError(Exception):
-    """The op at hand mixes examples."""
+    """The error that an op mixes examples."""
 
 
 def elementwise(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Axes are aligned at the end."""
+    """Return the axes of an elementwise op, which aligns inputs at their last axes."""
     if op.type in _ALONG_LAST and out.shape.rank - 1 in reads[0]:
         raise MixedError
     found: set[int] = set()
@@ -77,7 +77,7 @@ def elementwise(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes
 
 
 def kept(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Of an op that is not known: an axis stays where it is, if there is one as long, and if all
+    """Return the axes of an unknown op: an axis stays in place if the output's is as long, and all
     inputs agree."""
     sizes = out.shape.as_list()
     found = {
@@ -90,7 +90,7 @@ def kept(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None
 
 
 def _same_rank(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Of what makes axes longer or shorter, and leaves them where they are."""
+    """Return the axes of an op that makes axes longer or shorter, and leaves them in place."""
     found = [
         axes for t, axes in zip(op.inputs, reads, strict=True) if t.shape.rank == out.shape.rank
     ]
@@ -98,7 +98,7 @@ def _same_rank(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes 
 
 
 def _product(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """``[..., rows, inner] @ [..., inner, columns]``."""
+    """Return the axes of ``[..., rows, inner] @ [..., inner, columns]``."""
     found: set[int] = set()
     for k, (tensor, axes, inner) in enumerate(zip(op.inputs, reads, _summed(op), strict=True)):
         last = tensor.shape.rank - 1
@@ -110,7 +110,7 @@ def _product(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | 
 
 
 def _einsum(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Labels; where there is an ellipsis, the op is taken for one that is not known."""
+    """Return the axes of an einsum by its labels; with an ellipsis, as of an unknown op."""
     terms, result = _labels(op)
     if "." in result:
         return kept(op, out, reads)
@@ -124,7 +124,7 @@ def _labels(op: tf.Operation) -> tuple[list[str], str]:
 
 
 def _summed(op: tf.Operation) -> list[Axes]:
-    """For each factor of a product the axes that it sums over."""
+    """Return, for each factor of a product, the axes that the product sums over."""
     if op.type == "Einsum":
         terms, result = _labels(op)
         if "." in result:
@@ -136,7 +136,7 @@ def _summed(op: tf.Operation) -> list[Axes]:
 
 
 def sums_over_both(op: tf.Operation, reads: Sequence[Axes]) -> bool:
-    """Whether ``op`` is a product of examples of one factor with those of the other, summed up."""
+    """Return whether ``op`` is a product that sums over the examples of both factors."""
     if op.type != "Einsum" and op.type not in PRODUCTS:
         return False
     return len(reads) > 1 and all(
@@ -159,7 +159,7 @@ def _reduction(
 
 
 def _reshape(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """The axis with as many elements before it: also where it was joined with those behind it."""
+    """Return the axes with as many elements before them, even if joined with axes after them."""
     before, after = sizes_of(op.inputs[0]), sizes_of(out)
     ways = {math.prod(after[:k]): k for k in range(len(after)) if after[k] != 1}
     found = [ways.get(math.prod(before[:axis])) for axis in reads[0]]
@@ -196,21 +196,21 @@ def _unpack(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | N
 
 
 def _slice(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Of a strided slice, as its masks say: axes are added and dropped."""
+    """Return the axes of a strided slice, whose masks add and drop axes."""
     return frozenset(
         place for _, source, place, dropped in sliced(op) if source in reads[0] and not dropped
     )
 
 
 def sliced(op: tf.Operation) -> Iterator[tuple[int | None, int, int, bool]]:
-    """Yield, for each axis of what a strided slice cuts: the number of its entry in what is given
-    (``None``: it is not given, and stays whole), the axis, its place in the result, and whether it
+    """Yield, for each axis of a strided slice's input: the number of its entry in begin and end
+    (``None``: it has no entry, and stays whole), the axis, its place in the output, and whether it
     is dropped."""
     masks = [op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")]
     given = op.inputs[1].shape.num_elements() or 0
     entries = [tuple(bool(mask >> k & 1) for mask in masks) for k in range(given)]
     if not masks[0]:
-        # All axes behind those that are given stay.
+        # All axes after the last entry stay whole.
         entries.append((True, False, False))
     rank = op.inputs[0].shape.rank
     used = sum(not (rest or new) for rest, new, _ in entries)
@@ -226,7 +226,7 @@ def sliced(op: tf.Operation) -> Iterator[tuple[int | None, int, int, bool]]:
 
 
 def _segments(op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-    """Of sums over segments: the axes of the segments' numbers become one."""
+    """Return the axes of a reduction over segments: the axes of their numbers become one."""
     covered = op.inputs[1].shape.rank
     return frozenset(axis - covered + 1 for axis in reads[0] if axis >= covered)
 
@@ -243,7 +243,7 @@ RULES: dict[str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes]], Axes | None
     "StridedSlice": _slice,
     **dict.fromkeys(_SEGMENTS, _segments),
 }
-#: Those that go by the numbers in their second input, where these do not depend on data.
+#: Rules that need the numbers in the second input, if these do not depend on data.
 BY_NUMBERS: dict[
     str, Callable[[tf.Operation, tf.Tensor, Sequence[Axes], Numbers | None], Axes | None]
 ] = {

@@ -1,9 +1,9 @@
 """The loop over microbatches: one trace of the step, one buffer for each of its outputs.
 
 The step is traced once for each shape of a microbatch, as a function of its own, in which gradients
-are planned as in any other step; the loop calls it and adds up. ``parallel_iterations=1``: else
-TensorFlow begins with the next forward pass while a backward pass still runs, and holds the
-activations of both.
+are planned as in any other step. The loop calls it and adds up its outputs, with
+``parallel_iterations=1``: else TensorFlow begins the next forward pass while a backward pass still
+runs, and holds the activations of both.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["Traced", "added_up"]
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A microbatch as it was traced.
+    """The traced function of a microbatch.
 
     Attributes
     ----------
     run
-        Gives the outputs, flat, of the rows of its arguments.
+        A function from the rows of a microbatch to its outputs, flat.
     outputs
-        Symbolic, as the trace has them; ``None`` for what is none.
+        The symbolic outputs of the trace; ``None`` where there is no output.
     ways
-        How each is reduced.
+        The reduction of each output.
     counts
-        Whether the last output is what the microbatch counts in means; else it counts by its share
-        of the examples.
+        Whether the last output is the weight of the microbatch in means; else its share of the
+        examples is.
     """
 
     run: Callable[..., Sequence[Any]]
@@ -47,13 +47,13 @@ class Traced:
 def added_up(
     batch: Batch, stretches: Sequence[Stretch], traced: Sequence[Traced], buffer: str
 ) -> list[Any]:
-    """What all microbatches give together; `traced` has one for each stretch. ``buffer``: as for
-    `reducer`."""
+    """Return the reduced outputs of all microbatches; ``traced`` has one function for each stretch.
+    ``buffer``: as for `reducer`."""
     there = [k for k, output in enumerate(traced[0].outputs) if output is not None]
     results: list[Any] = [None] * len(there)
     reducers: list[Reducer] = []
     for stretch, one in zip(stretches, traced, strict=True):
-        # Rows of stretches differ, and with them the shapes of what is put side by side.
+        # Stretches differ in rows, and so do the shapes of concatenated outputs.
         reducers = [reducer(one.ways[k], one.outputs[k], buffer) for k in there]
         results = _run(batch, stretch, one, reducers, there, results)
     total = reducers[-1].give(results[-1], None) if traced[0].counts else None
@@ -91,7 +91,7 @@ def _run(
 
 
 def _share(batch: Batch, stretch: Stretch, rows: tf.Tensor) -> tf.Tensor:
-    """The share of the examples that a microbatch has, in 64 bits."""
+    """Return a microbatch's share of the examples, in 64 bits."""
     if isinstance(stretch.rows, int) and batch.rows is not None:
         return tf.constant(stretch.rows / max(batch.rows, 1), tf.float64)
     examples = batch.examples if batch.rows is None else tf.constant(batch.rows)

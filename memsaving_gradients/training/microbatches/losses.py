@@ -1,10 +1,9 @@
-"""A loss whose gradients are there before they are asked for, and results that are not
-differentiated so.
+"""Losses whose gradients are computed before they are asked for, and gradients of other results.
 
-A loop over microbatches has to differentiate each of them before the next. What it gives is
-connected to the variables by an op whose gradient is what the loop added up, times what comes from
-above: right for tapes and ``tf.gradients`` alike. Nothing more is known, so that gradients of these
-gradients are refused.
+A loop over microbatches has to differentiate each of them before the next. An op connects the loss
+to the variables: its gradient is the sum that the loop computed, times the gradient from above.
+That is right for tapes and ``tf.gradients`` alike. The loop keeps nothing else, so that gradients
+of these gradients are refused.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _APPLIED = (
 
 
 def loss_with(value: tf.Tensor, grads: Sequence[Any], sources: Sequence[Any]) -> tf.Tensor:
-    """``value``, the gradients of which with respect to ``sources`` are ``grads``; ``None`` where
-    it does not depend on one."""
+    """Return ``value`` with the gradients ``grads`` with respect to ``sources``; ``None`` where it
+    does not depend on one."""
     known = [(g, x) for g, x in zip(grads, sources, strict=True) if g is not None]
     grads = [g for g, _ in known]
 
@@ -49,18 +48,18 @@ def loss_with(value: tf.Tensor, grads: Sequence[Any], sources: Sequence[Any]) ->
 
 
 def without_gradient(value: Any, sources: Sequence[Any]) -> Any:
-    """``value``, which depends on ``sources`` in a way that is not known: to differentiate it is an
-    error."""
+    """Return ``value`` so that differentiating it is an error: how it depends on ``sources`` is not
+    known."""
     if not isinstance(value, tf.Tensor) or not is_number(value.dtype):
         return value
-    # What a loop read is seen by TensorFlow's gradients, but not by tapes.
+    # TensorFlow's gradients see the tensors that a loop read, but tapes do not.
     seen = sources if graphs.tape_is_recording() else ()
     return _final(value, [tf.convert_to_tensor(x) for x in seen], _APPLIED)
 
 
 def through_the_loop(value: Any) -> Any:
-    """``value``, the gradient of which is TensorFlow's own, through the loop: exact, and said to
-    save nothing."""
+    """Return ``value`` with TensorFlow's own gradient, through the loop: exact, with a warning that
+    it saves nothing."""
     if not isinstance(value, tf.Tensor) or not is_number(value.dtype):
         return value
 
@@ -90,7 +89,7 @@ def _times(grad: Any, above: tf.Tensor, source: tf.Tensor) -> Any:
 
 
 def _final(value: tf.Tensor, sources: Sequence[tf.Tensor], problem: str) -> tf.Tensor:
-    """``value``, which depends on ``sources`` in a way that nobody can differentiate any more."""
+    """Return ``value``, which depends on ``sources`` by a gradient that raises an error."""
 
     @tf.custom_gradient
     def final(value: tf.Tensor, *sources: tf.Tensor) -> Any:

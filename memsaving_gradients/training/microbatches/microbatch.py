@@ -1,4 +1,4 @@
-"""`microbatch`: a step, or a loss, that takes its batch in pieces."""
+"""`microbatch`: make a step, or a loss, take its batch in pieces."""
 
 from __future__ import annotations
 
@@ -25,51 +25,51 @@ def microbatch(
     buffer: str = "float32",
     **options: Any,
 ) -> Callable[..., Any]:
-    """A function that does what ``function`` does with a batch, in microbatches: a loop in the
-    graph, and one buffer of gradients.
+    """Return a function that does the same as ``function``, in microbatches: by a loop in the graph
+    and one buffer of gradients.
 
     Parameters
     ----------
     function
-        A loss: from a batch to a scalar, to be differentiated outside; its gradients are then
-        computed in the loop. Or a step, which computes gradients and returns them or hands them to
-        an optimizer (Keras' or TF1's), which gets those of the whole batch, once. What else it
-        changes, such as metrics and moving averages, it changes for each microbatch, before the
-        optimizer changes weights. What else is returned is differentiated through the loop, which
-        saves nothing, and is said.
+        A loss takes a batch, returns a scalar and is differentiated outside; its gradients are
+        computed in the loop. A step computes gradients and returns them, or gives them to an
+        optimizer (Keras' or TF1's), which gets the whole batch's gradients once. Other updates,
+        such as metrics and moving averages, run for each microbatch, before the optimizer changes
+        weights. Other results are differentiated through the loop, with a warning that this saves
+        nothing.
     size
         The most examples of a microbatch. A batch is cut along the first axis, into as few and as
-        equal parts as can be.
+        equal parts as possible.
     reduce
-        How its results are put together, gradients included: ``"mean"``, weighted by examples (of
-        losses that are means), ``"sum"`` (of those that are sums), ``"concat"`` (what has a row for
-        each example) or ``"last"``; a list, tuple or mapping has one for each part of what is
-        returned. What an optimizer gets is a mean, or a sum if ``reduce`` is ``"sum"``.
+        The reduction of results, gradients included: ``"mean"``, weighted by examples (for losses
+        that are means), ``"sum"`` (for sums), ``"concat"`` (for results with a row for each
+        example) or ``"last"``; a list, tuple or mapping has one for each part of the results. An
+        optimizer gets a mean, or a sum if ``reduce`` is ``"sum"``.
     whole
         Names of arguments that every microbatch gets whole, such as class weights. Scalars,
-        variables and what is no tensor are passed on.
+        variables and arguments that are no tensors are always passed on whole.
     batch_norm
-        What becomes of layers that normalize by statistics of the batch: ``"microbatch"`` takes
-        those of each microbatch, and moves moving averages by the root of their momentum; ``None``
-        does that and warns; ``"error"`` refuses.
+        The policy for layers that normalize by batch statistics: ``"microbatch"`` uses statistics
+        of each microbatch, and updates moving averages with a root of their momentum; ``None`` does
+        the same and warns; ``"error"`` refuses.
     buffer
-        What sums of 16-bit gradients and results are made in: ``"float32"``; or ``"stochastic"``,
-        in as many bits as they have, rounded at random. Others are added up in their own type.
+        The type in which 16-bit gradients and results are summed: ``"float32"``; ``"stochastic"``:
+        their own type, rounded at random. Other types are summed as they are.
     **options
-        How gradients inside save memory: as in `memsaving_gradients.gradients`. None: plain, or as
-        a patch in force says.
+        Options of `memsaving_gradients.gradients`, for gradients inside. Without any, gradients are
+        plain, or follow a patch in force.
 
     Returns
     -------
     callable
-        With the arguments of ``function``. It can be called in a ``tf.function``, under its tape,
-        and in eager code.
+        A function with the arguments of ``function``. It can be called in a ``tf.function``, under
+        its tape, and in eager code.
 
     Raises
     ------
     ArgumentError
-        If an argument cannot be used; when it is called, if there is nothing to cut, results cannot
-        be put together, or a weight is changed in each microbatch.
+        If an argument cannot be used; in a call, if there is nothing to cut, results cannot be
+        reduced, or each microbatch changes a weight.
 
     Warns
     -----
@@ -77,13 +77,13 @@ def microbatch(
         If a batch is smaller than ``size``.
     BatchStatisticsWarning
         If layers normalize by statistics of microbatches, and ``batch_norm`` does not say so; if
-        losses of Keras are means over what a mask or sample weights leave.
+        Keras' losses are means over a mask or sample weights; if results compare examples.
 
     Notes
     -----
-    Exact where each example is treated by itself and the loss is a mean or a sum over them, but for
-    the order of additions. Gradients of gradients are refused. A budget in ``options`` is for what
-    one microbatch takes: the buffer, as large as the gradients, comes on top.
+    Gradients are exact if each example is treated by itself and the loss is a mean or a sum over
+    examples; only the order of additions differs. Gradients of gradients are refused. A budget in
+    ``options`` is for one microbatch: the buffer, as large as the gradients, comes on top.
 
     Examples
     --------

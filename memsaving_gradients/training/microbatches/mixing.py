@@ -1,25 +1,24 @@
-"""Losses that compare the examples of a batch, which microbatches cannot: found in the graph of a
-microbatch.
+"""Find losses that compare examples, which microbatches cannot do, in the graph of a microbatch.
 
-A contrastive loss takes the product of all examples with all examples (van den Oord et al. 2018;
-Chen et al. 2020), a redundancy loss that of all features with all features over the examples
-(Zbontar et al. 2021), and some losses normalize by a statistic of the batch. In microbatches each
-example meets fewer others, so that gradients are not those of the batch.
+A contrastive loss multiplies all examples with all examples (van den Oord et al. 2018; Chen et al.
+2020), a redundancy loss all features with all features over the examples (Zbontar et al. 2021).
+Some losses normalize by a statistic of the batch. In a microbatch each example meets fewer others,
+so that its gradients are not the gradients of the batch.
 
 The module follows the axes of the examples, and their order, through the ops behind the results. An
-op mixes examples
+op mixes examples if
 
-- where a tensor gets two such axes;
-- where examples meet others in another order: shifted, reversed, chosen, cut or shuffled ones;
-- where it cumulates or ranks examples;
-- where something that was reduced over examples meets examples again;
-- where a product that sums over the examples of both factors goes into an op that is not linear;
-- where anything of a loss that was reduced over examples, and depends on variables, does. (What a
-  step returns besides its gradients may be such: a root mean square, a perplexity.)
+- its output has two axes of examples;
+- it combines examples in different orders: shifted, reversed, chosen, cut or shuffled ones;
+- it cumulates or ranks examples;
+- it combines examples with a tensor that was reduced over examples;
+- it is not linear in a product that sums over the examples of both factors;
+- it is part of a loss, and not linear in a tensor that was reduced over examples and depends on
+  variables. (Other results of a step may have such ops: a root mean square, a perplexity.)
 
-Sums and means add up, and so do gradients, which are such products and go into none. Linear in the
-number of ops. An op that is not known is taken to leave axes where they are, and what becomes of an
-axis may not be known at all: mixing may be missed.
+Sums and means add up. So do gradients, which are such products and enter linear ops only. The cost
+is linear in the number of ops. An unknown op is assumed to leave axes in place, and the axes of an
+output may be unknown: mixing may be missed.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ _LINEAR = op_types.VIEWS | frozenset(
 )
 _QUOTIENTS = frozenset("Div DivNoNan RealDiv".split())
 _SELECTIONS = frozenset("Select SelectV2".split())
-#: Ops along whose axis, the second input, each example adds to those before it.
+#: Ops that cumulate along an axis, their second input.
 _CUMULATIVE = frozenset("Cumsum Cumprod CumulativeLogsumexp".split())
 #: Fact: ops that put examples into another order, with the input that holds the examples and the
-#: one that says the axis; ``None``: the first axis.
+#: input that names the axis; ``None``: the first axis.
 _MOVES: dict[str, tuple[int, int | None]] = {
     "ConcatV2": (0, -1),
     "GatherV2": (0, 2),
@@ -70,7 +69,7 @@ _MOVES: dict[str, tuple[int, int | None]] = {
     "Split": (1, 0),
     "SplitV": (0, 2),
 }
-#: They look at shapes only.
+#: Ops that read the shapes of their inputs only.
 _SHAPES = op_types.SHAPE_READERS | {"BroadcastGradientArgs"}
 
 
@@ -82,22 +81,22 @@ def mixing_op(
     statistics: bool = True,
     losses: Sequence[tf.Tensor] = (),
 ) -> tf.Operation | None:
-    """The first op behind ``results`` that mixes examples; ``None``: there is none.
+    """Return the first op behind ``results`` that mixes examples; ``None``: there is none.
 
     Parameters
     ----------
     results
         Tensors of one graph.
     batch
-        Tensors whose first axis is that of the examples.
+        Tensors whose first axis is the axis of the examples.
     stop
-        Tensors behind which nothing is looked at: gradients, which are sums of products over the
-        examples.
+        Tensors at which the search ends: gradients, which are sums of products over the examples.
     statistics
-        Whether it counts that what was reduced over examples meets examples again.
+        Whether an op mixes examples if it combines them with a tensor that was reduced over
+        examples.
     losses
-        Those of ``results`` that are differentiated: what an op behind them makes of a sum over
-        examples counts, unless it is linear.
+        The ``results`` that are differentiated: behind them, an op mixes examples if it is not
+        linear in a sum over examples.
 
     Examples
     --------
@@ -123,12 +122,12 @@ def mixing_op(
 
 
 class _Axes:
-    """For each tensor, by reference, the axes of the examples.
+    """The axes of the examples in each tensor, by reference.
 
-    ``reduced``: tensors that examples were reduced to; ``trained``: tensors that depend on
-    variables; ``products``: of these, sums of products of
-    examples, and what is linear in them; ``order``: for tensors of examples, what has put them into
-    another order.
+    ``reduced``: tensors without such an axis that were reduced over examples; ``trained``: tensors
+    that depend on variables; ``products``: sums of products of examples of both factors, and
+    tensors that are linear in them; ``order``: for tensors of examples, a key of each op that
+    changed their order.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class _Axes:
         self._twins = equal_ops(ops)
 
     def follow(self, op: tf.Operation) -> None:
-        """Note the axes of what ``op`` gives."""
+        """Note the axes of the outputs of ``op``; raise `MixedError` if it mixes examples."""
         reads = [self.of.get(t.ref(), NONE) for t in op.inputs]
         meets = [t.ref() in self.reduced for t in op.inputs]
         trained = [t.ref() in self.trained for t in op.inputs]
@@ -188,16 +187,16 @@ class _Axes:
                 self.reduced.add(out.ref())
 
     def _axes(self, op: tf.Operation, out: tf.Tensor, reads: Sequence[Axes]) -> Axes | None:
-        """Axes of the examples in a result; ``None``: they are not known."""
+        """Return the axes of the examples in an output; ``None``: they are not known."""
         if op.type in BY_NUMBERS:
             given = self.numbers.get(self.ops.value(op.inputs[1]))
             return BY_NUMBERS[op.type](op, out, reads, given)
         return RULES.get(op.type, kept)(op, out, reads)
 
     def _moves(self, op: tf.Operation, reads: Sequence[Axes]) -> bool:
-        """Return whether ``op`` gives examples in another order than it reads them.
+        """Return whether ``op`` changes the order of the examples that it reads.
 
-        Raises if it makes each of them from those before it, or ranks them.
+        Raise `MixedError` if it cumulates or ranks them.
         """
         if op.type in _CUMULATIVE and self._touches(op, reads[0], 0, 1):
             raise MixedError
@@ -219,14 +218,14 @@ class _Axes:
         return 0 in axes if by is None else self._touches(op, axes, given, by)
 
     def _touches(self, op: tf.Operation, axes: Axes, given: int, by: int) -> bool:
-        """Return whether one of the axes that input ``by`` names holds the examples of
+        """Return whether input ``by`` names one of ``axes``, the axes of the examples in input
         ``given``."""
         named = self.numbers.get(self.ops.value(op.inputs[by]))
         rank = op.inputs[given].shape.rank
         return named is not None and any(int(axis) % rank in axes for axis in named.ravel())
 
     def _is_whole(self, op: tf.Operation, entry: int | None, axis: int) -> bool:
-        """Return whether a slice takes all of an axis; ``entry``: its place in what is given."""
+        """Return whether a slice takes all of an axis; ``entry``: its place in begin and end."""
         if entry is None:
             return True
         begin, end = (self.numbers.get(self.ops.value(op.inputs[k])) for k in (1, 2))
@@ -242,7 +241,7 @@ class _Axes:
         return bool(first and last and step is not None and step[entry] == 1)
 
     def _way(self, op: tf.Operation, output: int) -> object:
-        """Return what is the same for ops that put examples into the same order."""
+        """Return a key that is equal for ops that put examples into the same order."""
         if op.type in ("ConcatV2", "RandomShuffle"):
             return op.name
         given = _MOVES.get(op.type, (0, None))[0]
@@ -259,15 +258,14 @@ class _Axes:
 
 
 def _is_linear(op: tf.Operation, depends: Sequence[bool]) -> bool:
-    """Whether ``op`` is linear in what depends on the batch; ``depends``: which inputs do."""
+    """Return whether ``op`` is linear in the inputs that depend on the batch: ``depends``."""
     if op.type in ("Mul", "RealDiv", "Div", "MatMul"):
         return sum(depends) < 2 and (op.type in ("Mul", "MatMul") or not depends[1])
     return op.type in _LINEAR
 
 
 def _is_nonlinear(op: tf.Operation, depends: Sequence[bool]) -> bool:
-    """Return whether ``op`` is known not to be linear in the inputs of which ``depends`` says
-    so."""
+    """Return whether ``op`` is known to be nonlinear in the inputs that ``depends`` marks."""
     if op.type in _SELECTIONS:
         return depends[0]
     if op.type in _QUOTIENTS:

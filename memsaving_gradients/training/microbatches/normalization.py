@@ -1,19 +1,17 @@
-"""Batch normalization in microbatches: what its statistics are then, and how its moving averages
-move.
+"""Batch normalization in microbatches: its statistics, and the updates of its moving averages.
 
-A layer that normalizes by the statistics of a batch treats examples together, so that microbatches
-give other gradients than the batch: no way to cut it is exact. What can be had is stated by a
-policy:
+A layer that normalizes by the statistics of a batch does not treat each example by itself.
+Microbatches then give other gradients than the batch, and no way to cut it is exact. A policy says
+what happens:
 
-* ``"microbatch"``: each microbatch is normalized by its own statistics, as devices do that train
-  side by side without talking to each other. Moving averages are moved by each microbatch, by the
-  n-th root of the layer's momentum, so that n of them forget as much as one batch would.
+* ``"microbatch"``: each microbatch is normalized by its own statistics, like batches on parallel
+  devices that do not communicate. Each microbatch updates moving averages with the n-th root of the
+  layer's momentum, so that n of them forget as much as one batch would.
 * ``None``: the same, with a warning that says so once.
 * ``"error"``: such layers are refused.
 
-Statistics of fewer than 16 examples are too noisy to train with (Wu & He 2018, figure 1);
-normalization by groups of channels or by layers treats each example by itself, and is exact in
-microbatches of any size.
+Statistics of fewer than 16 examples are too noisy to train with (Wu & He 2018, figure 1). Group and
+layer normalization treat each example by itself, and are exact in microbatches of any size.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ _FUSED = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 
 @contextmanager
 def normalizing(policy: str | None, count: tf.Tensor, size: int) -> Iterator[list[str]]:
-    """Batch normalization that is called inside follows ``policy``, in one of ``count``
+    """Let batch normalization that is called inside follow ``policy``, in one of ``count``
     microbatches of at most ``size`` examples.
 
-    Gives the names of what normalizes, which is complete at the end of the context.
+    Yield the names of layers and ops that normalize, complete at the end of the context.
 
     Raises
     ------
     ArgumentError
-        If there is any and the policy is to refuse it.
+        If there is any, and the policy is ``"error"``.
     """
     found: list[str] = []
     graph = tf.compat.v1.get_default_graph()
@@ -83,8 +81,8 @@ def normalizing(policy: str | None, count: tf.Tensor, size: int) -> Iterator[lis
 
 @contextmanager
 def _slower_moving(found: list[str], count: tf.Tensor) -> Iterator[None]:
-    """Keras' layers note their names when they train, and move their averages as much in ``count``
-    calls as they would in one."""
+    """Let Keras' layers note their names when they train, and move their averages as much in
+    ``count`` calls as in one."""
     keras = sys.modules.get("keras")
     if keras is None:
         yield

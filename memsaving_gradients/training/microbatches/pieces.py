@@ -1,8 +1,8 @@
-"""A call in pieces: trace one microbatch, run the loop, hand the gradients on.
+"""A call in microbatches: trace one microbatch, run the loop, pass the gradients on.
 
-What the function does decides what becomes of it. If it hands gradients to an optimizer, that gets
-the batch's, once, after the loop. If it returns a scalar and hands on nothing, it is a loss, whose
-gradients are computed in the loop. Else its results are all there is.
+If the function gives gradients to an optimizer, the optimizer gets the batch's gradients, once,
+after the loop. If it returns a scalar and gives nothing to an optimizer, it is a loss, and the loop
+computes its gradients. Otherwise the call only returns the reduced results.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = ["Cut", "in_pieces"]
 
 @dataclass(frozen=True)
 class Cut:
-    """How batches are cut, as for `microbatch`; checked when it is made."""
+    """The arguments of `microbatch` that say how batches are cut, checked."""
 
     size: int
     reduce: Any = "mean"
@@ -75,23 +75,23 @@ class Cut:
 
 @dataclass(eq=False)
 class _Found:
-    """What was seen while a microbatch was traced.
+    """The findings of the trace of a microbatch.
 
     Attributes
     ----------
     results
-        What the function returned.
+        The results of the function.
     applied
-        What optimizers were given.
+        The applications of gradients that optimizers were asked for.
     is_loss
-        Whether it is to be differentiated.
+        Whether the function is a loss, to be differentiated.
     read
-        The variables, and tensors from outside that are not cut, with respect to which it may be
+        The variables, and uncut tensors from outside, with respect to which a loss may be
         differentiated.
     counts
-        Whether it says itself what a microbatch counts.
+        Whether the last output is the weight of a microbatch.
     outputs
-        All that the trace gives: results, then gradients, then what a microbatch counts.
+        All outputs of the trace: results, then gradients, then the weight of a microbatch.
     """
 
     results: Any = None
@@ -105,8 +105,8 @@ class _Found:
 def in_pieces(
     function: Callable[..., Any], cut: Cut, options: Options | None = None
 ) -> Callable[..., Any]:
-    """``function`` in microbatches, whose gradients save memory as ``options`` say, or else a patch
-    in force."""
+    """Return ``function`` in microbatches, whose gradients save memory by ``options``, or else by
+    the options of a patch in force."""
 
     @functools.wraps(function)
     def in_microbatches(*args: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ def _built(
         static = stretch.rows if isinstance(stretch.rows, int) else None
         found, one = _trace(function, cut, options, batch, static, count, parts)
         traced.append(one)
-    # What is differentiated outside, and is no loss, is differentiated through the loop.
+    # Results that are no loss are differentiated outside, through the loop.
     ready = found.is_loss or found.applied
     with graphs.unrecorded() if ready else nullcontext():
         flat = added_up(batch, pieces, traced, cut.buffer)
@@ -170,14 +170,14 @@ def _built(
 
 
 def _traceable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The Python function behind a ``tf.function``: what was traced before would not hand its
-    updates over."""
+    """Return the Python function behind a ``tf.function``: optimizers in an earlier trace would not
+    note their updates."""
     return getattr(function, "python_function", function)
 
 
 def _differentiable(parts: Sequence[tf.Tensor]) -> list[int]:
-    """Which rows a gradient may be asked for: those that a tape watches; where there is no tape,
-    all."""
+    """Return the numbers of the parts that a gradient may be asked for: the parts that a tape
+    watches, or all without a tape."""
     real = [k for k, part in enumerate(parts) if is_number(part.dtype)]
     return [k for k in real if not graphs.tape_is_recording() or graphs.is_watched(parts[k])]
 
@@ -191,7 +191,7 @@ def _trace(
     count: tf.Tensor,
     parts: Sequence[int],
 ) -> tuple[_Found, Traced]:
-    """Trace the function for microbatches of ``rows`` examples, one of ``count``."""
+    """Trace the function for one of ``count`` microbatches, of ``rows`` examples."""
     found = _Found()
     converted = graphs.as_autograph_would(_traceable(function))
 
@@ -213,7 +213,7 @@ def _trace(
             found.is_loss = not found.applied and _is_loss(found.results)
             found.read, inside = _read(graph)
             if found.is_loss:
-                # Tapes around the loop have nothing to see here.
+                # Tapes around the loop must not record this.
                 with graphs.unrecorded():
                     grads = tf.gradients(flat[0], [*inside, *(given[k] for k in parts)])
         _check_mixing(
@@ -252,8 +252,8 @@ def _check_mixing(
     statistics: bool,
     is_loss: bool,
 ) -> None:
-    """Warn if results of a microbatch compare its examples; losses and layers that say so
-    themselves are no ``statistics``, and of a loss the first result ``is_loss``."""
+    """Warn if results compare the examples of a microbatch. ``statistics``: as for `mixing_op`; not
+    if losses or layers report them. ``is_loss``: whether the first result is a loss."""
     found = [t for t in results if isinstance(t, tf.Tensor) and t.graph is given[0].graph]
     stop = [t for t in tf.nest.flatten(grads, expand_composites=True) if t is not None]
     losses = found[:1] if is_loss else ()
@@ -269,10 +269,10 @@ def _check_mixing(
 
 
 def _read(graph: tf.Graph) -> tuple[list[Any], list[Any]]:
-    """What a function's graph has read from outside and may be differentiated by: variables, and
-    tensors; and what stands for each inside.
+    """Return the variables and outside tensors that a function's graph reads and gradients may be
+    asked for, and the counterpart of each inside.
 
-    Where a tape records, of tensors and of variables that are not trained those that it watches.
+    If a tape records, it must watch the tensors, and the variables that are not trainable.
     """
     variables = [v for v in autodiff.variables_in(graph) if is_number(v.dtype)]
     tapes = graphs.tape_is_recording()
@@ -287,7 +287,7 @@ def _read(graph: tf.Graph) -> tuple[list[Any], list[Any]]:
 
 
 def _as_tensor(value: Any) -> Any:
-    """What can be given by a loop: tensors, slices of gradients, or nothing."""
+    """Return ``value`` as a loop can return it: a tensor, slices of a gradient, or ``None``."""
     if value is None or isinstance(value, tf.IndexedSlices):
         return value
     try:
@@ -299,13 +299,13 @@ def _as_tensor(value: Any) -> Any:
 
 
 def _is_loss(results: Any) -> bool:
-    """Whether a function that applies nothing returned something to differentiate."""
+    """Return whether the results of a function that applies no gradients are a loss."""
     return isinstance(results, tf.Tensor) and not results.shape.rank and results.dtype.is_floating
 
 
 @contextmanager
 def _saving(size: int, options: Options | None) -> Iterator[None]:
-    """``options`` in force, or else those of a patch, for microbatches."""
+    """Put ``options`` in force inside; without options, set a patch's batch size to ``size``."""
     if options is None:
         with patching.for_batches_of(size):
             yield

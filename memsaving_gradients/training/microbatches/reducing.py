@@ -1,11 +1,11 @@
-"""How what microbatches give becomes what the batch would have given: one reducer for each tensor,
-made of loop variables.
+"""Reduce the outputs of microbatches to the output of the batch: one reducer for each tensor, made
+of loop variables.
 
-``mean``: each microbatch counts by its share, in one buffer that the loop adds to in place (an
-addition whose left side nobody else reads takes its buffer). ``sum``: the same, unweighted.
-``concat``: rows side by side, in their order. ``last``: what the last microbatch gave. Gradients
-with few rows (``IndexedSlices``) stay that: their rows are weighted and put side by side, as they
-stood in the gradient of the whole batch.
+``mean``: each microbatch counts by its share, in one buffer that the loop adds to in place. (An
+addition reuses the buffer of its left side if no other op reads that.) ``sum``: the same,
+unweighted. ``concat``: the rows of all microbatches, in order. ``last``: the output of the last
+microbatch. Gradients with few rows (``IndexedSlices``) stay slices: their rows are weighted and
+concatenated, as in the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ REDUCTIONS = ("mean", "sum", "concat", "last")
 
 
 def ways_of(reduce: Any, outputs: Any) -> list[str]:
-    """The reduction of each tensor of ``outputs``: ``reduce`` is one for all, or has one for each
-    of their parts.
+    """Return the reduction of each tensor of ``outputs``; ``reduce`` is one for all, or has one for
+    each of their parts.
 
     Raises
     ------
     ArgumentError
-        If it does not fit them.
+        If ``reduce`` does not fit ``outputs``.
     """
     if isinstance(reduce, str):
         if reduce not in REDUCTIONS:
@@ -67,15 +67,15 @@ def _shape_of(outputs: Any) -> str:
 
 
 def reducer(way: str, output: Any, buffer: str = "float32") -> Reducer:
-    """What to do with ``output``, a tensor or slices that a traced function returns.
+    """Return the reducer for ``output``, a tensor or slices that a traced function returns.
 
-    ``way``: one of `REDUCTIONS`, or ``"weighted"``: rows side by side, those of each microbatch
-    times its share. ``buffer``: as for `sum_of`.
+    ``way``: one of `REDUCTIONS`, or ``"weighted"``: concatenated rows, multiplied by the share of
+    their microbatch. ``buffer``: as for `sum_of`.
 
     Raises
     ------
     ArgumentError
-        If it cannot be reduced in this way.
+        If ``output`` cannot be reduced in this way.
     """
     if isinstance(output, tf.IndexedSlices):
         return _slices(way, output)
@@ -155,7 +155,7 @@ def _side_by_side(
     parts: Callable[[Any, tf.Tensor], list[tf.Tensor]],
     give: Callable[[Sequence[tf.Tensor], tf.Tensor | None], Any],
 ) -> Reducer:
-    """Rows of every microbatch, in a list of tensors until all are there."""
+    """Return a reducer that concatenates the rows of all microbatches after the last one."""
 
     def begin(before: Any, count: Any) -> list[Any]:
         return [

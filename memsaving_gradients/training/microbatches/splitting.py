@@ -1,11 +1,10 @@
-"""Which arguments of a step have a row for each example, and how they are cut into microbatches.
+"""Find the arguments of a step that have a row for each example, and cut them into microbatches.
 
-All tensors with axes are cut along the first one, unless the user names the argument among those
-that every microbatch gets whole. How many microbatches: as few as are needed for their size, all as
-equal as can be. A batch that they divide is cut into pieces of one shape; else the shapes are
-unknown to the graph, and sizes differ by one, which is fairer to statistics of a microbatch than a
-small rest. XLA needs to know shapes: there, all microbatches but the last are of the size that was
-asked for.
+All tensors with axes are cut along the first one, except arguments that the user wants whole. There
+are as few microbatches as their size allows, all as equal as possible. If their number divides the
+batch, all have one shape. Otherwise the graph does not know their shapes, and sizes differ by one,
+which is better for statistics of a microbatch than a small rest. XLA needs to know shapes: there,
+all microbatches but the last have the size that was asked for.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class Stretch:
     Attributes
     ----------
     count
-        How many; a tensor where the batch size is unknown.
+        How many microbatches; a tensor where the batch size is unknown.
     rows
         How many examples each has; a tensor: a number that XLA will know; ``None``: sizes differ.
     start_of
-        From the number of a microbatch of this stretch to its first example. For ``count``, the end
-        of the last.
+        A function from the number of a microbatch of this stretch to its first example. For
+        ``count``, the end of the last.
     """
 
     count: int | tf.Tensor
@@ -50,11 +49,11 @@ class Batch:
     Attributes
     ----------
     arguments
-        The call, its tensors in the place of arrays.
+        The arguments and keyword arguments, with tensors in the place of arrays.
     leaves
-        All that is in it, flat.
+        The leaves of the arguments, flat.
     split
-        The positions of what is cut.
+        The positions of the leaves that are cut.
     """
 
     arguments: Any
@@ -63,31 +62,31 @@ class Batch:
 
     @property
     def parts(self) -> list[tf.Tensor]:
-        """What is cut."""
+        """The tensors that are cut."""
         return [self.leaves[k] for k in self.split]
 
     @property
     def rows(self) -> int | None:
-        """How many examples there are, if the graph knows."""
+        """The number of examples, if the graph knows it."""
         return next(
             (n for n in (part.shape.as_list()[0] for part in self.parts) if n is not None), None
         )
 
     @property
     def examples(self) -> tf.Tensor:
-        """How many examples there are."""
+        """The number of examples, as a tensor."""
         return tf.shape(self.parts[0])[0]
 
     def cut(
         self, start: tf.Tensor, end: tf.Tensor, rows: int | tf.Tensor | None
     ) -> list[tf.Tensor]:
-        """The examples from ``start`` to ``end``, of which there are ``rows``."""
+        """Return the examples from ``start`` to ``end``; ``rows``: as for `Stretch`."""
         if rows is None:
             return [part[start:end] for part in self.parts]
         found = []
         for part in self.parts:
             begin = tf.concat([[start], tf.zeros([part.shape.rank - 1], tf.int32)], 0)
-            # XLA takes sizes that are constants; others are those of the whole.
+            # XLA takes constant sizes; -1 takes the whole axis.
             size = tf.stack([rows, *(-1 if n is None else n for n in part.shape.as_list()[1:])])
             piece = tf.slice(part, begin, size)
             piece.set_shape([rows if isinstance(rows, int) else None, *part.shape.as_list()[1:]])
@@ -95,11 +94,11 @@ class Batch:
         return found
 
     def specs(self, rows: int | None) -> list[tf.TensorSpec]:
-        """What `cut` gives."""
+        """Return the specs of the tensors that `cut` returns."""
         return [tf.TensorSpec([rows, *part.shape.as_list()[1:]], part.dtype) for part in self.parts]
 
     def with_parts(self, parts: Sequence[tf.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The call with a microbatch in the place of the batch."""
+        """Return the arguments with a microbatch in the place of the batch."""
         leaves = list(self.leaves)
         for k, part in zip(self.split, parts, strict=True):
             leaves[k] = part
@@ -113,13 +112,13 @@ def batch_of(
     kwargs: Mapping[str, Any],
     whole: Collection[str],
 ) -> Batch:
-    """Look at a call of ``function``.
+    """Return the batch of a call of ``function``.
 
     Raises
     ------
     ArgumentError
-        If there is nothing to cut, arguments disagree on how many examples there are, or ``whole``
-        names none.
+        If there is nothing to cut, arguments have different numbers of examples, or ``whole`` names
+        no argument.
     """
     names = _names(function, args, kwargs)
     unknown = [name for name in whole if name not in {name for name, _ in names}]
@@ -153,7 +152,7 @@ def batch_of(
 def _names(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[str, Any]]:
-    """The arguments in the order in which a structure of them is flattened, each with the name of
+    """Return the arguments in the order in which ``tf.nest`` flattens them, each with the name of
     its parameter."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
@@ -190,8 +189,8 @@ def _has_rows(name: str, leaf: Any) -> bool:
 
 
 def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The same tensors, which have the same number of rows: where that is not known, it is checked
-    as they run."""
+    """Return the same tensors with equal numbers of rows, which are checked at run time if they are
+    unknown."""
     known: dict[int, str] = {}
     for name, part in zip(owners, parts, strict=True):
         if part.shape.as_list()[0] is not None:
@@ -223,7 +222,7 @@ def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]
 def stretches(batch: Batch, size: int, *, static: bool) -> list[Stretch]:
     """Cut a batch into microbatches of at most ``size`` examples.
 
-    ``static``: shapes must be known where they can be, as XLA needs.
+    ``static``: whether shapes must be known where they can be, as XLA needs.
     """
     rows = batch.rows
     if rows is not None:
@@ -246,7 +245,7 @@ def stretches(batch: Batch, size: int, *, static: bool) -> list[Stretch]:
             Stretch(tf.minimum(rest, 1), rest, lambda k: whole * size + k * rest),
         ]
     count = tf.maximum(1, (total + (size - 1)) // size)
-    # In 64 bits: rows times microbatches may be many.
+    # In 64 bits: the product of rows and microbatches may be large.
     wide = tf.cast(total, tf.int64)
 
     def start_of(k: tf.Tensor) -> tf.Tensor:

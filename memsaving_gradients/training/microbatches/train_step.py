@@ -17,11 +17,10 @@ __all__ = ["train_step_of"]
 
 
 def train_step_of(model: Any, cut: Cut) -> Callable[[Any], Any]:
-    """The ``train_step`` of ``model``, its own or a user's, in microbatches.
+    """Return the ``train_step`` of ``model``, Keras' or the user's, in microbatches.
 
-    Metrics see each microbatch, and what they come to is asked for when all have gone through. What
-    else the step returns is averaged, or stays that of the last microbatch where it is no real
-    number.
+    Metrics see each microbatch, and their results are read after the last one. Other results of the
+    step are averaged; those that are no floating-point numbers are taken from the last microbatch.
     """
     original = model.train_step
 
@@ -57,7 +56,7 @@ def train_step_of(model: Any, cut: Cut) -> Callable[[Any], Any]:
 
 @contextmanager
 def _compiled_losses_of(model: Any) -> Iterator[None]:
-    """What ``compute_loss`` of a model computes inside is the loss that it was compiled with."""
+    """Mark losses from a model's ``compute_loss``, called inside, as losses of a compiled model."""
     original = model.compute_loss
 
     def compute_loss(*args: Any, **kwargs: Any) -> Any:
@@ -77,5 +76,5 @@ def _is_real(value: tf.Tensor) -> bool:
 
 
 def _handle(variable: Any) -> int:
-    """Of a Keras variable."""
+    """Return the id of a Keras variable's handle."""
     return id(getattr(variable.value, "handle", None))

@@ -1,10 +1,10 @@
-"""Gradients as an optimizer that computes in 32 bits is to see them: unscaled and clipped as Keras
-does, but not in 16 bits.
+"""Unscaling and clipping of gradients as in Keras, but in 32 bits, for optimizers of 16-bit
+variables.
 
-In ``float16`` a square above 65504 is infinite, and with it the norm that gradients are divided by;
-in ``bfloat16``, 256 and one are 256. Norms are sums over some rows of one gradient at a time, and
-what follows from them is a number, by which each gradient is multiplied only when its weights are
-updated: no gradient has 32 bits for longer.
+In ``float16`` a square above 65504 is infinite, and so is the norm that gradients are divided by;
+in ``bfloat16``, 256 + 1 is 256. Norms are summed over some rows of one gradient at a time, and give
+one factor. Each gradient is multiplied by the factor only when its weights are updated: no gradient
+has 32 bits for longer.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["Clipping"]
 
 @dataclass(frozen=True)
 class Clipping:
-    """What is done to gradients before they are used.
+    """The unscaling and clipping of gradients before they are used.
 
     Attributes
     ----------
     scale
-        What the loss was multiplied by.
+        The factor that the loss was multiplied by.
     norm, value
-        The most that a gradient's norm, and any of its elements, may be.
+        The limits of a gradient's norm, and of the absolute value of its elements.
     factor
-        What gradients are multiplied by, for the norm of all of them.
+        The factor that gradients are multiplied by to limit a norm: of all gradients, or of one.
     """
 
     scale: float | None = None
@@ -40,7 +40,7 @@ class Clipping:
     factor: tf.Tensor | None = None
 
     def together(self, gradients: Iterable[Any], most: float) -> Clipping:
-        """With the norm of all gradients at most ``most``; not finite if one of them is not."""
+        """Return a clipping of the norm of all gradients to ``most``; not finite if one is not."""
         total = tf.constant(0.0)
         for gradient in gradients:
             if gradient is not None:
@@ -50,20 +50,20 @@ class Clipping:
         return replace(self, factor=factor)
 
     def alone(self, gradient: Any) -> Clipping:
-        """With the norm of a gradient at most `norm`."""
+        """Return a clipping of the norm of this gradient to `norm`."""
         if self.norm is None:
             return self
         norm = tf.sqrt(self._squares(gradient, tf.constant(0.0)))
         return replace(self, factor=self.norm / tf.maximum(norm, self.norm))
 
     def rows(self, gradient: Any, places: tuple[int, int] | None, count: int) -> tf.Tensor:
-        """Some of ``count`` rows of a gradient, or all of them, in 32 bits. What comes several
-        times is added up in 32 bits, too."""
+        """Return some of ``count`` rows of a gradient, or all, clipped and in 32 bits. Rows that
+        occur several times are added up in 32 bits, too."""
         if not isinstance(gradient, tf.IndexedSlices):
             return self.wide(gradient if places is None else gradient[places[0] : places[1]])
         first, last = places or (0, count)
         at = gradient.indices
-        # Negative places are left out.
+        # Rows with negative numbers are ignored.
         at = tf.where((at >= first) & (at < last), at - first, -1)
         summed = tf.math.unsorted_segment_sum(
             tf.cast(gradient.values, tf.float32), at, last - first
@@ -71,7 +71,7 @@ class Clipping:
         return self.wide(summed)
 
     def whole(self, gradient: Any) -> Any:
-        """All rows, as they came, of a variable that has not 16 bits."""
+        """Return the clipped gradient of a variable that does not have 16 bits."""
         if not isinstance(gradient, tf.IndexedSlices):
             return self.wide(gradient)
         if self.value is not None:
@@ -79,7 +79,7 @@ class Clipping:
         return tf.IndexedSlices(self.wide(gradient.values), gradient.indices, gradient.dense_shape)
 
     def wide(self, values: tf.Tensor) -> tf.Tensor:
-        """A gradient as it is to be used."""
+        """Return a gradient unscaled and clipped, in 32 bits or more."""
         values = self._unscaled(values)
         if self.factor is not None:
             values *= tf.cast(self.factor, values.dtype)
@@ -91,7 +91,7 @@ class Clipping:
         return values if self.scale is None else values / self.scale
 
     def _squares(self, gradient: Any, total: tf.Tensor) -> tf.Tensor:
-        # As Keras and TensorFlow do, rows that come several times count one by one.
+        # As in Keras and TensorFlow, rows that occur several times count one by one.
         sparse = isinstance(gradient, tf.IndexedSlices)
         for values in _pieces(gradient.values if sparse else tf.convert_to_tensor(gradient)):
             with tf.control_dependencies([total]):
@@ -101,7 +101,7 @@ class Clipping:
 
 
 def _pieces(values: tf.Tensor) -> Iterator[tf.Tensor]:
-    """A tensor, some rows at a time if its shape is known."""
+    """Yield a tensor, some rows at a time if it is large and its shape is known."""
     runs = runs_of(values.shape)
     if not runs:
         yield values

@@ -1,15 +1,15 @@
-"""An optimizer whose variables have 16 bits, and whose updates are not lost.
+"""Optimizers of 16-bit variables that do not lose small updates.
 
-Keras' optimizers compute in the type of the variable, in which one minus 0.999 is nothing, and add
-to it by rounding to nearest. Here they see variables of 32 bits in their place, weights and slots,
-compute in that, and what they write is rounded at random
-(:mod:`~memsaving_gradients.training.precision.rounding`), or, for weights, to nearest with what is
-lost kept in 16 bits more and added the next time (Kahan summation; what is lost is rounded at
-random). Slots of weights in ``float16`` are kept in ``bfloat16``: the square of a gradient of 1e-4
-is zero in ``float16``, and what is divided by its root runs away. Only one variable at a time is
-there in 32 bits, and of a large one some rows, where the optimizer treats each element by itself:
-the optimizer then sees these rows in place of the variable and its slots. Costs a few elementwise
-ops on each; with Kahan, 16 bits more a weight.
+Keras' optimizers compute in the type of the variable, in which 1 - 0.999 is 0, and round sums to
+nearest. Here they see weights and slots as 32-bit variables, and compute in 32 bits. The values
+that they write are rounded at random (:mod:`~memsaving_gradients.training.precision.rounding`). In
+Kahan summation weights are rounded to nearest: the error is rounded at random, kept in 16 bits more
+a weight, and added the next time. Slots of ``float16`` weights are kept in ``bfloat16``: the square
+of a gradient of 1e-4 is zero in ``float16``, and a quotient by its root diverges.
+
+Only one variable at a time exists in 32 bits. If the optimizer treats each element by itself, a
+large variable is updated some rows at a time: the optimizer sees these rows in place of the
+variable and its slots. The cost is a few elementwise ops on each variable.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from memsaving_gradients.training.precision.runs import runs_of
 __all__ = ["ROUNDINGS", "low_precision"]
 
 ROUNDINGS = ("stochastic", "kahan", "nearest")
-#: Optimizers that treat each element by itself, whose variables are updated in at most so many runs
-#: of rows, of about so many elements or more.
+#: Optimizers that treat each element by itself: they update large variables in runs of rows.
 ELEMENTWISE = {
     keras.optimizers.SGD,
     keras.optimizers.Adam,
@@ -49,7 +48,7 @@ ELEMENTWISE = {
     keras.optimizers.Lion,
 }
 _ADDS_UP = "adds up in variables of 16 bits, rounding to nearest"
-#: What an optimizer cannot do in 16 bits: why, and what else does it.
+#: Settings of optimizers that do not work in 16 bits: the reason, and what to use instead.
 EXCLUDED = {
     "use_ema": (_ADDS_UP, ", and average float32 copies of the weights if you need it"),
     "gradient_accumulation_steps": (
@@ -70,7 +69,7 @@ _PACKAGE = "memsaving_gradients"
 def low_precision(
     optimizer: Any, rounding: str = "stochastic", *, seed: int = 0
 ) -> keras.optimizers.Optimizer:
-    """An optimizer like ``optimizer``, for weights and slots in 16 bits.
+    """Return an optimizer like ``optimizer``, for weights and slots in 16 bits.
 
     Weights are in ``bfloat16`` or ``float16``. Slots are in ``bfloat16`` for both: it has the range
     of ``float32``, which second moments need.
@@ -78,28 +77,28 @@ def low_precision(
     Parameters
     ----------
     optimizer
-        A Keras optimizer that was not used, or its name.
+        A Keras optimizer that was not used, or the name of one.
     rounding
-        ``"stochastic"``: what is written is rounded at random, without bias. ``"kahan"``: to
-        nearest, and what is lost of a weight is remembered, in 16 bits more a weight; slots are
-        rounded at random. ``"nearest"``: as Keras does, but computed in ``float32``.
+        ``"stochastic"``: written values are rounded at random, without bias. ``"kahan"``: weights
+        are rounded to nearest, and their errors kept in 16 bits more a weight; slots are rounded at
+        random. ``"nearest"``: as Keras does, but computed in ``float32``.
     seed
-        Of what is drawn, an int; the same in every run of a program. XLA draws other numbers for
-        it.
+        The seed of random numbers, an int; it gives the same numbers in every run of a program, but
+        other numbers under XLA.
 
     Returns
     -------
     keras.optimizers.Optimizer
-        To be compiled with. Variables of other types are updated as ever. Models that were saved
-        with it are loaded once this module is imported, with one of a class of your own once
+        An optimizer for ``compile``. Variables of other types are updated as usual. Models saved
+        with it can be loaded once this module is imported; for an optimizer of your own class, once
         low_precision was called with that class.
 
     Raises
     ------
     ArgumentError
-        If an argument cannot be used, the optimizer was used before, or does what it cannot do in
-        16 bits: averages of weights, accumulation of gradients, ``RMSprop(centered=True)``; when it
-        is built, if no variable has 16 bits.
+        If an argument cannot be used, the optimizer was used before, or has a setting that does not
+        work in 16 bits: averages of weights, accumulation of gradients, ``RMSprop(centered=True)``;
+        when it is built, if no variable has 16 bits.
 
     Examples
     --------
@@ -131,7 +130,7 @@ def low_precision(
 
 
 def _found(optimizer: Any) -> Any:
-    """A Keras optimizer, if low_precision can do something with it."""
+    """Return a Keras optimizer that low_precision can use; raise for any other."""
     try:
         found = keras.optimizers.get(optimizer)
     except (KeyError, TypeError, ValueError) as error:
@@ -151,12 +150,12 @@ def _found(optimizer: Any) -> Any:
 if TYPE_CHECKING:
     from keras.optimizers import Optimizer as _Optimizer
 else:
-    # A mixin: the optimizer follows it in the order of classes.
+    # A mixin: the optimizer's class follows it in the method resolution order.
     _Optimizer = object
 
 
 class _LowPrecision(_Optimizer):
-    """What a class of optimizers does otherwise, in front of it."""
+    """A mixin that makes a class of optimizers work with variables of 16 bits."""
 
     def __init__(self, *args: Any, rounding: str = "stochastic", seed: int = 0, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -164,20 +163,20 @@ class _LowPrecision(_Optimizer):
         self._slots: dict[Any, list[Any]] = {}
         self._lost: dict[Any, Any] = {}
         self._numbers: dict[Any, int] = {}
-        #: Whether slots are there; while they are made, they begin as Keras has them.
+        #: Whether slots exist; while Keras makes them, their values are written as they are.
         self._ready = False
-        #: While some rows are updated: which ones, and what slots are there for the optimizer.
+        #: While some rows are updated: their places, and the slots that the optimizer sees.
         self._places: tuple[int, int] | None = None
         self._seen: keras.StatelessScope | None = None
         self._last: Any = None
         self._clipping = Clipping()
-        #: Whether weights decay, which is rounded by itself.
+        #: Whether weights decay at the moment; decay is rounded with random numbers of its own.
         self._decays = False
 
     def add_variable(
         self, shape: Any, initializer: Any = "zeros", dtype: Any = None, **kwargs: Any
     ) -> Any:
-        """Make a variable of the optimizer: one of 16 bits has the range of ``float32``."""
+        """Make a variable of the optimizer; ``float16`` becomes ``bfloat16``, for its range."""
         if dtype is not None and tf.as_dtype(dtype) == tf.float16:
             dtype = "bfloat16"
         return super().add_variable(shape, initializer, dtype, **kwargs)
@@ -213,14 +212,14 @@ class _LowPrecision(_Optimizer):
         if self.rounding == "kahan":
             for v in low:
                 self._lost[self._var_key(v)] = self.add_variable_from_reference(v, name="lost")
-        # By which random numbers differ; the same in every trace.
+        # Random numbers differ by these numbers, which are the same in every trace.
         known = [*variables, *self.variables]
         self._numbers = {self._var_key(v): number for number, v in enumerate(known)}
         self._ready = True
 
     def _widen_product(self) -> None:
-        # One number, of all steps, which Keras keeps in the type of the first weight, and does not
-        # track inside of LossScaleOptimizer.
+        # One number for all steps. Keras keeps it in the type of the first weight, and does not
+        # track it inside of LossScaleOptimizer.
         self._untrack_variable(vars(self)["_u_product"])
         self._u_product: Any = keras.Variable(
             1.0, dtype="float32", trainable=False, name="u_product"
@@ -232,7 +231,7 @@ class _LowPrecision(_Optimizer):
         """Update variables; gradients are unscaled and clipped when they are used."""
         scale: float | None = getattr(self, "loss_scale_factor", None)
         self.loss_scale_factor: float | None = None
-        # As in Keras, what is not positive does not clip.
+        # As in Keras, a limit that is not positive does not clip.
         norm, value = (
             most if most and most > 0 else None for most in (self.clipnorm, self.clipvalue)
         )
@@ -253,8 +252,8 @@ class _LowPrecision(_Optimizer):
         if not sparse:
             gradient = tf.convert_to_tensor(gradient)
         parts = [gradient.values, gradient.indices] if sparse else [gradient]
-        # What is computed in 32 bits, or drawn, waits until its gradient is there and what comes
-        # before has been updated.
+        # Computations in 32 bits and random numbers wait for the gradient and for the previous
+        # update.
         with tf.control_dependencies([*parts, *self._updated(parts[0])]):
             clipping = self._clipping.alone(gradient)
         if stored is None:
@@ -267,7 +266,7 @@ class _LowPrecision(_Optimizer):
                 super().update_step(wide, Wide(rows), learning_rate)
 
     def _runs_of(self, stored: tf.Variable) -> list[Rows]:
-        """The rows of a variable, so many at a time as are updated together."""
+        """Return the runs of rows of a variable that are updated together."""
         if not ELEMENTWISE.intersection(type(self).__bases__):
             return [Rows(stored)]
         runs = runs_of(stored.shape)
@@ -275,7 +274,7 @@ class _LowPrecision(_Optimizer):
 
     @contextmanager
     def _only(self, rows: Rows) -> Iterator[None]:
-        """Let slots look as if they had 32 bits, and those of a variable only these rows."""
+        """Show slots in 32 bits to the optimizer, and only these rows of the variable's slots."""
         if rows.places is None:
             with AutocastScope("float32"):
                 yield
@@ -317,14 +316,14 @@ class _LowPrecision(_Optimizer):
             self._store(variable, rows, -tf.cast(value, tf.float32))
 
     def _rows(self, variable: Any) -> Rows | None:
-        """What of a variable of 16 bits is to be written; ``None``: it is none."""
+        """Return the rows of a 16-bit variable to write; ``None`` for any other variable."""
         if isinstance(variable, Wide):
             return variable.rows
         stored = stored_in(variable) if self._ready else None
         return None if stored is None else Rows(stored, self._places)
 
     def _store(self, variable: Any, rows: Rows, change: tf.Tensor) -> None:
-        # One write after the other: in 32 bits, each takes several times what the variable does.
+        # One write after the other: each needs several times the variable's bytes, in 32 bits.
         with tf.control_dependencies([change, *self._updated(change)]):
             self._last = self._written(rows, change)
         if self._seen is not None and not isinstance(variable, Wide):
@@ -335,7 +334,7 @@ class _LowPrecision(_Optimizer):
         stored = rows.stored
         old, dtype = tf.cast(rows.read(), tf.float32), stored.dtype
         lost = self._lost.get(stored._unique_id)
-        # Others for each run of rows.
+        # Random numbers differ between runs of rows.
         first = rows.places[0] if rows.places else 0
         number = self._numbers.setdefault(stored._unique_id, len(self._numbers))
         drawn = number_of(self.seed, number, first, self._decays)
@@ -343,7 +342,7 @@ class _LowPrecision(_Optimizer):
         if lost is not None:
             wanted = change + tf.cast(rows.of(lost._value), tf.float32)
             new = tf.cast(old + wanted, dtype)
-            # To nearest, equal changes would be off by equal amounts.
+            # Rounded to nearest, equal changes would have equal errors, which add up.
             left = rounded(wanted - (tf.cast(new, tf.float32) - old), lost._value.dtype, seed)
             rows.write(left, into=lost._value)
         elif self.rounding == "nearest":
@@ -353,7 +352,7 @@ class _LowPrecision(_Optimizer):
         return rows.write(new)
 
     def _updated(self, tensor: tf.Tensor) -> list[tf.Operation]:
-        """What wrote last in the graph of ``tensor``."""
+        """Return the op that wrote last, if it is in the graph of ``tensor``; else nothing."""
         last = self._last
         there = tf.is_symbolic_tensor(tensor) and isinstance(last, tf.Operation)
         return [last] if there and last.graph is tensor.graph else []
@@ -385,7 +384,7 @@ class _LowPrecision(_Optimizer):
         return self.weight_decay
 
     def get_config(self) -> dict[str, Any]:
-        """The optimizer's own, and how it rounds."""
+        """Return the optimizer's own config, with the rounding and the seed."""
         return {**super().get_config(), "rounding": self.rounding, "seed": self.seed}
 
 
@@ -407,11 +406,11 @@ _kinds: dict[type, Any] = {}
 
 
 def _kind_of(kind: type) -> Any:
-    """The class of optimizers that does what ``kind`` does in low precision; Keras can load it."""
+    """Return the low-precision class for optimizers of class ``kind``, which Keras can load."""
     if kind not in _kinds:
         name = kind.__name__
         if kind not in OPTIMIZERS:
-            # It may have the name of one of Keras', or of another module's.
+            # A class of Keras, or of another module, may have the same name.
             name = f"({kind.__module__}.{kind.__qualname__})"
         name = f"LowPrecision{name}"
         made = type(name, (_LowPrecision, kind), {"__doc__": f"{kind.__name__} in 16 bits."})
@@ -419,7 +418,7 @@ def _kind_of(kind: type) -> Any:
     return _kinds[kind]
 
 
-#: All of Keras', which saved models may name.
+#: All optimizers of Keras that can have low precision: saved models may name them.
 OPTIMIZERS = tuple(
     kind
     for kind in vars(keras.optimizers).values()

@@ -1,7 +1,7 @@
-"""Steps that loss scaling skipped, because a gradient was too large for 16 bits.
+"""Counts of steps that loss scaling skipped because a gradient was too large for 16 bits.
 
-A scale that grows until something overflows makes one such step in two thousand; many of them mean
-that the loss, or the learning rate, is too high.
+The scale grows until a gradient overflows, which skips about one step in two thousand. Many skipped
+steps mean that the loss, or the learning rate, is too high.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from memsaving_gradients.errors import OverflowWarning
 
 __all__ = ["Skipped"]
 
-#: Fact: Keras' scale begins at 2¹⁵, and is 1 or less after as many skipped steps.
+#: Fact: Keras' scale begins at 2¹⁵, and is 1 or less after this many skipped steps.
 FEW = 16
 
 
 class Skipped:
-    """Counts the steps of an epoch that an optimizer has skipped.
+    """A counter of the steps that an optimizer skips in an epoch.
 
-    Both counts are taken in the graph: how many steps Keras runs at a time, and how many are left
-    for the last time, callbacks are not told.
+    The graph counts all steps and all applied steps: Keras does not tell callbacks how many steps
+    it runs at a time, nor how many are left for the last time.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -40,12 +40,12 @@ class Skipped:
             self.restart()
 
     def counting(self, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """A training step that is counted once it has been made."""
+        """Return ``train_step`` with a count of its runs, if losses are scaled."""
 
         def counted(data: Any) -> Any:
             logs = train_step(data)
-            # Before Keras 3.7, steps that are run together may find no data any more: these are not
-            # counted.
+            # Before Keras 3.7, steps that are run together may find no data left. Such a step is
+            # not counted.
             there = filter(tf.is_tensor, tf.nest.flatten(data, expand_composites=True))
             with tf.control_dependencies([*there]):
                 self.steps.assign_add(1)
@@ -59,14 +59,14 @@ class Skipped:
             self._before = self._counts()
 
     def _counts(self) -> tuple[int, int]:
-        # Not `iterations`, which are divided by the steps that gradients are accumulated over.
+        # Not `iterations`: Keras divides them by the number of accumulation steps.
         applied = applied_steps(self.optimizer.inner_optimizer)
-        # Keras' variables are no numbers before 3.5.
+        # Before 3.5, ``int`` does not take Keras' variables.
         return int(self.steps.numpy()), int(applied.numpy())
 
     def report(self) -> dict[str, float]:
-        """What an epoch adds to the logs: nothing, unless losses are scaled and something is
-        trained."""
+        """Return an epoch's entries for the logs, and warn of many skipped steps; empty, unless
+        losses are scaled and the optimizer is built."""
         if self.optimizer is None or not self.optimizer.built:
             return {}
         now, before = self._counts(), self._before

@@ -1,7 +1,7 @@
-"""An optimizer of another class with the same settings, and an error that names what would be lost.
+"""Optimizers of another class with the same settings, and an error that names lost settings.
 
-Keras' way from one optimizer to another is its config. What a class does not put there,
-`made_again` finds by comparing what the two optimizers hold.
+Keras copies an optimizer by its config. `made_again` compares the attributes of the two optimizers
+to find settings that are not in the config.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["made_again"]
 
-#: What goes wrong where a class and its config do not go together.
+#: Errors where a class and its config do not fit together.
 _FAILURES = (AttributeError, KeyError, NotImplementedError, TypeError, ValueError)
-#: What ``exclude_from_weight_decay`` leaves behind, by names and keys of variables.
+#: Attributes that ``exclude_from_weight_decay`` sets, by keys and by names of variables.
 _EXCLUSIONS = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
 
 
 def made_again(optimizer: Any, kind: Any, **more: Any) -> Any:
-    """An optimizer of class ``kind``, with the settings of ``optimizer`` and ``more``.
+    """Return an optimizer of class ``kind``, with the settings of ``optimizer`` and ``more``.
 
     Raises
     ------
     ArgumentError
-        If the config of ``optimizer`` does not have all of them.
+        If the config of ``optimizer`` does not have all of its settings.
     """
     _check_learning_rate(optimizer._learning_rate)
     try:
@@ -42,7 +42,7 @@ def made_again(optimizer: Any, kind: Any, **more: Any) -> Any:
             f"cannot be made again from its config ({error}): give {type(optimizer).__name__} a"
             " get_config() that has all that its __init__() takes",
         ) from error
-    # What all optimizers hold is in the config, or belongs to Keras.
+    # Attributes that all optimizers have are in the config, or belong to Keras.
     shared = vars(keras.optimizers.Optimizer(learning_rate=0.0)).keys() | {*_EXCLUSIONS}
     shared |= {"_exclude_from_weight_decay_cache"}
     for name, value in vars(optimizer).items():
@@ -76,7 +76,7 @@ def _check_learning_rate(rate: Any) -> None:
 
 
 def _is_kept(rate: Any) -> bool:
-    # Keras would keep the code of a lambda, and refuse to read it.
+    # Keras would save the code of a lambda, and refuse to load it.
     if getattr(rate, "__name__", "") == "<lambda>":
         return False
     try:
@@ -87,7 +87,7 @@ def _is_kept(rate: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two things that were made alike are alike."""
+    """Return whether two values that were made in the same way are equal."""
     if one is other:
         return True
     if type(one) is not type(other):

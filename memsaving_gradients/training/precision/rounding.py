@@ -1,10 +1,10 @@
-"""Rounding to 16 bits such that nothing is lost on average.
+"""Stochastic rounding to 16 bits, which loses nothing on average.
 
-A number between two that the type has becomes the upper one with the probability of its distance
-from the lower (Gupta et al. 2015, arXiv 1502.02551, section 3.2): its expectation is the number
-itself, and many updates that are each smaller than a step of the type move a weight as far as their
-sum. The step of a number follows from its own exponent; scaling by it is exact, so that the result
-is always one of the two neighbors. A few elementwise ops on one variable at a time.
+A number is rounded up with a probability equal to its distance from the lower neighbor, in steps of
+the type (Gupta et al. 2015, arXiv 1502.02551, section 3.2). The expectation is the number itself:
+many updates, each smaller than a step, move a weight as far as their sum. The step follows from the
+number's exponent. Scaling by it is exact, so that the result is always one of the two neighbors.
+The cost is a few elementwise ops on one variable at a time.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import tensorflow as tf
 
 __all__ = ["LOW", "number_of", "rounded"]
 
-#: Fact: types to round to: bits after the point, and the exponent from which on steps are all the
-#: same: below the least of normal numbers, or, as processors take what is less for zero, where a
-#: step is the least normal number of ``float32``.
+#: Fact: for each 16-bit type, the bits after the point, and the exponent below which all steps are
+#: equal: the least normal number's; for ``bfloat16``, the one at which a step is the least normal
+#: ``float32``, as processors take smaller numbers for zero.
 LOW: dict[tf.DType, tuple[int, int]] = {tf.bfloat16: (7, -119), tf.float16: (10, -14)}
 #: Fact: the bits of the exponent of ``float32``.
 _EXPONENT = 0x7F800000
 
 
 def rounded(value: tf.Tensor, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
-    """``value``, of type ``float32``, rounded at random.
+    """Return ``value``, of type ``float32``, rounded at random to ``dtype``.
 
     Parameters
     ----------
     value
-        What is not finite stays what it is; what is too large for ``dtype`` becomes infinite.
+        Numbers that are not finite stay the same; numbers too large for ``dtype`` become infinite.
     dtype
         ``tf.bfloat16`` or ``tf.float16``.
     seed
-        Two integers; the same ones give the same numbers.
+        Two integers; equal seeds give equal results.
 
     Examples
     --------
@@ -54,10 +54,10 @@ def rounded(value: tf.Tensor, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
 
 @functools.cache
 def number_of(*parts: int) -> int:
-    """A number of 64 bits that no other ``parts`` have, for a seed.
+    """Return a 64-bit hash of ``parts``, for a seed.
 
-    Sums would be the same for neighbors: the second variable with one seed, the first with the
-    next.
+    Sums of ``parts`` would be equal for neighbors: the second variable with one seed, the first
+    with the next.
     """
     found = hashlib.blake2b(repr(tuple(map(int, parts))).encode(), digest_size=8).digest()
     return int.from_bytes(found, "little", signed=True)

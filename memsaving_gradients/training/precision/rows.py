@@ -1,5 +1,4 @@
-"""Variables of 16 bits, or some rows of them, as an optimizer that computes in 32 is to see
-them."""
+"""Views of 16-bit variables, or of some of their rows, for optimizers that compute in 32 bits."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ __all__ = ["Rows", "Wide", "stored_in"]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a variable of 16 bits; all, if there are no ``places``."""
+    """Rows of a 16-bit variable; all rows, if ``places`` is ``None``."""
 
     stored: tf.Variable
     places: tuple[int, int] | None = None
 
     def of(self, tensor: Any) -> tf.Tensor:
-        """These rows of a tensor, or a variable, that is like the variable."""
+        """Return these rows of a tensor or variable of the same shape."""
         if self.places is None:
             return tf.convert_to_tensor(tensor)
         first, last = self.places
@@ -41,18 +40,18 @@ class Rows:
 
 
 class Wide:
-    """Rows of a variable of 16 bits that look like a variable of 32."""
+    """Rows of a 16-bit variable that an optimizer sees as a 32-bit variable."""
 
     dtype = "float32"
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.name = rows, rows.stored.name
-        # By which optimizers know their slots.
+        # Optimizers look slots up by this id.
         self._unique_id = rows.stored._unique_id
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Of the rows."""
+        """The shape of the rows."""
         shape, places = self.rows.stored.shape, self.rows.places
         return shape if places is None else tf.TensorShape([places[1] - places[0], *shape[1:]])
 
@@ -61,6 +60,6 @@ class Wide:
 
 
 def stored_in(variable: Any) -> tf.Variable | None:
-    """The variable of 16 bits behind ``variable``; ``None``: it is not one."""
+    """Return the TensorFlow variable behind ``variable``; ``None``, if it does not have 16 bits."""
     stored = variable if isinstance(variable, tf.Variable) else variable._value
     return stored if stored.dtype in LOW else None

@@ -1,5 +1,5 @@
-"""Rows of a large tensor, so many at a time that what is computed of them in 32 bits on the way
-stays small."""
+"""Runs of rows of a large tensor: computing one run at a time keeps intermediate results in 32 bits
+small."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import tensorflow as tf
 
 __all__ = ["runs_of"]
 
-#: A tensor is taken in at most so many runs, of about so many elements or more, which take 256 KiB
-#: in 32 bits. Chosen by judgement.
+#: The most runs of a tensor, and about the fewest elements of a run, which take 256 KiB in 32 bits.
+#: Chosen by judgement.
 MOST_RUNS, ELEMENTS = 16, 1 << 16
 
 
 def runs_of(shape: tf.TensorShape) -> list[tuple[int, int]]:
-    """Where runs of rows begin and end; none, if the tensor is to be left whole.
+    """Return where each run of rows begins and ends; empty, if the tensor stays whole.
 
     Examples
     --------

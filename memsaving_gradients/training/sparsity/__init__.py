@@ -1,10 +1,10 @@
 """Training with sparse weights whose places move: dynamic sparse reparameterization (Mostafa & Wang
 2019, arXiv 1902.05967).
 
-From the first step on, only a part of a network's weights exists: their values, one variable for
-all layers, and a bit for each place. Every so many steps the smallest ones are let go, and as many
-begin at zero at random places elsewhere, in layers that have kept most. What is held is what there
-is: values, slots of the optimizer for them, and bits. A layer's kernel is there while it is used.
+From the first step on, only a part of a network's weights exists: values, in one variable for all
+layers, and a bit for each place. At intervals the smallest weights are dropped; as many begin at
+zero at random places, most of them in layers that kept most weights. Memory holds the values, their
+optimizer slots and the bits. A layer's dense kernel exists only while it is used.
 """
 
 from memsaving_gradients.training.sparsity.held import HeldBytes as HeldBytes

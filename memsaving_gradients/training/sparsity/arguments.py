@@ -1,4 +1,4 @@
-"""Numbers that a user gives, checked."""
+"""Checks of numbers that a user gives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["is_whole", "real", "seed_of"]
 
 
 def real(argument: str, value: Any, fits: Callable[[float], bool], way_out: str) -> float:
-    """A real number that fits, as a float; of any type, but truth values."""
+    """Return a real number, of any type but bool, as a float; raise unless it fits."""
     # Comparisons with nan are false.
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not fits(float(value)):
         raise ArgumentError(argument, value, way_out)
@@ -20,14 +20,14 @@ def real(argument: str, value: Any, fits: Callable[[float], bool], way_out: str)
 
 
 def is_whole(value: Any, least: int) -> bool:
-    """Whether ``value`` is a whole number from ``least`` on."""
+    """Return whether ``value`` is a whole number from ``least`` on."""
     if isinstance(value, bool):
         return False
     return isinstance(value, numbers.Integral) and int(value) >= least
 
 
 def seed_of(value: Any) -> int:
-    """A seed."""
+    """Return a seed as an int; raise unless it is a whole number from 0 on."""
     if not is_whole(value, 0):
         raise ArgumentError("seed", value, "give a whole number from 0 on")
     return int(value)

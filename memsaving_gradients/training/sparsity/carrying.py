@@ -1,4 +1,4 @@
-"""What a sparse model takes over from the one that it is made of: everything but sparse kernels."""
+"""Copy the state of a model to the sparse model made from it: all except sparse kernels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["carry_over"]
 
 
 def carry_over(model: Any, copy: Any) -> None:
-    """Give a copy the state of a model, layer by layer, as if it were saved and loaded, and freeze
-    what is frozen."""
+    """Copy the state of a model to ``copy``, layer by layer, as by saving and loading, and freeze
+    the same layers and variables."""
     for old, new in _pairs(model, copy):
         if type(new) in SPARSE.values():
             kept = [variable for variable in _own(old) if variable is not old._kernel]
@@ -26,12 +26,12 @@ def carry_over(model: Any, copy: Any) -> None:
             _load(old, new)
         for variable, value in zip(_own(new), kept, strict=True):
             variable.trainable = value.trainable
-        # Not by the property, which would tell layers inside, too.
+        # Not by the property, which would set layers inside, too.
         new._trainable = old.trainable
 
 
 def _pairs(model: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
-    """Layers and their copies, those inside of others included."""
+    """Yield layers and their copies, including layers inside of others."""
     yield model, copy
     for old, new in zip(model.layers, copy.layers, strict=True):
         if is_graph_of_layers(old):
@@ -53,8 +53,8 @@ def _own(layer: Any) -> list[Any]:
 
 
 def _load(old: Any, new: Any) -> None:
-    """What Keras does with a file: some layers compute something of what they load, or keep
-    something beside variables."""
+    """Copy the state of a layer as Keras does with a file: some layers compute values from loaded
+    ones, or keep state outside of variables."""
     found, there = len(_own(new)), len(_own(old))
     if found != there:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Which layers of a model become sparse."""
+"""Choose the layers of a model that become sparse."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from memsaving_gradients.training.sparsity.layers import SPARSE
 
 __all__ = ["chosen_layers", "is_graph_of_layers"]
 
-#: What a class may have of its own without anything being lost in a copy.
+#: Methods that a model's class may define itself: a copy loses nothing by them.
 ITS_OWN = {"build", "from_config", "get_config"}
 
 
 def chosen_layers(model: Any, layers: Sequence[str] | None, dense: Sequence[str]) -> list[Any]:
-    """The layers to make sparse, or an error that names those that can be."""
+    """Return the layers to make sparse, or raise an error that names layers that can be."""
     _check_model(model)
     inside = [layer for layer in model._flatten_layers() if type(layer) in SPARSE]
     reached = {id(layer) for layer in _reached(model)}
@@ -64,7 +64,7 @@ def chosen_layers(model: Any, layers: Sequence[str] | None, dense: Sequence[str]
 
 
 def is_graph_of_layers(model: Any) -> bool:
-    """Whether a model is functional or sequential."""
+    """Return whether a model is functional or sequential."""
     return isinstance(model, keras.Sequential) or (
         isinstance(model, keras.Model) and hasattr(model, "_operations")
     )
@@ -100,7 +100,7 @@ def _around(model: Any) -> str:
 
 
 def _own_code(kind: type) -> list[str]:
-    """Of Keras' models, what a user's class does otherwise."""
+    """Return the public members of Keras' models that a user's class defines itself."""
     users = [
         one
         for one in kind.__mro__
@@ -111,8 +111,8 @@ def _own_code(kind: type) -> list[str]:
 
 
 def _reached(model: Any) -> Iterator[Any]:
-    """Layers that models call, however deep; not those that layers call, of which no copies with
-    others inside can be made."""
+    """Yield layers that models call, at any depth; not layers that other layers call, as these
+    cannot be copied with other layers inside."""
     for layer in model.layers:
         if is_graph_of_layers(layer):
             yield from _reached(layer)
@@ -121,7 +121,7 @@ def _reached(model: Any) -> Iterator[Any]:
 
 
 def _problem(layer: Any, reached: bool, trained: set[int]) -> str:
-    """Why a layer stays dense."""
+    """Return why a layer stays dense; empty, if it can be sparse."""
     if not reached:
         return "is called by another layer, which cannot be told to have a sparse one inside"
     if getattr(layer, "quantization_mode", None) or getattr(layer, "lora_enabled", False):

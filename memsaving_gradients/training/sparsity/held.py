@@ -1,4 +1,4 @@
-"""What sparse weights take, as they are held."""
+"""Bytes of a sparse model's variables and their slots."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["HeldBytes", "sparse_bytes"]
 
 @dataclass(frozen=True)
 class HeldBytes:
-    """Bytes of variables.
+    """The bytes of a sparse model's variables and their slots.
 
     Attributes
     ----------
     values, bits, slots
-        Of sparse weights: they themselves, where they are, and the optimizer's for them.
+        Bytes of the sparse weights, of the bits that tell their places, and of their slots.
     rest
-        Of everything else, with its slots.
+        Bytes of all other variables, with their slots.
     dense
-        What weights and slots of the same model would take if no kernel were sparse.
+        Bytes of weights and slots of the same model if no kernel were sparse.
     """
 
     values: int
@@ -38,25 +38,25 @@ class HeldBytes:
 
     @property
     def share(self) -> float:
-        """All of it, as a share of what dense weights and slots would take."""
+        """All bytes, as a share of the bytes of dense weights and slots."""
         return (self.values + self.bits + self.slots + self.rest) / self.dense
 
 
 def sparse_bytes(model: Any, optimizer: Any = None) -> HeldBytes:
-    """The bytes that a sparse model's variables take, and an optimizer's.
+    """Return the bytes of a sparse model's variables and of an optimizer's.
 
     Parameters
     ----------
     model
-        Made by `sparsify`, or with such a one as a part.
+        A model made by `sparsify`, or with one of them as a part.
     optimizer
-        Of the model, built; ``None``: the one that it was compiled with, if it was, with the slots
-        that it has by now.
+        An optimizer of the model, built; ``None``: the one that the model was compiled with, if
+        any, with the slots that it has so far.
 
     Raises
     ------
     ArgumentError
-        If the model is not sparse, or the optimizer is none of Keras, or not built.
+        If the model is not sparse, or the optimizer is not one of Keras, or not built.
     """
     store = sparse_model_in(model).store
     if optimizer is None:

@@ -1,4 +1,4 @@
-"""Keras' dense and convolutional layers, whose kernels are in a store."""
+"""Keras' dense and convolutional layers with kernels in a store of sparse weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["SPARSE"]
 if TYPE_CHECKING:
     from keras.layers import Layer as _Layer
 else:
-    # A mixin: the layer follows it in the order of classes.
+    # A mixin: the layer's class follows it in the method resolution order.
     _Layer = object
 
 
 class _Kernel:
-    """What stands in the place of a kernel's variable."""
+    """A placeholder for a kernel's variable: its shape, its store, and its number in the store."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -29,12 +29,12 @@ class _Kernel:
 
 
 class _Sparse(_Layer):
-    """What a layer with a sparse kernel does otherwise."""
+    """A mixin that gives a class of layers a sparse kernel."""
 
     _made: tf.Tensor | None = None
 
     def add_weight(self, *args: Any, name: str | None = None, **options: Any) -> Any:
-        """Make a variable, but none for the kernel."""
+        """Make a variable, or a placeholder for the kernel."""
         if name != "kernel":
             return super().add_weight(*args, name=name, **options)
         if options.get("constraint") is not None:
@@ -47,18 +47,18 @@ class _Sparse(_Layer):
 
     @property
     def kernel(self) -> tf.Tensor:
-        """The kernel, dense, made anew each time."""
+        """The dense kernel, computed at each access outside of a call."""
         store, number = self._kernel.store, self._kernel.number
         if store is None:
             raise ArgumentError("layer", self.name, "has no weights yet; it is made by sparsify")
         return store.kernel(number, self.compute_dtype) if self._made is None else self._made
 
     def call(self, inputs: Any, training: Any = None, **options: Any) -> Any:
-        """Call the layer, whose kernel is made when the inputs are there: it needs none, and would
-        be made when the step begins."""
+        """Call the layer. Its kernel waits for the inputs: without that edge, it would be computed
+        at the beginning of the step."""
         store = self._kernel.store
         if training and store is not None and not store.is_open:
-            # It would be trained without its kernel, which is no variable of its own.
+            # Training would leave the kernel out, which is no variable of the layer.
             raise ArgumentError(
                 "layer",
                 self.name,
@@ -74,11 +74,11 @@ class _Sparse(_Layer):
             self._made = None
 
     def save_own_variables(self, store: Any) -> None:
-        """Save what is not in the store."""
+        """Save the variables that are not in the store."""
         keras.layers.Layer.save_own_variables(self, store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load what is not in the store."""
+        """Load the variables that are not in the store."""
         keras.layers.Layer.load_own_variables(self, store)
 
 
@@ -88,7 +88,7 @@ def _sparse(kind: type) -> Any:
     return keras.saving.register_keras_serializable("memsaving_gradients", name)(made)
 
 
-#: By class of layers that can be sparse, that of those that are.
+#: For each class of layers that can be sparse, its sparse class.
 SPARSE: dict[type, Any] = {
     kind: _sparse(kind)
     for kind in (keras.layers.Dense, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)

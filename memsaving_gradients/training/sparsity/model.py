@@ -1,4 +1,4 @@
-"""`sparsify`: a model like another one, with sparse kernels."""
+"""`sparsify`: make a model like another one, with sparse kernels."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["SparseModel", "sparse_model_in", "sparsify"]
 class SparseModel(keras.Model):
     """A model that opens the store of its layers' weights while it is called; made by `sparsify`.
 
-    Saved as ``.keras``, it is loaded by ``keras.models.load_model`` once
-    ``memsaving_gradients.keras`` is imported.
+    ``keras.models.load_model`` loads it from a ``.keras`` file once ``memsaving_gradients.keras``
+    is imported.
 
     Attributes
     ----------
     inner
-        The model with sparse layers. It can be called, and parts of it be put into other models,
-        but not trained.
+        The model with sparse layers. It can be called, and its parts can be used in other models,
+        but it cannot be trained.
     store
-        Their weights.
+        The weights of the sparse layers.
     """
 
     def __init__(self, inner: Any, total: int, policy: Any = None, **options: Any) -> None:
@@ -62,12 +62,12 @@ class SparseModel(keras.Model):
             return self.inner(inputs, training=training, mask=mask)
 
     def compute_output_spec(self, inputs: Any, *args: Any, **options: Any) -> Any:
-        """As the model inside."""
+        """Return the output spec of the model inside."""
         return self.inner.compute_output_spec(inputs)
 
     @property
     def output_names(self) -> list[str] | None:
-        """By which losses and metrics of several outputs are told apart."""
+        """Names of the outputs, by which Keras assigns losses and metrics to several outputs."""
         return getattr(self.inner, "output_names", None)
 
     @property
@@ -78,8 +78,8 @@ class SparseModel(keras.Model):
         return found
 
     def _check_frozen(self) -> None:
-        """Raise an error if a sparse layer is frozen and its weights, in one variable with others,
-        are not."""
+        """Raise an error if a sparse layer is frozen, but the variable with the weights of all
+        sparse layers is not."""
         if not (self.trainable and self.store.values.trainable):
             return
         for layer in _sparse_layers(self.inner):
@@ -93,7 +93,7 @@ class SparseModel(keras.Model):
                 )
 
     def get_config(self) -> dict[str, Any]:
-        """The model inside, and how many weights there are."""
+        """Return the config: the model inside, the number of sparse weights, the dtype policy."""
         inner = keras.saving.serialize_keras_object(self.inner)
         policy = keras.saving.serialize_keras_object(self.store.dtype_policy)
         return {"inner": inner, "total": self.store.total, "policy": policy, "name": self.name}
@@ -124,8 +124,7 @@ class SparseModel(keras.Model):
         input_signature: Any = None,
         **options: Any,
     ) -> None:
-        """Export the model, whose inputs are those of the model inside unless a signature is
-        given."""
+        """Export the model; without a signature, its inputs are the inputs of the model inside."""
         if input_signature is None:
             of = self.inner
             inputs = of.inputs[0] if isinstance(of, keras.Sequential) else of.input
@@ -141,43 +140,42 @@ def sparsify(
     dense: Sequence[str] = (),
     seed: int = 0,
 ) -> SparseModel:
-    """A model of the same architecture, in which kernels are sparse; its weights are new.
+    """Return a model of the same architecture with sparse kernels, whose weights are new.
 
     Parameters
     ----------
     model
-        Functional or sequential, and built.
+        A functional or sequential model that is built.
     sparsity
-        The share of weights that are not there, from 0 to below 1, in each sparse layer to begin
-        with.
+        The share of weights that each sparse layer lacks at the beginning, from 0 to below 1.
     layers
-        Names of the layers to make sparse: dense and convolutional ones. ``None``: all
-        convolutions; where there are none, all dense layers. Those that are frozen, or inside of
-        other layers (not models), stay dense; so do layers of other classes, derived ones included.
+        Names of the dense and convolutional layers to make sparse. ``None``: all convolutions; in a
+        model without convolutions, all dense layers. Layers that are frozen, or inside of other
+        layers (not models), stay dense; so do layers of other classes, derived classes included.
     dense
         Names of layers to leave out.
     seed
-        Of the places; values are drawn by the layers' initializers. Biases and all other layers
-        keep the weights, and all other state, of ``model``.
+        The seed of the places; the layers' initializers draw the values. Biases and all other
+        layers keep the weights, and all other state, of ``model``.
 
     Returns
     -------
     SparseModel
-        To be compiled and trained like any other, with `Reparameterize` as a callback if places are
-        to move.
+        A model to compile and train like any other, with `Reparameterize` as a callback if places
+        should move.
 
     Raises
     ------
     ArgumentError
-        If an argument cannot be used, or a layer cannot be sparse; it names those that can. If the
-        model's class trains or computes in its own way: it says how to put it around a sparse
-        network. When training begins, if a sparse layer was frozen and others were not.
+        If an argument cannot be used, or a layer cannot be sparse; the error names layers that can.
+        If the model's class trains or computes in its own way; the error says how to put it around
+        a sparse network. When training begins, if a sparse layer was frozen and others were not.
 
     Notes
     -----
     All sparse kernels are one variable: ``clipnorm`` clips them together, and optimizers that scale
-    by norms of variables see one. XLA cannot compile weights that move: Keras trains without it,
-    and says so if ``jit_compile=True``; in a ``tf.function`` of one's own it is an error.
+    by norms of variables see one. XLA cannot compile weights that move: Keras trains without XLA,
+    and says so if ``jit_compile=True``; in a ``tf.function`` of your own it is an error.
 
     Examples
     --------
@@ -223,7 +221,7 @@ def sparsify(
 
 
 def sparse_model_in(model: Any) -> SparseModel:
-    """The sparse model that ``model`` is, or has as a part; there must be one."""
+    """Return the sparse model that ``model`` is or contains; raise if there is none or several."""
     layers = model._flatten_layers() if isinstance(model, keras.Model) else ()
     found = [layer for layer in layers if isinstance(layer, SparseModel)]
     if len(found) == 1:
@@ -242,7 +240,7 @@ def _sparse_layers(model: Any) -> list[Any]:
 
 
 def _forget_compilation(model: Any) -> None:
-    """Keras compiles copies as models were, with slots that would never be used."""
+    """Undo the compilation that Keras copies with a model, with slots that nothing would use."""
     for layer in model._flatten_layers():
         if isinstance(layer, keras.Model) and layer.compiled:
             layer.compiled, layer.optimizer = False, None

@@ -1,4 +1,4 @@
-"""The callback that moves weights."""
+"""The callback that moves sparse weights."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from memsaving_gradients.training.sparsity.slots import first_values, optimizers
 
 __all__ = ["Reparameterize"]
 
-#: Fact: the schedule of Mostafa & Wang for WideResNet-28-2, in 200 epochs: from which share of
-#: training on weights move every so many steps, and when they stop.
+#: Fact: the schedule of Mostafa & Wang for WideResNet-28-2, in 200 epochs: shares of training, with
+#: the steps between moves from there on, and the share at which moves end.
 SCHEDULE, UNTIL = ((0.0, 100), (25 / 200, 200), (80 / 200, 400), (140 / 200, 800)), 190 / 200
-#: Fact: in the same work, 20,000 of 1,467,610 dense weights move at a time, at first those below
-#: this number.
+#: Fact: in the same work, 20,000 of 1,467,610 dense weights move at a time: at first, weights below
+#: this threshold.
 MOVED, THRESHOLD = 20_000 / 1_467_610, 1e-3
 
 
 class Reparameterize(keras.callbacks.Callback):
-    """Move a sparse model's smallest weights every so many steps, with their slots; as a callback
-    of ``fit``.
+    """A callback of ``fit`` that moves a sparse model's smallest weights, and their slots, at
+    intervals.
 
-    The model may be sparse itself, or have a sparse model as a part. Slots are those of all
-    optimizers that are its attributes; for new weights, they begin as the optimizer begins.
+    The model may be sparse itself, or have a sparse model as a part. Slots of all optimizers that
+    are its attributes move along; slots of new weights get the optimizer's initial values.
 
     Parameters
     ----------
     schedule
-        ``(share, steps)`` pairs: from that share of training on, weights move every so many steps.
-        Where Keras does not know how long an epoch is, shares are those of epochs that are done,
-        until the first is.
+        ``(share, steps)`` pairs: from that share of training on, weights move every ``steps``
+        steps. If Keras does not know the length of an epoch, the first epoch does not count before
+        it ends.
     until
-        The share of training after which they stay.
+        The share of training after which weights stay.
     moved
-        How many should move at a time, as a share of the places.
+        How many weights should move at a time, as a share of the places.
     threshold
-        The absolute value below which they do, to begin with; it adapts.
+        The absolute value below which weights move, at first; it adapts.
     seed
-        Of the new places.
+        The seed of the new places.
 
     Raises
     ------
@@ -92,7 +92,7 @@ class Reparameterize(keras.callbacks.Callback):
         self._first: dict[int, list[float]] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Look at the model."""
+        """Raise if the model has no sparse weights, or they are frozen."""
         if not sparse_model_in(self.model).store.values.trainable:
             raise ArgumentError(
                 "model",
@@ -119,7 +119,7 @@ class Reparameterize(keras.callbacks.Callback):
             self.rewire()
 
     def _done(self, steps: int) -> float:
-        """The share of training that is done, so many steps into an epoch."""
+        """Return the share of training that is done after ``steps`` steps of an epoch."""
         params = self.params or {}
         length = params.get("steps") or self._length
         part = min(1.0, steps / length) if length else 0.0

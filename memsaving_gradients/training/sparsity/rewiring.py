@@ -1,11 +1,11 @@
-"""Which weights go, and where others begin: one step of dynamic sparse reparameterization, on
-arrays.
+"""One step of dynamic sparse reparameterization, on arrays: drop small weights, and begin others
+elsewhere.
 
-Mostafa & Wang 2019 (arXiv 1902.05967), algorithm 1: all layers let go of what is below one
-threshold, which is doubled or halved when that was much less or much more than what was wanted. As
-many weights begin at zero, at random places, in each layer in proportion to what it has kept:
-layers whose weights have grown get more. The number of weights stays what it is. Takes a sort of
-nothing, a few passes over all places.
+Mostafa & Wang 2019 (arXiv 1902.05967), algorithm 1: all layers drop their weights below one
+threshold, which is doubled or halved if that was much less or much more than wanted. As many
+weights begin at zero, at random places, in each layer in proportion to the weights that it kept:
+layers whose weights have grown get more. The number of weights stays the same. The cost is a few
+passes over all places, without sorting the weights.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Rewiring:
-    """Where weights are now.
+    """The places of weights after a step.
 
     Attributes
     ----------
     masks
-        For each layer, which places have a weight.
+        For each layer, whether each place has a weight.
     sources
-        For each weight, in the order of layers and places, which one it was before; -1: it is new.
+        For each weight, in the order of layers and places, its number before; -1: it is new.
     threshold
-        For the next time.
+        The threshold of the next step.
     pruned
-        How many weights were let go.
+        How many weights were dropped.
     """
 
     masks: list[Array]
@@ -52,23 +52,23 @@ def rewired(
     draw: np.random.Generator,
     tolerance: float = 0.1,
 ) -> Rewiring:
-    """Let go of weights below a threshold, and begin as many elsewhere.
+    """Drop weights below a threshold, and begin as many elsewhere.
 
     Parameters
     ----------
     masks
-        For each layer, which places have a weight (flat, bool); every layer has one at least, and
-        keeps one.
+        For each layer, whether each place has a weight (flat, bool). Every layer has at least one
+        weight, and keeps one.
     values
         The weights, in the order of layers and places.
     threshold
-        Absolute values below it go.
+        Weights with an absolute value below it are dropped.
     wanted
-        How many should go.
+        How many weights should be dropped.
     draw
-        Decides on places.
+        The generator that draws new places.
     tolerance
-        By how much of ``wanted`` there may be more or fewer before the threshold changes.
+        The share of ``wanted`` by which dropped weights may miss it before the threshold changes.
     """
     counts = [int(mask.sum()) for mask in masks]
     numbers = np.split(np.arange(len(values)), np.cumsum(counts)[:-1])
@@ -101,8 +101,8 @@ def rewired(
 
 
 def shared_out(total: int, weights: Sequence[int], room: Sequence[int]) -> list[int]:
-    """``total`` in whole parts, in proportion to ``weights`` by largest remainders, none above its
-    ``room``; together these have it.
+    """Split ``total`` into whole parts in proportion to ``weights``, by largest remainders; no part
+    is above its ``room``, and all rooms together hold ``total``.
 
     Examples
     --------

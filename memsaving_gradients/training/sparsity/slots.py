@@ -16,7 +16,7 @@ __all__ = ["first_values", "optimizers_of", "slots_of"]
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizers of a model: the one that it was compiled with, and others that are its
+    """Return the optimizers of a model: the one that it was compiled with, and others that are its
     attributes."""
     found = [getattr(model, "optimizer", None), *vars(model).values()]
     found = [one for one in found if isinstance(one, keras.optimizers.Optimizer)]
@@ -24,7 +24,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def slots_of(optimizer: Any, weight: Any) -> list[Any]:
-    """An optimizer's variables of the shape of ``weight`` that it has made for it."""
+    """Return the variables that an optimizer has made for ``weight`` in the same shape."""
     begins = weight.path.replace("/", "_")
     others = [slot for of, slot in unannounced_slots(optimizer) if of is weight]
     return [
@@ -37,10 +37,10 @@ def slots_of(optimizer: Any, weight: Any) -> list[Any]:
 
 
 def first_values(optimizer: Any, weight: Any) -> list[float]:
-    """What each slot of a weight is to begin with: zero for most, but Adagrad and Ftrl would divide
-    by it.
+    """Return the initial value of each slot of a weight: zero for most, but Adagrad and Ftrl would
+    divide by it.
 
-    Read off an optimizer like this one, for a weight of one element.
+    The values are read from an optimizer like this one, for a weight of one element.
     """
     count = len(slots_of(optimizer, weight))
     while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:

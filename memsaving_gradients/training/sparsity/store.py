@@ -1,14 +1,13 @@
 """The weights of all sparse layers: one variable of values, and a bit for each place.
 
-One variable, so that an optimizer's slots are as small as the weights, and layers can have more of
-them or fewer as training goes on; the number of all stays the same, and so do all shapes. The parts
-of layers come from one split, whose gradient is one concatenation: a slice for each layer would
-give as many gradients of the whole, filled up with zeros. Bits are the smallest way to say where
-weights are from a sparsity of 6 % to one of 94 %; beyond, 16-bit distances would take less, of what
-is then next to nothing: 1/32 of the dense weights.
+With one variable, slots are as small as the weights, and layers can get more weights or fewer
+during training; their total stays the same, and so do all shapes. One split gives the parts of all
+layers, and its gradient is one concatenation. A slice for each layer would give as many gradients
+of the whole size, padded with zeros. Bits are the smallest code of places from 6 % to 94 %
+sparsity. Beyond, 16-bit distances are smaller, but bits are only 1/32 of the dense weights.
 
-A layer's kernel is made of its part when it is needed, by counting bits: a few elementwise ops,
-which a planner may repeat rather than keep the kernel.
+A layer's kernel is computed from its part on demand, by counting bits: a few elementwise ops, which
+a planner may repeat instead of keeping the kernel.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ __all__ = ["SparseStore"]
 
 @keras.saving.register_keras_serializable(package="memsaving_gradients")
 class SparseStore(keras.layers.Layer):
-    """Values and places of weights.
+    """The values and places of the weights of all sparse layers.
 
     Parameters
     ----------
     shapes
-        Of the layers' kernels.
+        The shapes of the layers' kernels.
     total
-        How many weights there are.
+        The number of weights.
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]], total: int, **options: Any) -> None:
@@ -57,7 +56,7 @@ class SparseStore(keras.layers.Layer):
             for k, shape in enumerate(self.shapes)
         ]
         for bits in self.bits:
-            # TensorFlow's checkpoints see attributes, and no lists of Keras' variables.
+            # TensorFlow's checkpoints see attributes, but no lists of Keras' variables.
             setattr(self, bits.name, bits)
         self._open: list[list[tf.Tensor]] = []
         self._failed: Exception | None = None
@@ -65,7 +64,7 @@ class SparseStore(keras.layers.Layer):
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Layers find their weights inside, from one split for all."""
+        """Split the values once, for all layers that are called inside."""
         self._open.append(self.split(self.values))
         try:
             yield
@@ -78,7 +77,7 @@ class SparseStore(keras.layers.Layer):
         return bool(self._open)
 
     def split(self, values: Any) -> list[tf.Tensor]:
-        """The weights of each layer."""
+        """Return the weights of each layer."""
         if autodiff.compiled_by_xla():
             raise ArgumentError(
                 "jit_compile",
@@ -91,33 +90,33 @@ class SparseStore(keras.layers.Layer):
         return parts
 
     def kernel(self, number: int, dtype: str) -> tf.Tensor:
-        """The kernel of a layer, dense."""
+        """Return the dense kernel of a layer."""
         part = (self._open[-1] if self._open else self.split(self.values))[number]
         return self.placed(tf.cast(part, dtype), number)
 
     def placed(self, part: tf.Tensor, number: int) -> tf.Tensor:
-        """A layer's weights at their places, zeros elsewhere."""
+        """Return a layer's weights at their places, with zeros elsewhere."""
         shape, bits = self.shapes[number], self.bits[number].value
         return tf.reshape(_dense(part, bits, math.prod(shape)), shape)
 
     def masks(self) -> list[npt.NDArray[Any]]:
-        """For each layer, which places have a weight."""
+        """Return, for each layer, whether each place has a weight."""
         return [
             np.unpackbits(bits.numpy(), count=math.prod(shape), bitorder="little").astype(bool)
             for bits, shape in zip(self.bits, self.shapes, strict=True)
         ]
 
     def set_masks(self, masks: Sequence[npt.NDArray[Any]]) -> None:
-        """Say which places have a weight; values are in the order of layers and places."""
+        """Set which places have a weight; values are in the order of layers and places."""
         for bits, mask in zip(self.bits, masks, strict=True):
             bits.assign(np.packbits(mask, bitorder="little"))
         self.counts.assign([int(mask.sum()) for mask in masks])
 
     def load_own_variables(self, store: Any) -> None:
-        """Load values and places, of as many weights."""
+        """Load values and places; raise if the number of weights differs."""
         if self._failed is not None and not len(store.keys()):
-            # Keras tries what failed once more, by a path that the file does not have, and would
-            # report that.
+            # Keras tries a failed load once more, by a path that the file does not have, and would
+            # report the second error.
             raise self._failed
         try:
             found = tuple(store["0"].shape) if "0" in store.keys() else None  # noqa: SIM118
@@ -136,20 +135,20 @@ class SparseStore(keras.layers.Layer):
 
 @tf.custom_gradient
 def _of_known_shape(values: tf.Tensor) -> Any:
-    """``values``, whose gradient is as large as they are: parts of unknown sizes do not say so."""
+    """Return ``values`` with a gradient of their shape: parts of unknown sizes do not tell it."""
     return tf.identity(values), lambda above: tf.ensure_shape(above, values.shape)
 
 
 def _unpacked(packed: tf.Tensor, count: int) -> tf.Tensor:
-    """The first ``count`` bits, as truth values."""
+    """Return the first ``count`` bits as booleans."""
     shifts = tf.range(8, dtype=tf.int32)
     bits = tf.bitwise.right_shift(tf.cast(packed, tf.int32)[:, None], shifts)
     return tf.reshape(tf.bitwise.bitwise_and(bits, 1) > 0, [-1])[:count]
 
 
 def _dense(part: tf.Tensor, bits: tf.Variable, count: int) -> tf.Tensor:
-    """Weights at their places, zeros elsewhere. Its gradient is what stands at these places:
-    TensorFlow's own would add up rows."""
+    """Return weights at their places, with zeros elsewhere. The gradient is read at these places;
+    TensorFlow's own gradient would add up rows."""
 
     @tf.custom_gradient
     def placed(part: tf.Tensor) -> Any:
@@ -158,8 +157,8 @@ def _dense(part: tf.Tensor, bits: tf.Variable, count: int) -> tf.Tensor:
         found = tf.gather(part, tf.maximum(number, 0))
 
         def gradient(above: tf.Tensor) -> tf.Tensor:
-            # Places are looked up when they are needed: they could be at any time, and would be at
-            # once.
+            # This edge keeps the places packed until the gradient is there. Without it, they would
+            # be unpacked at once.
             with tf.control_dependencies([above]):
                 return tf.boolean_mask(above, _unpacked(tf.convert_to_tensor(bits), count))
 
