@@ -25,10 +25,18 @@ __all__ = [
     "Variable",
     "applied_steps",
     "check_version",
+    "compiled_with",
     "export",
+    "layers_of",
+    "learning_rate_of",
+    "made_by",
+    "own_variables",
     "random_generator",
     "set_random_generator",
+    "set_trainable_alone",
     "unannounced_slots",
+    "value_of",
+    "variables_known_to",
     "zero_if_all_is_masked",
 ]
 
@@ -86,6 +94,52 @@ def applied_steps(optimizer: Any) -> Any:
     return optimizer.iterations if private is None else private
 
 
+def learning_rate_of(optimizer: Any) -> Any:
+    """Return the learning rate as the optimizer holds it: a variable, a schedule or a function. The
+    public property calls a schedule (3.3 to 3.15)."""
+    return optimizer._learning_rate
+
+
+def variables_known_to(optimizer: Any) -> list[Any]:
+    """Return the variables that an optimizer was built for. There is no public list (3.3 to
+    3.15)."""
+    return list(optimizer._trainable_variables)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Return a model or layer and all layers inside, at any depth. ``layers`` has the outermost
+    ones only (3.3 to 3.15)."""
+    return list(model._flatten_layers())
+
+
+def own_variables(layer: Any) -> list[Any]:
+    """Return the variables of a layer without those of layers inside. The public lists have both
+    (3.3 to 3.15)."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def set_trainable_alone(layer: Any, trainable: bool) -> None:
+    """Set whether a layer is trained. The public property also sets layers inside (3.3 to 3.15)."""
+    layer._trainable = trainable
+
+
+def made_by(tensor: Any) -> Any:
+    """Return the layer or operation that made a symbolic tensor (private from 3.3 to 3.15)."""
+    return tensor._keras_history.operation
+
+
+def compiled_with(model: Any) -> dict[str, Any]:
+    """Return the arguments of ``compile`` as they were given. The public config has only those that
+    can be serialized (3.3 to 3.15)."""
+    return dict(model._compile_config.config)
+
+
+def value_of(variable: Any) -> tf.Variable:
+    """Return the TensorFlow variable behind a variable of Keras. The public property may cast it
+    (3.3 to 3.15)."""
+    return variable._value
+
+
 def unannounced_slots(optimizer: Any) -> list[tuple[Any, Any]]:
     """Return ``(variable, slot)`` for slots that an optimizer makes without naming their variable
     (not with ``add_variable_from_reference``).
@@ -98,7 +152,7 @@ def unannounced_slots(optimizer: Any) -> list[tuple[Any, Any]]:
     if not isinstance(optimizer, (keras.optimizers.Adagrad, keras.optimizers.Ftrl)):
         return []
     slots = getattr(optimizer, "_accumulators", ())
-    return list(zip(optimizer._trainable_variables, slots, strict=False))
+    return list(zip(variables_known_to(optimizer), slots, strict=False))
 
 
 def export(
@@ -114,8 +168,8 @@ def export(
         raise ArgumentError(
             "export",
             asked,
-            f"Keras {keras.__version__} exports as 'tf_saved_model' alone, without further options;"
-            " take a newer Keras",
+            f"Keras {keras.__version__} exports only as 'tf_saved_model', without further options;"
+            " use a newer Keras",
         )
     archive = keras.export.ExportArchive()
     archive.track(model)

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from memsaving_gradients._keras import layers_of
+
 __all__ = ["bytes_of", "holds_gradients", "is_whole", "normalizes_batches"]
 
 
@@ -38,12 +40,12 @@ def holds_gradients(optimizer: Any) -> bool:
 def is_whole(model: Any) -> bool:
     """Return whether ``model`` and all of its layers have their variables; Keras says of some
     models that they are built when their layers are not."""
-    return all(layer.built for layer in model._flatten_layers())
+    return all(layer.built for layer in layers_of(model))
 
 
 def normalizes_batches(model: Any) -> bool:
     """Return whether ``model`` normalizes by statistics of the batch when it trains."""
     return any(
         isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-        for layer in model._flatten_layers()
+        for layer in layers_of(model)
     )

@@ -22,7 +22,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from memsaving_gradients._keras import AutocastScope, MultiOptimizer, Muon, unannounced_slots
+from memsaving_gradients._keras import (
+    AutocastScope,
+    MultiOptimizer,
+    Muon,
+    unannounced_slots,
+    value_of,
+)
 from memsaving_gradients.engine.options import check_one_of
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.training.precision.clipping import Clipping
@@ -57,8 +63,8 @@ EXCLUDED = {
     ),
     "centered": (
         (
-            "takes the square of one slot from another that is hardly larger, and in 16 bits the"
-            " difference may be negative"
+            "subtracts the square of one slot from another slot that is hardly larger, and in 16"
+            " bits the difference may be negative"
         ),
         "",
     ),
@@ -120,7 +126,7 @@ def low_precision(
             raise ArgumentError(
                 name,
                 getattr(optimizer, name),
-                f"excludes low_precision: it {reason}; drop {name}{way_out}",
+                f"cannot be combined with low_precision: it {reason}; drop {name}{way_out}",
             )
     kind = _kind_of(type(optimizer))
     made: keras.optimizers.Optimizer = made_again(
@@ -199,8 +205,8 @@ class _LowPrecision(_Optimizer):
                 "optimizer",
                 self.name,
                 "low_precision is for weights of 16 bits, and there are none: either drop it, or"
-                " drop the policy that keeps weights in float32:"
-                " keras.config.set_dtype_policy('bfloat16') before the model is made",
+                " drop the policy that keeps weights in float32, and call"
+                " keras.config.set_dtype_policy('bfloat16') before you create the model",
             )
         super().build(variables)
         for v, slot in unannounced_slots(self):
@@ -282,7 +288,7 @@ class _LowPrecision(_Optimizer):
         with AutocastScope("float32"), keras.StatelessScope() as self._seen:
             self._places = rows.places
             for slot in self._slots.get(rows.stored._unique_id, ()):
-                stored = Rows(slot._value, rows.places)
+                stored = Rows(value_of(slot), rows.places)
                 self._seen.add_update((slot, stored.read()))
             try:
                 yield
@@ -340,11 +346,11 @@ class _LowPrecision(_Optimizer):
         drawn = number_of(self.seed, number, first, self._decays)
         seed = tf.stack([tf.constant(drawn, tf.int64), tf.cast(self.iterations.value, tf.int64)])
         if lost is not None:
-            wanted = change + tf.cast(rows.of(lost._value), tf.float32)
+            wanted = change + tf.cast(rows.of(value_of(lost)), tf.float32)
             new = tf.cast(old + wanted, dtype)
             # Rounded to nearest, equal changes would have equal errors, which add up.
-            left = rounded(wanted - (tf.cast(new, tf.float32) - old), lost._value.dtype, seed)
-            rows.write(left, into=lost._value)
+            left = rounded(wanted - (tf.cast(new, tf.float32) - old), value_of(lost).dtype, seed)
+            rows.write(left, into=value_of(lost))
         elif self.rounding == "nearest":
             new = tf.cast(old + change, dtype)
         else:
@@ -389,17 +395,18 @@ class _LowPrecision(_Optimizer):
 
 
 _NO_OPTIMIZER = (
-    "is no Keras optimizer; give one, such as keras.optimizers.Adam(1e-3), or the name of one, such"
-    " as 'adam'"
+    "is not a Keras optimizer; give one, such as keras.optimizers.Adam(1e-3), or the name of one,"
+    " such as 'adam'"
 )
 #: Classes of optimizers that are refused, and why.
 _NOT_INSIDE: dict[Any, str] = {
-    _LowPrecision: "is of low precision already; take it as it is",
+    _LowPrecision: "has low precision already; use it as it is",
     keras.optimizers.LossScaleOptimizer: (
         "scales losses; give its inner optimizer, and put LossScaleOptimizer around the result"
     ),
     MultiOptimizer: (
-        "is made of several; give each of them, and put MultiOptimizer around the results"
+        "consists of several optimizers; give each of them, and put MultiOptimizer around the"
+        " results"
     ),
 }
 _kinds: dict[type, Any] = {}

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from memsaving_gradients._keras import Variable
+from memsaving_gradients._keras import Variable, learning_rate_of
 from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["made_again"]
@@ -32,15 +32,15 @@ def made_again(optimizer: Any, kind: Any, **more: Any) -> Any:
     ArgumentError
         If the config of ``optimizer`` does not have all of its settings.
     """
-    _check_learning_rate(optimizer._learning_rate)
+    _check_learning_rate(learning_rate_of(optimizer))
     try:
         made = kind.from_config({**optimizer.get_config(), **more})
     except _FAILURES as error:
         raise ArgumentError(
             "optimizer",
             optimizer.name,
-            f"cannot be made again from its config ({error}): give {type(optimizer).__name__} a"
-            " get_config() that has all that its __init__() takes",
+            f"cannot be recreated from its config ({error}): give {type(optimizer).__name__} a"
+            " get_config() with all arguments of its __init__()",
         ) from error
     # Attributes that all optimizers have are in the config, or belong to Keras.
     shared = vars(keras.optimizers.Optimizer(learning_rate=0.0)).keys() | {*_EXCLUSIONS}
@@ -51,8 +51,8 @@ def made_again(optimizer: Any, kind: Any, **more: Any) -> Any:
             raise ArgumentError(
                 name,
                 value,
-                "would be lost: it is an attribute of the optimizer that its config does not have;"
-                f" put it into the get_config() of {type(optimizer).__name__}, and take it in"
+                "would be lost: this attribute of the optimizer is not in its config; add it to"
+                f" the get_config() of {type(optimizer).__name__}, and to the arguments of its"
                 " __init__()",
             )
     for name in _EXCLUSIONS:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from memsaving_gradients._keras import value_of
 from memsaving_gradients.training.precision.rounding import LOW
 
 __all__ = ["Rows", "Wide", "stored_in"]
@@ -61,5 +62,5 @@ class Wide:
 
 def stored_in(variable: Any) -> tf.Variable | None:
     """Return the TensorFlow variable behind ``variable``; ``None``, if it does not have 16 bits."""
-    stored = variable if isinstance(variable, tf.Variable) else variable._value
+    stored = variable if isinstance(variable, tf.Variable) else value_of(variable)
     return stored if stored.dtype in LOW else None

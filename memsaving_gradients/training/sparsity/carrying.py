@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from memsaving_gradients._keras import layers_of, own_variables, set_trainable_alone
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.training.sparsity.choosing import is_graph_of_layers
 from memsaving_gradients.training.sparsity.layers import SPARSE
@@ -18,16 +19,15 @@ def carry_over(model: Any, copy: Any) -> None:
     the same layers and variables."""
     for old, new in _pairs(model, copy):
         if type(new) in SPARSE.values():
-            kept = [variable for variable in _own(old) if variable is not old._kernel]
-            for variable, value in zip(_own(new), kept, strict=True):
+            kept = [variable for variable in own_variables(old) if variable is not old._kernel]
+            for variable, value in zip(own_variables(new), kept, strict=True):
                 variable.assign(value)
         else:
-            kept = _own(old)
+            kept = own_variables(old)
             _load(old, new)
-        for variable, value in zip(_own(new), kept, strict=True):
+        for variable, value in zip(own_variables(new), kept, strict=True):
             variable.trainable = value.trainable
-        # Not by the property, which would set layers inside, too.
-        new._trainable = old.trainable
+        set_trainable_alone(new, old.trainable)
 
 
 def _pairs(model: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
@@ -37,31 +37,27 @@ def _pairs(model: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
         if is_graph_of_layers(old):
             yield from _pairs(old, new)
             continue
-        parts, others = old._flatten_layers(), new._flatten_layers()
+        parts, others = layers_of(old), layers_of(new)
         if [*map(type, parts)] != [*map(type, others)] and type(new) not in SPARSE.values():
             raise ArgumentError(
                 "model",
                 old.name,
-                "get_config and from_config of this layer make one with other layers inside, so"
-                " that its weights cannot be kept; they should make one like it",
+                "get_config and from_config of this layer make a layer with other layers inside,"
+                " so its weights cannot be copied; they must make a layer like it",
             )
         yield from zip(parts, others, strict=True)
-
-
-def _own(layer: Any) -> list[Any]:
-    return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def _load(old: Any, new: Any) -> None:
     """Copy the state of a layer as Keras does with a file: some layers compute values from loaded
     ones, or keep state outside of variables."""
-    found, there = len(_own(new)), len(_own(old))
+    found, there = len(own_variables(new)), len(own_variables(old))
     if found != there:
         raise ArgumentError(
             "model",
             old.name,
-            f"get_config and from_config of this layer make one of {found} variables instead of"
-            f" {there}; they should make one like it",
+            f"get_config and from_config of this layer make a layer with {found} variables instead"
+            f" of {there}; they must make a layer like it",
         )
     state: dict[str, Any] = {}
     old.save_own_variables(state)

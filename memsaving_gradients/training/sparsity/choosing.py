@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from memsaving_gradients._keras import layers_of
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.training.sparsity.layers import SPARSE
 
@@ -19,7 +20,7 @@ ITS_OWN = {"build", "from_config", "get_config"}
 def chosen_layers(model: Any, layers: Sequence[str] | None, dense: Sequence[str]) -> list[Any]:
     """Return the layers to make sparse, or raise an error that names layers that can be."""
     _check_model(model)
-    inside = [layer for layer in model._flatten_layers() if type(layer) in SPARSE]
+    inside = [layer for layer in layers_of(model) if type(layer) in SPARSE]
     reached = {id(layer) for layer in _reached(model)}
     trained = {id(variable) for variable in model.trainable_variables}
     why_not = {
@@ -36,12 +37,12 @@ def chosen_layers(model: Any, layers: Sequence[str] | None, dense: Sequence[str]
                 raise ArgumentError(
                     argument,
                     name,
-                    f"no layer of that name can be sparse; those that can are {shown}",
+                    f"no layer of that name can be sparse; layers that can be: {shown}",
                 )
             for one in called:
                 if id(one) in why_not and argument == "layers":
                     raise ArgumentError(
-                        argument, name, f"{why_not[id(one)]}; those that can be are {shown}"
+                        argument, name, f"{why_not[id(one)]}; layers that can be sparse: {shown}"
                     )
     if layers is None:
         convolutions = [one for one in able if not isinstance(one, keras.layers.Dense)]
@@ -58,7 +59,7 @@ def chosen_layers(model: Any, layers: Sequence[str] | None, dense: Sequence[str]
         raise ArgumentError(
             "model",
             model.name,
-            f"has no layer to make sparse; those that can be are {shown}{left}",
+            f"has no layer to make sparse; layers that can be: {shown}{left}",
         )
     return chosen
 
@@ -75,8 +76,8 @@ def _check_model(model: Any) -> None:
         raise ArgumentError(
             "model",
             model,
-            "is no functional or sequential Keras model, of which a copy with other layers can be"
-            " made; build it with keras.Model(inputs, outputs)",
+            "is not a functional or sequential Keras model, and only these can be copied with"
+            " other layers; build it with keras.Model(inputs, outputs)",
         )
     if not model.built:
         raise ArgumentError("model", model.name, "was not built; call model.build(input_shape)")
@@ -123,7 +124,7 @@ def _reached(model: Any) -> Iterator[Any]:
 def _problem(layer: Any, reached: bool, trained: set[int]) -> str:
     """Return why a layer stays dense; empty, if it can be sparse."""
     if not reached:
-        return "is called by another layer, which cannot be told to have a sparse one inside"
+        return "is called by another layer, which cannot be copied with a sparse layer inside"
     if getattr(layer, "quantization_mode", None) or getattr(layer, "lora_enabled", False):
         return "is quantized or has LoRA weights, and stays dense"
     if id(layer._kernel) not in trained:

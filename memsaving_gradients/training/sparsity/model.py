@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from memsaving_gradients._keras import export
+from memsaving_gradients._keras import export, layers_of
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.training.sparsity.arguments import real, seed_of
 from memsaving_gradients.training.sparsity.carrying import carry_over
@@ -112,7 +112,7 @@ class SparseModel(keras.Model):
             raise ArgumentError(
                 "filepath",
                 filepath,
-                "the legacy format would not hold what is sparse; save as .keras",
+                "the legacy format cannot hold sparse weights; save as .keras",
             )
         super().save(filepath, *args, **options)
 
@@ -222,26 +222,26 @@ def sparsify(
 
 def sparse_model_in(model: Any) -> SparseModel:
     """Return the sparse model that ``model`` is or contains; raise if there is none or several."""
-    layers = model._flatten_layers() if isinstance(model, keras.Model) else ()
+    layers = layers_of(model) if isinstance(model, keras.Model) else ()
     found = [layer for layer in layers if isinstance(layer, SparseModel)]
     if len(found) == 1:
         return found[0]
     name = getattr(model, "name", model)
     if not found:
-        raise ArgumentError("model", name, "is not sparse; train what sparsify returns")
+        raise ArgumentError("model", name, "is not sparse; train the model that sparsify returns")
     raise ArgumentError(
-        "model", name, f"has {len(found)} sparse models inside; one can be looked after"
+        "model", name, f"has {len(found)} sparse models inside; only one is supported"
     )
 
 
 def _sparse_layers(model: Any) -> list[Any]:
     kinds = tuple(SPARSE.values())
-    return [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
+    return [layer for layer in layers_of(model) if isinstance(layer, kinds)]
 
 
 def _forget_compilation(model: Any) -> None:
     """Undo the compilation that Keras copies with a model, with slots that nothing would use."""
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if isinstance(layer, keras.Model) and layer.compiled:
             layer.compiled, layer.optimizer = False, None
 
