@@ -1,1 +1,1 @@
-"""Measured claims: memory, time and simulation error of the package, printed beside their bars."""
+"""Measured claims: memory, time and simulation error of the package, printed with their bars."""

@@ -1,8 +1,8 @@
-"""``python -m benchmarks``: measure, print figures beside their bars, keep results.
+"""``python -m benchmarks``: measure, print figures with their bars, keep results.
 
-A row that has results is not measured again unless ``--again`` is given, so that a run that was
-stopped goes on where it stopped. The exit code is 1 if a bar is missed or a row fails, 2 if an
-argument is wrong, and 3 if this machine lacks what the experiments need.
+A row that has results is measured again only with ``--again``, so that an interrupted run continues
+where it stopped. Exit code 1: a figure misses its bar, or a row fails. 2: an argument is wrong.
+3: this machine lacks something that the experiments need.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.settings import count
 from benchmarks.tables import print_results
 
 DOCS = Path(__file__).parents[1] / "docs"
-#: By name, the module (and attribute, ``EXPERIMENT`` by default); imported when it is asked for.
+#: Module (and attribute, ``EXPERIMENT`` by default) of each experiment, imported on demand.
 EXPERIMENTS: dict[str, str] = {
     "claims": "claims.memory",
     "first_step": "claims.first_step",
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         _run(one, values, glob or "*", several, options)
         for one, values in zip(experiments, settings, strict=True)
     ]
-    # What this machine cannot run counts only if nothing else was asked for.
+    # An experiment that this machine cannot run (code 3) counts only if there is no other one.
     return codes[0] if not several else max((code for code in codes if code != 3), default=3)
 
 
@@ -96,7 +96,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--only", default="*", metavar="GLOB", help="experiments, or rows: 'papers/chen*'")
     add("--list", action="store_true", help="print names of experiments and rows, and stop")
     add("--json", type=_new_file, metavar="PATH", help="results file, or folder for several")
-    add("--again", action="store_true", help="measure what has results, too")
+    add("--again", action="store_true", help="also measure rows that have results")
     add("--jobs", type=_at_least_one, default=1, metavar="N", help="rows at a time")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; see README.md")
     return parser.parse_args(arguments)
@@ -130,17 +130,17 @@ def _run(
         print(f"{one.name}/{row} failed: {text}")
     if one.page is not None:
         page = path.with_suffix(".md") if options.json else DOCS / one.page.file
-        page.write_text(one.page.text(results), encoding="utf-8")
+        page.write_text(one.page.written(results), encoding="utf-8")
     return int(bool(failed) or not all(figure.passed for figure in figures))
 
 
 def _matching(results: dict[str, dict[str, Any]], glob: str) -> dict[str, dict[str, Any]]:
-    """Return the results of rows that a glob matches; a file may have more than is asked for."""
+    """Return the results of the rows that a glob matches; a file may have more rows."""
     return {row: result for row, result in results.items() if fnmatch.fnmatchcase(row, glob)}
 
 
 def _settings(one: Experiment, given: list[str]) -> dict[str, Any]:
-    """Return the settings of an experiment, those that are given in place of the defaults."""
+    """Return the settings of an experiment: the given ones replace the defaults."""
     values = one.defaults
     for text in given:
         name, _, value = text.partition("=")
@@ -157,7 +157,7 @@ def _check_settings(experiments: list[Experiment], given: list[str]) -> None:
     for text in given:
         if text.partition("=")[0] not in known:
             listed = "; ".join(f"{name} ({one.help})" for name, one in known.items()) or "none"
-            raise ValueError(f"--set {text}: no such setting; there are: {listed}")
+            raise ValueError(f"--set {text}: unknown setting; the settings are: {listed}")
 
 
 def _at_least_one(text: str) -> int:
@@ -170,7 +170,7 @@ def _at_least_one(text: str) -> int:
 def _new_file(text: str) -> Path:
     path = Path(text)
     if not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{path.parent} is no folder")
+        raise argparse.ArgumentTypeError(f"folder {path.parent} does not exist")
     return path
 
 

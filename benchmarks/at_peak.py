@@ -1,6 +1,6 @@
-"""What is alive when a measured step takes most, taken apart: gradients, activations, and all else.
+"""Bytes alive at the measured peak of a step, split into gradients, activations and the rest.
 
-The profiler says which op asked for each buffer; the graph that was traced says what that op is.
+The profiler tells which op asked for each buffer; the traced graph tells what that op is.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from graph_tools.ops import op_types
 from graph_tools.tf_private import autodiff, graphs
 
 PARTS = ("gradients", "activations", "temporaries")
-#: What the runtime puts in front of names in a called function.
+#: The prefix that the runtime gives to names of ops in a called function.
 CALL = "StatefulPartitionedCall/"
-#: What grappler puts between a scope and a name where it makes two ops one, such as a product that
-#: transposes what it reads.
+#: The text that grappler inserts between a scope and a name when it merges two ops, such as a
+#: product and the transposition of its input.
 REWRITTEN = re.compile(r"ArithmeticOptimizer/[A-Za-z0-9]+_")
 
 
@@ -31,10 +31,10 @@ def kinds_of(
     events: Sequence[AllocationEvent],
     batch: int = 1,
 ) -> dict[str, str]:
-    """Return by name of an op which of `PARTS` its results are; others are ``"temporaries"``.
+    """Return which of `PARTS` the results of an op are, by its name; others are ``"temporaries"``.
 
-    Activations are what ops before ``first_backward`` make, or clones of them, and others read.
-    ``events`` are those of a step: an op that asks for no buffer writes into one of its inputs.
+    Activations are values that an op before ``first_backward``, or a clone of one, computes and
+    another op reads. ``events``: of one step. An op without an allocation overwrites an input.
     """
     first = graphs.creation_index(first_backward)
     ops = capture(autodiff.ends_of(first_backward.graph))
@@ -46,7 +46,7 @@ def kinds_of(
         for value in (() if early[op] else values)
         if early[producer[storage[value]]]
     }
-    # A buffer belongs to the op that asked for it, and to those that write their results into it.
+    # A buffer belongs to the op that asked for it, and to the ops that write results into it.
     asked = {_name(event) for event in events if event.requested > 0}
     sizes = ops.value_bytes(batch)
     for op in reversed(range(len(ops.ops))):
@@ -69,7 +69,7 @@ def parts_at_peak(
     *,
     chunks: bool = False,
 ) -> dict[str, Any]:
-    """Return the bytes of each part when most bytes or, with ``"rounding"``, chunks are alive."""
+    """Return the bytes of each part at the peak; ``chunks``: the peak of chunks, with rounding."""
     found = dict.fromkeys(PARTS, 0)
     alive = alive_at_peak(events, chunks=chunks, near=near)
     for event in alive:
@@ -81,5 +81,5 @@ def parts_at_peak(
 
 
 def _name(event: AllocationEvent) -> str:
-    """The name of the op in the graph that was traced."""
+    """Return the name of the op in the traced graph."""
     return REWRITTEN.sub("", event.op.rpartition(CALL)[2])

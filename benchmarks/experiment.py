@@ -1,8 +1,8 @@
-"""What a benchmark is: rows to measure, tables of their results, and bars that figures must clear.
+"""A benchmark: rows to measure, tables of their results, and bars that figures must clear.
 
-Every benchmark is one `Experiment`. A row is measured by `Experiment.run`, which returns JSON;
-tables, bars and pages are computed from the results of all rows, so that they can be printed from
-the file of results without measuring anything.
+Every benchmark is one `Experiment`. `Experiment.run` measures a row and returns JSON. Tables, bars
+and pages are computed from the results of all rows, so that they can be printed from the file of
+results without measuring anything.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-#: What a row's run returned, by name of the row.
+from benchmarks.markdown import wrapped
+
+#: The result of each row, by name of the row.
 Results = Mapping[str, Mapping[str, Any]]
 #: Values of an experiment's settings, by name.
 Settings = Mapping[str, Any]
@@ -24,7 +26,7 @@ class Judged(Protocol):
 
     @property
     def passed(self) -> bool:
-        """Return whether it clears its bar."""
+        """Whether it clears its bar."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,13 @@ class Figure:
     Attributes
     ----------
     what
-        Its name.
+        Name of the figure.
     value, limit, least
-        The figure, the most and the least that it may be; ``None``: no such bar.
+        The figure, its upper and its lower bar; ``None``: no bar on that side.
     percent
         Whether to print percentages.
     count
-        The number of measurements behind it.
+        The number of measurements that it summarizes.
     """
 
     what: str
@@ -52,7 +54,7 @@ class Figure:
 
     @property
     def passed(self) -> bool:
-        """Return whether the figure is within its bars."""
+        """Whether the figure is within its bars."""
         low = self.least is None or self.value >= self.least
         return low and (self.limit is None or self.value <= self.limit)
 
@@ -64,10 +66,10 @@ class Columns:
     Attributes
     ----------
     title
-        Above the table.
+        Text above the table.
     headings
-        Of the columns, with ``" | "`` between them; the first column and those named in `text` are
-        aligned left.
+        Headings of the columns, separated by ``" | "``. The first column and the columns named in
+        `text` are aligned left.
     lines
         Cells of all lines, computed from the results.
     text
@@ -91,10 +93,22 @@ class Setting:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of ``docs/`` that is written from the results."""
+    """A page of ``docs/`` that is written from the results.
+
+    Attributes
+    ----------
+    file
+        Name of the file.
+    text
+        Returns the page in Markdown, with lines of any length.
+    """
 
     file: str
     text: Callable[[Results], str]
+
+    def written(self, results: Results) -> str:
+        """Return the page with wrapped prose."""
+        return wrapped(self.text(results))
 
 
 @dataclass(frozen=True)
@@ -104,9 +118,9 @@ class Job:
     Attributes
     ----------
     row
-        Its name.
+        Name of the row.
     settings
-        Of the experiment.
+        Settings of the experiment.
     known
         The stored result of this row.
     made
@@ -116,7 +130,7 @@ class Job:
     say
         Prints a line on standard error.
     save
-        Writes a part of the result, so that a run that is stopped keeps it.
+        Writes a part of the result, so that an interrupted run keeps it.
     """
 
     row: str
@@ -135,7 +149,7 @@ class Experiment:
     Attributes
     ----------
     name
-        What ``--only`` matches.
+        Name that ``--only`` matches.
     rows
         Names of the rows, which may depend on settings.
     run
@@ -143,24 +157,24 @@ class Experiment:
     columns
         Tables of the results.
     bars
-        Figures beside their bars, of the results that are there.
+        Figures with their bars, computed from the results that exist.
     bars_in_columns
         Whether the tables already print the bars.
     settings
-        What ``--set`` can change.
+        Settings that ``--set`` can change.
     file
-        Stem of the file in ``benchmarks/results``; without one, the name.
+        Stem of the file in ``benchmarks/results``; the name by default.
     due
-        Whether a row with a result is measured nevertheless; takes the result, settings and
-        whether ``--again`` was said.
+        Whether to measure a row although it has a result; takes the result, the settings, and
+        whether ``--again`` was given.
     apart
         Rows that run only if ``--only`` names them.
     missing
-        What this machine lacks for the rows that a glob names, or nothing.
+        Returns what this machine lacks for the rows that a glob matches, or ``None``.
     notes
         Lines to print below the tables.
     page
-        Written after each run.
+        Page that each run writes, if any.
     """
 
     name: str
@@ -179,5 +193,5 @@ class Experiment:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The settings as they are without ``--set``."""
+        """The values of the settings without ``--set``."""
         return {name: setting.default for name, setting in self.settings.items()}

@@ -12,7 +12,7 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def fresh(target: str, environment: Mapping[str, str] = ENVIRONMENT, /, **arguments: Any) -> Any:
-    """Return what ``"module:function"`` of this package returns in a fresh process, as JSON."""
+    """Return the result of ``"module:function"`` of this package in a fresh process, as JSON."""
     return in_fresh_process(f"benchmarks.{target}", arguments, environment)
 
 
@@ -34,7 +34,7 @@ def peak(
 def ratio(
     model: str, options: dict[str, Any], settings: dict[str, Any], pairs: int
 ) -> dict[str, Any]:
-    """Return the time of our step over that of the plain step."""
+    """Return the ratio of the time of our step to the time of the plain step."""
     found: dict[str, Any] = fresh(
         "probes:ratio", model=model, options=options, settings=settings, pairs=pairs
     )

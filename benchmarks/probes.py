@@ -1,4 +1,4 @@
-"""What runs in the fresh processes: one peak, or one ratio of times.  JSON in, JSON out."""
+"""Functions that run in fresh processes: one peak, or one ratio of times.  JSON in, JSON out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graph_tools.memory.allocation_trace import allocation_events, requested_pea
 from graph_tools.memory.measure import measure_peak, time_ratio
 from graph_tools.xla.program import compiled
 
-# By name: a plain step does not import the package that it is compared with.
+# A name, not the class: a plain step does not import the package that it is compared with.
 _WARNING = "NothingSavedWarning"
 
 
@@ -30,10 +30,10 @@ def peak(
     save: str | None = None,
     requested: bool = False,
 ) -> dict[str, Any]:
-    """The transient peak of one step, with what the plan promised and what building it cost.
+    """Return the transient peak of one step, the figures of its plan, and the seconds to build it.
 
-    `settings` are for `make_step`; the plan is saved as `save`; `requested`: whether the peak in
-    bytes asked for is looked up, too.
+    `settings` are for `make_step`; `save`: file for the plan; `requested`: whether to measure the
+    peak of requested bytes, too.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -76,7 +76,7 @@ def ratio(
     pairs: int = 15,
     settings: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the time of our step over that of the plain one, in one process."""
+    """Return the ratio of the time of our step to the plain step's, in one process."""
     plain = make_step(model, options, ours=False, how=how)
     ours = make_step(model, options, checkpoints, ours=True, how=how, settings=settings)
     return dataclasses.asdict(time_ratio(ours.run, plain.run, pairs=pairs))
@@ -90,7 +90,7 @@ def budget_peak(
     settings: dict[str, Any],
     requested: bool = True,
 ) -> dict[str, Any]:
-    """As `peak`, within a budget; ``"refused"`` has the least budget where no plan fits."""
+    """Return the `peak` within a budget, or as ``"refused"`` the least budget if no plan fits."""
     from memsaving_gradients.errors import BudgetError
 
     start = time.perf_counter()
@@ -110,9 +110,9 @@ def budget_peak(
 def budget_ratio(
     model: str, options: dict[str, Any], *, plan: str, pairs: int, profile: bool
 ) -> dict[str, Any]:
-    """Time a step with a saved plan against plain, and estimate it by the other costs.
+    """Return the time of a step with a saved plan over the plain step's, and its estimate.
 
-    `profile`: whether costs are measured for that estimate.
+    `profile`: whether the estimate uses measured costs.
     """
     import memsaving_gradients as ms
 
@@ -124,12 +124,12 @@ def budget_ratio(
 
 
 def _requested(run: Callable[[], object]) -> int:
-    """The peak in bytes asked for: the worst of two steps."""
+    """Return the peak of requested bytes: the worst of two steps."""
     return max(requested_peak(allocation_events(run)) for _ in range(2))
 
 
 def plan_of(step: Step) -> dict[str, Any] | None:
-    """What the newest plan of a step says; ``None``: it has none."""
+    """Return the figures of the newest plan of a step; ``None`` if it has none."""
     import memsaving_gradients as ms
     from memsaving_gradients.budget import chunk_bytes
 
@@ -154,8 +154,8 @@ def plan_of(step: Step) -> dict[str, Any] | None:
             "optimal",
         )
     }
-    # What is measured beside it is the worst of several steps, not the least that plain training
-    # may take.
+    # It is compared with the worst of several measured steps, so it must not be the least that
+    # plain training may take.
     if newest.simulation_plain is not None:
         found["allocated_plain"] = chunk_bytes(newest.simulation_plain, newest.gating)
     return found

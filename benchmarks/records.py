@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def stamp() -> dict[str, str]:
-    """Return when and where results are made."""
+    """Return the time, the versions and the machine of a result."""
     return {
         "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "tensorflow": version("tensorflow"),
@@ -31,7 +31,7 @@ def stamp() -> dict[str, str]:
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """Return the results in a file by row; a file without rows is one row, named like the file.
 
-    Rows that have the message of an error in place of a result, in old files, are left out.
+    Rows of old files that have an error message in place of a result are left out.
     """
     if not path.exists():
         return {}
@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 def write(
     path: Path, results: Mapping[str, Mapping[str, Any]], figures: Iterable[Judged] | None = None
 ) -> None:
-    """Put results into a file; other rows, and figures unless new ones are given, stay."""
+    """Write results into a file, which keeps its other rows, and its figures if none are given."""
     path.parent.mkdir(parents=True, exist_ok=True)
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     kept = old.get("figures", []) if figures is None else [_judged(figure) for figure in figures]

@@ -1,4 +1,4 @@
-"""Runs experiments: measures rows that have no results, and writes each when it is there."""
+"""Runs experiments: measures rows without results, and writes each result at once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from graph_tools.errors import GraphToolsError
 
 
 def results_of(experiment: Experiment) -> Path:
-    """Return the file that the results of an experiment go to by default."""
+    """Return the default file for the results of an experiment."""
     return RESULTS / f"{experiment.file or experiment.name}.json"
 
 
 def chosen(experiment: Experiment, settings: Settings, glob: str) -> list[str]:
-    """Return the rows that a glob matches; rows apart must be named."""
+    """Return the rows that a glob matches; ``"*"`` does not match `Experiment.apart`."""
     return [
         row
         for row in experiment.rows(settings)
@@ -40,11 +40,10 @@ def measure(
     jobs: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, str]:
-    """Measure those of the rows that have no result yet; return messages of rows that failed.
+    """Measure the rows that have no result yet; return the messages of rows that failed.
 
-    Each result is written when it is there. A row that fails with an error of ours costs the other
-    rows nothing, and keeps what the file has of it. ``again``: rows that have results are measured,
-    too.
+    Each result is written at once. If a row fails with a `GraphToolsError`, the other rows are
+    still measured, and the file keeps its old result. ``again``: measure rows with results, too.
     """
     settings = experiment.defaults if settings is None else settings
     known, made, lock = read(path), dict[str, dict[str, Any]](), threading.Lock()
@@ -68,7 +67,7 @@ def measure(
         outcome = ": failed" if row in failed else ""
         say(f"{experiment.name}/{row}{outcome}, {time.perf_counter() - begun:.0f} s")
 
-    # One job at a time runs here, where it can be interrupted.
+    # A single job runs in this thread, where it can be interrupted.
     with contextlib.ExitStack() as stack:
         each = map if jobs == 1 else stack.enter_context(ThreadPoolExecutor(jobs)).map
         list(each(one, todo))
@@ -78,7 +77,7 @@ def measure(
 
 
 def rows_of(experiment: Experiment, rows: Iterable[str], *, again: bool) -> Results:
-    """Return rows of an experiment from its file of results; rows that are not there are measured.
+    """Return rows of an experiment from its file of results, and measure the rows it lacks.
 
     Raises
     ------

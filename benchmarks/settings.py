@@ -1,4 +1,4 @@
-"""Types of settings: a wrong value is refused before anything is measured."""
+"""Types of settings, which refuse a wrong value before anything is measured."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ def flag(text: str) -> bool:
 
 
 def one_of(*known: str) -> Callable[[str], str]:
-    """Return a type: one of some names."""
+    """Return a type for one of the known names."""
 
     def parse(text: str) -> str:
         if text not in known:
-            raise ValueError(f"{text!r} is none of {', '.join(known)}")
+            raise ValueError(f"{text!r} is not one of {', '.join(known)}")
         return text
 
     return parse
 
 
 def some_of(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return a type: several of some names, with commas between them."""
+    """Return a type for several of the known names, separated by commas."""
     one = one_of(*known)
     return lambda text: [one(part) for part in text.split(",")]
 
 
 def pairs(default: int) -> Setting:
-    """Return a setting: pairs of steps for ratios of times."""
+    """Return a setting for the number of pairs of steps to time."""
     return Setting(default, partial(count, 0), "pairs of steps for times; 0: no times")
 
 
 def planner(default: str = "auto") -> Setting:
-    """Return a setting: who plans."""
+    """Return a setting for the name of the planner."""
 
     def parse(text: str) -> str:
-        # Imported only here: processes that measure plain steps have no part of ours.
+        # A late import: processes that measure plain steps must not import the package.
         from memsaving_gradients.planners import PLANNERS
 
         return one_of(*PLANNERS)(text)
 
-    return Setting(default, parse, "who plans: a name that planner= of gradients takes")
+    return Setting(default, parse, "name of the planner, as planner= of gradients takes it")

@@ -1,9 +1,9 @@
 """One training step as a callable: loss, gradients, and every gradient consumed at once.
 
-Nothing is updated, unless an optimizer is asked for.  Each gradient is summed up in squares as soon
-as it exists, as an optimizer that takes one variable after another would use it, and the sums are
-returned: a gradient that nothing reads would be pruned, and one that is returned would live to the
-end of the step.
+Variables are updated only if an optimizer is named. Otherwise a step returns the sum of the squares
+of each gradient. The sum consumes the gradient as soon as it exists, like an optimizer that updates
+one variable after another. An unread gradient would be pruned; a returned one would live to the end
+of the step.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Step:
     Attributes
     ----------
     run
-        Runs it once and waits; returns the sums of squares.
+        Runs the step once and waits; returns the sums of squares, or the loss with an optimizer.
     graph
-        The graph it was built in.
+        The graph of the step.
     function, batch
-        The ``tf.function`` that runs, and its arguments; of a session, nothing.
+        The ``tf.function`` that runs, and its arguments; ``None`` and empty for a session.
     seconds
-        Of wall time: ``"forward"`` (building the forward ops), ``"gradients"`` (all of the call
-        for gradients), ``"tensorflow"`` (what TensorFlow's own code took of that).
+        Wall time of ``"forward"`` (building the forward ops), ``"gradients"`` (the whole call
+        for gradients) and ``"tensorflow"`` (the part of that call in TensorFlow's own code).
     """
 
     run: Callable[[], Any]
@@ -58,12 +58,12 @@ def make_step(
     Parameters
     ----------
     model, options
-        For `benchmarks.networks.build`; and ``optimizer``: ``"sgd"`` (with momentum), ``"adam"`` or
-        ``"adamw"`` updates the variables.
+        Arguments of `benchmarks.networks.build`. In addition, the option ``optimizer``: ``"sgd"``
+        (with momentum), ``"adam"`` or ``"adamw"`` updates the variables.
     checkpoints
-        For ``memsaving_gradients.gradients``.
+        Argument of ``memsaving_gradients.gradients``.
     ours
-        Whether to use that; else ``tf.gradients``.
+        Whether to use ``memsaving_gradients.gradients``; else ``tf.gradients``.
     how
         ``"function"``, ``"xla"`` (a ``tf.function`` with ``jit_compile=True``) or ``"session"``.
     settings
@@ -118,7 +118,7 @@ def _session_step(
 
 
 def make_optimizer(name: str, network: Model) -> Any:
-    """A Keras optimizer, with slots, that moves next to nothing."""
+    """Return a Keras optimizer with slots, with so low a rate that variables hardly change."""
     import keras
 
     make = {
@@ -134,7 +134,7 @@ def make_optimizer(name: str, network: Model) -> Any:
 def _gradients(
     loss: tf.Tensor, xs: list[Any], asked: dict[str, Any], ours: bool, seconds: dict[str, float]
 ) -> list[Any]:
-    """The gradients, with the time TensorFlow's own function took apart from the rest."""
+    """Return the gradients; add the whole time, and TensorFlow's share of it, to ``seconds``."""
     spent = 0.0
 
     def timed(inner: Any, *args: Any, **kwargs: Any) -> Any:

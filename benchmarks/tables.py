@@ -1,4 +1,4 @@
-"""Prints tables of results and figures beside their bars."""
+"""Prints tables of results, and figures with their bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.experiment import Columns, Experiment, Figure, Judged, Results
 
 
 def mark(passed: bool) -> str:
-    """Return a word in color."""
+    """Return the verdict as a colored word."""
     return "[green]pass[/green]" if passed else "[red]miss[/red]"
 
 

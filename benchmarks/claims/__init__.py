@@ -1,1 +1,1 @@
-"""Whether the library keeps what its README and its pages claim."""
+"""Measurements of the claims of the README and the pages."""

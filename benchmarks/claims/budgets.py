@@ -1,9 +1,9 @@
 """The fastest plans within budgets, measured.
 
-Each model is planned for several shares of what plain training takes, and run: the worst of five
-steps against the budget, the simulated peak against the measured one, the time of a step against
-the plain one's, the predicted extra time against the measured one. Where no plan fits, the least
-budget that the error names is planned for and measured.
+Each model is planned for several shares of the plain peak, and run. The table compares the worst of
+five steps with the budget, and the simulated peak with the measured one. It compares the time of a
+step with the plain step's, and the predicted extra time with the measured one. If no plan fits, the
+least budget that the error names is measured instead.
 
 Every peak and every ratio of times has a process of its own. The first process makes the plan and
 saves it, the second applies it.
@@ -24,7 +24,7 @@ from benchmarks.settings import flag, one_of, pairs, planner, shares
 from benchmarks.tables import mark
 from graph_tools.errors import GraphToolsError
 
-#: What is trained: builder and options for `benchmarks.networks.build`.
+#: Networks: builder and options for `benchmarks.networks.build`.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50": ("application", {"name": "ResNet50", "batch": 8}),
     "densenet121": ("application", {"name": "DenseNet121", "batch": 8}),
@@ -37,15 +37,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("lstm", {}),
 }
 
-#: Shares of the plain transient peak, and the extra step time that they may cost in the median over
-#: models.
+#: Shares of the plain transient peak, and bars for their extra step time in the median over models.
 EXTRA = {0.80: 0.03, 0.60: 0.06, 0.45: 0.09, 0.35: 0.14}
-#: Simulated against measured peak: the median error, and the most that may be promised too low.
+#: Bars for simulated against measured peak: the median error, and the most by which one is too low.
 MEDIAN_ERROR, MOST_UNDER = 0.02, 0.03
-#: Predicted against measured extra time, where that is at least so much: the median error, in
-#: shares of the extra time.
+#: The least measured extra time that is compared with the prediction, and the bar for the median
+#: error, as a share of the extra time.
 PREDICTED_FROM, PREDICTED_ERROR = 0.10, 0.20
-#: A control farther from 1 than this says that the machine was busy.
+#: A control farther from 1 than this means that the machine was busy.
 NOISE = 0.05
 
 
@@ -69,10 +68,10 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def measured(job: Job, name: str, model: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Measure one network within the budget that the row is named after.
+    """Measure one network within the budget in the name of the row.
 
-    The plain peak is taken from other rows of this run. Refused budgets lead to the same least
-    one, which is measured once.
+    The plain peak is taken from other rows of this run. All refused budgets lead to the same least
+    budget, which is measured once.
     """
     what = {"model": model, "options": sizes}
     share = next(one for one in job.settings["budgets"] if case_of(name, one) == job.row)
@@ -118,11 +117,12 @@ def _case(
 
 
 class LeastRefusedError(GraphToolsError):
-    """The least budget that an error names is refused."""
+    """The error if the least budget that another error names is refused."""
 
     def __init__(self, least: int, then: int) -> None:
         super().__init__(
-            f"the least budget named, {least:,} bytes, is refused: {then:,} bytes are named then"
+            f"the least budget of the first error, {least:,} bytes, is refused;"
+            f" the second error names {then:,} bytes"
         )
 
 
@@ -137,10 +137,10 @@ def planned(
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Measure a step within a budget, or within the least one that the error names.
 
-    Returns the figures, and the refusal if there was one. ``what``: model and options;
-    ``settings``: others of ``gradients``; the plan is saved as ``save``. A least budget that is
-    ``known`` is not tried: the first answer is the refusal then, as it is if the least budget is
-    refused as well.
+    Return the figures, and the refusal if there was one. ``what``: model and options; ``settings``:
+    other arguments of ``gradients``; ``save``: file for the plan. A least budget that is ``known``
+    is not tried. In this case, and if the least budget is refused as well, ``"refused"`` is the
+    only figure.
     """
 
     def within(budget: float | int) -> dict[str, Any]:
@@ -158,14 +158,14 @@ def planned(
 def _predicted(
     planned: float, timed: Mapping[str, Any] | None, profile: bool
 ) -> dict[str, float | None]:
-    """The extra time of the plan by static and by measured costs."""
+    """Return the predicted extra time of the plan by static and by measured costs."""
     other = None if timed is None else timed["predicted"]
     first, second = ("profiled", "static") if profile else ("static", "profiled")
     return {first: planned, second: other}
 
 
 def errors(result: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return how far simulated peaks are from measured ones, as shares; negative: too low."""
+    """Return the relative errors of simulated peaks; negative: too low."""
     plan = result["ours"]["plan"]
     found = []
     for side, suffix in (("plain", "_plain"), ("ours", "")):
@@ -214,7 +214,7 @@ def bars(results: Results) -> list[Figure]:
 
 
 def _errors_in(unit: str, made: Sequence[Mapping[str, Any]]) -> Iterator[float]:
-    """Every measured peak once: plain peaks and those of least budgets are in several cases."""
+    """Yield the error of each measured peak once: several cases share plain and least peaks."""
     seen = set()
     for result in made:
         for what, error in errors(result):
@@ -225,7 +225,7 @@ def _errors_in(unit: str, made: Sequence[Mapping[str, Any]]) -> Iterator[float]:
 
 
 def bars_of_training(results: Results) -> list[Figure]:
-    """Return the bars of steps that update variables: plain training is simulated without that."""
+    """Return the bars of steps that update variables, which the simulation of plain excludes."""
     return [figure for figure in bars(results) if "simulated" not in figure.what]
 
 
@@ -240,8 +240,8 @@ def notes(results: Results) -> Iterator[str]:
     for case, result in results.items():
         if result["refused"]:
             yield (
-                f"{case}: refused; the least budget named, {result['refused']['fraction']:.1%} of "
-                "plain, was planned for and measured"
+                f"{case}: refused; the figures are for the least budget that the error names,"
+                f" {result['refused']['fraction']:.1%} of plain training's peak"
             )
 
 
@@ -275,12 +275,12 @@ COLUMNS = Columns(
     lines,
 )
 SETTINGS = {
-    "budgets": Setting(list(EXTRA), shares, "shares of what plain training takes: 0.8,0.45"),
+    "budgets": Setting(list(EXTRA), shares, "shares of plain training's peak: 0.8,0.45"),
     "bytes": Setting(False, flag, "budgets in bytes, shares of the measured peak: yes"),
     "pairs": pairs(15),
     "planner": planner(),
     "profile": Setting(False, flag, "plan with measured costs: yes"),
-    "optimizer": Setting("", one_of("sgd", "adam", "adamw"), "what updates the variables"),
+    "optimizer": Setting("", one_of("sgd", "adam", "adamw"), "optimizer of the step"),
 }
 EXPERIMENT = Experiment(
     "budgets", rows=rows, run=run, columns=(COLUMNS,), bars=bars, notes=notes, settings=SETTINGS

@@ -1,7 +1,7 @@
-"""The table of claims: what is measured, and the bar it has to clear.
+"""The table of claims: each case with the bars for its figures.
 
-The bars are what a published heuristic reaches (Bulatov and Salimans 2018, "memory" mode) or better
-where it saves nothing, and what checkpoints chosen by hand reach.  MB is 10^6 bytes.
+The bars are the figures of a published heuristic (Bulatov and Salimans 2018, "memory" mode), better
+figures where it saves nothing, and figures of checkpoints chosen by hand.  MB is 10^6 bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-#: The figure whose bar is the least that it may be; of all others it is the most.
+#: The only figure with a lower bar; the bars of all others are upper ones.
 CLONES = "clones"
 
 
@@ -20,20 +20,20 @@ class Case:
     Attributes
     ----------
     name
-        For ``--only`` and the results.
+        Name for ``--only`` and the results.
     model, options
-        For `benchmarks.networks.build`.
+        Arguments of `benchmarks.networks.build`.
     checkpoints
-        For ``memsaving_gradients.gradients``.
+        Argument of ``memsaving_gradients.gradients``.
     how
-        As in `benchmarks.steps.make_step`.
+        Argument of `benchmarks.steps.make_step`.
     bars
-        By figure: ``"MB"`` and ``"units"`` (peak in 10^6 bytes, in tensors of the chain),
-        ``"peak"``, ``"time"`` and ``"XLA's largest"`` (ours over plain), ``"planning"`` (time that
-        we add over time of TensorFlow's own gradients), ``"clones"`` (instructions of one kind
-        that XLA runs more often than in the plain step).
+        Bars by figure. ``"MB"`` and ``"units"``: peak in 10^6 bytes, in tensors of the chain.
+        ``"peak"``, ``"time"`` and ``"XLA's largest"``: ours over plain. ``"planning"``: our added
+        time over the time of TensorFlow's own gradients. ``"clones"``: instructions of one kind
+        that XLA runs in addition to the plain step's.
     instruction
-        The HLO opcode whose clones are counted, for XLA.
+        The HLO opcode of the counted clones, for XLA.
     pairs
         Pairs of steps for the ratio of times; 0 for none.
     """

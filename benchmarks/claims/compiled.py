@@ -1,14 +1,13 @@
 """Memory that XLA assigns to compiled steps, with the time to compile and to run them.
 
 Each step is a ``tf.function`` with ``jit_compile=True`` that returns sums of squares of its
-gradients. Memory is the bytes of temporaries in XLA's own buffer assignment, for which
-TensorFlow's allocator is asked once. *Compile* is the time of the first step; *step* the least time
-of three later ones. Each row has a process of its own, so that
-ratios of times are only as good as the machine is quiet.
+gradients. Memory is the bytes of temporaries in XLA's own buffer assignment, which are a single
+allocation of TensorFlow's allocator. *Compile* is the time of the first step, *step* the least time
+of three later ones. Each row has a process of its own, so ratios of times need a quiet machine.
 
-Modes: plain; ``tf.recompute_grad`` around blocks, where the side-by-side comparison has it; the
-default; budgets of 0.8 and 0.6 of what XLA assigns to plain training. *Trace* is the time until
-a step is ready to be called, in which budgets have it compiled.
+The modes are plain; ``tf.recompute_grad`` around blocks, where the side-by-side comparison has it;
+the default; and budgets of 0.8 and 0.6 of the bytes that XLA assigns to plain training. *Trace* is
+the time until a step is ready to be called; with a budget it includes compilations.
 """
 
 from __future__ import annotations
@@ -53,16 +52,16 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[str, dict[str, Any]] | None
     "tiny": (*SMALL["dense_chain"], ("recompute_chain", {"ends": r"dense(3|7)"})),
 }
 PLAIN, PEER = "plain", "recompute_grad"
-#: Modes of ours, and what they say to `memsaving_gradients.gradients`.
+#: Our modes, and their arguments of `memsaving_gradients.gradients`.
 OURS: dict[str, dict[str, Any]] = {
     "default": {},
     "0.8": {"budget": 0.8},
     "0.6": {"budget": 0.6},
 }
-#: What the default mode may take of plain memory, of its time, and of its time to compile.
+#: Bars for the default mode's memory, time and time to compile, as shares of plain.
 MEMORY = {"resnet50": 0.40, "resnet83": 0.25, "mlp": 0.25}
 MEMORY_OF_OTHERS, TIME, COMPILE = 0.5, 1.3, 1.5
-#: Later steps that are timed.
+#: The number of later steps to time.
 STEPS = 3
 
 
@@ -77,7 +76,7 @@ def rows(settings: Settings) -> list[str]:
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Compile a network in one mode, run it, and ask what XLA assigns."""
+    """Compile a network in one mode, run it, and read XLA's buffer assignment."""
     network, _, mode = job.row.partition("-")
     result: dict[str, Any] = fresh("claims.compiled:measured", network=network, mode=mode)
     return result
@@ -115,8 +114,8 @@ def measured(network: str, mode: str) -> dict[str, Any]:
 
 
 def _step(network: str, mode: str) -> tuple[Callable[[], float], Any, list[float] | None]:
-    """Return a step, its graph, and the plain and the planned peak as simulated, with the estimated
-    extra time."""
+    """Return a step, its graph, and three figures of its plan: the simulated plain peak, the
+    simulated peak, and the estimated extra time."""
     from benchmarks.steps import make_step
 
     model, options, peer = NETWORKS[network]
@@ -187,7 +186,7 @@ def _ratio(found: Any, plain: Any, figure: str) -> str:
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return the figures of the default mode and of budgets beside their bars."""
+    """Return the figures of the default mode and of budgets with their bars."""
     figures = []
     for network in NETWORKS:
         figures += [

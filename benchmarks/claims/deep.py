@@ -1,9 +1,9 @@
 """A CIFAR ResNet of 1001 layers within a tenth, a twentieth, a fortieth of its memory.
 
-Measured as in :mod:`benchmarks.claims.budgets`. *Planning* is all that our call for gradients takes
-beyond TensorFlow's own function in it: capture, planning, rewriting, and the description of the
-plan. Building a graph of 95,000 ops takes minutes by itself, and each budget needs it four times.
-``--set blocks=11`` is the same network with 101 layers, to try things on; only the one of 111
+It is measured as in :mod:`benchmarks.claims.budgets`. *Planning* is the time of our call for
+gradients without TensorFlow's own function in it: capture, planning, rewriting, and the description
+of the plan. Building a graph of 95,000 ops takes minutes, and each budget needs it four times.
+``--set blocks=11`` is the same network with 101 layers, for quick trials; only the network of 111
 blocks a stage has bars.
 """
 
@@ -16,15 +16,15 @@ from benchmarks.claims import budgets
 from benchmarks.experiment import Experiment, Figure, Job, Results, Setting, Settings
 from benchmarks.settings import count, shares
 
-#: For each share of the plain transient peak, what a step may take of the plain one's time.
+#: Bars for the time of a step over the plain step's, by share of the plain transient peak.
 TIMES = {1 / 10: 1.17, 1 / 20: 1.25, 1 / 40: 1.60}
-#: The most seconds from captured to rewritten.
+#: Bar for the seconds of *planning*.
 PLANNING = 20.0
 BLOCKS = 111
 
 
 def name_of(blocks: int) -> str:
-    """Return the name of the network: three layers a block, three stages, two layers more."""
+    """Return the name of the network: three layers a block in three stages, plus two layers."""
     return f"resnet{9 * blocks + 2}"
 
 
@@ -44,7 +44,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return the bars; a budget that is refused has missed."""
+    """Return the bars; a refused budget misses its bar."""
     figures = []
     for case, result in results.items():
         if result["model"] != NAME:
@@ -59,7 +59,7 @@ def bars(results: Results) -> list[Figure]:
 
 
 _OF_BUDGETS = {name: one for name, one in budgets.SETTINGS.items() if name != "optimizer"}
-SHARES = Setting(list(TIMES), shares, "shares of what plain training takes")
+SHARES = Setting(list(TIMES), shares, "shares of plain training's peak")
 EXPERIMENT = Experiment(
     "deep",
     rows=rows,

@@ -1,12 +1,12 @@
-"""What ``explain`` says, against the clock and the allocator.
+"""Predictions and time of ``explain``, against the allocator and the clock.
 
-Each network trains with Adam, but for that of 1001 layers, which is explained by its gradients
-alone. `memsaving_gradients.explain` predicts its parts at the peak without running a step. They are
-measured as well: variables and slots as they are, the others by the profiler's list of allocations,
-taken apart by the op that asked for each (in a process of its own: the worst of five steps, and the
-median where they tie). The table also has the least budget, the seconds that ``explain`` took for
-its whole curve, those of them that tracing the step took, and what the plans of ``planner="auto"``
-for two budgets take above their lower bound.
+Each network trains with Adam, except the network of 1001 layers, of which ``explain`` gets the
+gradients alone. `memsaving_gradients.explain` predicts the parts of the peak without running a
+step. Another process measures them as well: variables and slots directly, the others by the
+profiler's list of allocations, split by the op that asked for each. The figure is the worst of five
+steps, and the median where they tie. The table also has the least budget, the seconds of the whole
+curve, and the seconds of tracing among them. For two budgets it has extra time and lower bound of
+the plans of ``planner="auto"``.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "wide-resnet": ("wide_resnet", {}),
     "dynamic-conv": ("dynamic_conv", {"batch": 32}),
 }
-#: The 1001-layer network, which is explained and not run.
+#: The 1001-layer network, which is explained but not run.
 DEEP = ("cifar_resnet", {"blocks": 111, "batch": 8})
 PARTS = ("parameters", "slots", *at_peak.PARTS)
-#: The most by which a part may be off; seconds for the curve, and for that of the deep network.
+#: Bars: the relative error of a part, the seconds for the curve, and for the deep network's curve.
 OFF, SECONDS, SECONDS_DEEP = 0.03, 15.0, 60.0
-#: Budgets to plan for, as shares of the peak, and the most hundredths of the step's time that a
-#: plan may take above its bound.
+#: Budgets to plan for, as shares of the peak, and the bar for a plan's extra time above its lower
+#: bound, in hundredths of the step's time.
 SHARES, GAP = (0.6, 0.45), 3.0
-#: Parts below this share of all are not judged: they are single buffers.
+#: Parts below this share of the whole are not judged: they are single buffers.
 SMALL = 0.005
 CASES = {**NETWORKS, **MORE, "deep": DEEP}
 
@@ -61,7 +61,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def explained(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``explain`` says of a step, its seconds, and those of tracing alone."""
+    """Return the figures of ``explain`` for a step, its seconds, and the seconds of tracing."""
     step = make_step(model, options, ours=False)
     start = time.perf_counter()
     found = ms.explain(step.function, *step.batch)
@@ -82,7 +82,7 @@ def explained(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gap(study: Any, share: float) -> list[float]:
-    """Extra time of a plan, and its lower bound, in hundredths of the step's."""
+    """Return extra time and lower bound of a plan, in hundredths of the step's time."""
     graph = study.graph
     limits = Limits(budget=int(share * simulate(graph, plain(graph)).peak))
     proposal = auto.plan(graph, limits)
@@ -91,7 +91,7 @@ def _gap(study: Any, share: float) -> list[float]:
 
 
 def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, int]:
-    """Measure the parts of the steps that took most of several; medians where they tie."""
+    """Measure the parts at the peak of the worst of several steps; medians where they tie."""
 
     def held(variables: Any) -> int:
         return sum(variable.numpy().nbytes for variable in variables)
@@ -152,7 +152,7 @@ def bars(results: Results) -> list[Figure]:
 
 
 def _errors(row: Mapping[str, Any]) -> dict[str, float]:
-    """By how much each part is off, of those that matter."""
+    """Return the relative error of each part that is not `SMALL`."""
     if "measured" not in row:
         return {}
     whole = sum(row["measured"].values())

@@ -1,16 +1,15 @@
 """Time of the first training step, and of importing the package, compared with TensorFlow alone.
 
 The first step of a ``tf.function`` traces the model, differentiates it, updates the variables, has
-grappler optimize the graph, and runs it; ours also captures, plans and rewires, and grappler gets
-more ops. Each is measured in a fresh process, from before tracing until the loss is there, plain
-and ours in turn; the ratio is that of the medians, of wall time and of processor time (which other
-processes on the machine change less). Tensors are small: a step takes a tenth of a second or so,
-and nearly all of the first one is work on graphs. Ways: ``gradients`` is
-`memsaving_gradients.gradients` as it comes, ``patched`` a tape under
-`memsaving_gradients.patched`, ``budget`` has half of plain training's memory, for which plans are
-searched for; that has no bar.
+grappler optimize the graph, and runs it. Ours also captures, plans and rewires, and grappler gets
+more ops. Each is measured in a fresh process, from tracing to the value of the loss, plain and ours
+in turn. The ratio compares the medians of wall time, and of processor time, which other processes
+on the machine change less. Tensors are small: a step takes about a tenth of a second, and nearly
+all of the first one is work on graphs. The way ``gradients`` is `memsaving_gradients.gradients`
+with default arguments, ``patched`` is a tape under `memsaving_gradients.patched`. ``budget`` has
+half of plain training's memory, which needs a search for plans; it has no bar.
 
-The row ``import`` has the seconds that importing the package takes after TensorFlow.
+The row ``import`` has the seconds of importing the package after TensorFlow.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from benchmarks.measuring import fresh
 from benchmarks.networks import Model, build
 from benchmarks.settings import count, some_of
 
-#: First step of ours over that of plain training; seconds to import the package beside TensorFlow.
+#: Bars: our first step over plain training's, and seconds to import the package after TensorFlow.
 TIMES, IMPORT = 1.5, 0.3
 WAYS = ("gradients", "patched", "budget")
 CLOCKS = ("wall", "processor")
-#: Network, options, and about how many forward ops that makes.
+#: Network and options by name, which has the approximate number of forward ops.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     f"{name}-{ops}": (name, {**options, size: many})
     for name, size, options, counts in (
@@ -58,7 +57,7 @@ print(json.dumps({"wall": wall, "processor": processor}))
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Measure first steps of a network, or imports; ways that are not asked for keep theirs."""
+    """Measure first steps of a network, or imports; keep the results of ways not in the setting."""
     if job.row == "import":
         return measure_import(job.settings["pairs"] or 9)
     found = measure(job.row, job.settings["pairs"] or 5, job.settings["ways"])
@@ -66,7 +65,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def due(result: Mapping[str, Any], settings: Settings, again: bool) -> bool:
-    """Return whether a row lacks one of the ways that are asked for."""
+    """Return whether a row lacks one of the ways in the settings."""
     ways = () if "plain" not in result else settings["ways"]
     return again or any(way not in result for way in ways)
 
@@ -92,19 +91,18 @@ def _medians(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """A first step that was taken.
+    """A first step and its times.
 
     Attributes
     ----------
     step
         The function, which may be called again.
     graph
-        Its graph.
+        The graph of the function.
     loss
-        The loss in it.
+        The loss in the graph.
     seconds
-        ``"wall"`` and ``"processor"``: of the step; ``"traced"``: of processor time until the
-        function was traced.
+        ``"wall"`` and ``"processor"``: times of the step; ``"traced"``: processor time of tracing.
     """
 
     step: Callable[..., tf.Tensor]
@@ -118,8 +116,8 @@ def take(
     differentiate: Callable[..., tuple[tf.Tensor, Any]],
     around: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Taken:
-    """Take one first step, traced inside of ``around``, with the loss and the gradients that
-    ``differentiate`` makes of a batch."""
+    """Take one first step, traced inside of ``around``; ``differentiate`` returns the loss and the
+    gradients of a batch."""
     batch = [tf.constant(array) for array in network.batch]
     losses: list[tf.Tensor] = []
 
@@ -145,15 +143,15 @@ def take(
 
 
 def first_step(model: str, options: dict[str, Any], way: str) -> dict[str, Any]:
-    """Take one first step in this process.
+    """Take one first step in this process, and return its figures.
 
-    The seconds of `Taken`, and ``"second"``: those of another step. ``"forward"``: how many ops the
-    loss needs; ``"ops"``: how many the graph has in the end.
+    They are the seconds of `Taken`; ``"second"``: the processor time of another step;
+    ``"forward"``: the number of ops of the loss; ``"ops"``: the number of ops of the final graph.
     """
     network = build(model, **options)
     around: Any = None
     if way != "plain":
-        # Imported only here: a plain step has no part of ours.
+        # A late import: a plain step must not import the package.
         import memsaving_gradients as ms
 
         around = ms.patched() if way == "patched" else None
@@ -172,7 +170,7 @@ def first_step(model: str, options: dict[str, Any], way: str) -> dict[str, Any]:
 
 
 def _differentiation(network: Model, way: str) -> Callable[..., tuple[tf.Tensor, Any]]:
-    """The function of a batch that returns the loss and its gradients in one of the ways."""
+    """Return the function that computes loss and gradients of a batch in one of the ways."""
     variables = list(network.variables)
 
     def taped(*batch: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -194,7 +192,7 @@ def _differentiation(network: Model, way: str) -> Callable[..., tuple[tf.Tensor,
 
 
 def measure_import(runs: int) -> dict[str, Any]:
-    """Measure imports of the package after TensorFlow: medians, after one that compiles."""
+    """Measure imports of the package after TensorFlow: medians, after one that compiles it."""
     found = []
     for _ in range(runs + 1):
         done = subprocess.run(

@@ -1,11 +1,11 @@
 """Memory and time of plain training, the default mode and a budget of 0.45, on a GPU.
 
-Two kinds of steps: loss and gradients in a ``tf.function``, each gradient consumed at once; and
-Keras' ``fit`` with momentum, compiled with ``jit_compile="auto"``, which on a GPU means XLA
-wherever all layers of the model can be compiled. Memory is what the device's own allocator counts
+There are two kinds of steps: loss and gradients in a ``tf.function``, each gradient consumed at
+once; and Keras' ``fit`` with momentum and ``jit_compile="auto"``. On a GPU, this means XLA if all
+layers of the model can be compiled. Memory is the count of the device's own allocator
 (``tf.config.experimental.get_memory_info``, reset before each step): the worst of five steps after
-two, in a fresh process each. Time is the ratio of medians of interleaved pairs in one process,
-beside plain training of the same kind.
+two, in a fresh process each. Time is the ratio to plain training of the same kind: medians of
+interleaved pairs in one process.
 
 ``--set device=cpu`` measures on a CPU, where Keras leaves XLA off.
 """
@@ -32,13 +32,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     # For tests.
     "tiny": ("dense_chain", {"depth": 16, "batch": 256, "width": 64}),
 }
-#: Ways to train, and what they say to ours; plain says nothing.
+#: Ways to train, and their arguments of our gradients or callback; ``None`` for plain.
 WAYS: dict[str, dict[str, Any] | None] = {"plain": None, "default": {}, "0.45": {"budget": 0.45}}
 KINDS = ("step", "fit")
-#: The share of the plain peak that a budget of 0.45 may take; XLA's scratch buffer is rounded up,
-#: so that `fit` has no bar.
+#: The bar for a budget of 0.45, as a share of the plain peak. It is not for ``fit``, because XLA's
+#: scratch buffer is rounded up.
 BUDGET = 0.45
-#: What a GPU is asked for as it is needed, and not all of it at once.
+#: TensorFlow allocates memory of a GPU as needed, not all of it at once.
 GROW = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
@@ -48,7 +48,7 @@ def rows(settings: Settings) -> list[str]:
 
 
 def missing(settings: Settings, glob: str) -> str | None:
-    """Return that there is no such device."""
+    """Return a message if there is no such device."""
     if _fresh(settings, "device", kind=settings["device"]) is None:
         return "TensorFlow sees no GPU here, so nothing was measured"
     return None
@@ -79,7 +79,7 @@ def _fresh(settings: Settings, function: str, /, **arguments: Any) -> Any:
 
 
 def device(kind: str) -> str | None:
-    """The name of the first device of a kind, if there is one."""
+    """Return the name of the first device of a kind, if there is one."""
     import tensorflow as tf
 
     found = tf.config.list_physical_devices(kind.upper())
@@ -98,7 +98,7 @@ def peak(name: str, kind: str, settings: dict[str, Any] | None, on: str) -> dict
 
 
 def ratio(name: str, kind: str, settings: dict[str, Any], pairs: int) -> dict[str, Any]:
-    """The time of ours over that of plain training of the same kind."""
+    """Return the ratio of the time of ours to plain training's of the same kind."""
     from graph_tools.memory.measure import time_ratio
 
     plain, ours = _runner(name, kind, None)[0], _runner(name, kind, settings)[0]
@@ -139,7 +139,7 @@ def _runner(
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return the bar of budgets, where gradients alone are measured, and that the default saves."""
+    """Return the bars: `BUDGET` for steps within a budget, at most the plain peak for others."""
     figures = []
     for row, result in results.items():
         plain = results.get(f"{result['name']}-{result['kind']}-plain", {})

@@ -1,12 +1,12 @@
-"""The largest batch of ResNet-50 in a memory that the allocator holds every process to.
+"""The largest batch of ResNet-50 in a memory that the allocator enforces.
 
-`memsaving_gradients.largest_batch` names a batch for the memory, and proves it. Then processes are
-started in which TensorFlow's allocator has that much and no more (``TF_CPU_BFC_MEM_LIMIT_IN_MB``;
-variables and inputs count as well), and each trains for some steps or ends in TensorFlow's own
-error. The named batch has to run; one and a half times as many examples must not, planned for as
-much more memory; and what plain training reaches is found by trying, from what was named for it.
-Batches that must not fit are tried without oneDNN: its convolutions end the process when they get
-no memory (TensorFlow 2.21).
+`memsaving_gradients.largest_batch` names a batch for the memory, and proves it. Then TensorFlow's
+allocator gets this memory and no more in further processes (``TF_CPU_BFC_MEM_LIMIT_IN_MB``;
+variables and inputs count as well). Each trains for some steps or ends in TensorFlow's own error.
+The named batch must run. One and a half times as many examples, planned for as much more memory,
+must not. The largest batch of plain training is found by trials, from the batch named for it. The
+batch that must not fit is tried without oneDNN: its convolutions end the process when they get no
+memory (TensorFlow 2.21).
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from graph_tools.memory.measure import EndedBySignalError
 
 MIB = 2**20
 NETWORK = "ResNet50"
-#: The memory of a process, MiB; examples to begin with; steps in each process.
+#: The memory of a process in MiB; examples at which the search starts; steps in each process.
 MEMORY, START, STEPS = 700, 12, 3
-#: Examples more than plain training, at the least; more of them than the largest batch, that must
-#: not run.
+#: Bar for the named batch over plain training's; the multiple of the named batch that must not run.
 TIMES, TOO_MANY = 2.0, 1.5
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Find the batch, run what should run and what should not."""
+    """Find the batch, and try batches that must run and must not."""
     memory = job.settings["memory"]
     results: dict[str, Any] = fresh("claims.largest:found", memory=memory)
     job.say(results["text"])
@@ -45,14 +44,14 @@ def run(job: Job) -> dict[str, Any]:
 
     results["plain_ran"] = _most(lambda many: runs(many, None), max(results["plain"], 1))
     results["ran"] = runs(batch, results["budget"])
-    # More than the device has: the plan is made, and the allocator refuses.
+    # More memory than the device has: planning succeeds, and the allocator refuses.
     many = int(TOO_MANY * batch)
     runs(many, int(TOO_MANY * results["budget"]), TF_ENABLE_ONEDNN_OPTS="0")
     return results
 
 
 def found(memory: int) -> dict[str, Any]:
-    """Return the batch that the library names for a memory, proven by a step."""
+    """Return the batch that the library names for a memory, and proves by a step."""
     import memsaving_gradients as ms
 
     clock = time.perf_counter()
@@ -68,7 +67,7 @@ def found(memory: int) -> dict[str, Any]:
 
 
 def make(batch: int, settings: dict[str, Any] | None = None) -> tuple[Any, tuple[Any, ...]]:
-    """A step of ResNet-50 with momentum, and its arguments."""
+    """Return a step of ResNet-50 with momentum, and its arguments."""
     from benchmarks.steps import make_step
 
     options = {"name": NETWORK, "batch": batch, "optimizer": "sgd"}
@@ -77,7 +76,7 @@ def make(batch: int, settings: dict[str, Any] | None = None) -> tuple[Any, tuple
 
 
 def train(batch: int, budget: int | None) -> str:
-    """Some steps in this process: ``"ran"``, or the first words of TensorFlow's error."""
+    """Run some steps in this process; return ``"ran"``, or the start of TensorFlow's error."""
     import tensorflow as tf
 
     step, args = make(batch, None if budget is None else {"budget": budget})
@@ -99,7 +98,7 @@ def _outcome(memory: int, batch: int, budget: int | None, settings: dict[str, st
 
 
 def _most(runs: Callable[[int], bool], named: int) -> int:
-    """The largest batch that runs, one example after the other from the one that was named."""
+    """Return the largest batch that runs, searched in steps of one example from ``named``."""
     batch = named
     if runs(batch):
         while runs(batch + 1):
@@ -129,7 +128,7 @@ def bars(results: Results) -> list[Figure]:
 
 
 def lines(results: Results) -> Iterator[tuple[str, ...]]:
-    """Yield a line for each process that was started."""
+    """Yield a line for each process."""
     for name, result in results.items():
         for batch, budget, outcome in result["outcomes"]:
             limit = "plain" if budget is None else f"{budget / MIB:,.0f} MiB"

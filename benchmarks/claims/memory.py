@@ -1,4 +1,4 @@
-"""Peaks and times of steps, ours beside plain ones: the table of `benchmarks.claims.cases`."""
+"""Peaks and times of our steps and plain ones: the table of `benchmarks.claims.cases`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import fresh
 from benchmarks.tables import mark
 
-#: What the simulation is held to, over all cases: the median and the worst error.
+#: Bars for the simulation over all cases: the median and the worst error.
 SIMULATION = (0.10, 0.25)
-#: How far plain against plain may be from 1.
+#: A control (plain against plain) farther from 1 than this means that the machine was busy.
 NOISE = 0.05
 _CASES = {case.name: case for case in CASES}
 
@@ -25,7 +25,7 @@ def run(job: Job) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``"plain"`` and ``"ours"`` as from `benchmarks.probes.peak`, ``"time"`` as from
+        ``"plain"`` and ``"ours"`` from `benchmarks.probes.peak`, ``"time"`` from
         `benchmarks.probes.ratio` or ``None``, ``"figures"`` and ``"errors"``.
     """
     case = _CASES[job.row]
@@ -47,7 +47,7 @@ def _peak(what: dict[str, Any], ours: bool) -> dict[str, Any]:
 
 
 def figures(case: Case, result: Mapping[str, Any]) -> dict[str, float]:
-    """Return every figure that a bar may ask for and this case has."""
+    """Return every figure of this case that may have a bar."""
     plain, ours = result["plain"], result["ours"]
     added = ours["seconds"]["gradients"] - ours["seconds"]["tensorflow"]
     values: dict[str, float] = {
@@ -68,10 +68,10 @@ def figures(case: Case, result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def simulation_errors(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return how far the simulated peaks are from the measured ones, as fractions of these.
+    """Return the errors of simulated peaks, as fractions of the measured ones.
 
-    Negative: the simulation promised less than was taken. Both count the allocator's chunks.
-    Under XLA the measured figure is its largest allocation, which the allocator has not rounded.
+    Negative: the simulation promised too little. Both figures count the allocator's chunks. Under
+    XLA the measured figure is its largest allocation, which the allocator has not rounded.
     """
     plan = result["ours"]["plan"]
     if plan is None:
@@ -137,7 +137,7 @@ def _ends(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _control(value: float) -> str:
-    """In red where the machine was too busy for the ratio beside it to mean much."""
+    """Return the control as text, in red if the machine was too busy for a reliable ratio."""
     return f"{value:.3f}" if abs(value - 1) <= NOISE else f"[red]{value:.3f}[/red]"
 
 

@@ -1,6 +1,6 @@
-"""The zoo: networks shared by tests and benchmarks, at the size that a row of the table names.
+"""The zoo: networks that tests and benchmarks share, in any size.
 
-``build("unet", image=64)`` makes one by name, so that a description of it can cross to another
+``build("unet", image=64)`` makes one by name, so that its description can be sent to another
 process.  ``SMALL`` holds sizes at which every network builds and runs in seconds.
 """
 
@@ -13,7 +13,7 @@ from benchmarks.networks.base import Model
 
 __all__ = ["SMALL", "ZOO", "Model", "build", "small"]
 
-# Where each builder lives.  Imported on demand: Keras takes seconds, and chains do not need it.
+# The module of each builder.  Imported on demand: Keras takes seconds, and chains do not need it.
 ZOO: dict[str, str] = {
     "tanh_chain": "networks.chains",
     "residual_chain": "networks.chains",
@@ -86,10 +86,10 @@ def build(name: str, /, **options: Any) -> Model:
     Raises
     ------
     ValueError
-        There is no such network.
+        The zoo has no network of this name.
     """
     if name not in ZOO:
-        raise ValueError(f"no network {name!r} in the zoo; there are {sorted(ZOO)}")
+        raise ValueError(f"unknown network {name!r}; the zoo has {sorted(ZOO)}")
     module = importlib.import_module(f"benchmarks.{ZOO[name]}")
     model: Model = getattr(module, name)(**options)
     return model
@@ -98,6 +98,6 @@ def build(name: str, /, **options: Any) -> Model:
 def small(name: str, /, **options: Any) -> Model:
     """Make the small version of a network; `options` override its sizes."""
     if name not in SMALL:
-        raise ValueError(f"no small network {name!r}; there are {sorted(SMALL)}")
+        raise ValueError(f"unknown small network {name!r}; the small networks are {sorted(SMALL)}")
     builder, sizes = SMALL[name]
     return build(builder, **{**sizes, **options})

@@ -1,4 +1,4 @@
-"""What a model is to the tests and benchmarks: variables, a loss of one batch, and one batch."""
+"""The model of tests and benchmarks: variables, a loss of one batch, and one batch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Array = npt.NDArray[Any]
 class Model:
     """A network that can be built into any graph.
 
-    A builder makes the variables where it is called: eagerly (for a ``tf.function``), or inside a
-    ``tf.Graph`` that is the default one (for a session; plain TensorFlow models only, as Keras 3
-    makes its variables eagerly).  `loss` then adds the forward ops to whatever graph is current.
+    A builder makes the variables where it is called: eagerly (for a ``tf.function``), or inside the
+    default ``tf.Graph`` (for a session). The latter works for plain TensorFlow models only, because
+    Keras 3 makes its variables eagerly.  `loss` adds the forward ops to the current graph.
 
     Attributes
     ----------
     name
-        Of the builder, for tables.
+        Name of the builder, for tables.
     loss
-        Takes one batch, as tensors, and returns what is differentiated.
+        Takes one batch, as tensors, and returns the tensor to differentiate.
     variables
-        What it is differentiated with respect to.
+        Variables with respect to which the loss is differentiated.
     batch
         Arrays to feed: one batch, always the same.
     layers
-        The ``keras.Model`` behind it, if there is one.
+        The ``keras.Model`` of the network, if there is one.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Model:
 def keras_classifier(
     name: str, layers: Any, shape: tuple[int, ...], batch: int, classes: int, seed: int = 0
 ) -> Model:
-    """A Keras model that returns logits, under softmax cross-entropy on one random batch.
+    """Return a `Model` of Keras layers that return logits: softmax cross-entropy, a random batch.
 
-    Losses that layers add (regularizers) count, as they do in ``fit``.
+    The loss includes the losses of layers (regularizers), as in ``fit``.
     """
     draw = np.random.default_rng(seed)
     images = draw.standard_normal((batch, *shape)).astype(np.float32)
@@ -60,12 +60,12 @@ def keras_classifier(
 
 
 def tensors(layers: Any) -> tuple[Any, ...]:
-    """The ``tf.Variable`` behind each trainable weight of a Keras model."""
+    """Return the ``tf.Variable`` of each trainable weight of a Keras model."""
     return tuple(weight.value for weight in layers.trainable_variables)
 
 
 def entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return the mean softmax cross-entropy of labels that are numbers of classes."""
+    """Return the mean softmax cross-entropy of integer labels."""
     each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     return tf.reduce_mean(each)
 

@@ -1,8 +1,8 @@
 """Networks without a layer library: chains of equal elementwise ops, and a multi-layer perceptron.
 
-All tensors of a chain have the same size, so a peak is a whole number of them and can be compared
-with the theory: a chain of n needs about sqrt(2 n) when each value is recomputed at most once.
-The size is a power of two, because TensorFlow's allocator hands out larger chunks for others.
+All tensors of a chain have the same size, so a peak is a whole number of tensors and can be
+compared with the theory: a chain of n needs about sqrt(2 n) if each value is recomputed at most
+once. The size is a power of two: for others, TensorFlow's allocator hands out larger chunks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from benchmarks.networks.base import Model
 
 
 def tanh_chain(length: int = 100, size: int = 2**18) -> Model:
-    """``tanh`` applied `length` times to a variable of `size` floats; differentiated as it is."""
+    """Make ``tanh`` applied `length` times to a variable of `size` floats, all of them the loss."""
     return _chain("tanh_chain", tf.tanh, length, size)
 
 
 def residual_chain(length: int = 100, size: int = 2**18) -> Model:
-    """``a + tanh(a)`` applied `length` times to a variable of `size` floats."""
+    """Make ``a + tanh(a)`` applied `length` times to a variable of `size` floats."""
     return _chain("residual_chain", lambda value: value + tf.tanh(value), length, size)
 
 
@@ -38,7 +38,7 @@ def _chain(name: str, link: Callable[[tf.Tensor], tf.Tensor], length: int, size:
 
 
 def mlp(depth: int = 64, batch: int = 2048, width: int = 512) -> Model:
-    """`depth` times matmul, tanh, sine on `batch` x `width`, then the mean of squares."""
+    """Make `depth` times matmul, tanh, sine on `batch` x `width`, then the mean of squares."""
     draw = np.random.default_rng(0)
     weights = tuple(
         tf.Variable(

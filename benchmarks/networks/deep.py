@@ -1,10 +1,10 @@
-"""The deep ResNets of Chen et al. 2016 (arXiv 1604.06174): made to be planned, not to be run.
+"""The deep ResNets of Chen et al. 2016 (arXiv 1604.06174): planned, but never run.
 
-Bottleneck units of three convolutions, each followed by batch normalization and ReLU, and the sum
-with the shortcut, as in the example published with the paper (dmlc/mxnet-memonger,
+A bottleneck unit has three convolutions, each followed by batch normalization and ReLU, and adds
+the shortcut, as in the example published with the paper (dmlc/mxnet-memonger,
 ``example_resnet.py``). Its 66 units in stages of 3, 24, 36 and 3 are 200 layers ("we count a
-conv-bn-relu as one layer"); the paper deepens every stage, here by the same factor. Convolutions
-have no bias: one behind which values are normalized changes nothing.
+conv-bn-relu as one layer"). The paper deepens every stage, here by the same factor. Convolutions
+have no bias, because a bias before a normalization changes nothing.
 
 Weights are placeholders, so that nothing is allocated: a thousand layers of ImageNet size take
 seconds to build.
@@ -21,7 +21,7 @@ STAGES = (3, 24, 36, 3)
 
 
 def units_of(depth: int) -> tuple[int, ...]:
-    """Units of each stage of a network of about ``depth`` layers: two, and three a unit.
+    """Return the units of each stage for about ``depth`` layers: two, plus three per unit.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def units_of(depth: int) -> tuple[int, ...]:
 def deep_resnet(
     depth: int = 1001, batch: int = 32, *, image: int = 224, width: int = 64, classes: int = 1000
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Loss and weights of a ResNet in the current graph, which must not be a function's."""
+    """Return loss and weights of a ResNet in the current graph, which must not be a function's."""
     weights: list[tf.Tensor] = []
 
     def weight(*shape: int) -> tf.Tensor:
@@ -43,7 +43,7 @@ def deep_resnet(
         return weights[-1]
 
     def layer(x: tf.Tensor, channels: int, kernel: int, stride: int = 1) -> tf.Tensor:
-        """Convolution, batch normalization, ReLU."""
+        """Return convolution, batch normalization and ReLU of ``x``."""
         filters = weight(kernel, kernel, x.shape[-1], channels)
         y = tf.nn.conv2d(x, filters, strides=stride, padding="SAME")
         scale, offset = weight(channels), weight(channels)

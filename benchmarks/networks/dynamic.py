@@ -2,9 +2,9 @@
 
 A dynamic convolution averages a few neighbors of each word, by weights that the word itself
 predicts: one set for each group of channels, made positive by a softmax. Seven encoder and six
-decoder layers of width 512 with windows from 3 to 31 words, four groups, inner layers of 1,024,
-normalization behind each residual; decoder layers attend to the encoder. One table of embeddings
-serves source, target and output.
+decoder layers have width 512, windows of 3 to 31 words, four groups and inner layers of 1,024. A
+normalization follows each residual sum. Decoder layers attend to the encoder. Source, target and
+output share one table of embeddings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def dynamic_conv(
     words: int = 10_000,
     seed: int = 0,
 ) -> Model:
-    """Make a translator of `length` words, under cross-entropy with smoothed labels."""
+    """Make a translator of `length` words, with a cross-entropy of smoothed labels."""
     keras.utils.set_random_seed(seed)
     layers = translator(length, encoder, decoder, width, inner, heads, words)
     draw = np.random.default_rng(0)
@@ -47,11 +47,11 @@ def dynamic_conv(
 
 
 def loss_of_words(labels: tf.Tensor, logits: tf.Tensor, smoothing: float = 0.1) -> tf.Tensor:
-    """Mean cross-entropy of sentences, with labels smoothed over all words."""
+    """Return the mean cross-entropy of sentences, with labels smoothed over all words."""
     each = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=labels, logits=tf.cast(logits, tf.float32)
     )
-    # The entropy under the uniform distribution: the mean of all logits, from what normalizes them.
+    # The cross-entropy of the uniform distribution: log-sum-exp minus the mean of all logits.
     flat = tf.cast(tf.reduce_mean(logits, axis=-1), tf.float32)
     norm = tf.cast(tf.reduce_logsumexp(logits, axis=-1), tf.float32)
     return tf.reduce_mean((1 - smoothing) * each + smoothing * (norm - flat))
@@ -68,7 +68,7 @@ def translator(
     dropout: float = 0.3,
     weight_dropout: float = 0.1,
 ) -> Any:
-    """Make the network: from a sentence and the words so far to logits of the next words."""
+    """Make the network, which maps a sentence and the words so far to logits of the next words."""
     build = _Builder(width, inner, heads, dropout, weight_dropout)
     table = keras.layers.ReversibleEmbedding(
         words,
@@ -93,7 +93,7 @@ def translator(
 
 
 class _Builder:
-    """Makes the parts of a layer."""
+    """A builder of the parts of a layer."""
 
     def __init__(
         self, width: int, inner: int, heads: int, dropout: float, weight_dropout: float
@@ -140,10 +140,10 @@ class _Builder:
 
 @keras.saving.register_keras_serializable(package="benchmarks")
 class Positions(keras.layers.Layer):
-    """Scales embeddings, and adds sines and cosines of where they stand."""
+    """A layer that scales embeddings, and adds sines and cosines of their positions."""
 
     def call(self, x: Any) -> Any:
-        """Of shape (batch, length, width)."""
+        """Return the sum for ``x`` of shape (batch, length, width)."""
         length, width = x.shape[1:]
         rates = np.exp(np.arange(width // 2) * -(math.log(10_000) / (width // 2 - 1)))
         angles = np.arange(length)[:, None] * rates
@@ -153,35 +153,35 @@ class Positions(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="benchmarks")
 class Gated(keras.layers.Layer):
-    """Half of the channels times the sigmoid of the others (Dauphin et al. 2017)."""
+    """A layer: half of the channels times the sigmoid of the others (Dauphin et al. 2017)."""
 
     def call(self, both: Any) -> Any:
-        """Of shape (batch, length, 2 x width)."""
+        """Return the product for ``both`` of shape (batch, length, 2 x width)."""
         x, gate = tf.split(both, 2, axis=-1)
         return x * tf.sigmoid(gate)
 
 
 @keras.saving.register_keras_serializable(package="benchmarks")
 class DynamicConvolution(keras.layers.Layer):
-    """Averages of the words around each word, or before it if `causal`, by weights of its own."""
+    """A layer that averages the words around each word, or if `causal` up to it, by weights."""
 
     def __init__(self, causal: bool, **options: Any) -> None:
         super().__init__(**options)
         self.causal = causal
 
     def get_config(self) -> dict[str, Any]:
-        """What it is made with."""
+        """Return the arguments of the constructor."""
         return {**super().get_config(), "causal": self.causal}
 
     def call(self, inputs: Any) -> Any:
-        """Of words, shape (batch, length, width), and weights, shape (batch, length, heads,
-        window).
+        """Return the averages for words of shape (batch, length, width) and weights of shape
+        (batch, length, heads, window).
         """
         x, weights = inputs
         _, length, heads, window = weights.shape
         before = window - 1 if self.causal else window // 2
-        # Row t of a band matrix has the weights of word t from column t on: they are shifted by
-        # writing rows that are one longer.
+        # Row t of a band matrix has the weights of word t from column t on. To shift them, rows are
+        # read one element shorter than they were written.
         rows = tf.transpose(weights, [0, 2, 1, 3])
         rows = tf.pad(rows, [[0, 0], [0, 0], [0, 0], [0, length]])
         flat = tf.reshape(rows, [-1, heads, length * (window + length)])[:, :, :-length]
@@ -193,18 +193,18 @@ class DynamicConvolution(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="benchmarks")
 class Attend(keras.layers.Layer):
-    """Attention of several heads."""
+    """A layer of multi-head attention."""
 
     def __init__(self, heads: int, **options: Any) -> None:
         super().__init__(**options)
         self.heads = heads
 
     def get_config(self) -> dict[str, Any]:
-        """What it is made with."""
+        """Return the arguments of the constructor."""
         return {**super().get_config(), "heads": self.heads}
 
     def call(self, inputs: Any) -> Any:
-        """Of queries, keys and values, each of shape (batch, length, width)."""
+        """Return the attention for queries, keys and values of shape (batch, length, width)."""
         query, key, value = (
             tf.transpose(
                 tf.reshape(x, [-1, x.shape[1], self.heads, x.shape[-1] // self.heads]), [0, 2, 1, 3]

@@ -1,8 +1,8 @@
 """Convolutions and attention in turn, in plain TensorFlow ops, which are traced fast.
 
-Each block is a bottleneck of two convolutions with batch normalization and a shortcut, then
-attention over all positions of the image and a hidden layer, both behind layer normalization. No
-layer library: an op takes TensorFlow some 100 µs to trace.
+Each block has two convolutions with batch normalization and a shortcut, then attention over all
+positions of the image, and a hidden layer. A layer normalization precedes each of the latter two.
+No layer library is used: TensorFlow takes some 100 µs to trace an op.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def mixed(
     heads: int = 2,
     classes: int = 10,
 ) -> Model:
-    """Make a classifier of images of `blocks` blocks, under softmax cross-entropy."""
+    """Make a classifier of images with `blocks` blocks and softmax cross-entropy."""
     draw = np.random.default_rng(0)
     variables: list[tf.Variable] = []
     positions = image * image

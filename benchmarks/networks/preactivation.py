@@ -1,8 +1,8 @@
 """Pre-activation ResNets for ImageNet (He et al. 2016, arXiv 1603.05027).
 
-Six depths, from 18 to 200 layers, as in the second version of TensorFlow's official ResNet, which
-the gradient-checkpointing project measured: two convolutions a block up to 34 layers, bottlenecks
-of three from 50 on. The penalty on weights is written by hand, as it was there.
+The second version of TensorFlow's official ResNet has the same six depths, from 18 to 200 layers.
+The gradient-checkpointing project measured it. A block has two convolutions up to 34 layers, and
+a bottleneck of three from 50 on. The penalty on weights is written by hand, as there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def imagenet_resnet(
     classes: int = 1001,
     decay: float = 2e-4,
 ) -> Model:
-    """A ResNet of ``size`` layers, one of `SIZES`."""
+    """Make a ResNet of ``size`` layers, one of `SIZES`."""
     draw = np.random.default_rng(0)
     weights: list[tf.Variable] = []
 
@@ -84,7 +84,7 @@ def imagenet_resnet(
 def _blocks(
     size: int, width: int, convolution: Callable[..., Any], normalization: Callable[..., Any]
 ) -> tuple[list[tuple[Any, list[int], Any]], int]:
-    """Return the layers' weights, strides and shortcut of each block, and the last channels."""
+    """Return weights, strides and shortcut of each block, and the channels of the last one."""
     bottleneck = size >= 50
     kernels = (1, 3, 1) if bottleneck else (3, 3)
     blocks: list[tuple[Any, list[int], Any]] = []
@@ -99,7 +99,7 @@ def _blocks(
                 layers.append((normalization(inputs), convolution(kernel, inputs, outputs)))
                 inputs = outputs
             shortcut = None if number else convolution(1, channels, outer)
-            # The first convolution of three pixels.
+            # The first 3 x 3 convolution has the stride.
             strides = [1] * len(layers)
             strides[kernels.index(3)] = 2 if stage and not number else 1
             blocks.append((layers, strides, shortcut))

@@ -1,7 +1,7 @@
 """Pre-activation bottleneck ResNets for 32 x 32 images (He et al. 2016, arXiv 1603.05027).
 
-Three stages of equal blocks at 32, 16 and 8 pixels; 3 layers a block, 2 besides: 111 blocks a stage
-are the paper's 1001 layers, 9 a stage are 83.  Keras' batch normalization becomes half a dozen ops,
+Three stages of equal blocks at 32, 16 and 8 pixels have 3 layers a block, plus 2: 111 blocks a
+stage are the paper's 1001 layers, 9 are 83.  Keras' batch normalization becomes half a dozen ops,
 so the deep one has about 40,000 forward ops, and plain training keeps over a gigabyte at batch 8.
 """
 
@@ -24,7 +24,7 @@ def cifar_resnet(
     dropout: float = 0.0,
     stages: int = 3,
 ) -> Model:
-    """A pre-activation ResNet with `blocks` bottlenecks of width `width` x 4 in the first stage."""
+    """Make a ResNet with `blocks` bottlenecks a stage, of width `width` x 4 in the first stage."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((image, image, 3), batch_size=batch)
     x = keras.layers.Conv2D(width, 3, padding="same", use_bias=False, name="stem")(inputs)
@@ -45,7 +45,7 @@ def cifar_resnet(
 
 
 def _bottleneck(x: Any, width: int, stride: int, dropout: float, name: str) -> Any:
-    """BN-relu-conv1, BN-relu-conv3, BN-relu-conv1; a projection where the shape changes."""
+    """Add BN-relu-conv1, BN-relu-conv3, BN-relu-conv1; a projection where the shape changes."""
     active = _activate(x, f"{name}_1")
     shortcut = x
     if stride != 1 or x.shape[-1] != 4 * width:

@@ -1,4 +1,4 @@
-"""Recurrent networks, unrolled, where two state tensors cross every cut, and as loops."""
+"""Recurrent networks: as loops, and unrolled, where two state tensors cross every cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.networks.base import Model, keras_classifier
 def lstm(
     length: int = 64, hidden: int = 256, features: int = 256, batch: int = 64, classes: int = 10
 ) -> Model:
-    """An LSTM unrolled over `length` steps, with a classifier on its last output."""
+    """Make an LSTM unrolled over `length` steps, with a classifier on its last output."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((length, features), batch_size=batch)
     x = keras.layers.LSTM(hidden, unroll=True, use_cudnn=False, name="lstm")(inputs)

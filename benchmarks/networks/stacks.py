@@ -1,7 +1,7 @@
 """Stacks of equal blocks of Keras layers: a Transformer encoder, and a chain of dense layers.
 
-Layers have names of their own, so that who takes such a model apart finds the same ones every time
-it is built.
+Layers have fixed names, so that code that takes such a model apart finds the same names in every
+build.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def encoder(
 ) -> Model:
     """Make a pre-norm encoder (Vaswani et al. 2017, arXiv 1706.03762) with a classifier.
 
-    One fed mask hides the padding from all layers. Dropout is Keras': each layer counts its draws
-    in a variable.
+    One fed mask hides the padding from all layers. Dropout is Keras' own: each layer counts its
+    draws in a variable.
     """
     keras.utils.set_random_seed(0)
     tokens = keras.Input((length,), batch_size=batch, dtype="int32", name="tokens")
@@ -53,7 +53,7 @@ def encoder(
 
 
 def dense_chain(depth: int = 64, batch: int = 1024, width: int = 512, classes: int = 10) -> Model:
-    """`depth` dense layers of equal width with tanh, and a classifier behind them."""
+    """Make `depth` dense layers of equal width with tanh, and a classifier after them."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((width,), batch_size=batch)
     x: Any = inputs
@@ -64,7 +64,7 @@ def dense_chain(depth: int = 64, batch: int = 1024, width: int = 512, classes: i
 
 
 class _Positions(keras.layers.Layer):
-    """Adds a trained vector to each position."""
+    """A layer that adds a trained vector to each position."""
 
     def build(self, shape: tuple[int, ...]) -> None:
         self.vectors = self.add_weight(shape=shape[1:], name="vectors")

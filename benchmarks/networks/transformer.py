@@ -1,8 +1,8 @@
-"""A pre-norm Transformer language model in plain TensorFlow ops, with what trips up planners.
+"""A pre-norm Transformer language model in plain TensorFlow ops, with variants that trip planners.
 
-Each variant adds one thing that joins distant parts of the graph: an attention mask is read by
-every layer, a tied embedding by both ends, weight decay squares every variable beside the network,
-and a loss outside any name scope has none of the names that a planner could match.
+Most variants join distant parts of the graph: every layer reads an attention mask, both ends read a
+tied embedding, weight decay squares every variable outside the network. And a loss outside any name
+scope has none of the names that a planner could match.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Transformer:
     dropout
         Rate, after attention weights, attention output and hidden layer's output.
     rectified
-        ReLU instead of SiLU in the hidden layer, with dropout behind it, too (``relu_dropout`` of
+        ReLU instead of SiLU in the hidden layer, with another dropout after it (``relu_dropout`` of
         tensor2tensor).
     stateless
         Draw the dropout masks with stateless ops and fixed seeds.
@@ -111,11 +111,11 @@ class Transformer:
         return tokens, targets, below.repeat(self.batch, 0)
 
     def named_block(self, x: tf.Tensor, number: int) -> tf.Tensor:
-        """Return the end of a block, under a name if blocks have names."""
+        """Return the output of a block, with a name of its own if blocks have names."""
         return tf.identity(x, name=f"block{number}") if self.named else x
 
     def drop(self, x: tf.Tensor, seed: int) -> tf.Tensor:
-        """Return what dropout leaves."""
+        """Return ``x`` after dropout."""
         if not self.dropout:
             return x
         if self.stateless:
@@ -167,7 +167,7 @@ def _layer_weights(weights: _Weights, name: str, width: int) -> dict[str, tf.Var
 
 
 class _Weights:
-    """Makes variables in order, the same ones every time."""
+    """A maker of variables: the same calls make the same values every time."""
 
     def __init__(self, resource: bool) -> None:
         self.all: list[tf.Variable] = []

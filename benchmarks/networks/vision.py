@@ -1,7 +1,7 @@
-"""Convolutional networks whose skips leave no single tensor to cut at, and classics beside them.
+"""Classic convolutional networks, some with skips that leave no single tensor to cut at.
 
 `application` wraps the networks that Keras ships, with random weights.  The others are written here
-because tests need them small.
+because tests need small ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.networks.base import Model, entropy, keras_classifier, tensors
 
 
 def application(name: str, batch: int, image: int = 224, classes: int = 1000) -> Model:
-    """A network of ``keras.applications`` (``"ResNet50"``, ``"DenseNet121"``, ...), untrained."""
+    """Make an untrained ``keras.applications`` network (``"ResNet50"``, ``"DenseNet121"``, ...)."""
     keras.utils.set_random_seed(0)
     layers = getattr(keras.applications, name)(
         weights=None,
@@ -30,9 +30,9 @@ def application(name: str, batch: int, image: int = 224, classes: int = 1000) ->
 def unet(
     levels: int = 4, filters: int = 32, image: int = 128, batch: int = 8, classes: int = 2
 ) -> Model:
-    """U-Net (Ronneberger et al. 2015, arXiv 1505.04597): conv-BN-relu twice per level and side.
+    """Make a U-Net (Ronneberger et al. 2015, arXiv 1505.04597): conv-BN-relu twice per level, side.
 
-    Above the bottom of the U lie `levels` levels, each half the size of the one above it.
+    The U has `levels` levels above its bottom, each half the size of the one above it.
     """
     keras.utils.set_random_seed(0)
     inputs = keras.Input((image, image, 3), batch_size=batch)
@@ -67,7 +67,7 @@ def densenet(
     batch: int = 4,
     classes: int = 10,
 ) -> Model:
-    """A small DenseNet (Huang et al. 2017, arXiv 1608.06993): every layer reads all before it."""
+    """Make a small DenseNet (Huang et al. 2017, arXiv 1608.06993): a layer reads all before it."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((image, image, 3), batch_size=batch)
     x = keras.layers.Conv2D(2 * growth, 3, padding="same", use_bias=False)(inputs)
@@ -85,7 +85,7 @@ def densenet(
 def inception(
     modules: int = 3, width: int = 8, image: int = 16, batch: int = 4, classes: int = 10
 ) -> Model:
-    """A small Inception net (Szegedy et al. 2015, arXiv 1409.4842): four branches a module."""
+    """Make a small Inception net (Szegedy et al. 2015, arXiv 1409.4842): four branches a module."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((image, image, 3), batch_size=batch)
     x = _conv(inputs, 2 * width, 3)
@@ -110,7 +110,7 @@ def vgg(
     dropout: float = 0.5,
     decay: float = 0.0,
 ) -> Model:
-    """A small VGG (Simonyan and Zisserman 2015, arXiv 1409.1556), with dropout between layers."""
+    """Make a small VGG (Simonyan, Zisserman 2015, arXiv 1409.1556), dropout after dense layers."""
     keras.utils.set_random_seed(0)
     penalty = keras.regularizers.L2(decay) if decay else None
     inputs = keras.Input((image, image, 3), batch_size=batch)

@@ -1,8 +1,8 @@
 """Wide residual networks for 32 x 32 images (Zagoruyko & Komodakis 2016, arXiv 1605.07146).
 
 Three stages of (depth - 4) / 6 blocks of two 3 x 3 convolutions each, `widen` times as wide as a
-ResNet's: 28 layers, twice as wide, is the network of Sohoni et al. 2019 (arXiv 1904.10631), with
-1.5 million weights.
+ResNet's. With 28 layers, twice as wide, it is the network of Sohoni et al. 2019 (arXiv 1904.10631),
+with 1.5 million weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NORMS = {
 
 
 def policy_of_normalizations() -> str:
-    """Return the policy of normalizations, whose weights and averages always have 32 bits."""
+    """Return the dtype policy of normalizations, whose weights and averages always have 32 bits."""
     name: str = keras.config.dtype_policy().name
     return f"mixed_{name}" if name in ("bfloat16", "float16") else name
 
@@ -60,7 +60,7 @@ def wide_resnet(
 
 
 def _block(x: Any, width: int, stride: int, norm: str, name: str) -> Any:
-    """Norm-relu-conv, norm-relu-conv; a projection of what is activated where the shape changes."""
+    """Add norm-relu-conv, norm-relu-conv; if the shape changes, project the activated input."""
     active = _activate(x, norm, f"{name}_1")
     shortcut = x
     if stride != 1 or x.shape[-1] != width:

@@ -1,1 +1,1 @@
-"""Founding works, one module a work, and their figures beside ours."""
+"""Founding works, one module a work, and their figures against ours."""

@@ -1,9 +1,9 @@
 """The gradient-checkpointing project (Bulatov and Salimans 2018): ResNets by depth.
 
-Six depths, batch 32, 224 x 224, are planned; two of them are measured as well, on the CPU. Peaks
-here are transient ones, of gradients that are consumed at once, in bytes asked for, or, where they
-are measured, in the allocator's chunks; theirs were taken from the list of allocations of a GPU's
-step, with the scratch space of its convolutions.
+Six depths, batch 32, 224 x 224, are planned; two of them are measured as well, on the CPU. Our
+peaks are transient peaks of steps that consume each gradient at once. Planned peaks are in
+requested bytes, measured ones in the allocator's chunks. The published peaks come from the list of
+allocations of a GPU's step, with the scratch space of its convolutions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.networks.preactivation import SIZES
 from benchmarks.papers.rows import Line, Work, in_process
 from benchmarks.running import rows_of
 
-#: Layers: MB with checkpoints and without.
+#: By layers: MB with checkpoints and without.
 PUBLISHED = {
     18: (505, 818),
     34: (661, 1166),
@@ -28,14 +28,14 @@ PUBLISHED = {
     200: (1411, 8320),
 }
 MEASURED = (18, 50)
-#: Times as many layers, and the time of a step.
+#: Published for feed-forward models: the ratios of layers and of the time of a step.
 DEEPER, TIME = 10, 1.20
 #: The row of `benchmarks.claims.deep`, and blocks a stage of a shallower network, with 92 layers.
 DEEP, SHALLOW = f"{deep.NAME}-10", 10
 
 
 def ten_times(again: bool) -> dict[str, Any]:
-    """The step of 1001 layers within a tenth, and the plain peak of 92."""
+    """Measure the step of 1001 layers within a tenth, and the plain peak of 92 layers."""
     found = rows_of(deep.EXPERIMENT, [DEEP], again=again)[DEEP]
     options = {"blocks": SHALLOW, "batch": 8}
     shallow = peak("cifar_resnet", options, None)
@@ -49,14 +49,14 @@ def ten_times(again: bool) -> dict[str, Any]:
 
 
 def as_large_plainly(result: dict[str, Any] | Any) -> float:
-    """Return how many layers plain training has room for in our memory, by linear interpolation."""
+    """Return the number of plain layers that fit our memory, by linear interpolation."""
     few, many = 9 * SHALLOW + 2, 9 * deep.BLOCKS + 2
     each = (result["plain"] - result["shallow"]) / (many - few)
     return float(few + (result["ours"] - result["shallow"]) / each)
 
 
 def lines(results: Results) -> list[Line]:
-    """Memory by depth, plain and saved, and the deeper network."""
+    """Return the lines: plain and reduced memory by depth, and the deeper network."""
     found = []
     for size, (saved, plain) in PUBLISHED.items():
         what = f"ResNet-{size}, batch 32: plain / saving memory"
@@ -72,7 +72,7 @@ def lines(results: Results) -> list[Line]:
     if result := results.get("checkpointing-ten"):
         layers = as_large_plainly(result)
         note = (
-            f"CIFAR ResNet, batch 8: 1001 layers in {result['ours'] / 1e6:.0f} MB; plainly"
+            f"CIFAR ResNet, batch 8: 1001 layers in {result['ours'] / 1e6:.0f} MB; plain training:"
             f" {layers:.0f} layers"
         )
         clock = f"plain against plain: {result['control']:.3f}"
@@ -88,17 +88,17 @@ def _mb(plain: int, ours: int) -> str:
 
 
 def measured(size: int, again: bool) -> dict[str, Any]:
-    """Peaks of one depth, each in a process of its own."""
+    """Measure the peaks of one depth, each in a process of its own."""
     ways = {"plain": None, "ours": {"checkpoints": "memory"}}
     return {way: peak("imagenet_resnet", {"size": size}, asked) for way, asked in ways.items()}
 
 
 ABOUT = (
-    "Their table of ImageNet ResNets (second version, batch 32, 224 x 224) stands in a comment of"
-    " the benchmark that made it: the peak of a GPU's step, with the scratch space of its"
-    " convolutions. Ours are transient peaks: planned in bytes asked for, measured in the CPU"
-    " allocator's chunks. That ten times as large a model fits at a fifth more time is said of"
-    " feed-forward models in general."
+    "The project's table of ImageNet ResNets (second version, batch 32, 224 x 224) is in a comment"
+    " of its benchmark. It has the peaks of a GPU's step, with the scratch space of its"
+    " convolutions. Ours are transient peaks: planned ones in requested bytes, measured ones in the"
+    " CPU allocator's chunks. The project claims for feed-forward models in general that ten times"
+    " as large a model fits, at a fifth more time."
 )
 
 WORK = Work(

@@ -1,10 +1,10 @@
 """Chen, Xu, Zhang and Guestrin 2016 (arXiv 1604.06174): a thousand layers, √n, log n, an LSTM.
 
-- *ResNet.* The setting of `benchmarks.planning.paper`, planned. Before: what the paper calls
-  *sharing*, in GB of 2^30 bytes. After: on the card, that is with three times the parameters; ours
-  is the fastest plan that leaves room for these within 7 GB.
-- *Chains* of n layers, measured: how the peak grows from 256 to 1024 layers; and with
-  ``planner="recursive"``, how many layers' memory 1024 of them take, and how often a layer runs.
+- *ResNet.* The setting of `benchmarks.planning.paper`, planned. Before: the paper's strategy
+  *sharing*, in GB of 2^30 bytes. After: on the card, with three times the parameters; ours is the
+  fastest plan that leaves room for these within 7 GB.
+- *Chains* of n layers, measured: the growth of the peak from 256 to 1024 layers; and, for 1024
+  layers with ``planner="recursive"``, the peak in layers and the runs of a layer.
 - *LSTM*: four layers of 1024 units, 64 steps, batch 64: unrolled, planned, against *sharing*,
   without the gradients of weights; and as a loop, measured, of `benchmarks.techniques.loops`.
 """
@@ -34,7 +34,7 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 GB = 2**30
 BEFORE, AFTER, EXTRA = 48, 7, 0.30
 DEPTH, BATCH = 1001, 32
-#: Parameters are on the card three times: weights, gradients, momentum.
+#: The card holds the bytes of the parameters three times: weights, gradients, momentum.
 COPIES = 3
 #: Lengths of chains, and floats in a layer.
 LENGTHS, FLOATS = (256, 1024), 2**16
@@ -44,17 +44,17 @@ LOOPS = {"plain": "stacked-64-plain", "ours": "stacked-64-treeverse"}
 
 
 def resnet(planner: str = "chen") -> dict[str, Any]:
-    """The strategies, and our plan within what the card has left (in a process of its own)."""
+    """Return the strategies, and our plan within the rest of the card (in its own process)."""
     return paper.planned(DEPTH, BATCH, planner, lambda parameters: AFTER * GB - COPIES * parameters)
 
 
 def unrolled() -> dict[str, Any]:
-    """Plan the unrolled LSTM, weights' gradients not counted, within a quarter of *sharing*."""
+    """Plan the unrolled LSTM, without weights' gradients, within a quarter of *sharing*."""
     whole = captured_step("recurrence", UNROLLED, profile=False).graph
     weights = build("recurrence", **{**UNROLLED, "length": 1}).variables
     graph = without(whole, {4 * w.shape.num_elements() for w in weights})
-    # TensorFlow holds the gradient of every step until AddN adds them; as they come, they are no
-    # part of this.
+    # TensorFlow holds the gradients of all steps until AddN adds them; the figures here add them
+    # as they arrive.
     shared = simulate(graph, plain(graph, graph.sums)).peak
     found: dict[str, Any] = {"tensorflow": simulate(whole, plain(whole)).peak, "sharing": shared}
     plans = {
@@ -68,13 +68,13 @@ def unrolled() -> dict[str, Any]:
 
 
 def without(graph: TrainingGraph, sizes: set[int]) -> TrainingGraph:
-    """Return the graph in which backward values of such sizes, in bytes, take nothing."""
+    """Return the graph, with 0 bytes for backward values of the given ``sizes`` in bytes."""
     free = np.isin(graph.size, list(sizes)) & (graph.producer >= graph.first_backward)
     return replace(graph, size=np.where(free, 0, graph.size))
 
 
 def chains(again: bool) -> dict[str, Any]:
-    """Peaks of chains, in layers, and the plan of the recursive one."""
+    """Measure peaks of chains, in layers, with clones and extra time of their plans."""
 
     def of(length: int, **settings: Any) -> dict[str, Any]:
         options = {"length": length, "size": FLOATS}
@@ -90,13 +90,13 @@ def chains(again: bool) -> dict[str, Any]:
 
 
 def recurrence(again: bool) -> dict[str, Any]:
-    """Peaks of the loop, plain and replayed."""
+    """Return the peaks of the loop, plain and replayed."""
     found = rows_of(loops.EXPERIMENT, LOOPS.values(), again=again)
     return {side: found[row]["peak"] for side, row in LOOPS.items()}
 
 
 def lines(results: Results) -> list[Line]:
-    """Return the memory of the ResNet, growth with depth, memory of the LSTM."""
+    """Return the lines: memory of the ResNet, growth with depth, memory of the LSTM."""
     of = {
         "chen-resnet": _of_resnet,
         "chen-chains": _of_chains,
@@ -152,16 +152,16 @@ WORK = Work(
     title="Chen, Xu, Zhang and Guestrin 2016, Training deep nets with sublinear memory cost",
     source="arXiv 1604.06174: abstract and section 5; sizes from dmlc/mxnet-memonger",
     about=(
-        "The network of a thousand layers takes 48 GB plainly, which no card of the paper had,"
-        " either: that figure is an estimate there, and planned here. *On the card* are three times"
-        " the parameters besides (weights, gradients, momentum), as in what the paper's card held."
-        " Extra time is estimated from floating-point operations and bytes here, and was measured"
-        " on a Titan X there. O(√n) and O(log n) are orders: four times the layers are to take"
-        " twice the memory, and the recursive plan no more than log₂ n runs of each layer. The"
-        " unrolled LSTM is compared with the paper's *sharing*, which frees every buffer at its"
-        " last use; gradients of weights, which the paper does not count, are left out, and so are"
-        " their 64 addends, which TensorFlow would hold together. The loop is compared with plain"
-        " TensorFlow, everything counted."
+        "With plain training, the network of a thousand layers takes 48 GB, more than any card of"
+        " the paper had. The paper estimates this figure; here it is planned. *On the card* adds"
+        " three times the parameters (weights, gradients, momentum), since the paper's card held"
+        " them too. Extra time is estimated here from floating-point operations and bytes; the"
+        " paper measured it on a Titan X. O(√n) and O(log n) are orders. Four times the layers"
+        " should take twice the memory, and the recursive plan should run each layer at most log₂ n"
+        " times. The unrolled LSTM is compared with the paper's strategy *sharing*, which frees"
+        " every buffer at its last use. The paper does not count gradients of weights. So the"
+        " comparison leaves out these gradients, and their 64 addends, which TensorFlow would hold"
+        " together. The loop is compared with plain TensorFlow, and everything counts."
     ),
     jobs={
         "chen-resnet": in_process("papers.chen:resnet"),

@@ -1,6 +1,6 @@
-"""The headlines of founding works, run or planned again, published beside ours.
+"""The main figures of founding works, run or planned again, against ours.
 
-Results that another benchmark has are taken from its file.
+Results of another benchmark are taken from its file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WORKS = (chen.WORK, rotor.WORK, meng.WORK, sohoni.WORK, checkpointing.WORK)
 
 
 def experiment_of(works: tuple[Work, ...]) -> Experiment:
-    """Return the experiment that has the jobs of all works as rows."""
+    """Return the experiment whose rows are the jobs of all works."""
     jobs = {name: job for work in works for name, job in work.jobs.items()}
 
     def run(job: Job) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The same lines for a terminal and for ``docs/``: a table for each work, published beside ours."""
+"""A table of published figures and ours for each work, for a terminal and for ``docs/``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ from benchmarks.tables import mark
 
 HEAD = """# Founding figures
 
-What the works that this library stands on published, beside what it does. Made by `make bench-papers` (`python -m benchmarks --only papers`), which writes this page and
-`benchmarks/results/papers.json`; `--only 'papers/chen*'` makes some of it, `--again` also what has results.
+The founding works of this library published figures. This page compares them with our own figures.
+`make bench-papers` (`python -m benchmarks --only papers`) writes this page and
+`benchmarks/results/papers.json`. `--only 'papers/chen*'` measures a part of the figures; `--again`
+also measures figures that have results.
 
-*Measured*: a step ran on a CPU, the memory is TensorFlow's allocator's, in a process of its own; times are ratios of medians of steps that took turns. *Planned*: the step is out of
-reach of a CPU; it was built from shapes, differentiated and planned, its memory simulated, and its extra time estimated. Old figures come from GPUs of 2016 to 2019: compare ratios.
-The last column says whether ours is the published figure or better (of what one begins with: within a fifth of it).
+*Measured*: a step ran on a CPU, in a process of its own. Its memory is the count of TensorFlow's
+allocator. Times are ratios of medians of steps that took turns.
+
+*Planned*: the step is out of reach of a CPU. It was built from shapes, differentiated and planned;
+its memory was simulated, and its extra time estimated.
+
+The published figures come from GPUs of 2016 to 2019, so compare ratios. The column before the notes
+says whether our figure is at least as good as the published one. For a starting point, such as the
+memory before any saving, it says whether ours is within a fifth of the published figure.
 """
 
 
 def shown(value: float | None, unit: str) -> str:
-    """A figure with its unit.
+    """Return a figure with its unit.
 
     Examples
     --------
@@ -56,13 +64,13 @@ def _cells(work: Work, results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def _figures(line: Line) -> tuple[str, str, str]:
-    """The published figure, ours, and how it was made."""
+    """Return the published figure, ours, and ``"measured"`` or ``"planned"``."""
     how = line.how if line.ours is not None else ""
     return shown(line.published, line.unit), shown(line.ours, line.unit), how
 
 
 def page(works: Iterable[tuple[Work, Sequence[Line]]], results: Results) -> str:
-    """The page of the documentation."""
+    """Return the page of the documentation."""
     works = list(works)
     sections = [_section(work, lines) for work, lines in works if lines]
     missing = [name for work, _ in works for name in work.jobs if name not in results]
@@ -97,7 +105,7 @@ def _judged(line: Line) -> bool:
 
 def _not_made(missing: Sequence[str]) -> str:
     names = ", ".join(f"`{name}`" for name in missing)
-    return f"Not made yet, and no part of these tables: {names}.\n\n" if missing else ""
+    return f"Without results yet, and not in these tables: {names}.\n\n" if missing else ""
 
 
 def _stamp(results: Results) -> str:

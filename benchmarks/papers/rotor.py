@@ -1,14 +1,13 @@
 """Beaumont et al. 2019 (arXiv 1911.13214): throughput at the memory of periodic checkpoints.
 
-Four networks of the families that the paper trains are cut into equal segments, for every number of
-them up to 2√n, as PyTorch's ``checkpoint_sequential`` does (`benchmarks.planning.periodic`). Of
-these, only those count that are the fastest for their memory; at each of these memories, ours is
-planned. Nothing runs.
+Four networks of the paper's families are cut into equal segments, for every number of segments up
+to 2√n, as by PyTorch's ``checkpoint_sequential`` (`benchmarks.planning.periodic`). Only periodic
+plans that are the fastest for their memory count. Ours is planned at each of these memories.
+Nothing runs.
 
-For one number of segments of each network both are measured as well, one after the other in one
-process: lists of layers to be kept beside a budget of as much memory as that list takes. There,
-what is made again is made by our rewriter in both; ``checkpoint_sequential`` runs whole segments,
-which is slower still.
+For one number of segments of each network both are measured as well, in turn in one process: a list
+of layers to keep, and a budget of the bytes of that list's plan. Our rewriter recomputes in both;
+``checkpoint_sequential`` recomputes whole segments, which is slower still.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from benchmarks.planning.periodic import (
 from benchmarks.steps import make_step
 from graph_tools.memory.measure import time_ratio
 
-#: On average, over networks, images and memories.
+#: The published gain of throughput: the mean over networks, images and memories.
 FASTER = 0.172
 NETWORKS: dict[str, Network] = {
     "resnet101": periodic.NETWORKS["resnet101"],
@@ -46,13 +45,13 @@ NETWORKS: dict[str, Network] = {
     ),
     "vgg19": Network("application", {"name": "VGG19", "batch": 8}, r"block\d_(conv\d|pool)"),
 }
-#: What is measured: smaller images and batches, so that a step takes a second.
+#: Smaller images and batches for measurements, so that a step takes a second.
 SMALLER: dict[str, Any] = {"batch": 4, "image": 128}
 PAIRS = 15
 
 
 def planned(name: str, planner: str = "auto") -> dict[str, Any]:
-    """Plan ours at the memory of those periodic plans that are the fastest for it."""
+    """Plan ours at the memory of each periodic plan that is the fastest for its memory."""
     network = NETWORKS[name]
     step = captured_step(network.model, network.options, profile=False)
     ends = list(named_ends(step, network.blocks).values())
@@ -62,7 +61,7 @@ def planned(name: str, planner: str = "auto") -> dict[str, Any]:
 
 
 def fastest(rows: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """Numbers of segments than which none other takes as little memory and less time.
+    """Return the numbers of segments whose memory no other number meets in as little time.
 
     Examples
     --------
@@ -73,7 +72,7 @@ def fastest(rows: Mapping[int, Mapping[str, Any]]) -> list[int]:
     """
     found: list[int] = []
     least = math.inf
-    # From the fastest to the slowest: each has to take less memory than all before it.
+    # From the fastest to the slowest: each must take less memory than all before it.
     for k in sorted(rows, key=lambda k: (rows[k]["literal_extra"], rows[k]["peak"])):
         if rows[k]["peak"] < least:
             found.append(k)
@@ -82,7 +81,7 @@ def fastest(rows: Mapping[int, Mapping[str, Any]]) -> list[int]:
 
 
 def timed(name: str, pairs: int = PAIRS) -> dict[str, Any]:
-    """Steps with √n segments and with ours in as much memory (in a process of its own)."""
+    """Time steps with √n segments and ours in the same memory (in a process of its own)."""
     network = NETWORKS[name]
     options = {**network.options, **SMALLER}
     layers = list(named_ends(captured_step(network.model, options, profile=False), network.blocks))
@@ -90,7 +89,7 @@ def timed(name: str, pairs: int = PAIRS) -> dict[str, Any]:
     kept = cuts(layers, segments)
     periodic = make_step(network.model, options, kept, ours=True)
     (theirs,) = ms.plans(periodic.graph)
-    # The promise of a budget leaves a part of it to chance, which the list does not.
+    # A budget leaves a margin for chance, which a list of layers does not.
     settings = {"budget": theirs.allocated}
     step = make_step(network.model, options, ours=True, settings=settings)
     (plan,) = ms.plans(step.graph)
@@ -108,12 +107,12 @@ def timed(name: str, pairs: int = PAIRS) -> dict[str, Any]:
 
 
 def throughputs(rows: Iterable[Mapping[str, Any]], of: str) -> list[float]:
-    """Return our gain over periodic plans that run whole segments (``literal``) or lean ones."""
+    """Return our gain over plans ``of`` kind: ``"literal"`` (whole segments) or ``"periodic"``."""
     return [(1 + row[f"{of}_extra"]) / (1 + row["ours_extra"]) - 1 for row in rows]
 
 
 def lines(results: Results) -> list[Line]:
-    """By network, planned and measured, and on average."""
+    """Return the lines: by network, planned and measured, and on average."""
     found: list[Line] = []
     every: list[float] = []
     for name in NETWORKS:
@@ -128,10 +127,10 @@ def lines(results: Results) -> list[Line]:
                 lean = statistics.fmean(throughputs(rows, "periodic"))
                 notes += [
                     f"at {at} of the plain peak",
-                    f"beside a periodic plan that makes again only what is read: {lean:+.1%}",
+                    f"against a periodic plan that recomputes only values it reads: {lean:+.1%}",
                 ]
             if len(rows) < len(tried):
-                notes.append(f"at {len(tried) - len(rows)} more none of our plans fits")
+                notes.append(f"none of our plans fits at {len(tried) - len(rows)} more")
             mean = statistics.fmean(gains) if gains else None
             note = "; ".join(notes)
             found.append(Line(f"{name}: throughput", None, mean, "%", "planned", note=note))
@@ -140,15 +139,15 @@ def lines(results: Results) -> list[Line]:
             shares = [bytes_of[side] / bytes_of["plain"] for side in ("periodic", "ours")]
             note = (
                 f"batch 4, 128 x 128, {result['segments']} segments: {shares[0]:.0%} of the plain"
-                f" memory, ours {shares[1]:.0%}; beside a lean periodic plan; the same against"
-                f" itself {result['control']:.3f}"
+                f" memory, ours {shares[1]:.0%}; against a periodic plan that recomputes only"
+                f" values it reads; this plan against itself {result['control']:.3f}"
             )
             found.append(Line(f"{name}: throughput", None, result["ratio"] - 1, "%", note=note))
-    # Of some of them, it would be a mean of something else.
+    # The mean over only some networks would be another figure.
     if every and all(f"rotor-{name}" in results for name in NETWORKS):
         note = (
-            f"{len(every)} memories of {len(NETWORKS)} networks; published over more networks,"
-            " images and batches"
+            f"{len(every)} memories of {len(NETWORKS)} networks; the published mean covers more"
+            " networks, images and batches"
         )
         whole = statistics.fmean(every)
         found.insert(0, Line("mean throughput", FASTER, whole, "%", "planned", note=note))
@@ -159,14 +158,14 @@ WORK = Work(
     key="rotor",
     title="Beaumont et al. 2019, Optimal checkpointing for heterogeneous chains (rotor)",
     source=(
-        "arXiv 1911.13214; the mean as told in summaries of it: figures by network were not found"
-        " as numbers"
+        "arXiv 1911.13214; the mean is from summaries of the paper, since figures by network were"
+        " not found as numbers"
     ),
     about=(
-        "How much faster a step gets at the memory of PyTorch's `checkpoint_sequential` with the"
-        " best number of segments for that memory. Theirs was measured on a V100; ours is planned"
-        " from shapes with estimated costs, at batch 8, and measured on a CPU for one number of"
-        " segments of each network."
+        "Each figure is the gain in throughput over PyTorch's `checkpoint_sequential` at the same"
+        " memory, with the best number of segments for that memory. The paper measured its figure"
+        " on a V100. Ours are planned from shapes with estimated costs, at batch 8. For one number"
+        " of segments of each network, ours are also measured on a CPU."
     ),
     jobs={
         **{f"rotor-{name}": in_process("papers.rotor:planned", name=name) for name in NETWORKS},

@@ -1,9 +1,9 @@
-"""What the works share: jobs that make results, and lines with a published figure and ours.
+"""Jobs that make results, and lines with a published figure and ours: the parts of all works.
 
-A job is a function that runs, or plans, something and returns JSON; what it returns is kept by its
-name. Lines are worked out of all results of a work that are there, so that they can be printed
-without anything being run again. A job may as well fetch rows of another benchmark, which are
-measured only if they are in no file of results.
+A job is a function that runs or plans something and returns JSON, which is stored under its name.
+Lines are computed from all stored results of a work, so that they can be printed without running
+anything again. A job can also read rows of another benchmark, which are measured only if that
+benchmark's file lacks them.
 
 *Planned* means that nothing ran: the step was built from shapes, differentiated, planned,
 rewritten, and its memory simulated; its extra time is estimated.
@@ -20,7 +20,7 @@ from benchmarks.measuring import fresh
 from benchmarks.probes import plan_of
 from benchmarks.steps import make_step
 
-#: How far a figure that should be *the same* may be off.
+#: The relative deviation at which two figures still are *the same*.
 SAME = 0.20
 
 
@@ -31,20 +31,20 @@ class Line:
     Attributes
     ----------
     what
-        Of what, with sizes.
+        Name of the figure, with sizes.
     published, ours
         The figures; ``None``: there is none, and `note` says why.
     unit
-        How they are printed: ``"GB"`` (2^30 bytes), ``"MB"`` (10^6), ``"x"``, ``"%"``, ``""``.
+        Unit for printing: ``"GB"`` (2^30 bytes), ``"MB"`` (10^6), ``"x"``, ``"%"``, ``""``.
     how
         ``"measured"`` or ``"planned"``.
     better
-        Which figures are better than the published one; ``"same"``: it is what one begins with, and
-        should be met.
+        Which figures are better than the published one; ``"same"``: the figure is a starting point,
+        and ours should equal it.
     note
-        What is different here.
+        Differences from the published setting.
     failed
-        Whether it was tried, and there is no figure of ours for that reason.
+        Whether a trial failed, so that there is no figure of ours.
     """
 
     what: str
@@ -58,7 +58,7 @@ class Line:
 
     @property
     def passed(self) -> bool:
-        """Whether ours is the published figure or better; without one, whether it did not fail."""
+        """Whether ours is at least as good as published; without a figure, whether none failed."""
         if self.published is None or self.ours is None:
             return not self.failed
         if self.better == "same":
@@ -73,15 +73,15 @@ class Work:
     Attributes
     ----------
     key
-        What names of its jobs begin with.
+        Prefix of the names of its jobs.
     title, source
-        Who, what, where; and where in it the figures stand.
+        Authors, year and title; the publication, and the place of the figures in it.
     about
-        What was done here, and what was not, in sentences.
+        Sentences about the part of the work that is repeated here, and the part that is not.
     jobs
-        By name; they are told whether to measure what other benchmarks have results of.
+        Jobs by name; their argument: whether to measure existing rows of other benchmarks again.
     lines
-        Of the results by name of the job, as far as there are any.
+        Returns the lines for the existing results, which are given by name of the job.
     """
 
     key: str

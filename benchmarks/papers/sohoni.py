@@ -1,4 +1,4 @@
-"""Sohoni et al. 2019 (arXiv 1904.10631): four techniques together, and the accuracy they cost."""
+"""Sohoni et al. 2019 (arXiv 1904.10631): four techniques together, and the loss of accuracy."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from benchmarks.records import RESULTS
 from benchmarks.running import rows_of
 from benchmarks.techniques import low_memory
 
-#: By network: times less memory.
+#: By network: plain memory over memory with all techniques.
 PUBLISHED = {"wide-resnet": 60.7, "dynamic-conv": 8.7}
 NAMES = {
     "wide-resnet": "WideResNet-28-2, batch 100",
     "dynamic-conv": "DynamicConv Transformer, batch 128",
 }
-#: Points of accuracy that it cost on CIFAR-10.
+#: The published loss of accuracy on CIFAR-10, as a fraction.
 LOST = 0.004
-#: Of ``examples/low_memory.py``, five seeds.
+#: Results of ``examples/low_memory.py`` for five seeds.
 TRAINED = RESULTS / "trained.json"
 
 
 def network(name: str, again: bool) -> dict[str, Any]:
-    """Bytes of two trainings, in the paper's accounting and measured."""
+    """Return the bytes of two trainings, in the paper's accounting and measured."""
     names = {run: f"{name}, {run}" for run in ("float32", "all")}
     rows = rows_of(low_memory.EXPERIMENT, names.values(), again=again)
     return {
@@ -38,7 +38,7 @@ def network(name: str, again: bool) -> dict[str, Any]:
 
 
 def accuracy(again: bool) -> dict[str, Any]:
-    """Mean accuracy on digits over seeds, which the example wrote."""
+    """Return the mean accuracy on digits over the seeds of the example's results."""
     runs = json.loads(TRAINED.read_text(encoding="utf-8"))["digits"]
     return {
         name: statistics.fmean(run["quality"] for run in runs[name]) for name in ("float32", "all")
@@ -46,7 +46,7 @@ def accuracy(again: bool) -> dict[str, Any]:
 
 
 def lines(results: Results) -> list[Line]:
-    """The two totals, twice each, and the accuracy."""
+    """Return the lines: memory of each network in both accountings, and the accuracy."""
     found = []
     for name, published in PUBLISHED.items():
         if result := results.get(f"sohoni-{name}"):
@@ -64,8 +64,8 @@ def lines(results: Results) -> list[Line]:
     if result := results.get("sohoni-accuracy"):
         lost = max(0.0, result["float32"] - result["all"])
         note = (
-            f"digits as 32 x 32 images, mean of five seeds: {result['all']:.2%} after"
-            f" {result['float32']:.2%}; published: CIFAR-10"
+            f"digits as 32 x 32 images, mean of five seeds: {result['float32']:.2%} →"
+            f" {result['all']:.2%}; published for CIFAR-10"
         )
         found.append(
             Line("WideResNet-28-2: accuracy lost", LOST, lost, "%", better="less", note=note)
@@ -78,10 +78,11 @@ WORK = Work(
     title="Sohoni et al. 2019, Low-memory neural network training",
     source="arXiv 1904.10631, abstract",
     about=(
-        "Sparse weights, 16 bits, microbatches and checkpoints. The paper adds up model, optimizer"
-        " and activations; the allocator also holds gradients of activations, scratch space, and"
-        " what it rounds up. `python -m benchmarks --only low_memory` has every technique alone,"
-        " too. The translation task was not trained to a BLEU score here."
+        "The techniques are sparse weights, 16 bits, microbatches and checkpoints. The paper adds"
+        " up model, optimizer and activations. The allocator also holds gradients of activations,"
+        " scratch space, and the bytes that it adds by rounding up. `python -m benchmarks --only"
+        " low_memory` also measures each technique alone. The translation task was not trained to a"
+        " BLEU score here."
     ),
     jobs={
         "sohoni-wide-resnet": lambda again: network("wide-resnet", again),

@@ -1,1 +1,1 @@
-"""The same models trained by plain TensorFlow, by its own means against memory, and by ours."""
+"""The same models trained by plain TensorFlow, by its own ways to save memory, and by ours."""

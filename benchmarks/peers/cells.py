@@ -1,4 +1,4 @@
-"""Judges ours beside each peer, at the peer's memory and at its time, and how exact both are."""
+"""Compares ours with each peer, at the peer's memory and at its time; judges exactness of both."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import numpy as np
 
 from benchmarks.experiment import Figure, Results
 
-#: More memory, and more time, than this is worse; less is none.
+#: Ratios of memory and of time above which ours is worse than the peer.
 MEMORY, TIME = 1.02, 1.03
-#: A peer that takes as much of the plain peak saves nothing.
+#: A peer with at least this share of the plain peak saves nothing.
 IDLE = 0.98
-#: Gradients that are farther from plain ones, as a share of the largest, are wrong; and so are
-#: moving averages.
+#: The deviation of gradients or moving averages from plain ones, as a share of the largest number,
+#: above which they are wrong.
 WRONG = 1e-3
 
 
 def idle(peak: float, plain: float) -> bool:
-    """Whether a peer saves nothing."""
+    """Return whether a peer saves nothing."""
     return peak >= IDLE * plain
 
 
 def noise(time: Mapping[str, float]) -> float:
-    """Return by how much times may differ and mean nothing: 3 %, or twice the control."""
+    """Return the ratio up to which times are equal: 3 % more, or twice the control's deviation."""
     return max(TIME, 1 + 2 * abs(time["control"] - 1))
 
 
 class Beside(NamedTuple):
-    """A peer's results and ours, timed in one process, which is called ``run``, or not at all."""
+    """A peer's results and ours, and the name of the ``run`` that timed both in one process."""
 
     peer: Mapping[str, Any]
     ours: Mapping[str, Any]
@@ -37,13 +37,13 @@ class Beside(NamedTuple):
 
     @property
     def times(self) -> tuple[Mapping[str, float], Mapping[str, float]] | None:
-        """Ours, and the peer's."""
+        """Our times and the peer's; ``None``: the run has not timed both."""
         mine, theirs = (found.get("times", {}).get(self.run) for found in (self.ours, self.peer))
         return (mine, theirs) if mine and theirs else None
 
     @property
     def as_fast(self) -> bool:
-        """Whether ours takes no more time than the peer, or nobody has looked."""
+        """Whether ours takes no more time than the peer, or was not timed."""
         if self.times is None:
             return True
         mine, theirs = self.times
@@ -51,7 +51,7 @@ class Beside(NamedTuple):
 
 
 def at_its_time(case: Mapping[str, Any], peer: Mapping[str, Any]) -> Beside | None:
-    """Return ours with least memory among those that are as fast as the peer; else the fastest."""
+    """Return our least memory among the results as fast as the peer; else our fastest result."""
     if "at_time" not in peer:  # not measured yet
         return None
     asked = (
@@ -66,7 +66,7 @@ def at_its_time(case: Mapping[str, Any], peer: Mapping[str, Any]) -> Beside | No
 
 
 def differences(plain: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how far gradients and state are from plain ones, as shares of the largest number."""
+    """Return deviations of gradients and state from plain, as shares of the largest number."""
     equal = all(np.array_equal(plain[name], other[name], equal_nan=True) for name in plain)
     found: dict[str, Any] = {"equal": equal, "count": len(plain)}
     for kind in ("gradient", "state"):
@@ -78,13 +78,13 @@ def differences(plain: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str,
 
 
 def nearest(plain: Sequence[Mapping[str, Any]], other: Mapping[str, Any]) -> dict[str, Any]:
-    """`differences` from that of several plain steps which is nearest."""
+    """Return the `differences` from the nearest of several plain steps."""
     found = [differences(one, other) for one in plain]
     return min(found, key=lambda one: (not one["equal"], one["gradient"] + one["state"]))
 
 
 def exact(found: Mapping[str, Any]) -> bool:
-    """Return whether numbers are plain ones, or within twice the spread of plain steps."""
+    """Return whether numbers equal plain ones, or are within twice the spread of plain steps."""
     if "equal" not in found:
         return False
     spread = found.get("spread", {"gradient": 0.0, "state": 0.0})
@@ -92,7 +92,7 @@ def exact(found: Mapping[str, Any]) -> bool:
 
 
 def verdict(found: Mapping[str, Any]) -> str:
-    """In words.
+    """Return the exactness in words.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def verdict(found: Mapping[str, Any]) -> str:
     if "failed" in found:
         return f"not comparable: {found['failed']}"
     if "refused" in found:
-        return "not comparable: with the ops of determinism no plan fits"
+        return "not comparable: no plan fits under op determinism"
     if found["equal"]:
         return "bit for bit"
     wrong = [
@@ -125,7 +125,7 @@ def verdict(found: Mapping[str, Any]) -> str:
 
 
 def judge(results: Results) -> list[Figure]:
-    """For each network: our memory, time, lines and exactness in the worst cell, and the bar."""
+    """Return the bars on our memory, time, lines and exactness, for each network and peer."""
     return [figure for name, case in results.items() for figure in _of(name, case)]
 
 
@@ -142,13 +142,13 @@ def _of(name: str, case: Mapping[str, Any]) -> Iterator[Figure]:
                 yield Figure(f"{where}: least memory / its memory", least / found["peak"], MEMORY)
             else:
                 used = same_memory["peak"] / found["peak"]
-                yield Figure(f"{where}: memory / its memory, asked for that", used, MEMORY)
+                yield Figure(f"{where}: memory at its memory / its memory", used, MEMORY)
                 beside = Beside(found, same_memory, "memory")
                 yield from _time(f"{where}: time at its memory / its time", beside)
         if (same_time := at_its_time(case, found)) is not None:
             used = same_time.ours["peak"] / found["peak"]
             yield Figure(f"{where}: memory at its time / its memory", used, MEMORY)
-            yield from _time(f"{where}: time of that / its time", same_time)
+            yield from _time(f"{where}: time at its time / its time", same_time)
         if ours_lines is not None:
             lines = case["lines"][peer]
             yield Figure(f"{where}: our lines", ours_lines, lines)
@@ -158,7 +158,7 @@ def _of(name: str, case: Mapping[str, Any]) -> Iterator[Figure]:
 
 
 def _time(what: str, beside: Beside) -> Iterator[Figure]:
-    """Compared in one process, if both were timed there."""
+    """Yield the bar on the ratio of times, if both were timed in one process."""
     if (times := beside.times) is not None:
         mine, theirs = times
         yield Figure(what, mine["ratio"] / theirs["ratio"], max(noise(mine), noise(theirs)))

@@ -1,9 +1,9 @@
-"""Ours beside what TensorFlow and Keras offer, at each peer's memory and at each peer's time.
+"""Ours against the ways of TensorFlow and Keras, at each peer's memory and at each peer's time.
 
-For each network: the transient peak of plain training and of every peer; ours within that peak as a
-budget in bytes; numbers of one step beside those of plain training; times of all of them in one
-process; and ours with the peer's time as ``max_slowdown``, measured and timed beside it. Peaks have
-a process each (worst of five steps after two). Each figure is written when it is there.
+Each network has five measurements: the transient peaks of plain training and of every peer; ours
+within the peer's peak as a budget in bytes; numbers of one step against plain training's; times of
+all of them in one process; and ours with the peer's time as ``max_slowdown``, timed with the peer.
+Each peak has its own process (worst of five steps after two). Each figure is written at once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from benchmarks.settings import pairs, planner, some_of
 from graph_tools.errors import GraphToolsError
 
 PARTS = ("memory", "exact", "time")
-#: Where plans lie between a measurement of memory and one of time.
+#: The folder that keeps plans between a measurement of memory and one of time.
 PLANS = Path(platformdirs.user_cache_dir("memsaving_gradients"), "side-by-side")
-#: A step may take no less than a plain one.
+#: The least ``max_slowdown``: a step takes at least as long as a plain one.
 LEAST_SLOWDOWN = 1.0
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Measure what is missing of a network."""
+    """Measure the missing figures of a network."""
     bench, parts = Bench(job), job.settings["parts"]
     if "memory" in parts:
         bench.memory()
@@ -51,7 +51,7 @@ def due(result: Mapping[str, Any], settings: Settings, again: bool) -> bool:
 
 
 class Bench:
-    """The measurements of one network; ``case`` is what is known, and grows."""
+    """The measurements of one network, which add figures to ``case``."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.name = job, job.row
@@ -68,7 +68,7 @@ class Bench:
         }
 
     def memory(self) -> None:
-        """Peaks: plain, each peer, and ours within each of these."""
+        """Measure peaks: plain, each peer, and ours within each peer's peak."""
         if "plain" not in self.case:
             self.case["plain"] = self._told("plain", self._peak({"peer": "plain"}))
             self._write()
@@ -85,7 +85,7 @@ class Bench:
         self._write()
 
     def exact(self) -> None:
-        """Numbers of one step: each peer's and ours, beside those of plain training."""
+        """Compare numbers of one step, each peer's and ours, with plain training's."""
         missing: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             peer: (found, {"peer": peer})
             for peer, found in self.case["peers"].items()
@@ -104,7 +104,7 @@ class Bench:
         self._write()
 
     def time(self) -> None:
-        """Times of peers with ours at their memory; then ours at their times, and times of that."""
+        """Time peers with ours at their memory; then measure and time ours at the peers' times."""
         groups = self._groups()
         self._timed("memory", "at_memory", groups)
         for peers in groups:
@@ -114,12 +114,12 @@ class Bench:
                 for peer in peers:
                     self._peer(peer)["at_time"] = key
                 self._write()
-        # Of those that save nothing the fastest, whose time ours was asked for.
+        # Of the peers that save nothing, only the fastest: ours was limited to its time.
         fastest = [min(peers, key=self._ratio) for peers in groups]
         self._timed("time", "at_time", [[peer] for peer in fastest])
 
     def _groups(self) -> list[list[str]]:
-        """Peers that save memory, each alone, and those that save nothing, together."""
+        """Return peers that save memory, each alone, and peers that save nothing, together."""
         plain = self.case["plain"]["peak"]
         made = {peer: found for peer, found in self.case["peers"].items() if "peak" in found}
         saving = [[peer] for peer, found in made.items() if not idle(found["peak"], plain)]
@@ -127,7 +127,7 @@ class Bench:
         return [*saving, rest] if rest else saving
 
     def _timed(self, run: str, which: str, groups: list[list[str]]) -> None:
-        """Time all groups in one process, unless the run is known."""
+        """Time all groups in one process, unless they have times of this run."""
         if all(run in self._peer(peer).get("times", {}) for peers in groups for peer in peers):
             return
         named: list[list[tuple[str, dict[str, Any]]]] = []
@@ -145,7 +145,7 @@ class Bench:
         self._write()
 
     def _ours(self, settings: dict[str, Any]) -> str:
-        """Measure ours with ``settings``, and measured costs; its key."""
+        """Measure ours with ``settings`` and measured costs, and return its key."""
         settings = {**settings, "profile": True}
         if (name := self.job.settings["planner"]) != "auto":
             settings["planner"] = name
@@ -159,7 +159,7 @@ class Bench:
         return key
 
     def _planned(self, key: str) -> dict[str, Any]:
-        """Ours by the plan that was measured; planned anew if its file is gone."""
+        """Return our way with the measured plan, or with the settings if its file is gone."""
         file = self._plan_file(key)
         if self.case["ours"][key]["plan"] is not None and file.exists():
             return {"ours": {"plan": str(file)}}
@@ -179,7 +179,7 @@ class Bench:
         return self._fresh("peak", way=way, save=save)
 
     def _fresh(self, function: str, **kwargs: Any) -> dict[str, Any]:
-        """Call a probe in a process of its own; one that ends badly has failed."""
+        """Call a probe in a process of its own; for a peak, return an error as ``"failed"``."""
         try:
             found: dict[str, Any] = fresh(f"peers.probes:{function}", network=self.name, **kwargs)
         except GraphToolsError as error:
@@ -189,7 +189,7 @@ class Bench:
         return found
 
     def _told(self, what: str, found: dict[str, Any]) -> dict[str, Any]:
-        """Say on standard error what came out, and when."""
+        """Print the result and the time of day on standard error, and return the result."""
         shown = {k: v for k, v in found.items() if k in ("peak", "ratio", "control", "refused")}
         shown |= {k: v for k, v in found.items() if k in ("failed", "gradient", "state", "equal")}
         clock = time.strftime("%H:%M:%S")
@@ -214,7 +214,7 @@ EXPERIMENT = Experiment(
         "parts": Setting(
             list(PARTS),
             some_of(PARTS),
-            f"of {', '.join(PARTS)}; the later ones need the earlier ones' results",
+            f"parts to measure, of {', '.join(PARTS)}; each needs results of the parts before it",
         ),
         "planner": planner(),
     },

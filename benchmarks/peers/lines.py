@@ -1,8 +1,8 @@
 """Counts the lines that a user adds to plain training for a way to save memory.
 
-Functions are parsed and written out again, so that a line is a statement however it was wrapped;
-docstrings and comments are gone. What is compared with the plain function's lines is counted if it
-was added or changed.
+Functions are parsed and unparsed, so that each statement is one line, however it was wrapped, and
+docstrings and comments disappear. The count is the number of lines that differ from the plain
+function's: added or changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def code_lines(function: Callable[..., Any]) -> list[str]:
-    """The lines of a function's body, without docstrings and comments, one for each statement.
+    """Return the lines of a function's body, one a statement, without docstrings and comments.
 
     Examples
     --------
@@ -33,7 +33,7 @@ def code_lines(function: Callable[..., Any]) -> list[str]:
 
 
 def added_lines(function: Callable[..., Any], *others: Callable[..., Any], to: Any) -> int:
-    """Lines of ``function``, and of what it calls (``others``), that are not in ``to``."""
+    """Count the lines of ``function``, and of ``others`` that it calls, that are not in ``to``."""
     lines = [line for each in (function, *others) for line in code_lines(each)]
     difference = difflib.ndiff(code_lines(to), lines)
     return sum(line.startswith("+ ") for line in difference)

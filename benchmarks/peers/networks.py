@@ -1,7 +1,7 @@
-"""What is trained side by side, and how each peer is asked to save memory in it.
+"""Networks to train side by side, and the way in which each peer saves memory in them.
 
-A network has one way of ``tf.recompute_grad`` or two: around each block, and around several of
-them. Names of layers are what a user would cut at.
+A network has one or two ways of ``tf.recompute_grad``: around each block, and around several
+blocks. The blocks end at the layers where a user would cut.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Peer:
     Attributes
     ----------
     title
-        For the table.
+        Title for the table.
     function
-        Of `benchmarks.peers.variants`.
+        Function of `benchmarks.peers.variants`.
     settings
-        Its arguments, the same for all networks.
+        Arguments of the function, the same for all networks.
     others
-        What else a user has to write for it, for the count of lines.
+        Other functions that a user has to write for it, for the count of lines.
     """
 
     title: str
@@ -63,16 +63,15 @@ class Network:
     Attributes
     ----------
     title
-        For the page.
+        Title for the page.
     model, options
-        For `benchmarks.networks.build`.
+        Arguments of `benchmarks.networks.build`.
     recompute
         The function of `benchmarks.peers.variants` that wraps its blocks in ``tf.recompute_grad``.
     ways
-        Its arguments, by what a block is.
+        Arguments of that function, by name of a block.
     training
-        What layers have to be called with: ``None`` where none of them does anything else in
-        training.
+        Argument ``training`` of layers; ``None`` if no layer depends on it.
     """
 
     title: str
@@ -83,7 +82,7 @@ class Network:
     training: bool | None = True
 
     def make(self) -> Model:
-        """Build it."""
+        """Build the network."""
         return build(self.model, **self.options)
 
 
@@ -150,7 +149,7 @@ NETWORKS: dict[str, Network] = {
 
 
 def peers_of(network: Network) -> dict[str, Peer]:
-    """All peers for a network, by their names."""
+    """Return all peers for a network, by their names."""
     blocks = {
         f"recompute_grad, {way}": Peer(f"recompute_grad, each {way}", network.recompute, settings)
         for way, settings in network.ways.items()
@@ -163,7 +162,7 @@ def peers_of(network: Network) -> dict[str, Peer]:
 
 
 def settings_of(name: str, variant: str) -> tuple[variants.Variant, dict[str, Any]]:
-    """The function and the arguments of a variant of a network: of a peer, or ``"plain"``."""
+    """Return function and arguments of a variant of a network: a peer, or ``"plain"``."""
     if variant == "plain":
         return variants.plain, {}
     peer = peers_of(NETWORKS[name])[variant]

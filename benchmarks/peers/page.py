@@ -1,4 +1,4 @@
-"""``docs/side-by-side.md``, made of the results."""
+"""The page ``docs/side-by-side.md``, made from the results."""
 
 from __future__ import annotations
 
@@ -14,53 +14,74 @@ from benchmarks.peers.cells import MEMORY, TIME, Beside, at_its_time, exact, ver
 INTRODUCTION = """\
 # Side by side
 
-The same networks, trained on the same machine in the same run by plain TensorFlow, by what TensorFlow and Keras themselves offer against
-memory, and by `memsaving_gradients`. This page is written by `make bench-peers` (`python -m benchmarks --only peers`), numbers and verdicts
-included; the raw figures are in `benchmarks/results/peers.json`.
+This page compares `memsaving_gradients` (*ours*) with plain TensorFlow, and with *peers*: the ways
+of TensorFlow and Keras to save memory. All of them train the same networks on the same machine in
+the same run. `make bench-peers` (`python -m benchmarks --only peers`) writes this page, with its
+numbers and verdicts. The raw figures are in `benchmarks/results/peers.json`.
 
 TensorFlow {tensorflow}, Keras {keras}, Python {python}, {machine}, no GPU. {when}.
 
 ## How to read it
 
-Each row is a peer, and ours beside it, twice: at the peer's own memory, and at the peer's own time.
+Each row compares ours with a peer twice: at the peer's own memory, and at the peer's own time.
 
-- **memory** is the transient peak of a step: what TensorFlow's allocator has given out at most, less what was there before the step. A fresh
-  process each, two steps to warm up, the worst of the next five. MB is 10⁶ bytes.
-- **time** is the time of a step over that of a plain step: medians of {pairs} rounds, in which plain, the peer, ours and plain again take turns in one
-  process. **±** is how far plain is from itself there; a difference of less than twice that says nothing.
-- **lines** is how many lines the peer's user adds to (or changes in) the plain step, counted in the source of
-  `benchmarks/peers/variants.py`, where statements count and their layout does not. Ours are the same {lines} in every network.
-- **numbers** is what one step computes, beside plain training's, under op determinism and without grappler's arithmetic rewriting: all gradients, and the moving
-  averages of batch normalization after the step. *Wrong* is what is farther off than a thousandth of the largest number. *As plain steps* is what is no farther off
-  than twice what steps of plain training are from each other, which do not repeat their bits in every network.
-- **ours: time at its memory** is `ms.gradients(loss, variables, budget=<the peer's peak in bytes>, profile=True)`: the fastest plan within the memory that the peer took.
-- **ours: memory at its time** is `ms.gradients(loss, variables, max_slowdown=<the peer's time>, profile=True)`: the least memory at which a step is estimated to take no
-  more time than the peer's; in brackets what it did take, beside the peer in the same process. Estimates are seldom exact. Where what was asked for within the
-  peer's memory takes less memory and no more time, as measured, that stands here, with a †.
-- ✓ is better or equal, ✗ is worse: more than {memory:.0%} more memory, or more than {time:.0%} and twice the noise more time.
+- **memory** is the transient peak of a step: the most bytes that TensorFlow's allocator gave out,
+  less the bytes before the step. Each figure has a fresh process. Two steps warm up; the worst of
+  the next five counts. MB is 10⁶ bytes.
+- **time** is the time of a step over the time of a plain step, by medians of {pairs} rounds. In
+  each round, plain, the peer, ours and plain again take turns in one process. **±** is the
+  deviation of plain from itself. A difference of less than twice this deviation means nothing.
+- **lines** is the number of lines that the peer's user adds to (or changes in) the plain step. The
+  source of `benchmarks/peers/variants.py` is counted: its statements, whatever their layout. Ours
+  takes the same {lines} lines in every network.
+- **numbers** compares the results of one step with plain training's: all gradients, and the moving
+  averages of batch normalization after the step. Op determinism is on, and grappler's arithmetic
+  rewriting is off. *Wrong*: a number is off by more than a thousandth of the largest number. *As
+  plain steps*: numbers are off by at most twice the spread of plain steps, which do not repeat
+  their bits in every network.
+- **ours: time at its memory** is the fastest plan within the peer's memory:
+  `ms.gradients(loss, variables, budget=<the peer's peak in bytes>, profile=True)`.
+- **ours: memory at its time** is the least memory at which a step is estimated to take no more time
+  than the peer's: `ms.gradients(loss, variables, max_slowdown=<the peer's time>, profile=True)`.
+  Estimates are seldom exact, so brackets contain the measured time against the peer's, both in the
+  same process. A † marks the plan within the peer's memory. It is in this column if it took less
+  memory and no more time, as measured.
+- ✓ means that ours is better or equal. ✗ means that ours is worse: by more than {memory:.0%} of
+  memory, or by more time than {time:.0%} and twice the noise.
 
-Costs of ops are measured (`profile=True`), once for each kind of op and shape. A peer that takes at least 98 % of the plain peak saves nothing; ours is
-measured once for all of these, at the least memory and the least time among them, and its time there stands beside the fastest one's. Ours computes the same bits as one of eight plain steps in every row, unless a note says otherwise.
+Costs of ops are measured (`profile=True`), once for each kind of op and shape. A peer that takes at
+least 98 % of the plain peak saves nothing. For all of these peers, ours is measured once, at the
+least memory and the least time among them. The plan for the least time is timed together with the
+fastest of these peers. In every row, ours computes the same bits as one of eight plain steps,
+unless a note says otherwise.
 
-Steps compute the loss and all gradients, and take the sum of squares of each. There is no optimizer.
+Steps compute the loss and all gradients, and take the sum of squares of each gradient. There is no
+optimizer.
 
-## How peers were asked
+## How peers are used
 
-As a competent user would, with their known traps avoided where that can be done (see the module above):
+Each peer is used as a competent user would, and its known traps are avoided where possible (see
+`benchmarks/peers/variants.py`):
 
-- `tf.recompute_grad` is wrapped around blocks: Keras models between two layers of the network, all but the last one, whose gradient comes at once. Where
-  two sizes of blocks make sense, both are shown. What it recomputes is Python run again: batch normalization moves its averages twice in a step, and
-  Keras' dropout draws another mask for the gradient than it drew for the loss. Neither is said anywhere when it happens.
-- `keras.RematScope` is around the building of the layers. In a graph TensorFlow refuses the keyword arguments that it passes on, `training` first of all, so
-  that `"full"` and `"larger_than"` fail for networks with layers that need it; `"list_of_layers"` is given all layers that do not. It works layer by
-  layer: the input of each layer stays, which is most of what there is.
-- Grappler's memory optimizer has no public key in TensorFlow 2; a `ConfigProto` reaches it if eager execution is switched off and on again before anything
-  else. It puts copies of cheap ops in front of the gradients that read them.
+- `tf.recompute_grad` wraps blocks: Keras models between two layers of the network. The last block
+  is not wrapped, because its gradient comes at once. If two sizes of blocks make sense, both have
+  rows. Recomputation runs the Python of a block again. So batch normalization moves its averages
+  twice in a step, and Keras' dropout draws another mask for the gradient than for the loss. No
+  message reports either effect.
+- `keras.RematScope` surrounds the building of the layers. In a graph, TensorFlow refuses the
+  keyword arguments that the scope passes on, `training` first of all. So `"full"` and
+  `"larger_than"` fail for networks with layers that need `training`; `"list_of_layers"` gets all
+  other layers. The scope works layer by layer: the input of each layer stays, and these inputs are
+  most of the memory.
+- Grappler's memory optimizer has no public key in TensorFlow 2. A `ConfigProto` reaches it if eager
+  execution is switched off and on again before anything else. The optimizer puts copies of cheap
+  ops in front of the gradients that read them.
 
 ## GPUs
 
-`make bench-gpu` (`python -m benchmarks --only gpu`) runs plain training, the default mode, `budget=0.45` and Keras' own choice of XLA on a GPU, where there is one, and says so
-where there is none. It has been run on no GPU so far; its code runs on a CPU in the tests.
+`make bench-gpu` (`python -m benchmarks --only gpu`) measures plain training, the default mode,
+`budget=0.45` and Keras' own choice of XLA on a GPU. Without a GPU, it says so and measures nothing.
+It has run on no GPU so far; the tests run its code on a CPU.
 """
 
 
@@ -81,7 +102,7 @@ COLUMNS = Columns(
 
 
 def text(results: Results, figures: Sequence[Figure], networks: Iterable[str] = ()) -> str:
-    """Return the page; those of ``networks`` that have no results are named."""
+    """Return the page, with the names of ``networks`` that have no results."""
     cases = {name: case for name, case in results.items() if name != "tiny" or len(results) == 1}
     stamps = [case for case in cases.values() if "when" in case]
     newest: Mapping[str, Any] = max(stamps, key=lambda case: case["when"], default={})
@@ -103,7 +124,7 @@ def text(results: Results, figures: Sequence[Figure], networks: Iterable[str] = 
         time=TIME - 1,
     )
     absent = [name for name in networks if name not in results and name != "tiny"]
-    gap_lines = [*gaps(cases), *(f"{name}: everything" for name in absent)]
+    gap_lines = [*gaps(cases), *(f"{name}: all figures" for name in absent)]
     parts = [head, *(_section(case) for case in cases.values()), _misses(figures, gap_lines)]
     return "\n".join(parts)
 
@@ -149,7 +170,7 @@ def _row(case: Mapping[str, Any], peer: str, title: str, found: Mapping[str, Any
 
 
 def _at_memory(ours: Mapping[str, Any] | None, peer: Mapping[str, Any]) -> str:
-    """Our time with the peer's memory, and what memory that took."""
+    """Return our time within the peer's memory, and the memory taken."""
     if ours is None:
         return ""
     if "refused" in ours:
@@ -165,7 +186,7 @@ def _at_memory(ours: Mapping[str, Any] | None, peer: Mapping[str, Any]) -> str:
 
 
 def _at_time(case: Mapping[str, Any], peer: Mapping[str, Any]) -> str:
-    """Our memory with the peer's time, and what time that took."""
+    """Return our memory within the peer's time, and the time taken."""
     beside = at_its_time(case, peer)
     if beside is None:
         ours = case["ours"].get(peer.get("at_time"))
@@ -186,12 +207,12 @@ def _mark(good: bool) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without what would end a cell of a table."""
+    """Return the text without characters that end a cell of a table."""
     return text.replace("|", "/").replace("\n", " ")[:160]
 
 
 def gaps(cases: Results) -> Iterator[str]:
-    """Yield what is not measured yet, by network."""
+    """Yield the figures that are not measured yet, by network."""
     for name, case in cases.items():
         made = [found for found in case["peers"].values() if "peak" in found]
         parts = {
@@ -199,22 +220,23 @@ def gaps(cases: Results) -> Iterator[str]:
             "our memory": any("at_memory" not in found for found in made),
             "numbers": any("exact" not in found for found in made),
             "times": any("times" not in found for found in made),
-            "ours at their times": any("at_time" not in found for found in made),
+            "ours at the peers' times": any("at_time" not in found for found in made),
         }
         if any(parts.values()):
             yield f"{name}: {', '.join(what for what, missing in parts.items() if missing)}"
 
 
 def _misses(figures: Sequence[Figure], gaps: Sequence[str]) -> str:
-    """How many comparisons are met, which ones are not, and what was not compared."""
+    """Return the number of bars that are met, the missed bars, and the missing figures."""
     missed = [figure for figure in figures if not figure.passed]
-    lines = ["## Bars", "", f"{len(figures) - len(missed)} of {len(figures)} comparisons are met."]
+    met = len(figures) - len(missed)
+    lines = ["## Bars", "", f"{met} of {len(figures)} figures meet their bars."]
     lines += [""] if missed else []
     lines += [
-        f"- {figure.what}: {figure.value:.3f}, where {figure.limit:.3f} would be equal"
+        f"- {figure.what}: {figure.value:.3f}, above the bar of {figure.limit:.3f}"
         for figure in missed
     ]
     if gaps:
-        lines += ["", "Not measured yet (the command goes on where it stopped):", ""]
+        lines += ["", "Not measured yet; the next run of the command measures these figures:", ""]
         lines += [f"- {gap}" for gap in gaps]
     return "\n".join([*lines, ""])

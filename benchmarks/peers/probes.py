@@ -19,7 +19,7 @@ from benchmarks.peers.networks import NETWORKS, settings_of
 from graph_tools.memory.measure import measure_peak
 from graph_tools.tf_private.config import function_config
 
-#: Plain steps whose numbers are compared with each other.
+#: The number of plain steps to compare with each other.
 PLAIN_STEPS = 8
 #: A way to train: a peer (or plain), or ours with these arguments.
 Way = dict[str, Any]
@@ -28,8 +28,8 @@ Way = dict[str, Any]
 def peak(network: str, way: Way, *, save: str | None = None) -> dict[str, Any]:
     """Measure the transient peak of a way, and save the plan of ours as ``save``.
 
-    What cannot be traced or run is told: ``"failed"``; a budget that no plan meets as well:
-    ``"refused"``.
+    An error of tracing or running is the result ``"failed"``; a budget that no plan fits is the
+    result ``"refused"``.
     """
     start = time.perf_counter()
     try:
@@ -50,8 +50,8 @@ def peak(network: str, way: Way, *, save: str | None = None) -> dict[str, Any]:
 def numbers(network: str, ways: dict[str, Way]) -> dict[str, dict[str, Any]]:
     """Compare one step of each way with plain training's, under op determinism.
 
-    Plain training does not repeat its bits everywhere even so: what is nearest of several plain
-    steps counts, and ``"spread"`` says how far they are from each other.
+    Even then some plain training does not repeat its bits. So the comparison is with the nearest of
+    several plain steps; ``"spread"`` is their largest difference from the first one.
     """
     tf.config.experimental.enable_op_determinism()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
@@ -69,7 +69,7 @@ def numbers(network: str, ways: dict[str, Way]) -> dict[str, dict[str, Any]]:
 
 
 def _numbers(network: str, way: Way, steps: int = 1) -> list[dict[str, Any]]:
-    """Loss, gradients and moving averages of so many steps, each from the same state, as arrays."""
+    """Return loss, gradients and moving averages of steps that start from the same state."""
     made = _made(network, way, together=True)
     x, y = _batch(made.network)
     step = tf.function(made.gradients)
@@ -91,11 +91,11 @@ def _numbers(network: str, way: Way, steps: int = 1) -> list[dict[str, Any]]:
 def times(
     network: str, groups: Sequence[Sequence[tuple[str, Way]]], pairs: int
 ) -> dict[str, dict[str, float]]:
-    """The time of each way over that of plain training, with that of plain against plain beside it.
+    """Return the ratio of each way's time to plain training's, and as a control plain's to itself.
 
-    In each round plain, a group, plain, the next group, plain. Ways of a group take turns in coming
-    first, and are compared with the plain steps on both sides of the group, as those are with each
-    other. One round comes before.
+    Each round runs plain, a group, plain, the next group, plain. Ways of a group take turns in
+    coming first. They are compared with the plain steps on both sides of the group; the control
+    compares these with each other. One round before warms up.
     """
     steps = {
         name: _step(_made(network, way, together=True))[0]
@@ -134,7 +134,7 @@ def times(
 
 @dataclass(frozen=True)
 class _Made:
-    """A network, the function of a batch that differentiates it, and what that has to run in."""
+    """A network, the function that differentiates it on a batch, and the context to run it in."""
 
     network: Model
     gradients: variants.Gradients
@@ -142,7 +142,7 @@ class _Made:
 
 
 def _made(network: str, way: Way, *, together: bool = False) -> _Made:
-    """``together``: other ways run in this process, whose configuration stays as it is."""
+    """Build a way; ``together``: leave the configuration of the process to other ways in it."""
     make = NETWORKS[network].make
     if "ours" in way:
         return _Made(*variants.ours(make, **way["ours"]))
@@ -154,13 +154,13 @@ def _made(network: str, way: Way, *, together: bool = False) -> _Made:
 
 
 def _batch(network: Model) -> tuple[Any, Any]:
-    """Inputs as the model takes them, and labels."""
+    """Return the inputs as the model takes them, and the labels."""
     *inputs, labels = (tf.constant(array) for array in network.batch)
     return (inputs[0] if len(inputs) == 1 else tuple(inputs)), labels
 
 
 def _step(made: _Made) -> tuple[Callable[[], Any], tf.Graph]:
-    """A step that returns the sum of squares of each gradient, and its graph."""
+    """Return a step that returns the sum of squares of each gradient, and its graph."""
     x, y = _batch(made.network)
 
     def squares(x: Any, y: Any) -> tf.Tensor:
@@ -178,8 +178,8 @@ def _step(made: _Made) -> tuple[Callable[[], Any], tf.Graph]:
 
 
 def _plan(graph: tf.Graph, save: str | None) -> dict[str, Any] | None:
-    """What the plan promises; nothing where gradients are plain."""
-    # Imported only here: peers run without the package that they are compared with.
+    """Return the promises of the plan; ``None`` for plain gradients."""
+    # A late import: peers run without the package that they are compared with.
     import memsaving_gradients as ms
 
     plans = ms.plans(graph)
@@ -201,7 +201,7 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 def _told(message: str) -> str:
-    """What an error says in a line: of Keras', which layer and why, of others the last line."""
+    """Return an error in a line: for Keras' the layer and the reason, for others the last line."""
     lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in message.splitlines()]
     lines = [line for line in lines if line]
     for number, line in enumerate(lines):

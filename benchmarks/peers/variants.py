@@ -1,20 +1,19 @@
-"""What a user writes for each way to train in less memory; the lines are counted.
+"""The code that a user writes for each way to train in less memory; its lines are counted.
 
-Each takes a function that builds the network, and returns the network and a function of a batch
-that returns loss and gradients, to be traced by ``tf.function``. Beside `plain`, each says no more
-than its way needs, in the form that its documentation recommends, and knows the traps of it:
+Each variant takes a function that builds the network. It returns the network, and a function of a
+batch that returns loss and gradients, which ``tf.function`` traces. Each adds to `plain` only the
+code that its way needs, in the form that its documentation recommends, and avoids its traps:
 
 - ``tf.recompute_grad`` takes no keyword arguments in a graph (hence ``functools.partial``) and no
-  bool tensors (hence a mask that is captured). What it wraps is all that is saved, so each call is
-  a block; the last block is not wrapped, since its gradient comes at once.
-- ``keras.RematScope`` counts for layers that are *made* in it, so it is around the building of the
-  network. A model is a layer as well, which takes ``training`` and is refused: it is made again
-  outside. In a graph every layer is refused that is called with ``training``, so that is left out
-  where nothing depends on it.
-- Grappler's memory optimizer has no key in ``tf.config.optimizer``: a ``ConfigProto`` is needed,
-  which TensorFlow 2 takes only when eager execution is switched on again, before anything else was
-  done. It recomputes only for gradients in a scope that is called ``gradients/``, as those of
-  ``tf.gradients`` are.
+  bool tensors (hence a captured mask). It saves memory only inside of each wrapped call, so a call
+  is a block. The last block is not wrapped, since its gradient comes at once.
+- ``keras.RematScope`` affects layers that are *created* in it, so it surrounds the building of the
+  network. A model is a layer as well; it takes ``training`` and would be refused, so it is created
+  again outside. In a graph, a layer that is called with ``training`` is refused, so the argument is
+  omitted if no layer depends on it.
+- Grappler's memory optimizer has no key in ``tf.config.optimizer``: it needs a ``ConfigProto``.
+  TensorFlow 2 takes one only when eager execution is switched on again before anything else. It
+  recomputes only for gradients in a scope ``gradients/``, as by ``tf.gradients``.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ import tensorflow as tf
 from benchmarks.networks.base import Model
 
 Make = Callable[[], Model]
-#: Of inputs and labels: the loss, and the gradient of each variable.
+#: A function of inputs and labels that returns the loss, and the gradient of each variable.
 Gradients = Callable[[Any, Any], tuple[Any, list[Any]]]
 Variant = Callable[..., tuple[Model, Gradients]]
 
 
 def loss_of(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """The loss of all networks."""
+    """Return the loss of all networks."""
     return tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     )
 
 
 def plain(make: Make) -> tuple[Model, Gradients]:
-    """TensorFlow alone."""
+    """Use TensorFlow alone."""
     network = make()
 
     def gradients(x: Any, y: Any) -> tuple[Any, list[Any]]:
@@ -51,7 +50,7 @@ def plain(make: Make) -> tuple[Model, Gradients]:
 
 
 def ours(make: Make, **settings: Any) -> tuple[Model, Gradients]:
-    """The gradients of this package, with ``budget`` or ``max_slowdown``."""
+    """Use the gradients of this package, with ``budget`` or ``max_slowdown``."""
     import memsaving_gradients as ms
 
     network = make()
@@ -64,7 +63,7 @@ def ours(make: Make, **settings: Any) -> tuple[Model, Gradients]:
 
 
 def recompute_chain(make: Make, ends: str) -> tuple[Model, Gradients]:
-    """``tf.recompute_grad`` around blocks that end with layers whose names match ``ends``."""
+    """Wrap ``tf.recompute_grad`` around blocks that end with layers whose names match ``ends``."""
     import functools
     import itertools
     import re
@@ -89,7 +88,7 @@ def recompute_chain(make: Make, ends: str) -> tuple[Model, Gradients]:
 
 
 def recompute_encoder(make: Make, ends: str) -> tuple[Model, Gradients]:
-    """``tf.recompute_grad`` around layers of the encoder; the mask is captured, being bool."""
+    """Wrap ``tf.recompute_grad`` around layers of the encoder, and capture the bool mask."""
     import functools
     import itertools
     import re
@@ -121,7 +120,7 @@ def recompute_encoder(make: Make, ends: str) -> tuple[Model, Gradients]:
 
 
 def recompute_unet(make: Make) -> tuple[Model, Gradients]:
-    """``tf.recompute_grad`` around both convolutions of each level; skips are arguments."""
+    """Wrap ``tf.recompute_grad`` around both convolutions of each level; skips are arguments."""
     import functools
 
     import keras
@@ -165,7 +164,7 @@ def recompute_unet(make: Make) -> tuple[Model, Gradients]:
 
 
 def recompute_lstm(make: Make, steps: int) -> tuple[Model, Gradients]:
-    """``tf.recompute_grad`` around so many steps of the recurrence, which has to be written out."""
+    """Wrap ``tf.recompute_grad`` around ``steps`` steps of the recurrence, which is written out."""
     network = make()
     cell = network.layers.get_layer("lstm").cell
     head = network.layers.get_layer("logits")
@@ -187,7 +186,7 @@ def recompute_lstm(make: Make, steps: int) -> tuple[Model, Gradients]:
 
 
 def remat(make: Make, mode: str, training: bool | None = True) -> tuple[Model, Gradients]:
-    """``keras.RematScope`` around the building of layers; the model is made outside of it."""
+    """Build layers in a ``keras.RematScope``, and the model outside of it."""
     import keras
 
     with keras.RematScope(mode=mode):
@@ -202,7 +201,7 @@ def remat(make: Make, mode: str, training: bool | None = True) -> tuple[Model, G
 
 
 def remat_list(make: Make, training: bool | None = True) -> tuple[Model, Gradients]:
-    """``keras.RematScope`` for layers that work in a graph: those without ``training``."""
+    """Use ``keras.RematScope`` for layers that work in a graph: layers without ``training``."""
     import inspect
 
     import keras
@@ -224,7 +223,7 @@ def remat_list(make: Make, training: bool | None = True) -> tuple[Model, Gradien
 
 
 def grappler(make: Make, mode: str) -> tuple[Model, Gradients]:
-    """Grappler's memory optimizer, for all functions of the process."""
+    """Use grappler's memory optimizer, for all functions of the process."""
     tf.compat.v1.disable_eager_execution()
     tf.compat.v1.enable_eager_execution(config=grappler_config(mode))
     network = make()
@@ -237,7 +236,7 @@ def grappler(make: Make, mode: str) -> tuple[Model, Gradients]:
 
 
 def grappler_config(mode: str) -> Any:
-    """Grappler with a mode of its memory optimizer, or with none (``"NO_MEM_OPT"``)."""
+    """Return grappler's configuration with a mode of its memory optimizer, or ``"NO_MEM_OPT"``."""
     from tensorflow.core.protobuf import rewriter_config_pb2
 
     config = tf.compat.v1.ConfigProto()

@@ -1,1 +1,1 @@
-"""Plans and simulations of training steps; most of them are never run."""
+"""Plans and simulations of training steps, most of which never run."""

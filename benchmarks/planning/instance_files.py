@@ -1,8 +1,8 @@
 """Reads instances: node-link JSON as in the repository ``haoming-codes/moccasin``.
 
-Nodes are listed in the order in which they run, or ``graph["order"]`` has that. Nodes have
-``cost_ram`` (bytes) and ``cost_cpu``, or ``out_cost`` and ``duration``; and ``backward``, if they
-say that much.
+Nodes are listed in the order in which they run, or ``graph["order"]`` is this order. Nodes have
+``cost_ram`` (bytes) and ``cost_cpu``, or ``out_cost`` and ``duration``. Optionally, ``backward``
+marks backward nodes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def read(path: Path) -> Instance:
     Raises
     ------
     ValueError
-        The file is no graph, or its nodes have no costs, or they do not stand in an order in which
-        they can run.
+        The file is no graph, or a node has no costs, or the nodes are not listed in an order in
+        which they can run.
     """
     document: Any = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict) or "nodes" not in document:

@@ -1,16 +1,16 @@
 """Planners on layer-level training steps, as they are compared in the literature.
 
-Nothing runs: forward and backward layers are the nodes of a graph, forward ones may be run again
-(all of them, where the graph does not say which are which), and a budget is a share of the peak of
-running them in the given order. The graphs are made from the shapes of well-known networks
+Nothing runs: the nodes of a graph are forward and backward layers. A plan may recompute forward
+layers (all layers, if the graph does not mark backward ones). A budget is a share of the peak in
+the given order. The graphs are made from the shapes of well-known networks
 (:mod:`benchmarks.planning.layered`), or read from files (``--set data=FOLDER``,
 :mod:`benchmarks.planning.instance_files`).
 
-The table has the best known extra time for the instances that have one. These figures come from
-proofs of optimality by constraint programming (Moccasin's retention intervals, arXiv 2304.14463,
-with up to three of them for a value) or of Checkmate's integer program (arXiv 1910.02653), the
-random graphs' from the former. They belong to a graph, not to a name: numbers of nodes and edges,
-the peak and the cost of all nodes must agree.
+The table has the best known extra time of an instance, if any. These figures are proven optimal, by
+constraint programming (Moccasin, arXiv 2304.14463, up to three retention intervals a value) or by
+Checkmate's integer program (arXiv 1910.02653). Figures of random graphs come from the former. A
+figure belongs to a graph, not to a name: the numbers of nodes and edges, the peak and the cost of
+all nodes must agree.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from memsaving_gradients.planners import Limits, find_planner
 from memsaving_gradients.schedules.validation import problem_of
 
 BUDGETS = (0.9, 0.8, 0.6, 0.5)
-#: The most seconds to plan, for proofs and large graphs more, and points (hundredths) above the
-#: best known extra time.
+#: Bars: seconds to plan, seconds for proofs and for large graphs, and points (hundredths) above
+#: the best known extra time.
 SECONDS, SECONDS_LONG, POINTS = 10.0, 300.0, 0.1
-#: For random layered graphs of this many nodes and more: the most extra time in hundredths of the
-#: step's, by budget.
+#: The nodes of a large random layered graph, and bars for the extra time of these graphs in
+#: hundredths of the step's time, by budget.
 LARGE, MOST_EXTRA = 500, {0.9: 5.0, 0.8: 10.0}
-#: Seconds that a search on those is given.
+#: Seconds for a search on these graphs.
 SEARCHED = 280.0
 
-#: For nodes, edges, peak and cost: extra time by share of the peak, as published or proven, in
-#: hundredths of the step's.
+#: Published or proven extra time in hundredths of the step's, by share of the peak, for each graph
+#: by its nodes, edges, peak and cost.
 KNOWN: dict[tuple[int, int, int, int], dict[float, float]] = {
     # VGG16, batch 256, and U-Net on VGG, 416 × 608, batch 32: profiles of a V100
     (45, 87, 15_825_108_992, 15_500): {0.95: 0.77, 0.9: 1.97, 0.85: 1.97},
@@ -54,7 +54,7 @@ KNOWN: dict[tuple[int, int, int, int], dict[float, float]] = {
 
 
 def instances(settings: Settings) -> list[Instance]:
-    """Return the instances that settings ask for."""
+    """Return the instances that the settings name."""
     if settings["layered"]:
         return [random_layered(nodes) for nodes in settings["layered"]]
     if settings["data"]:
@@ -78,7 +78,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def planned(instance: Instance, share: float, planner: str) -> dict[str, Any]:
-    """Return what a planner makes of an instance within a share of its peak."""
+    """Return the figures of a planner's plan for an instance within a share of its peak."""
     graph = instance.graph()
     budget = int(share * instance.peak)
     large = instance.name.startswith("random") and len(instance.reads) >= LARGE
@@ -144,7 +144,7 @@ def bars(results: Results) -> list[Figure]:
 
 
 def _seconds(rows: Sequence[Mapping[str, Any]]) -> dict[float, list[float]]:
-    """By how long planning may take, how long it took."""
+    """Return the seconds of planning, by the bar that they must clear."""
     found: dict[float, list[float]] = {}
     for row in rows:
         long = row.get("planner") == "exact" or row.get("large")
@@ -179,7 +179,7 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def notes(results: Results) -> Iterator[str]:
-    """Yield what signs in the table mean."""
+    """Yield the meaning of the signs in the table."""
     yield (
         "=: proven to be the least in this order. least: no plan was found that fits, this share is"
         " the lowest found. from: below this share of the peak (the largest inputs + output)"
@@ -209,7 +209,7 @@ EXPERIMENT = Experiment(
 
 
 def _variant(name: str, **defaults: Any) -> Experiment:
-    """The same experiment with other defaults, and with a file of results of its own."""
+    """Return the experiment with other defaults and a file of results of its own."""
     settings = {
         key: replace(setting, default=defaults.get(key, setting.default))
         for key, setting in EXPERIMENT.settings.items()

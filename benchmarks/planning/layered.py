@@ -1,11 +1,11 @@
 """Training steps with a node for each layer, from shapes alone, without TensorFlow.
 
-The steps have the form that Checkmate (Jain et al. 2020, arXiv 1910.02653) and Moccasin (Bartan et
-al. 2023, arXiv 2304.14463) publish theirs in. Behind the layers of the network stands the loss, and
-then, last layer first, a backward node for each of them: the gradient of its output. That reads the
-output, the outputs of the layers that read it, and their gradients. Costs of layers are
-multiplications (one for each element where there are none); backward nodes cost twice as much.
-Bytes are those of outputs, four for each number; parameters are no part of them.
+Checkmate (Jain et al. 2020, arXiv 1910.02653) and Moccasin (Bartan et al. 2023, arXiv 2304.14463)
+publish steps of this form. The loss follows the layers of the network, and then, last layer first,
+a backward node for each layer: the gradient of its output. The backward node reads the output, the
+outputs of the layers that read it, and their gradients. The cost of a layer is its multiplications
+(one for each element where there are none); a backward node costs twice as much. Sizes are the
+bytes of outputs, four for each number, without parameters.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Instance:
     Attributes
     ----------
     name
-        For tables.
+        Name for tables.
     reads
         For each node, the nodes that it reads.
     size
         For each node, the bytes of its output.
     seconds
-        For each node, its cost, in whatever unit.
+        For each node, its cost, in any unit.
     first_backward
-        The loss, with which backward nodes begin; those are run once. 0: there are none, every node
-        may be run again.
+        The loss, the first of the backward nodes, which run once. 0: there are no backward nodes,
+        and a plan may recompute every node.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Instance:
 
     @property
     def edges(self) -> int:
-        """How many inputs all nodes have together."""
+        """The number of inputs of all nodes together."""
         return sum(map(len, self.reads))
 
     @cached_property
@@ -68,14 +68,14 @@ class Instance:
 
     @property
     def least(self) -> int:
-        """No plan takes fewer bytes: the most that one node reads and makes."""
+        """A lower bound on the bytes of any plan: the most that one node reads and writes."""
         return max(sum(self.size[v] for v in {node, *read}) for node, read in enumerate(self.reads))
 
     def graph(self) -> TrainingGraph:
-        """The training graph: nodes are ops, outputs are values.
+        """Return the training graph: nodes are ops, outputs are values.
 
-        Without backward nodes every op is a forward op, and marked as one that joins: planners then
-        decide on each of its inputs, whether it has one reader or many.
+        Without backward nodes every op is a forward op that joins: planners then decide on each of
+        its inputs, even on one with a single reader.
         """
         n = len(self.reads)
         no = np.zeros(n, np.bool_)
@@ -100,7 +100,7 @@ class Instance:
 
 @dataclass
 class _Layers:
-    """A network as it grows: layers of images, batch × height × width × channels."""
+    """A network under construction: layers of images, batch × height × width × channels."""
 
     batch: int
     shapes: list[tuple[int, int, int]] = field(default_factory=list)
@@ -111,20 +111,20 @@ class _Layers:
     def add(
         self, reads: Sequence[int], shape: tuple[int, int, int], cost: int | None = None
     ) -> int:
-        """A layer; ``cost`` for one example."""
+        """Add a layer and return its number; ``cost``: for one example."""
         self.shapes.append(shape)
         self.reads.append(tuple(v for v in reads if v >= 0))
         self.cost.append(int(np.prod(shape)) if cost is None else cost)
         return len(self.shapes) - 1
 
     def shape(self, layer: int) -> tuple[int, int, int]:
-        """The shape of a layer, of the image if it is -1."""
+        """Return the shape of a layer, or of the image for -1."""
         return self.shapes[layer] if layer >= 0 else self.image
 
     def conv(
         self, x: int, channels: int, kernel: int = 3, stride: int = 1, pad: int | None = None
     ) -> int:
-        """A convolution; ``pad``: pixels that its sides lose to both ends together."""
+        """Add a convolution; ``pad``: pixels of padding to remove from both height and width."""
         h, w, c = self.shape(x)
         if pad is not None:
             h, w = h - pad, w - pad
@@ -132,26 +132,26 @@ class _Layers:
         return self.add([x], (h, w, channels), h * w * channels * c * kernel**2)
 
     def depthwise(self, x: int, stride: int = 1) -> int:
-        """A convolution of 3 × 3 of each channel by itself."""
+        """Add a 3 × 3 convolution of each channel by itself."""
         h, w, c = self.shape(x)
         h, w = -(-h // stride), -(-w // stride)
         return self.add([x], (h, w, c), h * w * c * 9)
 
     def pool(self, x: int, size: int = 2) -> int:
-        """The largest of ``size`` × ``size``."""
+        """Add a max pooling of ``size`` × ``size``."""
         h, w, c = self.shape(x)
         return self.add([x], (h // size, w // size, c), 0)
 
     def same(self, *x: int) -> int:
-        """An elementwise layer."""
+        """Add an elementwise layer."""
         return self.add(x, self.shape(x[0]))
 
     def copy(self, x: int) -> int:
-        """A layer that computes nothing: a reshaping, dropout as published."""
+        """Add a layer that costs nothing: a reshaping, or dropout in the published graphs."""
         return self.add([x], self.shape(x), 0)
 
     def instance(self, name: str) -> Instance:
-        """The network with its loss and its backward nodes."""
+        """Return the network with its loss and its backward nodes."""
         n = len(self.shapes)
         size = [4 * self.batch * int(np.prod(shape)) for shape in self.shapes]
         readers: list[list[int]] = [[] for _ in range(n)]
@@ -171,7 +171,7 @@ class _Layers:
 
 
 def _vgg_blocks(net: _Layers, convolutions: Sequence[int]) -> list[int]:
-    """The convolutional blocks of VGG; the pooled output of each."""
+    """Add the convolutional blocks of VGG and return the pooled output of each."""
     x, pooled = -1, []
     for many, channels in zip(convolutions, (64, 128, 256, 512, 512), strict=False):
         for _ in range(many):
@@ -182,7 +182,7 @@ def _vgg_blocks(net: _Layers, convolutions: Sequence[int]) -> list[int]:
 
 
 def vgg(layers: int = 16, batch: int = 256, image: int = 224) -> Instance:
-    """VGG of 16 or 19 layers (Simonyan and Zisserman 2015, arXiv 1409.1556)."""
+    """Return VGG of 16 or 19 layers (Simonyan and Zisserman 2015, arXiv 1409.1556)."""
     net = _Layers(batch, image=(image, image, 3))
     x = _vgg_blocks(net, (2, 2, 3, 3, 3) if layers == 16 else (2, 2, 4, 4, 4))[-1]
     wide = int(np.prod(net.shape(x)))
@@ -193,7 +193,7 @@ def vgg(layers: int = 16, batch: int = 256, image: int = 224) -> Instance:
 
 
 def fcn8(batch: int = 32, height: int = 416, width: int = 608, classes: int = 19) -> Instance:
-    """FCN8 on VGG16 (Long et al. 2015, arXiv 1411.4038), as Checkmate publishes it."""
+    """Return FCN8 on VGG16 (Long et al. 2015, arXiv 1411.4038), as Checkmate publishes it."""
     net = _Layers(batch, image=(height, width, 3))
     pooled = _vgg_blocks(net, (2, 2, 3, 3, 3))
     x = net.copy(net.conv(pooled[4], 4096, 7))
@@ -215,14 +215,14 @@ def fcn8(batch: int = 32, height: int = 416, width: int = 608, classes: int = 19
 
 
 def _grown(net: _Layers, x: int, factor: int, more: int) -> int:
-    """A transposed convolution; its cost as published, one multiplication an input channel."""
+    """Add a transposed convolution, of the published cost: one multiplication an input channel."""
     h, w, c = net.shape(x)
     h, w = factor * h + more, factor * w + more
     return net.add([x], (h, w, c), h * w * c * c)
 
 
 def unet_vgg(batch: int = 32, height: int = 416, width: int = 608, classes: int = 19) -> Instance:
-    """A U-Net (Ronneberger et al. 2015, arXiv 1505.04597) with VGG16's blocks on its way down."""
+    """Return a U-Net (Ronneberger et al. 2015, arXiv 1505.04597) with VGG16's blocks going down."""
     net = _Layers(batch, image=(height, width, 3))
     pooled = _vgg_blocks(net, (2, 2, 3, 3))
     x = net.same(net.conv(_padded(net, pooled[3]), 512, pad=2))
@@ -241,7 +241,7 @@ def _padded(net: _Layers, x: int) -> int:
 
 
 def resnet50(batch: int = 64, image: int = 224) -> Instance:
-    """ResNet-50 (He et al. 2016, arXiv 1512.03385): each op of a block is a layer."""
+    """Return ResNet-50 (He et al. 2016, arXiv 1512.03385): each op of a block is a layer."""
     net = _Layers(batch, image=(image, image, 3))
 
     def active(x: int) -> int:
@@ -262,7 +262,7 @@ def resnet50(batch: int = 64, image: int = 224) -> Instance:
 
 
 def mobilenet(batch: int = 64, image: int = 224) -> Instance:
-    """MobileNet (Howard et al. 2017, arXiv 1704.04861)."""
+    """Return MobileNet (Howard et al. 2017, arXiv 1704.04861)."""
     net = _Layers(batch, image=(image, image, 3))
     x = net.same(net.same(net.conv(-1, 32, 3, 2)))
     sizes = (64, (128, 2), 128, (256, 2), 256, (512, 2), 512, 512, 512, 512, 512, (1024, 2), 1024)
@@ -282,10 +282,10 @@ def _classified(net: _Layers, x: int) -> None:
 def random_layered(nodes: int, seed: int = 0) -> Instance:
     """Return a graph without blocks: layers of random width, edges between and across them.
 
-    Like those of Gagrani et al. 2022 (arXiv 2207.05899, appendix A) that Moccasin is compared on:
-    an edge density of 0.2 between neighboring layers, a seventh as many edges across; durations are
-    uniform, bytes exponential. Every node may be run again. The order is a random one in which they
-    can run.
+    Moccasin is compared on such graphs of Gagrani et al. 2022 (arXiv 2207.05899, appendix A).
+    The edge density is 0.2 between neighboring layers, and a seventh as many edges cross layers.
+    Durations are uniform, bytes exponential. A plan may recompute every node. The order is a random
+    topological order.
     """
     draw = random.Random(f"{nodes} {seed}")
     layers: list[list[int]] = [[0]]
@@ -328,7 +328,7 @@ def random_layered(nodes: int, seed: int = 0) -> Instance:
     )
 
 
-#: What is planned where no other instances are given.
+#: The default instances.
 NETWORKS: tuple[Callable[[], Instance], ...] = (
     vgg,
     lambda: vgg(19),

@@ -1,10 +1,10 @@
-"""What a budget costs before the first step has run: time to plan, and how good the plan is.
+"""Cost of a budget up to the first step, and quality of its plan.
 
 Each row is a network within one budget. Two fresh processes take one first step each, plain and
-within the budget: tracing, planning, rewiring, grappler and the run, in seconds of processor time
-(which other processes on the machine change less than wall time). The plan that the graph follows
-in the end is compared with the lower bound for the budget itself, in points (hundredths of a step's
-time). Where the budget is below the least one, the row is planned within that, and says so.
+within the budget: tracing, planning, rewiring, grappler and the run. They measure seconds of
+processor time, which other processes on the machine change less than wall time. The final plan of
+the graph is compared with the lower bound for the budget, in points (hundredths of a step's time).
+If the budget is below the least one, the row uses the least budget, and says so.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from benchmarks.networks import Model, build
 from benchmarks.settings import count, shares
 
 SHARES = (0.8, 0.6, 0.45, 0.35)
-#: First step within a budget over the plain one, each and in the median.
+#: Bars for the first step within a budget over the plain one: of each, and of the median.
 TIMES, MEDIAN_TIMES = 2.0, 1.6
-#: Points of extra time over the lower bound, each and in the median.
+#: Bars for the points of extra time over the lower bound: of each, and of the median.
 POINTS, MEDIAN_POINTS = 1.5, 0.6
-#: The least share of a budget that a plan of more extra time than this uses.
+#: The least share of a budget that a plan must use, if its extra time is above the second figure.
 USED, SLOW = 0.90, 0.01
 
 _APPLICATIONS = (
@@ -74,9 +74,9 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def first_step(model: str, options: dict[str, Any], budget: float) -> dict[str, Any]:
-    """Take one first step within a budget in this process, and describe the plan that it follows.
+    """Take one first step within a budget in this process, and return the figures of its plan.
 
-    If the budget is refused, the step is one within the least that works.
+    If the budget is refused, take the step within the least budget that the error names.
     """
     import memsaving_gradients as ms
     from memsaving_gradients.errors import BudgetError
@@ -113,7 +113,7 @@ def first_step(model: str, options: dict[str, Any], budget: float) -> dict[str, 
 
 
 def _bound(network: Model, differentiate: Callable[..., Any], budget: int) -> float:
-    """The lower bound of extra time for a budget, as a share of a plain step."""
+    """Return the lower bound of extra time for a budget, as a share of a plain step."""
     from memsaving_gradients.engine.rewire import observing
     from memsaving_gradients.planners.bounds.integer import tightest_bound
 
@@ -185,7 +185,7 @@ EXPERIMENT = Experiment(
     columns=(COLUMNS,),
     bars=bars,
     settings={
-        "budgets": Setting(list(SHARES), shares, "shares of what plain training takes: 0.45"),
+        "budgets": Setting(list(SHARES), shares, "shares of plain training's peak: 0.45"),
         "repeats": Setting(1, partial(count, 1), "processes of each kind; medians"),
     },
 )

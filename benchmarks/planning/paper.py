@@ -1,15 +1,15 @@
 """The setting of Chen et al. 2016 (arXiv 1604.06174), planned from shapes alone.
 
 The network of a thousand layers, batch 32, 224 x 224, is built symbolically, differentiated and
-planned; nothing runs, so that tens of gigabytes are planned on a machine that has none of them. The
-paper reports 48 GB before and 7 GB after, at 30 % more time:
+planned. Nothing runs, so that any machine can plan tens of gigabytes. The paper reports 48 GB
+before and 7 GB after, at 30 % more time:
 
-- the 48 GB are an estimate for its ``sharing`` strategy (no card could run that), of intermediate
-  results alone, to be compared with the peak here. MXNet prints 2^20 bytes as MB, so a GB is 2^30
-  bytes in this table;
-- the 7 GB are what a card held while it trained ("using less than 7GB of GPU memory"): parameters,
-  their gradients and their momentum as well. The sublinear plan's peak is to be compared with them
-  after adding three times the parameters.
+- The 48 GB are an estimate for its ``sharing`` strategy, which no card could run, of intermediate
+  results alone: compare them with the peak here. MXNet prints 2^20 bytes as MB, so a GB is 2^30
+  bytes in this table.
+- The 7 GB are the memory of a card while it trained ("using less than 7GB of GPU memory"). They
+  include parameters, their gradients and their momentum: compare them with the sublinear plan's
+  peak plus three times the parameters.
 
 *Ours* is the fastest plan within 4 GB by the planner that ``--set planner=NAME`` names.
 """
@@ -34,9 +34,9 @@ from memsaving_gradients.planners import Limits, find_planner
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 GB = 2**30
-#: The setting that has bars.
+#: The depth and batch that have bars.
 DEPTH, BATCH = 1001, 32
-#: Bytes and extra time that ours may take.
+#: Bars for the bytes and the extra time of our plan.
 OURS, EXTRA = 4 * GB, 0.30
 
 
@@ -94,7 +94,7 @@ def bars(results: Results) -> list[Figure]:
 
 
 def planned_graph(depth: int, batch: int) -> tuple[TrainingGraph, int]:
-    """The training graph of a deep ResNet and the bytes of its parameters; nothing is allocated."""
+    """Return the training graph of a deep ResNet and its parameters' bytes; allocate nothing."""
     with tf.Graph().as_default():
         loss, weights = deep_resnet(depth, batch)
         border = graphs.creation_index(tf.no_op()) + 1
@@ -114,7 +114,7 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def notes(results: Results) -> Iterator[str]:
-    """Yield what is not in the table."""
+    """Yield the figures that the table does not have."""
     for result in results.values():
         yield f"besides: parameters {result['parameters'] / GB:.2f} GB (1 GB = 2^30 bytes)"
         if seconds := result.get("seconds"):
@@ -127,7 +127,7 @@ COLUMNS = Columns(
 )
 EXPERIMENT = Experiment(
     "paper",
-    # Named like the file, which was once written without rows.
+    # Named like the file: `benchmarks.records.read` so names the row of an old file without rows.
     rows=lambda settings: ("paper",),
     run=run,
     columns=(COLUMNS,),

@@ -1,13 +1,13 @@
-"""Our extra time beside that of periodic checkpoints, at the same memory. Nothing runs.
+"""Our extra time and the extra time of periodic checkpoints, at the same memory. Nothing runs.
 
-A network of n blocks is cut into k segments of equally many, for every k from 2 to 2√n, as
-PyTorch's ``checkpoint_sequential`` does: the inputs of segments are kept, all segments but the last
-one are recomputed. The peak of that is the budget of ours. Both are simulated on the same training
-graph, and the periodic plan is given what our planners have: it recomputes each value just before
-it is read, and only those that are. (``checkpoint_sequential`` runs whole segments again: the
+A network of n blocks is cut into k segments of equally many blocks, for every k from 2 to 2√n, as
+by PyTorch's ``checkpoint_sequential``. The periodic plan keeps the inputs of segments, and
+recomputes all segments but the last one. Its peak is the budget of our plan. Both are simulated on
+the same training graph. Like our planners, the periodic plan recomputes each value just before it
+is read, and only values that are read. (``checkpoint_sequential`` recomputes whole segments: the
 column *literal*.)
 
-Costs are measured on this device (``profile=True``), estimated with ``--set static=yes``.
+Costs are measured on this device (``profile=True``), or estimated with ``--set static=yes``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-#: Our extra time over the periodic plan's: the median over segments and models, and the most.
+#: Bars for our extra time over the periodic plan's: the median over segments and models, the most.
 MEDIAN, MOST = 0.6, 1.0
 
 
@@ -43,7 +43,7 @@ End = TypeVar("End")
 
 @dataclass(frozen=True)
 class Network:
-    """A network and the names of the layers (or ops) behind which a block ends."""
+    """A network, and a pattern of the names of layers (or ops) that end a block."""
 
     model: str
     options: dict[str, Any]
@@ -81,7 +81,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def captured_step(model_name: str, options: dict[str, Any], *, profile: bool) -> CapturedStep:
-    """The training step of a network of the zoo, with costs that are measured or estimated."""
+    """Return the training step of a network of the zoo, with measured or estimated costs."""
     model = build(model_name, **options)
     found: list[CapturedStep] = []
 
@@ -107,10 +107,10 @@ def captured_step(model_name: str, options: dict[str, Any], *, profile: bool) ->
 
 
 def named_ends(step: CapturedStep, pattern: str) -> dict[str, int]:
-    """Return the storages behind which blocks end, in order, by names of layers.
+    """Return the storages at the ends of blocks, in order, by names of layers.
 
-    A block ends with what the last op makes of a layer whose name matches ``pattern``. Keras
-    numbers scopes that are entered again: ``_1`` behind a name counts for nothing.
+    A block ends with the output of the last op of a layer whose name matches ``pattern``. Keras
+    numbers scopes that it enters again: a suffix ``_1`` of a name is ignored.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def named_ends(step: CapturedStep, pattern: str) -> dict[str, int]:
 
 
 def cuts(ends: Sequence[End], segments: int) -> list[End]:
-    """What ``checkpoint_sequential`` keeps: the inputs of all segments but the first one.
+    """Return the ends that ``checkpoint_sequential`` keeps: all segments' inputs but the first's.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def cuts(ends: Sequence[End], segments: int) -> list[End]:
 def periodic_plans(
     graph: TrainingGraph, ends: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """For each number of segments what the periodic plan takes."""
+    """Yield each number of segments with the figures of its periodic plan."""
     whole = simulate(graph, plain(graph, graph.sums))
     blocks, total = len(ends) + 1, graph.total_seconds
     for segments in range(2, min(blocks, math.floor(2 * math.sqrt(blocks))) + 1):
@@ -162,7 +162,7 @@ def periodic_plans(
 
 
 def beside(graph: TrainingGraph, row: Mapping[str, Any], planner: str) -> dict[str, Any]:
-    """A row of a periodic plan, with ours within its peak."""
+    """Return the row of a periodic plan, with the figures of our plan within its peak."""
     clock = time.perf_counter()
     ours = find_planner(planner)(graph, Limits(budget=row["peak"]))
     seconds, extra = time.perf_counter() - clock, ours.extra_seconds / graph.total_seconds

@@ -1,9 +1,9 @@
-"""Simulated against measured peaks, in bytes asked for and in the allocator's chunks.
+"""Simulated against measured peaks, in requested bytes and in the allocator's chunks.
 
 Each row is a network and a way to train it. The measured peak is the worst of five steps after two
-warm-ups, in a process of its own: once more of the allocator's statistics, once from the profiler's
-list of allocations (`graph_tools.memory.allocation_trace`). An error is what the simulation gives,
-relative to that; below zero it has promised too little.
+warm-ups, in a process of its own. Chunks come from the allocator's statistics, and requested bytes
+from the profiler's list of allocations (`graph_tools.memory.allocation_trace`). An error is the
+relative deviation of the simulated peak; below zero, the simulation promised too little.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MODES = ("plain", "speed", "memory")
 KINDS = ("requested", "allocated")
-#: How far below the measured peak a simulated one may be.
+#: Bar for the share by which a simulated peak is below the measured one.
 TOO_LOW = 0.03
 ROWS = {f"{name} {mode}": (name, mode) for name in NETWORKS for mode in MODES}
 
@@ -46,13 +46,13 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def probe(model: str, options: dict[str, Any], mode: str, steps: int = 5) -> dict[str, Any]:
-    """Measured and simulated peaks of one step (in a process made for it)."""
+    """Return measured and simulated peaks of one step (in a process of its own)."""
     ours = mode != "plain"
     step = make_step(model, options, mode, ours=ours)
     step.run()
     measured = measure_peak(step.run, warmup=1, steps=steps)
     requested = [requested_peak(allocation_events(step.run)) for _ in range(steps)]
-    # Plain training is simulated where it is rewritten.
+    # Only a rewritten step has a plan, which includes the simulation of plain training.
     plan = ms.plans(step.graph if ours else make_step(model, options, "speed", ours=True).graph)[-1]
     simulation = plan.simulation if ours else plan.simulation_plain
     assert simulation is not None
@@ -70,7 +70,7 @@ def errors(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return how far simulated peaks are too low."""
+    """Return the bars: the shares by which simulated peaks are too low."""
     return [
         Figure(f"{name}: simulated too low, {kind}", max(0.0, -error), TOO_LOW, percent=True)
         for name, result in results.items()

@@ -1,18 +1,16 @@
-"""What each way to save memory would take on one network: the five strategies of Chen, Xu, Zhang
-and Guestrin 2016.
+"""Memory and time of the five strategies of Chen, Xu, Zhang and Guestrin 2016 on one network.
 
 The paper (arXiv 1604.06174, section 5.1) compares, by planning alone:
 
 - ``no optimization``: every result has a buffer of its own, to the end of the step;
-- ``inplace``: an elementwise op writes into an input that nobody reads any more; nothing is freed
-  otherwise;
-- ``sharing``: buffers are freed at their last use as well: what TensorFlow's executor does;
+- ``inplace``: an elementwise op writes into an input that no later op reads; no other buffer is
+  freed;
+- ``sharing``: buffers are freed at their last use as well, as by TensorFlow's executor;
 - ``drop cheap``: results of cheap ops (normalizations, activations) are dropped and recomputed;
-- ``sublinear plan``: segments of a budget that is searched for
-  (:mod:`memsaving_gradients.planners.chen`).
+- ``sublinear plan``: segments of a searched budget (:mod:`memsaving_gradients.planners.chen`).
 
-Figures are simulated and nothing runs. As in the paper, parameters and what kernels take as scratch
-are no part of them; they stand beside them.
+Figures are simulated and nothing runs. As in the paper, they exclude parameters and the scratch
+space of kernels, which the table lists separately.
 """
 
 from __future__ import annotations
@@ -32,18 +30,18 @@ __all__ = ["Strategies", "Strategy", "strategies"]
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to save memory, and what it would take.
+    """One way to save memory, with its peak and its extra time.
 
     Attributes
     ----------
     name
-        As in the paper.
+        Name in the paper.
     peak
         The most bytes of intermediate results, gradients included, at any time of the step.
     extra
-        Estimated time of what is recomputed, as a fraction of the plain step's.
+        Estimated time of the recomputed ops, as a fraction of the plain step's.
     clones
-        Number of ops that run again.
+        Number of recomputed ops.
     """
 
     name: str
@@ -54,17 +52,16 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Strategies:
-    """A table of strategies on one network; prints as one.
+    """A printable table of strategies on one network.
 
     Attributes
     ----------
     rows
         The strategies, in the order of the paper.
     parameters
-        Bytes of the parameters, which every strategy takes besides (0 if unknown).
+        Bytes of the parameters, which every strategy needs in addition (0 if unknown).
     workspace
-        The most bytes that one op takes as scratch, which every strategy takes besides (0 if
-        unknown).
+        The most scratch bytes of one op, which every strategy needs in addition (0 if unknown).
     """
 
     rows: tuple[Strategy, ...]
@@ -72,7 +69,7 @@ class Strategies:
     workspace: int = 0
 
     def __getitem__(self, name: str) -> Strategy:
-        """The strategy of this name."""
+        """Return the strategy of this name."""
         for row in self.rows:
             if row.name == name:
                 return row
@@ -104,22 +101,22 @@ def strategies(
     parameters: int = 0,
     batch_size: int = 32,
 ) -> Strategies:
-    """What the five strategies of the founding paper would take on a network.
+    """Return memory and time of the paper's five strategies on a network.
 
     Parameters
     ----------
     network
-        A training graph; or a function that returns the loss. It is traced, into a graph of its
-        own, and never run.
+        A training graph, or a function that returns the loss. The function is traced into a graph
+        of its own, and never run.
     arguments
-        What the function is called with: tensors, arrays, or ``tf.TensorSpec``.
+        Arguments of the function: tensors, arrays, or ``tf.TensorSpec``.
     variables
-        What the loss of a function is differentiated with respect to; all trainable variables that
-        it reads if not given.
+        Variables with respect to which the loss of a function is differentiated; by default all
+        trainable variables that it reads.
     parameters
-        Bytes of the parameters, for a training graph; a function's are counted.
+        Bytes of the parameters of a training graph; for a function they are counted.
     batch_size
-        Stands in for an unknown batch dimension of ``arguments``.
+        Value of an unknown batch dimension of ``arguments``.
 
     Examples
     --------
@@ -160,7 +157,7 @@ def strategies(
 
 
 def _in_place(graph: TrainingGraph) -> int:
-    """Bytes of all buffers, if ops that can write into an input do so when that is read no more."""
+    """Return the bytes of all buffers, if ops that can overwrite an input do so at its last use."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
     forwards, source = graph.forwards.tolist(), graph.source.tolist()
     last = [-1] * len(storage)
@@ -192,7 +189,7 @@ def _traced(
     variables: Sequence[Any] | None,
     batch_size: int,
 ) -> tuple[TrainingGraph, int]:
-    """The training graph of a loss and the bytes of what it is differentiated with respect to."""
+    """Return the training graph of a loss, and the bytes of the variables of its gradients."""
     import tensorflow as tf
 
     from graph_tools.tf_private import graphs
@@ -209,7 +206,7 @@ def _traced(
             raise ArgumentError(
                 "variables", variables, "nothing to differentiate with respect to; give some"
             )
-        # The next op that is made is the first backward one.
+        # The next op is the first backward op.
         border = graphs.creation_index(tf.no_op()) + 1
         with paused():
             grads = [g for g in tf.gradients(loss, xs) if g is not None]

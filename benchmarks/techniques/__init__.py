@@ -1,1 +1,1 @@
-"""One technique an experiment: encodings, offloading, loops, attention, microbatches, sparsity."""
+"""One experiment a technique: encodings, offloading, loops, attention, microbatches, sparsity."""

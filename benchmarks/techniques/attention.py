@@ -1,19 +1,18 @@
-"""Attention in blocks, against that of Keras.
+"""Attention in blocks, against Keras' attention.
 
 *Multi-head attention* (8 heads of 64, model width 512, one example, self-attention) over 2048 and
-8192 positions, by our layer, and by that of Keras with ``attention="blocks"``: the transient peak
-of a step, forward and gradients for weights and input, each in a fresh process, worst of five after
-two; the ratio of times; how far outputs are apart.
+8192 positions, by our layer, and by Keras' layer with ``attention="blocks"``. The figures are the
+transient peak of a step (forward, gradients for weights and input; worst of five after two in a
+fresh process), the ratio of times, and the largest difference of outputs.
 
 *Additive attention* in an encoder-decoder as in Meng et al. 2017 ("Training deeper models by GPU
-memory optimization on TensorFlow"): the largest batch within a limit on the transient peak.
-Embeddings, an LSTM that encodes, an LSTM that decodes, a dense layer on the states of each,
-attention of all decoder states over all encoder states, and a loss over `VOCABULARY` words; all
-widths are `WIDTH`. Ours is `AdditiveAttention` in blocks and ``memsaving_gradients.gradients``. The
-vocabulary is small: its logits are the same for both, and with 30,000 words they would be most of
-what is left. A peak is affine in the batch, but for what the order of execution does to it: it is
-measured at two batches, and then at those that follow from what was measured, up to the largest
-that is found to fit.
+memory optimization on TensorFlow"): the largest batch within a limit on the transient peak. Two
+LSTMs, which encode and decode, read embeddings, and a dense layer reads the states of each. All
+decoder states attend to all encoder states, and the loss is over `VOCABULARY` words. All widths
+are `WIDTH`. Ours is `AdditiveAttention` in blocks and ``memsaving_gradients.gradients``.
+The vocabulary is small: both have the same logits, and with 30,000 words these would be most of
+our bytes. A peak is affine in the batch, except for effects of the order of execution. It is
+measured at two batches, then at batches extrapolated from the measured ones.
 """
 
 from __future__ import annotations
@@ -31,27 +30,25 @@ from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import fresh
 from graph_tools.memory.measure import measure_peak, time_ratio
 
-#: Positions, with the part of the plain peak and of the plain time that is allowed.
+#: Positions, with bars for the shares of the plain peak and of the plain time.
 LENGTHS = {2048: (1 / 8, 1.3), 8192: (1 / 30, 1.3)}
 HEADS, KEY, MODEL, BATCH = 8, 64, 512, 1
-#: How attention is computed, by name: as in Keras, by our layer, by the one of Keras with
-#: ``attention="blocks"``.
+#: Kinds of attention: Keras' layer, our layer, and Keras' layer with ``attention="blocks"``.
 KINDS = ("plain", "ours", "found")
-#: How far outputs may be apart.
+#: Bar for the largest difference of outputs.
 DIFFERENCE = 1e-5
-#: A step of more seconds is timed in so many pairs, others in 15.
+#: A step of more than `LONG` seconds is timed in `FEW` pairs, others in `PAIRS`.
 LONG, FEW, PAIRS = 5.0, 5, 15
 
-#: Words of a sentence, with the number of times as many examples that have to fit. Published: 3.1,
-#: 6.1, 11.5, 30.
+#: Words of a sentence, with the bar for our largest batch over the plain one. Published: 3.1, 6.1,
+#: 11.5, 30.
 SENTENCES = {50: 3.2, 100: 6.0, 200: 12.0, 400: 30.0}
 WIDTH, VOCABULARY = 256, 1000
-#: The limit, bytes.
+#: The limit on the transient peak, bytes.
 LIMIT = 1_000_000_000
-#: Batches tried after the first two.
+#: The most batches to try after the first two.
 TRIES = 6
-#: Roughly what a word takes beside attention, bytes: from this the batches follow at which peaks
-#: are measured first.
+#: Approximate bytes of a word without attention, from which the first batches are computed.
 WORD = 23_000
 ROWS = [f"heads-{length}" for length in LENGTHS] + [f"additive-{length}" for length in SENTENCES]
 
@@ -76,13 +73,13 @@ def of_heads(length: int) -> dict[str, Any]:
 
 
 def heads_peak(length: int, kind: str) -> dict[str, Any]:
-    """In a process of its own: the worst of five steps."""
+    """Return the worst peak of five steps (in a process of its own)."""
     step, _ = _heads(length, kind)
     return dataclasses.asdict(measure_peak(step, warmup=2, steps=5))
 
 
 def heads_time(length: int, kind: str) -> dict[str, Any]:
-    """In a process of its own: the ratio of times, and how far outputs are apart."""
+    """Return the ratio of times, and the largest difference of outputs (in its own process)."""
     (plain, expected), (ours, found) = _heads(length, "plain"), _heads(length, kind)
     difference = float(tf.reduce_max(tf.abs(expected() - found())))
     once = time_ratio(ours, plain, pairs=1)
@@ -92,7 +89,7 @@ def heads_time(length: int, kind: str) -> dict[str, Any]:
 
 
 def _heads(length: int, kind: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """A step, and the output; the same weights each time."""
+    """Return two functions, a step and the output, with the same weights in each call."""
     layers = ms.keras if kind == "ours" else keras.layers
     keras.utils.set_random_seed(1)
     layer = layers.MultiHeadAttention(HEADS, KEY)
@@ -132,8 +129,8 @@ def of_sentences(length: int, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def largest_batch(length: int, ours: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """The largest batch of which steps were measured within the limit, to a twentieth."""
-    # At a third and two thirds of the limit: below, what loops hold while they run hides the batch.
+    """Find the largest batch whose measured steps are within the limit, to a twentieth."""
+    # At a third and two thirds of the limit: below, bytes that loops hold hide the batch's.
     example = WORD * length + (0 if ours else 16 * WIDTH * length**2)
     first = max(1, LIMIT // (3 * example))
     name = "ours" if ours else "plain"
@@ -150,9 +147,9 @@ def largest_batch(length: int, ours: bool, say: Callable[[str], None]) -> dict[s
 def largest_within(
     limit: int, first: int, measure: Callable[[int], int], tries: int = TRIES
 ) -> dict[str, Any]:
-    """Return the largest batch of which ``measure`` says a peak within the limit, to a twentieth.
+    """Return the largest batch whose peak by ``measure`` is within the limit, to a twentieth.
 
-    The search begins at two batches, of which the first should take a third of the limit.
+    The search begins at ``first`` and twice ``first``. ``first`` should take a third of the limit.
     """
     peaks = {n: measure(n) for n in (first, 2 * first)}
     for _ in range(tries):
@@ -160,7 +157,7 @@ def largest_within(
         fails = min((n for n, peak in peaks.items() if peak > limit), default=0)
         if fails and fails - fits <= max(1, fits // 20):
             break
-        # The slope from the smallest batch on: between two that are near, chance is larger than it.
+        # The slope is from the smallest batch on: between close batches, noise would exceed it.
         least = min(peaks)
         batch = 2 * fits
         if fits > least and peaks[fits] > peaks[least]:
@@ -176,7 +173,7 @@ def largest_within(
 
 
 def sentences_peak(length: int, batch: int, ours: bool) -> int:
-    """In a process of its own: the worst of five steps after two."""
+    """Return the worst peak of five steps after two (in a process of its own)."""
     model = translator(length, ours)
     words = np.random.default_rng(0).integers(0, VOCABULARY, [3, batch, length])
     source, target, labels = (tf.constant(w, tf.int32) for w in words)
@@ -192,12 +189,12 @@ def sentences_peak(length: int, batch: int, ours: bool) -> int:
 
 
 def gradients_of(loss: Any, xs: Any, ours: bool) -> Any:
-    """Gradients of an encoder-decoder; ours replay the LSTMs, too, and recompute."""
+    """Return gradients of an encoder-decoder; ours also replay the LSTMs, and recompute."""
     return ms.gradients(loss, xs) if ours else tf.gradients(loss, xs)
 
 
 def translator(length: int, ours: bool) -> Any:
-    """An encoder-decoder with additive attention over sentences of a length."""
+    """Return an encoder-decoder with additive attention over sentences of a length."""
     layers = keras.layers
     attention = (ms.keras if ours else layers).AdditiveAttention()
     keras.utils.set_random_seed(1)
@@ -216,7 +213,7 @@ def translator(length: int, ours: bool) -> Any:
 
 
 def _consumed(gradients: Any) -> list[Any]:
-    """The sum of squares of each gradient."""
+    """Return the sum of squares of each gradient."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     return [tf.reduce_sum(tf.square(g)) for g in values]
 
@@ -226,7 +223,7 @@ def _fetched(sums: list[Any]) -> list[float]:
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return the bars of the rows that there are."""
+    """Return the bars of the rows that have results."""
     figures = []
     for length, (memory, time) in LENGTHS.items():
         result = results.get(f"heads-{length}")

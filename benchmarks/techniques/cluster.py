@@ -1,8 +1,7 @@
 """Two processes on one machine, accelerator and host, each with an allocator of its own.
 
-`host` starts the second process and makes this one the accelerator. To be called before TensorFlow
-computes anything, in a process that does nothing else: what it is connected to, it stays connected
-to.
+`host` starts the second process and makes this one the accelerator. Call it before TensorFlow
+computes anything, in a process that does nothing else: the process cannot be disconnected.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ HOST = "/job:host/replica:0/task:0/device:CPU:0"
 
 @contextmanager
 def host(*, threads: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Connect to a host process for this context; ``threads``: of this process, between ops."""
+    """Connect to a host process in this context; ``threads``: inter-op threads of this process."""
     import tensorflow as tf
 
     jobs = {"accelerator": [f"localhost:{_port()}"], "host": [f"localhost:{_port()}"]}

@@ -1,12 +1,12 @@
-"""What it saves to keep residuals in fewer bytes, and what it costs.
+"""Savings and costs of residuals in fewer bytes.
 
-*Lossless.* Four networks: the plans of least memory that may take a twentieth more time
-(``max_slowdown``), and 15 % more, with lossless encodings and without any; transient peaks, each in
-a fresh process, the worst of five steps after two. (Tests check that gradients are the same.)
+*Lossless.* Four networks are planned for least memory in 5 % and in 15 % more time
+(``max_slowdown``), with lossless encodings and without any. The figures are transient peaks, each
+in a fresh process, the worst of five steps after two. (Tests check that gradients are the same.)
 
-*Lossy.* ResNet-50 and a Transformer with nothing recomputed and ``encode="bfloat16"``, beside plain
-training: peaks, the ratio of times, and how far gradients are apart, as a share of the largest one
-of each variable. As many residuals are encoded as it takes to meet `LOSSY_BUDGET`.
+*Lossy.* ResNet-50 and a Transformer with nothing recomputed and ``encode="bfloat16"``, against
+plain training: peaks, the ratio of times, and differences of gradients, as shares of the largest
+number of each variable's. Only the residuals needed to meet `LOSSY_BUDGET` are encoded.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50": ("application", {"name": "ResNet50", "batch": 8}),
     "mobilenetv2": ("application", {"name": "MobileNetV2", "batch": 8}),
 }
-#: What plans of lossless rows may take of a plain step's time.
+#: Limits on the time of lossless rows' plans, as shares of a plain step's time.
 SLOWDOWNS = (1.05, 1.15)
-#: The most that lossless encodings may leave of the peak, at the last of these; at the others they
-#: must do no harm.
+#: Bars for the peak with lossless encodings over the peak without, at the last slowdown; at the
+#: others it must not be higher.
 LOSSLESS = {"vgg16": 0.85, "transformer": 0.85, "resnet50": 1.0, "mobilenetv2": 1.0}
-#: Peaks of the same step differ by so much from process to process.
+#: The relative difference of one step's peaks between processes.
 NOISE = 0.02
 LOSSY = ("resnet50", "transformer")
-#: The budget for lossy rows, as a share of the simulated plain peak, that leaves some room below
-#: the bar.
+#: The budget for lossy rows, as a share of the simulated plain peak; it is below the bar to leave
+#: some room.
 LOSSY_BUDGET = 0.62
 LOSSY_PEAK, LOSSY_TIME = 0.65, 1.10
 PAIRS = 15
 KEEP = {"planner": "keep"}
-#: By row: the network, and the slowdown of lossless rows.
+#: The network of each row, and the slowdown of lossless rows.
 ROWS: dict[str, tuple[str, float | None]] = {
     f"lossless-{name}-{slowdown}": (name, slowdown) for name in LOSSLESS for slowdown in SLOWDOWNS
 } | {f"bfloat16-{name}": (name, None) for name in LOSSY}
@@ -55,7 +55,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def lossless(model: str, options: dict[str, Any], slowdown: float) -> dict[str, Any]:
-    """Measure the best plans within a slowdown, with and without lossless encodings, and plain."""
+    """Measure the least peaks within a slowdown, with and without lossless encodings, and plain."""
     ours = peak(model, options, {"max_slowdown": slowdown})
     without = peak(model, options, {"max_slowdown": slowdown, "encode": None})
     return {
@@ -67,7 +67,7 @@ def lossless(model: str, options: dict[str, Any], slowdown: float) -> dict[str, 
 
 
 def lossy(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Measure peaks, times and gradients with bfloat16 residuals, beside plain training."""
+    """Measure peaks, times and gradients with bfloat16 residuals, against plain training."""
     settings = {**KEEP, "encode": "bfloat16", "budget": LOSSY_BUDGET}
     what = {"model": model, "options": options, "settings": settings}
     return {
@@ -79,9 +79,9 @@ def lossy(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def errors(model: str, options: dict[str, Any], settings: dict[str, Any]) -> dict[str, float]:
-    """Return how far gradients are from plain ones, as shares of the largest number of each.
+    """Return differences of gradients from plain ones, as shares of the largest number of each.
 
-    Without dropout: stateful masks differ from step to step.
+    Dropout is off, because stateful masks differ from step to step.
     """
     network = build(model, **{k: v for k, v in options.items() if k != "dropout"})
     found = ms.gradient_error(network.loss, list(network.variables), *network.batch, **settings)
@@ -89,7 +89,7 @@ def errors(model: str, options: dict[str, Any], settings: dict[str, Any]) -> dic
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return the bars of the rows that there are."""
+    """Return the bars of the rows that have results."""
     figures = []
     for name, most in LOSSLESS.items():
         for slowdown in SLOWDOWNS:

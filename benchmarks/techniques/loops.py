@@ -1,13 +1,13 @@
 """Long recurrences, kept and replayed.
 
-An LSTM of 1024 units reads a sequence of T vectors of 64 numbers, and its last output is
-classified; as the loop that Keras makes of it, and up to T = 256 unrolled. Then the setting in
-which Chen, Xu, Zhang and Guestrin ("Training Deep Nets with Sublinear Memory Cost", arXiv
-1604.06174) measure recurrent networks: four LSTM cells of 1024 units in one recurrence, a batch of
-64, inputs of 50 numbers, 5000 classes at the last step.
+An LSTM of 1024 units reads a sequence of T vectors of 64 numbers, and a classifier reads its last
+output. The LSTM is a loop, as by default in Keras, and up to T = 256 also unrolled. Other rows have
+the setting of Chen, Xu, Zhang and Guestrin for recurrent networks ("Training Deep Nets with
+Sublinear Memory Cost", arXiv 1604.06174): four LSTM cells of 1024 units in one recurrence, a batch
+of 64, inputs of 50 numbers, 5000 classes at the last step.
 
-Peaks are measured in a process each, times as ratios of medians in one process. Steps of the
-longest sequences take a minute; all rows take some hours.
+Each peak has a process of its own; times are ratios of medians in one process. Steps of the longest
+sequences take a minute; all rows take some hours.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import peak, ratio
 
-#: Of the founding paper's recurrence.
+#: Options of the founding paper's recurrence.
 STACKED = {"cells": 4, "batch": 64, "features": 50, "classes": 5000}
 PAIRS = 15
 
 
 @dataclass(frozen=True)
 class Row:
-    """One thing to measure.
+    """One measurement.
 
     Attributes
     ----------
     name
-        For ``--only`` and the results.
+        Name for ``--only`` and the results.
     options
-        For `benchmarks.networks.sequence.recurrence`.
+        Arguments of `benchmarks.networks.sequence.recurrence`.
     settings
         Arguments of ``memsaving_gradients.gradients``; ``None``: plain TensorFlow.
     pairs
@@ -88,7 +88,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return the bars of the rows that there are."""
+    """Return the bars of the rows that have results."""
     figures = []
 
     def compare(what: str, one: str, other: str, most: float) -> None:

@@ -1,20 +1,20 @@
 """Four techniques together, after Sohoni et al. 2019 (arXiv 1904.10631).
 
-WideResNet-28-2 on 32 x 32 images, 100 in a batch, by gradient descent with momentum, and a
-Transformer with dynamic convolutions on 128 sentences of 32 words, by Adam: in ``float32``, with
-each technique alone (checkpoints of least memory within 1.3 times the time; microbatches; weights,
-slots and activations in ``bfloat16`` with stochastic rounding; sparse weights), and with all of
-them. Each in a process of its own, the worst of five steps after two.
+WideResNet-28-2 trains on 32 x 32 images, 100 in a batch, by gradient descent with momentum. A
+Transformer with dynamic convolutions trains on 128 sentences of 32 words, by Adam. Both train in
+``float32``, with each technique alone, and with all of them. The techniques are checkpoints of
+least memory within 1.3 times the time; microbatches; weights, slots and activations in ``bfloat16``
+with stochastic rounding; sparse weights. Each run has a process of its own, and takes the worst of
+five steps after two.
 
-*Measured*: variables of model and optimizer, as they are held, and the step's transient peak by
-TensorFlow's allocator. *In the paper's accounting*: model; optimizer, which is the gradient and the
-slots; and activations, which is what the backward pass reads of the forward pass: without
-checkpoints all of it, as `memsaving_gradients.explain` finds it, with them the most of it at one
-time, recomputed or not, as the plan says. A second table says what the difference is: the transient
-peak as the profiler sees it, taken apart into gradients, activations, temporaries (gradients of
-activations, what is passed from op to op, scratch space, kernels made of sparse weights, weights
-and gradients in 32 bits while they are updated, sums of gradients that were copied in a loop), and
-what the allocator rounds up.
+*Measured* are variables of model and optimizer, and the step's transient peak by TensorFlow's
+allocator. *The paper's accounting* has the model; the optimizer, which is gradient and slots; and
+activations, the values of the forward pass that the backward pass reads. Without checkpoints these
+are all such values (`memsaving_gradients.explain`), with them the most alive at one time, by the
+plan. A second table explains the difference. It splits the transient peak of the profiler into
+gradients, activations, temporaries and the allocator's rounding. Temporaries are gradients of
+activations, short-lived values, scratch space, dense kernels of sparse weights, 32-bit weights and
+gradients during updates, and sums of gradients that a loop copies.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ CHECKPOINTS: dict[str, Any] = {"max_slowdown": 1.3}
 
 @dataclass(frozen=True)
 class Network:
-    """What is trained, and the bars for all techniques together.
+    """A network to train, and the bars for all techniques together.
 
-    The bars are shares of the ``float32`` run's: the paper's parts, and what is measured.
+    The bars ``paper`` (the paper's parts) and ``measured`` are shares of the ``float32`` run's.
     """
 
     model: str
@@ -63,7 +63,7 @@ class Network:
 
     @property
     def of_words(self) -> bool:
-        """Whether it translates; the other network classifies images."""
+        """Whether the network translates; the other one classifies images."""
         return self.model == "dynamic_conv"
 
 
@@ -71,7 +71,7 @@ NETWORKS = {
     "wide-resnet": Network("wide_resnet", 100, 10, 0.7, 1 / 60.7, 1 / 30),
     "dynamic-conv": Network("dynamic_conv", 128, 8, 0.6, 1 / 8.7, 1 / 8.7),
 }
-#: What each run does; names of the keywords of `measured`.
+#: The techniques of each run, for `measured`.
 RUNS: dict[str, tuple[str, ...]] = {
     "float32": (),
     "checkpoints": ("checkpoints",),
@@ -85,8 +85,8 @@ ROWS = {
     for network in NETWORKS
     for name, techniques in RUNS.items()
 }
-#: Bars for WideResNet: of activations with checkpoints alone, as a share; of sparse weights and
-#: slots.
+#: Bars for WideResNet: activations with checkpoints alone, and sparse weights and slots, as shares
+#: of the ``float32`` run's.
 ACTIVATIONS, SPARSE = 1 / 5.8, 0.40
 
 
@@ -100,7 +100,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def measured(name: str, techniques: list[str]) -> dict[str, Any]:
-    """Return the bytes of a training with some techniques (in a process made for it)."""
+    """Return the bytes of a training with some techniques (in a process of its own)."""
     warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
     what = NETWORKS[name]
     network, model, optimizer = _made(what, techniques)
@@ -118,7 +118,7 @@ def measured(name: str, techniques: list[str]) -> dict[str, Any]:
         found |= {"activations": plan.activations, "extra_time": plan.extra_time}
         found["simulated"] = plan.peak
     else:
-        # What the backward pass of a plain step reads, of the examples that go through at a time.
+        # The values that the backward pass of a plain step reads, for the examples of one piece.
         found["activations"] = ms.explain(training.computed, *piece).parts.activations
     pieces = what.batch / rows
     found["flops"] = _flops(training.computed, piece, "checkpoints" in techniques) * pieces
@@ -131,7 +131,7 @@ def measured(name: str, techniques: list[str]) -> dict[str, Any]:
 
 
 def _made(what: Network, techniques: list[str]) -> tuple[Any, Any, Any]:
-    """The network of the zoo, the Keras model that is trained, and its optimizer."""
+    """Return the network of the zoo, the Keras model to train, and its optimizer."""
     if "precision" in techniques:
         keras.config.set_dtype_policy(PRECISION)
     network = build(what.model, batch=what.batch)
@@ -147,12 +147,12 @@ def _made(what: Network, techniques: list[str]) -> tuple[Any, Any, Any]:
 
 
 class _Training:
-    """A training step, and what its graph tells about itself."""
+    """A training step, with the graph and the gradients that it was traced with."""
 
     def __init__(self, what: Network, techniques: list[str], model: Any, optimizer: Any) -> None:
         self.what, self.techniques, self.model, self.optimizer = what, techniques, model, optimizer
         self.weights = model.trainable_variables
-        #: Graphs of the forward pass, with how many ops they had when it was over.
+        #: Graphs of the forward pass, with the number of their ops at its end.
         self.forward: list[tuple[Any, int]] = []
         self.given: list[Any] = []
         self.step = tf.function(self._step_of(self._pieces()))
@@ -170,7 +170,7 @@ class _Training:
         return tf.gradients(self.loss(*batch), [w.value for w in self.weights])
 
     def _pieces(self) -> Callable[..., Any]:
-        """The loss of a batch, in microbatches if they are asked for."""
+        """Return the loss function of a batch, in microbatches if that is a technique."""
 
         def noted(*batch: Any) -> Any:
             value = self.loss(*batch)
@@ -198,9 +198,9 @@ class _Training:
         return step
 
     def parts_at_peak(self, batch: list[Any]) -> dict[str, Any]:
-        """Return the bytes of each part when the worst of five steps takes most."""
+        """Return the bytes of each part at the peak of the worst of five steps."""
         graph, count = self.forward[0]
-        # In microbatches they are what the traced function gives.
+        # With microbatches, the gradients are outputs of the traced function.
         grads = self.given if "microbatches" not in self.techniques else graph.outputs[1:]
         worst = max((allocation_events(lambda: self.step(*batch)) for _ in range(5)), key=_most)
         kinds = kinds_of(graph.get_operations()[count], grads, worst)
@@ -239,12 +239,12 @@ def bars(results: Results) -> list[Figure]:
 
 
 def counted_as_published(row: Mapping[str, Any]) -> int:
-    """Bytes in the paper's accounting."""
+    """Return the bytes in the paper's accounting."""
     return int(row["model"] + row["optimizer"] + row["gradients"] + row["activations"])
 
 
 def held_bytes(row: Mapping[str, Any]) -> int:
-    """Bytes as measured."""
+    """Return the measured bytes."""
     return int(row["model"] + row["optimizer"] + row["transient"])
 
 

@@ -1,15 +1,15 @@
 """A batch in pieces, against the whole batch.
 
-WideResNet-28-2 with group normalization (which treats each image by itself) learns the digits that
-ship with scikit-learn, at 32 x 32 pixels and 100 in a batch, by gradient descent with momentum:
-with TensorFlow's gradients, with the same of each batch in another order (what the order of
-additions does), and in microbatches of 10, with and without checkpoints in them. After `STEPS`
-steps, weights are compared with those of the plain run, as shares of how far each variable moved;
-the peak is that of the last five steps. Each run is a process of its own.
+WideResNet-28-2 learns the digits of scikit-learn, at 32 x 32 pixels, 100 in a batch, by gradient
+descent with momentum. Its group normalization treats each image by itself. It trains with
+TensorFlow's gradients, and with each batch in another order, for the effect of the order of
+additions. And it trains in microbatches of 10, with and without checkpoints in them. After `STEPS`
+steps, weights are compared with the plain run's, as shares of the change of each variable. The peak
+is the worst of the last five steps. Each run is a process of its own.
 
-In training, what rounding does to a weight grows from step to step, so that 32 bits cannot tell a
-mistake from the order of additions. A smaller network of the same kind is trained in 64 bits, too,
-where rounding is 2⁻²⁹ of that, and weights have to be equal to `EXACT`.
+In training, the effect of rounding on a weight grows from step to step, so that 32 bits cannot tell
+a mistake from the order of additions. A smaller network of the same kind is trained in 64 bits,
+too, where rounding is 2⁻²⁹ of that: its weights must agree to `EXACT`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ from graph_tools.memory.measure import measure_peak
 
 STEPS, BATCH, SIZE = 50, 100, 10
 NETWORK = {"batch": BATCH, "norm": "group"}
-#: The most that a microbatched step may take of the plain step's transient peak.
+#: Bar for a microbatched step's transient peak over the plain step's.
 PEAK = 0.15
-#: Weights may be apart by so many times what another order of the examples does.
+#: Bar for the difference of weights over the difference by another order of the examples.
 APART = 2.0
-#: The same in 64 bits.
+#: Bar for the difference of weights in 64 bits.
 EXACT = 1e-6
-#: What differs from run to run: the order of the examples of a batch, arguments of
-#: `memsaving_gradients.microbatch`.
+#: Arguments of `trained` by run; ``settings`` are arguments of `memsaving_gradients.microbatch`.
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
     "reordered": {"reorder": True},
@@ -50,12 +49,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "64 bits": {"wide": True},
     "64 bits, microbatch": {"wide": True, "settings": {"size": SIZE}},
 }
-#: What is trained in 64 bits differs in this.
+#: Other options of the network in 64 bits.
 WIDE = {"depth": 10, "widen": 1}
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Return by run its peak, and how far its weights are from those of the plain one."""
+    """Return the peak of each run, and the difference of its weights from the plain run's."""
     steps = job.settings["steps"]
     found: dict[str, Any] = {}
     weights: dict[str, list[Any]] = {}
@@ -114,7 +113,7 @@ def trained(
 
 
 def _batches(steps: int, reorder: bool) -> list[tuple[Any, Any]]:
-    """Digits at 32 x 32 pixels with three channels, and their labels."""
+    """Return batches of digits at 32 x 32 pixels with three channels, and their labels."""
     data = load_digits()
     draw = np.random.default_rng(0)
     images = (

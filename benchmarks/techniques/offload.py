@@ -1,15 +1,15 @@
 """Residuals on the host.
 
-*Peaks.* ResNet-50 and a 12-layer Transformer, nothing recomputed, everything offloaded that lowers
-the peak: this process plays the accelerator, another one the host
+*Peaks.* In ResNet-50 and a 12-layer Transformer, nothing is recomputed, and everything is offloaded
+that lowers the peak. One process is the accelerator, another one the host
 (`benchmarks.techniques.cluster`). The transient peak of the accelerator, worst of five steps after
-two, beside plain training; whether all gradients are the same to the last bit; the peak as it was
-simulated.
+two, is compared with plain training's and with the simulated one. All gradients are compared with
+plain ones, to the last bit.
 
-*Timeline.* ResNet-50 and the 200-layer ResNet of Chen et al. 2016, planned for a card of 6 TFLOP/s
-and 288 GB/s behind 12 GB/s (the M40 and the PCIe 3 of Meng et al. 2017, who report a loss of less
-than 10 %): the least memory at which nine tenths of the transfers are hidden behind computations
-and a step takes at most a tenth longer. Nothing runs.
+*Timeline.* ResNet-50 and the 200-layer ResNet of Chen et al. 2016 are planned for a card of 6
+TFLOP/s and 288 GB/s, with 12 GB/s to the host (the M40 and PCIe 3 of Meng et al. 2017, who report a
+loss of less than 10 %). The figure is the least memory at which computations hide nine tenths of
+the transfers, and a step takes at most a tenth longer. Nothing runs.
 
 *Hybrid.* Six networks at 35 % of their simulated peak, on the same card: the estimated extra time
 of recomputing alone, of offloading alone, and of both together.
@@ -47,10 +47,10 @@ PEAKS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformer": ("transformer", {"layers": 12, "batch": 8, "length": 128, "width": 256}),
 }
 MOST_OF_PLAIN = 0.40
-#: How often plain training is repeated, to see whether it is the same to the last bit.
+#: The number of repeated plain steps that check whether plain training repeats its bits.
 AGAIN = 2
-#: Of the card: floating point operations and bytes in a second, seconds to begin an op; and the
-#: bytes in a second to the host and back.
+#: Speeds of the card: floating point operations and bytes per second, seconds to begin an op; and
+#: of the link to the host and back: bytes per second.
 CARD = (6e12, 288e9, 5e-6)
 LINK = 12e9
 TIMELINES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -58,10 +58,10 @@ TIMELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet200": ("deep", {"depth": 200, "batch": 32}),
 }
 HIDDEN, SLOWER = 0.90, 1.10
-#: Shares of the plain peak that are tried, from all to the least.
+#: Shares of the plain peak to try, the largest first.
 SHARES = tuple(k / 20 for k in range(19, 1, -1))
 HYBRID = 0.35
-#: By row: the function of this module that runs in a process of its own, and its network.
+#: For each row, the function of this module that runs in a process of its own, and its network.
 ROWS = (
     {f"peak-{name}": ("peaks", what) for name, what in PEAKS.items()}
     | {f"timeline-{name}": ("timeline", what) for name, what in TIMELINES.items()}
@@ -77,7 +77,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def peaks(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Peaks of the accelerator, and whether gradients are the same."""
+    """Measure peaks of the accelerator, and compare gradients."""
     settings = {"planner": "keep", "offload": HOST}
     with host():
         found: dict[str, Any] = {}
@@ -86,9 +86,9 @@ def peaks(model: str, options: dict[str, Any]) -> dict[str, Any]:
             found[name] = measure_peak(step.run, warmup=2, steps=5).peak
         plan = ms.plans(step.graph)[-1]
         found |= {"simulated": plan.allocated, "moved": len(plan.stored)}
-        # To the last bit where plain training is so from step to step: without grappler's
-        # arithmetic rewriting, which depends on who else reads a tensor, and with sums of two at a
-        # time, as its memory optimizer adds longer ones in the order in which their addends come.
+        # Plain training must repeat its bits from step to step. So grappler's arithmetic rewriting,
+        # which depends on other readers of a tensor, is off. And sums have two terms each, because
+        # its memory optimizer adds the terms of longer sums in the order in which they arrive.
         pairwise = tf.AggregationMethod.EXPERIMENTAL_TREE
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         tf.config.experimental.enable_op_determinism()
@@ -113,7 +113,7 @@ def peaks(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def captured(model: str, options: dict[str, Any]) -> Any:
-    """The training graph of a step on the card, with offloading."""
+    """Return the training graph of a step on the card, with offloading."""
     made = []
 
     def differentiate(loss: tf.Tensor, variables: Any) -> None:
@@ -145,7 +145,7 @@ def captured(model: str, options: dict[str, Any]) -> Any:
 
 
 def timeline(model: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Find the least share of the plain peak that hides transfers and hardly slows the step."""
+    """Plan for each share of the plain peak, and return hidden transfers and slowdowns."""
     graph = captured(model, options)
     most = simulate(graph, plain(graph)).peak
     found: dict[str, Any] = {"plain": most, "plain seconds": graph.total_seconds, "tried": []}
@@ -183,7 +183,7 @@ def hybrid(model: str, options: dict[str, Any], share: float = HYBRID) -> dict[s
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return the bars of the rows that there are."""
+    """Return the bars of the rows that have results."""
     figures = []
     for row, result in results.items():
         kind, _, name = row.partition("-")
@@ -199,14 +199,14 @@ def bars(results: Results) -> list[Figure]:
             alone = [result[way] for way in ("recompute", "offload") if result[way] is not None]
             least = min(alone, default=float("inf"))
             both = float("inf") if result["both"] is None else result["both"]
-            # Where one alone takes no time at all, nothing is left to gain.
+            # If one way alone takes no extra time, nothing is left to gain.
             ratio = both / least if least else both
             figures.append(Figure(f"{name}, extra time, both / better of one", ratio, 1 - 1e-6))
     return figures
 
 
 def _least(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The least of the memories that meet the bars; if none does, the most."""
+    """Return the plan of least memory that meets the bars; if none does, of the most memory."""
     fits = [t for t in result["tried"] if t["hidden"] >= HIDDEN and t["slower"] <= SLOWER]
     return min(fits, key=lambda t: t["share"]) if fits else result["tried"][0]
 

@@ -1,4 +1,4 @@
-"""Two networks against each other: a gradient penalty, and CycleGAN."""
+"""Adversarial networks: a gradient penalty, and CycleGAN."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.users.base import Program, Weights, conv, descend, draw, enlarge
 
 
 def wgan_gp() -> Program:
-    """Return a Wasserstein GAN whose critic is penalized by the size of its slopes."""
+    """Return a Wasserstein GAN with a penalty on the norm of the critic's gradient."""
     critic, generator = Weights(1), Weights(2)
     down = [critic(4, 4, *c) for c in ((3, 32), (32, 64), (64, 128))]
     score = critic(4 * 4 * 128, 1)

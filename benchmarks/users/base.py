@@ -1,4 +1,4 @@
-"""What a program is, and the few layers that programs share."""
+"""The class of a program, and the few layers that programs share."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Program:
     step
         Computes gradients with tapes, updates variables, and returns losses.
     batch
-        Tensors that `step` is called with.
+        Arguments of `step`.
     model
-        A compiled Keras model, which `fit` trains on the batch instead of a `step`.
+        A compiled Keras model, which its ``fit`` trains on the batch instead of a `step`.
     """
 
     step: Callable[..., Any] | None
@@ -30,21 +30,21 @@ class Program:
 
 
 class Weights:
-    """Creates the variables of a network, each drawn from a seed of its own."""
+    """A creator of the variables of a network, each drawn from a seed of its own."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.all: list[tf.Variable] = []
 
     def __call__(self, *shape: int) -> tf.Variable:
-        """Return a new matrix or filter, scaled by its inputs."""
+        """Return a new matrix or filter, scaled by the number of its inputs."""
         drawn = tf.random.stateless_normal(shape, [self.seed, len(self.all)])
         self.all.append(tf.Variable(drawn * (1.5 / math.prod(shape[:-1])) ** 0.5))
         return self.all[-1]
 
 
 def draw(*shape: int, seed: int = 0) -> tf.Tensor:
-    """Return normal numbers."""
+    """Return normally distributed numbers."""
     return tf.random.stateless_normal(shape, [seed, 7])
 
 
@@ -66,5 +66,5 @@ def normalized(x: tf.Tensor, axes: tuple[int, ...] = (-1,)) -> tf.Tensor:
 
 
 def enlarged(x: tf.Tensor) -> tf.Tensor:
-    """Return images of twice the side."""
+    """Return images with sides of twice the length."""
     return tf.repeat(tf.repeat(x, 2, 1), 2, 2)

@@ -1,4 +1,4 @@
-"""Networks in differential equations: physics as a loss, and an adaptive solver."""
+"""Networks and differential equations: physics as a loss, and an adaptive solver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.users.base import Program, Weights, descend, draw
 
 
 def pinn() -> Program:
-    """Return a network that satisfies Burgers' equation, whose second derivatives are a loss."""
+    """Return a network for Burgers' equation; its loss has second derivatives of the network."""
     net = Weights(1)
     for shape in ((2, 64), *[(64, 64)] * 5, (64, 1)):
         net(*shape)
@@ -37,7 +37,7 @@ def pinn() -> Program:
 
 
 def ode() -> Program:
-    """Return a neural ODE whose solver chooses its steps, and rejects those with large errors."""
+    """Return a neural ODE whose solver chooses its steps, and rejects steps with large errors."""
     net = Weights(1)
     first, second, head = net(64, 128), net(128, 64), net(64, 10)
 

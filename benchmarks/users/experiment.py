@@ -1,14 +1,14 @@
-"""Budgets in programs of users' kinds, measured.
+"""Measured budgets in programs that users might write.
 
-Each program (`PROGRAMS`) is trained plain, by the default mode and within two budgets, patched as a
-user would: ``ms.patched`` around the trace of a ``tf.function``, the callback for ``fit``. A cell
-has a process of its own. It holds the worst of five steps beside what plans promised, and compares
-the step with TensorFlow's under op determinism, to the bit. Where a budget is refused, the least
-one that the error names is asked for and measured.
+Each program (`PROGRAMS`) is trained plain, by the default mode and within two budgets, patched as
+by a user: ``ms.patched`` around the trace of a ``tf.function``, or the callback for ``fit``. A cell
+has a process of its own. It compares the worst of five steps with the promises of plans, and the
+step with TensorFlow's under op determinism, to the bit. If a budget is refused, the cell measures
+the least budget that the error names.
 
-Budgets are shares of plain training as it is simulated. Of several gradients in a step each has a
-plan, and a budget for itself; the largest is the step's here. Times are medians of five steps in
-different processes, so they are rough.
+Budgets are shares of simulated plain training. If a step computes several gradients, each has a
+plan and a budget of its own; the largest counts as the step's here. Times are medians of five steps
+in different processes, so they are rough.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.users.verdicts import MODES, bars, lines, notes
 from graph_tools.errors import GraphToolsError
 from graph_tools.memory.measure import in_fresh_process
 
-#: By name, the program's function.
+#: The function of each program, by name.
 PROGRAMS: dict[str, str] = {
     "gradient penalty": "adversarial:wgan_gp",
     "CycleGAN": "adversarial:cyclegan",
@@ -47,9 +47,9 @@ PROGRAMS: dict[str, str] = {
 }
 #: Modes whose results are compared with plain ones.
 COMPARED = ("default", "50 %")
-#: Refusals that are followed, one after the other.
+#: The number of refusals in a row after which a cell asks for another budget.
 MOST_REFUSALS = 4
-#: Seconds after which a process is ended.
+#: Seconds before a process is killed.
 LIMIT = 300.0
 
 
@@ -59,16 +59,16 @@ def rows(settings: Settings) -> list[str]:
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Measure a cell; what a process failed with is its result."""
+    """Measure a cell; if its process fails, the error is the result."""
     name, _, mode = job.row.partition("/")
     return cell(PROGRAMS[name], MODES[mode], compared=mode in COMPARED)
 
 
 def cell(program: str, options: dict[str, Any] | None, *, compared: bool) -> dict[str, Any]:
-    """Measure one program in one mode, or within the least budget if that mode's is refused.
+    """Measure one program in one mode, or within the least budget if the mode's is refused.
 
-    The least one of one computation may be too little for another one of the same step, which
-    refuses it again.
+    The least budget of one computation may be too little for another computation of the same step,
+    which refuses it again.
     """
     asked: dict[str, Any] = {"program": program, "compare": compared}
     refused: list[dict[str, Any]] = []
@@ -79,7 +79,12 @@ def cell(program: str, options: dict[str, Any] | None, *, compared: bool) -> dic
                 return {**found, "refused": refused}
             refused.append(found["refused"])
             if len(refused) > MOST_REFUSALS:
-                return {"failed": {"error": f"refused again and again: {refused}"}}
+                budgets = ", ".join(f"{one['budget']:,}" for one in refused)
+                error = (
+                    f"{len(refused)} budgets in a row are refused: {budgets} bytes;"
+                    f" the last error names {refused[-1]['least']:,} bytes"
+                )
+                return {"failed": {"error": error}}
             options = {**(options or {}), "budget": refused[-1]["fraction"]}
     except GraphToolsError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]

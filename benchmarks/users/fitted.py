@@ -10,7 +10,7 @@ from benchmarks.users.base import Program, draw
 
 
 def convlstm() -> Program:
-    """Return two ConvLSTM layers that foretell the frames of a film."""
+    """Return two ConvLSTM layers that predict the frames of a film."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [

@@ -1,4 +1,4 @@
-"""Several gradients a step: MAML, SAM, and accumulation by hand."""
+"""Steps with several gradients: MAML, SAM, and accumulation by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.users.base import Program, Weights, conv, descend, draw
 
 
 def maml() -> Program:
-    """Return a step of MAML: three steps of descent on each of four tasks, differentiated."""
+    """Return a step of MAML: the gradient of three descent steps on each of four tasks."""
     net = Weights(1)
     for shape in ((1, 64), (64, 64), (64, 64), (64, 1)):
         net(*shape)
@@ -101,7 +101,7 @@ def accumulation() -> Program:
 
 
 def accumulation_loop() -> Program:
-    """Return the same in a ``tf.while_loop``, whose body has the tape."""
+    """Return `accumulation` in a ``tf.while_loop``, whose body has the tape."""
     net = _convolutional(1)
 
     def step(x: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

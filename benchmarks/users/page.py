@@ -6,32 +6,39 @@ from benchmarks.experiment import Results
 from benchmarks.users.verdicts import cells, figures_of, misses
 
 HEADINGS = {
-    "program": "see `benchmarks/users`",
-    "mode": "`ms.patched()`, or with `budget=0.7` and `budget=0.5`; the callback where Keras fits",
+    "program": "name of a program in `benchmarks/users`",
+    "mode": (
+        "*default*: `ms.patched()`. *70 %* and *50 %*: the same with `budget=0.7` and `budget=0.5`."
+        " Programs that Keras' `fit` trains use the Keras callback instead"
+    ),
     "plain MB": (
-        "measured transient peak of plain training, 10⁶ bytes: the worst of five steps after two,"
-        " in a fresh process, by TensorFlow's allocator"
+        "measured transient peak of plain training, in 10⁶ bytes, from TensorFlow's allocator. A"
+        " fresh process runs two steps first; the figure is the worst of the next five"
     ),
-    "peak MB": "the same in this mode",
+    "peak MB": "measured transient peak in this mode",
     "simulated MB": (
-        "what the plan promises, with the rest of the step where there is a budget; of several"
-        " plans in a step, the largest"
+        "peak that the plan promises. With a budget, the rest of the step is included. If a step"
+        " has several plans, the largest promise counts"
     ),
-    "sim/real": "simulated over measured peak; below 1 the simulation promised too little",
+    "sim/real": "simulated over measured peak; below 1, the step took more than the plan promised",
     "budget MB": (
-        "the budget in bytes: a share of plain training as it is simulated; of several calls for"
-        " gradients in a step, the largest"
+        "budget in bytes, a share of the simulated peak of plain training. If a step calls for"
+        " gradients several times, the largest budget counts"
     ),
     "kept": (
-        "*yes*: the worst step kept the budget; *said*: it did not, and a warning named at least"
-        " these bytes; *least …*: the budget was refused, and the least one that the error named"
-        " is measured instead; *plain*: no plan was made"
+        "*yes*: the worst step kept the budget. *said*: it did not, and a warning named at least as"
+        " many bytes. *no*: it did not, and no warning named as many bytes. *least …*: the budget"
+        " was refused, and the row measures the least budget that the error named. *plain*: no plan"
+        " was made"
     ),
     "results": (
         "*same*: under op determinism, all gradients, losses and variables have the bits of"
-        " TensorFlow's own step (after two steps of `fit`)"
+        " TensorFlow's own step. Programs with `fit` are compared after two steps"
     ),
-    "time": "median time of a step over the plain one's, in different processes: rough",
+    "time": (
+        "median time of a step over the plain step's; rough, because the two run in different"
+        " processes"
+    ),
 }
 
 
@@ -42,10 +49,11 @@ def page(results: Results) -> str:
     lines = [
         "# Programs of many kinds",
         "",
-        "<!-- Made by `python -m benchmarks --only users`; do not edit. -->",
+        "<!-- Do not edit: `python -m benchmarks --only users` writes this page. -->",
         "",
-        "Small training steps as their users write them, with tapes, loops and updates of their"
-        " own: are budgets kept, are promises true, are results TensorFlow's?",
+        "These programs are small training steps as users write them, with tapes, loops and updates"
+        " of their own. Does each step keep its budget? Does it take the simulated bytes, and no"
+        " more? Are its results TensorFlow's?",
         "",
         *(f"- **{name}**: {text}." for name, text in HEADINGS.items()),
         "",
@@ -57,7 +65,7 @@ def page(results: Results) -> str:
     for name, mode, result, plain in made:
         lines.append("| " + " | ".join([name, mode, *figures_of(result, plain, mode)]) + " |")
     if missed:
-        lines += ["", "## What is missed", ""]
+        lines += ["", "## Cells that miss a bar", ""]
         lines += [f"- **{name}**, {mode}: {_escaped(text)}" for name, mode, text in missed]
     return "\n".join([*lines, ""])
 
@@ -77,5 +85,5 @@ def _stamp(results: Results) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return text in which Markdown sees nothing."""
+    """Return the text as Markdown code in one line."""
     return "`" + text.replace("`", "'").replace("|", "/").replace("\n", " ") + "`"

@@ -1,4 +1,4 @@
-"""What runs in the fresh processes: a program in one mode, measured and compared.  JSON out."""
+"""Functions that run in fresh processes: measure and compare a program in one mode.  JSON out."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import tensorflow as tf
 from benchmarks.users.base import Program
 from graph_tools.memory.measure import PeakMeasurement, measure_peak
 
-#: Steps before the first measured one, and measured ones.
+#: Steps before the first measured one, and measured steps.
 WARMUP, STEPS = 2, 5
-#: Steps of ``fit`` that are compared with plain ones.
+#: Steps of ``fit`` to compare with plain ones.
 FITTED = 2
 
 
 def measured(program: str, options: dict[str, Any] | None, *, compare: bool) -> dict[str, Any]:
     """Measure a program, plain (``options=None``) or patched with ``options``.
 
-    ``program`` is ``"module:function"`` of this room. ``compare``: whether its results are compared
-    with plain ones as well, to the bit.
+    ``program`` is ``"module:function"`` of this package. ``compare``: whether to compare its
+    results with plain ones, too, to the bit.
     """
     from memsaving_gradients.errors import BudgetError
 
@@ -65,7 +65,7 @@ def _refusal(error: Any) -> dict[str, Any]:
 
 
 def _said(plan: Any) -> dict[str, Any]:
-    """What a plan promised, in bytes of chunks."""
+    """Return the promises of a plan, in bytes of chunks."""
     names = ("mode", "allocated_plain", "allocated", "budget", "whole_step", "clones", "loops")
     more = ("extra_time", "assumed_batch")
     margin = 0.0 if plan.simulation is None else plan.simulation.margin
@@ -105,7 +105,7 @@ def _fit(
     import keras
 
     class Meter(keras.callbacks.Callback):
-        """Measures each step."""
+        """A meter of the peak and the time of each step."""
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             before.append(tf.config.experimental.get_memory_info("CPU:0")["current"])
@@ -117,7 +117,7 @@ def _fit(
             peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before[-1])
 
     before, seconds, peaks = list[int](), list[float](), list[int]()
-    # What is traced and compiled must not count: the first steps warm up.
+    # Tracing and compilation must not count: they happen in the first steps, which warm up.
     saving = _callbacks(options)
     steps = WARMUP + STEPS
     made.model.fit(_endless(made), steps_per_epoch=steps, verbose=0, callbacks=[*saving, Meter()])
@@ -139,9 +139,9 @@ def _endless(made: Program) -> tf.data.Dataset:
 
 
 def _different(program: str, options: dict[str, Any]) -> str:
-    """Return how a step's results differ from plain ones under op determinism; nothing: same bits.
+    """Return how results differ from plain ones under op determinism; ``""``: they do not.
 
-    A budget that is refused there, where other ops may run, gives way to the least one.
+    Under op determinism other ops may run: if it makes a budget refused, the least one is used.
     """
     from memsaving_gradients.errors import BudgetError
     from memsaving_gradients.testing import assert_same_gradients

@@ -1,4 +1,4 @@
-"""Sequences and sets: speech, dreams, waves, graphs, experts."""
+"""Sequences and sets: speech, world models, waves, graphs, experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.users.base import Program, Weights, descend, draw, normalized
 
 
 def ctc() -> Program:
-    """Return a recognizer: two bidirectional GRUs of Keras, and the CTC loss."""
+    """Return a speech recognizer: two bidirectional GRUs of Keras, and the CTC loss."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -40,7 +40,7 @@ def ctc() -> Program:
 
 
 def dreamer() -> Program:
-    """Return a world model by ``tf.scan``, and an actor trained on what it imagines."""
+    """Return a world model by ``tf.scan``, and an actor trained on states that it predicts."""
     world, actor = Weights(1), Weights(2)
     encode, gates, fresh = world(64, 128), world(320, 256), world(320, 128)
     prior, posterior, decode, reward = (
@@ -76,8 +76,7 @@ def dreamer() -> Program:
     def step(x: tf.Tensor, actions: tf.Tensor, rewards: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         start = (tf.zeros([64, 128]), tf.zeros([64, 64]), tf.zeros([64]))
         with tf.GradientTape() as tape:
-            # One after the other: iterations at the same time draw numbers in any order, even under
-            # op determinism.
+            # Parallel iterations draw random numbers in any order, even under op determinism.
             inputs = tf.nn.elu(x @ encode), actions
             h, z, divergence = tf.scan(observe, inputs, start, parallel_iterations=1)
             both = tf.concat([h, z], 2)
@@ -132,7 +131,7 @@ def wavenet() -> Program:
 
 
 def graph_network() -> Program:
-    """Return messages along the edges of a graph, summed by node."""
+    """Return a network that sends messages along the edges of a graph, and sums them by node."""
     net = Weights(1)
     layers = [(net(128, 64), net(64, 64), net(128, 64)) for _ in range(5)]
     head = net(64, 8)

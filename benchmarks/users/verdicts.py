@@ -1,4 +1,4 @@
-"""What became of a budget, of a promise and of results: verdicts on cells, from their figures."""
+"""Verdicts on cells, from their figures: budgets kept, promises true, results the same."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from benchmarks.experiment import Figure, Results
 from benchmarks.tables import mark
 
-#: Options of the patch, or of the callback; ``None``: plain.
+#: Options of ``ms.patched``, or of the callback; ``None``: plain.
 MODES: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "default": {},
     "70 %": {"budget": 0.7},
     "50 %": {"budget": 0.5},
 }
-#: Bars on simulated over measured peak: the median error, and the most that is promised too low.
+#: Bars on simulated over measured peak: the median error, and the most by which one is too low.
 MEDIAN_ERROR, MOST_UNDER = 0.03, 0.04
 
 
 def budget_of(result: Mapping[str, Any]) -> int | None:
-    """Return the budget of a step: the largest of its plans'."""
+    """Return the budget of a step: the largest budget of its plans."""
     return max((p["budget"] for p in result["plans"] if p["budget"]), default=None)
 
 
@@ -38,8 +38,8 @@ _MAY_TAKE = re.compile(r"may take ([\d,]+)")
 def simulated(result: Mapping[str, Any]) -> int | None:
     """Return the peak that plans promise for the step; ``None``: none of them covers it.
 
-    With budgets, the rest of the step is in the promise where it was simulated, else the largest
-    plan is it. Without, one plan is a promise for its gradients, several are none.
+    With budgets, the promise covers the whole step if that was simulated, else it is the largest
+    plan's. Without, a single plan is a promise for its gradients, several plans are none.
     """
     plans = result["plans"]
     alone = len(plans) == 1 and not any("NothingSaved" in w for w in result["warnings"])
@@ -49,14 +49,14 @@ def simulated(result: Mapping[str, Any]) -> int | None:
 
 
 def _whole(plan: Mapping[str, Any]) -> float:
-    """Return what a step was simulated to take, without what is left to chance."""
+    """Return the simulated bytes of a whole step, without the margin for chance."""
     return (plan["whole_step"] or 0) / (1 + plan["margin"])
 
 
 def kept(result: Mapping[str, Any], plain: Mapping[str, Any] | None, share: float | None) -> str:
-    """Return what became of a budget: ``"yes"``, ``"said"`` (a warning names more), ``"no"``.
+    """Return ``"yes"`` if a budget was kept, ``"said"`` if a warning named the excess, or ``"no"``.
 
-    Without a plan, the budget is the share of the measured plain peak; nothing without a budget.
+    Without a plan, the budget is the share of the measured plain peak. ``""``: there is no budget.
     """
     budget = budget_of(result)
     if budget is None and share is not None and plain and "peak" in plain:
@@ -73,7 +73,7 @@ def _share(mode: str) -> float | None:
 
 
 def cells(results: Results) -> Iterator[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield program, mode, result and plain result of each measured cell but the plain ones."""
+    """Yield program, mode, result and plain result of each measured cell except plain ones."""
     for name in dict.fromkeys(row.rpartition("/")[0] for row in results):
         for mode in MODES:
             found = results.get(f"{name}/{mode}")
@@ -88,7 +88,7 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def figures_of(result: Mapping[str, Any], plain: Mapping[str, Any], mode: str) -> Iterator[str]:
-    """Yield the figures of a cell, as they are printed."""
+    """Yield the figures of a cell as text."""
     yield _mb(plain.get("peak"))
     if "peak" not in result:
         yield from ("",) * 4
@@ -111,33 +111,33 @@ def _mb(value: float | None) -> str:
 
 
 def misses(result: Mapping[str, Any], mode: str) -> list[str]:
-    """Return what a cell misses, in words."""
+    """Return the failures of a cell, in words."""
     if "peak" not in result:
         return [result["failed"]["error"].splitlines()[-1][:200]]
-    found = [f"differs: {result['different'][:200]}"] if result.get("different") else []
+    found = [f"results differ: {result['different'][:200]}"] if result.get("different") else []
     if kept(result, None, _share(mode)) == "no":
-        found.append(f"took {result['peak']:,} of {budget_of(result):,}")
+        found.append(f"the step took {result['peak']:,} bytes of a budget of {budget_of(result):,}")
     promise = simulated(result)
     if promise and _share(mode) and promise / result["peak"] - 1 < -MOST_UNDER:
-        found.append(f"{promise:,} were simulated and {result['peak']:,} measured")
+        found.append(f"{promise:,} bytes were simulated; the step took {result['peak']:,}")
     return found
 
 
 def notes(results: Results) -> Iterator[str]:
-    """Yield what cells miss."""
+    """Yield the failures of cells."""
     for name, mode, result, _ in cells(results):
         yield from (f"{name}, {mode}: {text}" for text in misses(result, mode))
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return the bars of all cells that are there."""
+    """Return the bars of all measured cells."""
     made = list(cells(results))
     if not made:
         return []
     good = [(mode, result, plain) for _, mode, result, plain in made if "peak" in result]
     verdicts = [kept(result, plain, _share(mode)) for mode, result, plain in good]
     other = sum(bool(r.get("different")) for _, r, _ in good)
-    # Without a budget, the update of variables is no part of what is simulated.
+    # Without a budget, the simulation excludes the update of variables.
     off = [s / r["peak"] - 1 for mode, r, _ in good if _share(mode) and (s := simulated(r))]
     figures = [
         Figure("cells that failed", len(made) - len(good), 0, count=len(made)),

@@ -70,7 +70,7 @@ def _match(costs: Any) -> Any:
 
 
 def detr() -> Program:
-    """Return queries that attend to an image; each decoder layer is matched to the objects."""
+    """Return queries that attend to an image; each decoder layer's are matched to the objects."""
     net = Weights(1)
     trunk = [net(3, 3, *c) for c in ((3, 48), (48, 96), (96, 128))]
     queries = net(1, 64, 128)
@@ -172,7 +172,7 @@ def _encoder(net: Weights) -> Any:
 
 
 def contrastive() -> Program:
-    """Return SimCLR: two random views of each image against all others."""
+    """Return SimCLR, which tells the two random views of each image from all others."""
     net = Weights(1)
     encode = _encoder(net)
 
@@ -194,7 +194,7 @@ def contrastive() -> Program:
 
 
 def triplets() -> Program:
-    """Return all triplets of a batch, whose losses are a cube."""
+    """Return a loss over all triplets of a batch: a tensor of batch³ elements."""
     net = Weights(1)
     encode = _encoder(net)
 

@@ -1,4 +1,4 @@
-"""``keras.applications``: every architecture, on the smallest images that it takes."""
+"""``keras.applications``: every architecture, on the smallest of `SIDES` that it takes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from benchmarks.networks.base import Model
 from benchmarks.zoo.sizes import batch_for, classifier, draw_images
 
 CLASSES = 10
-#: Sides of images, the first that a network takes counts.
+#: Sides of images; a network gets the first one that it takes.
 SIDES = (64, 72, 80, 96, 128, 224)
 
 
 def names() -> list[str]:
-    """All functions that make a network: those that can be told which weights to load."""
+    """Return all functions that make a network: those with a parameter ``weights``."""
     return sorted(
         name
         for name, value in vars(keras.applications).items()
@@ -25,14 +25,14 @@ def names() -> list[str]:
 
 
 def build(name: str) -> Model:
-    """The network of a name, under softmax cross-entropy."""
+    """Make a network by name, with softmax cross-entropy."""
     keras.utils.set_random_seed(0)
     layers, side = _smallest(getattr(keras.applications, name))
     return classifier(name, layers, [draw_images((batch_for(layers), side, side, 3))], CLASSES)
 
 
 def build_small(name: str, side: int = 32, batch: int = 4, **options: Any) -> Model:
-    """The same at a stated size, such as ``alpha=0.35``, to try things on."""
+    """Make a network by name at a given size, such as ``alpha=0.35``, for quick trials."""
     keras.utils.set_random_seed(0)
     make = getattr(keras.applications, name)
     layers = make(input_shape=(side, side, 3), **_UNTRAINED, **options)
@@ -43,11 +43,11 @@ _UNTRAINED: dict[str, Any] = {"weights": None, "classes": CLASSES, "classifier_a
 
 
 def _smallest(make: Any) -> tuple[Any, int]:
-    """The network and the side of its images."""
+    """Return the network and the side of its images."""
     refusals = []
     for side in SIDES:
         try:
             return make(input_shape=(side, side, 3), **_UNTRAINED), side
-        except ValueError as error:  # too small for it, says the library
+        except ValueError as error:  # the library says that the side is too small
             refusals.append(f"{side}: {error}")
     raise ValueError(f"no side of an image works; {'; '.join(refusals)}")

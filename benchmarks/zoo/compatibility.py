@@ -1,15 +1,14 @@
 """Networks that other people wrote, trained within budgets.
 
-Every architecture of ``keras.applications``, the backbones of KerasHub, TensorFlow models of
-``transformers``, and Keras 2 (:mod:`benchmarks.zoo.families`), at small sizes. For each: the
-gradients of a step with the default plan, and within a budget of 45 %, beside TensorFlow's own, to
-the last bit, with the state after the step; the measured peak of plain training, of the default
-plan, and within 45 and 40 % of what plain training takes, or within the least budget that is named
-where no plan fits.
+The networks are every architecture of ``keras.applications``, the backbones of KerasHub, TensorFlow
+models of ``transformers``, and Keras 2 (:mod:`benchmarks.zoo.families`), at small sizes. Each row
+compares the gradients of a step, and the state after it, with TensorFlow's own, to the last bit:
+with the default plan, and within a budget of 45 %. It measures the peak of plain training, of the
+default plan, and within 45 and 40 % of plain training. If no plan fits, it uses the least budget
+that the error names.
 
-Each figure has a process of its own, and a plan for a budget a minute to be searched for. A row
-takes one to five minutes. ``--again`` measures rows whose code was another. Needs the extra
-``models``.
+Each figure has a process of its own; the search for a plan may take a minute. A row takes one to
+five minutes. ``--again`` measures rows of other versions of the code. Needs the extra ``models``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims.budgets import planned
+from benchmarks.claims.budgets import LeastRefusedError, planned
 from benchmarks.experiment import Experiment, Figure, Job, Page, Results, Setting, Settings
 from benchmarks.measuring import fresh
 from benchmarks.settings import pairs, shares
@@ -34,16 +33,16 @@ from benchmarks.zoo.page import COLUMNS, failures, notes, page
 from graph_tools.errors import GraphToolsError
 
 ROOT = Path(__file__).parents[2]
-#: Of what plain training takes; the first one's plan is the one whose gradients are compared.
+#: Budgets as shares of plain training; the gradients of the first one's plan are compared.
 SHARES = (0.45, 0.40)
-#: How long a plan for a budget is searched for, at most.
+#: The most seconds to search for a plan within a budget.
 PLANNING_SECONDS = 60.0
-#: Distributions whose versions stand in the results.
+#: Distributions whose versions the results record.
 LIBRARIES = ("tensorflow", "keras", "keras-hub", "transformers", "tf-keras")
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Measure what a row lacks; what was measured with this code stays."""
+    """Measure the figures that a row lacks; keep figures measured with the same code."""
     begun, code = time.perf_counter(), code_version()
     known = job.known if job.known.get("code") == code else {}
     result = measure(job.row, job.settings["budgets"], known=known, pairs=job.settings["pairs"])
@@ -53,20 +52,20 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def due(result: Mapping[str, Any], settings: Settings, again: bool) -> bool:
-    """Return whether a row lacks a budget; with ``again``, whether its code was another as well."""
+    """Return whether a row lacks a budget or, with ``again``, is from another code version."""
     other = again and result.get("code") != code_version()
     return other or bool(_lacking(result, settings["budgets"]))
 
 
 def bars(results: Results) -> list[Figure]:
-    """Return how much each row misses."""
+    """Return the bars: the number of failures of each row."""
     return [Figure(f"{row}: misses", len(failures(one)), 0) for row, one in results.items()]
 
 
 def _lacking(result: Mapping[str, Any], shares: Sequence[float]) -> list[float]:
-    """Return the shares to ask for, the largest first.
+    """Return the shares that are still to be measured, the largest first.
 
-    None is below one that is refused, and there is none where plain training fails.
+    Shares below a refused one are left out, and all shares if plain training fails.
     """
     done = {**result.get("budgets", {}), **result.get("failed", {})}
     refused = [share for share in shares if done.get(_name(share), {}) and _refused(done, share)]
@@ -96,7 +95,7 @@ def installed() -> list[str]:
 
 
 def missing(settings: Settings, glob: str) -> str | None:
-    """Return the library that is not installed and may have rows that the glob names."""
+    """Return the message about a missing library that may have rows that the glob matches."""
     try:
         families.rows(glob)
     except families.MissingLibraryError as error:
@@ -106,7 +105,7 @@ def missing(settings: Settings, glob: str) -> str | None:
 
 @functools.cache
 def code_version() -> str:
-    """What the packages' sources are, all of them; the same for the same text."""
+    """Return a hash of the sources of both packages."""
     digest = hashlib.sha256()
     for package in ("graph_tools", "memsaving_gradients"):
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -115,7 +114,7 @@ def code_version() -> str:
 
 
 def libraries() -> dict[str, str]:
-    """Versions of what is installed of `LIBRARIES`."""
+    """Return the versions of the installed `LIBRARIES`."""
     found = {}
     for name in LIBRARIES:
         try:
@@ -135,8 +134,8 @@ def measure(
 ) -> dict[str, Any]:
     """Measure all figures of a row.
 
-    A part that cannot be measured has its error in ``"failed"``, and costs the other parts nothing.
-    ``known``: figures that stay; ``sizes``: of an application, other ones
+    If a part fails, its error is in ``"failed"``, and the other parts are still measured.
+    ``known``: figures to keep; ``sizes``: other sizes of an application
     (`benchmarks.zoo.applications.build_small`).
     """
     what: dict[str, Any] = {"model": "foreign", "options": {"row": row, **(sizes or {})}}
@@ -180,19 +179,16 @@ def measure(
 
 
 def _within(what: Mapping[str, Any], share: float, plain: int, plan: Path) -> dict[str, Any]:
-    """A step within a share of what plain training takes, or the least budget; saves its plan."""
+    """Measure a step within a share of plain training, or the least budget, and save its plan."""
     settings = {"planning_seconds": PLANNING_SECONDS}
     ours, refused = planned(what, share, settings, str(plan), requested=False)
     if refused is not None and "refused" in ours:
-        raise GraphToolsError(
-            f"the least budget named, {refused['least']:,} bytes, is refused: "
-            f"{ours['refused']['least']:,} bytes are named then"
-        )
+        raise LeastRefusedError(refused["least"], ours["refused"]["least"])
     return {"ours": ours, "refused": refused, "allowed": int(share * plain), "time": None}
 
 
 def _brief(error: Exception) -> str:
-    """The last lines of what a process died of."""
+    """Return the last lines of a process's error."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return "\n".join(lines[-6:])[-1500:]
 
@@ -209,7 +205,7 @@ EXPERIMENT = Experiment(
     notes=notes,
     page=Page("compatibility.md", lambda results: page(results, installed())),
     settings={
-        "budgets": Setting(list(SHARES), shares, "shares of what plain training takes: 0.45"),
+        "budgets": Setting(list(SHARES), shares, "shares of plain training's peak: 0.45"),
         "pairs": pairs(0),
     },
 )

@@ -1,9 +1,8 @@
-"""Networks that other people wrote: what `benchmarks.zoo.compatibility` trains, a row for each.
+"""Networks that other people wrote: the rows of `benchmarks.zoo.compatibility`.
 
-A row is named ``family/network``. What there is in a family is read off the library that ships it,
-so that a new version of the library brings its new networks; sizes follow from rules about names of
-parameters and shapes of outputs, not from a list of cases. All weights are random: nothing is
-downloaded.
+A row is named ``family/network``. Most families list the networks of the installed library, so that
+a new version brings its new networks. Their sizes follow from rules about names of parameters and
+shapes of outputs, not from a list of cases. All weights are random: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from benchmarks.networks.base import Model
 
 @dataclass(frozen=True)
 class Family:
-    """Where the networks of one library are made.
+    """A source of networks: one library.
 
     Attributes
     ----------
     module
-        Of this package: has ``names()`` and ``build(name)``.
+        Module of this package that has ``names()`` and ``build(name)``.
     library
-        What it imports.
+        Library that the module imports.
     """
 
     module: str
@@ -42,16 +41,16 @@ FAMILIES: dict[str, Family] = {
 
 
 class MissingLibraryError(ImportError):
-    """A family is asked for whose library is not installed."""
+    """The error if the library of a requested family is not installed."""
 
 
 def rows(only: str = "*") -> list[str]:
-    """Names of all rows that match a glob.
+    """Return the names of all rows that match a glob.
 
     Raises
     ------
     MissingLibraryError
-        A row that matches may be of a library that is not installed: no row is left out in silence.
+        A library that may have matching rows is not installed: no row is left out silently.
     """
     family_glob = only.partition("/")[0] if "/" in only else "*"
     found: list[str] = []
@@ -60,9 +59,9 @@ def rows(only: str = "*") -> list[str]:
             continue
         if importlib.util.find_spec(family.library) is None:
             raise MissingLibraryError(
-                f"{family.library} is not installed, which has the networks {name}/* that {only!r}"
-                " may mean some of: pip install memsaving-gradients[models], or name another"
-                " family, as in --only 'compatibility/applications/*'"
+                f"{only!r} may match networks {name}/* of {family.library}, which is not installed;"
+                " run pip install memsaving-gradients[models], or name another family, as in"
+                " --only 'compatibility/applications/*'"
             )
         found += (f"{name}/{network}" for network in _module(family).names())
     return [row for row in found if fnmatch.fnmatch(row, only)]
@@ -72,7 +71,7 @@ def build(row: str) -> Model:
     """Make the network of a row."""
     family, _, network = row.partition("/")
     if family not in FAMILIES:
-        raise ValueError(f"row={row!r}: there is no such family; there are {', '.join(FAMILIES)}")
+        raise ValueError(f"row={row!r}: unknown family; the families are {', '.join(FAMILIES)}")
     model: Model = _module(FAMILIES[family]).build(network)
     return model
 

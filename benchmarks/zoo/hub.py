@@ -1,8 +1,8 @@
-"""Backbones of KerasHub, small, by a rule about names of their parameters.
+"""Small backbones of KerasHub, by a rule about names of their parameters.
 
-A backbone counts if `SIZES` knows all parameters that it cannot do without, or if `STAGES` has what
-its stages are (convolutional ones describe themselves by lists, whose lengths must go together).
-Those that are made of other models, which they are handed, do not.
+A backbone is included if `SIZES` has all its required parameters, or if `STAGES` describes its
+stages (convolutional backbones take lists, whose lengths must agree). Backbones that take other
+models as arguments are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.zoo.sizes import draw_images, draw_tokens, square_error
 
 BATCH, LENGTH, WORDS, WIDTH, SIDE = 16, 64, 512, 64, 64
 
-#: What a parameter is in a small network.
+#: Values of parameters in a small network.
 SIZES: dict[str, Any] = {
     "vocabulary_size": WORDS,
     "vocab_size": WORDS,
@@ -48,7 +48,7 @@ SIZES: dict[str, Any] = {
     "image_shape": (SIDE, SIDE, 3),
     "global_attention_layer_indices": [1, 3],
 }
-#: Optional parameters that must go with the sizes of inputs.
+#: Optional parameters that are set, too, because they must agree with other sizes.
 ALSO = ("image_shape", "top_k")
 #: Lists that describe stages.
 STAGES: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ STAGES: dict[str, dict[str, Any]] = {
         "stackwise_num_filters": [32, 64, 128],
         "block_type": "bottleneck_block",
         "stage_type": "csp",
-        # Blocks see half of a stage's channels.
+        # Blocks get half of a stage's channels.
         "block_ratio": [0.5],
     },
     "DenseNetBackbone": {"stackwise_num_repeats": [2, 4, 4]},
@@ -88,7 +88,7 @@ STAGES: dict[str, dict[str, Any]] = {
 
 
 def names() -> list[str]:
-    """All backbones that rules know how to make; one of several names of a class."""
+    """Return all backbones that the rules can make, one name for each class."""
     base = keras_hub.models.Backbone
     found = {
         value: name
@@ -99,12 +99,15 @@ def names() -> list[str]:
 
 
 def build(name: str) -> Model:
-    """The backbone of a name, under the mean of the squares of what it returns."""
+    """Make a backbone by name; its loss is the mean square of its outputs."""
     keras.utils.set_random_seed(0)
     kind = getattr(keras_hub.models, name)
     arguments = _arguments(kind)
     if arguments is None:
-        raise ValueError(f"name={name!r}: no rule says how to make it")
+        raise ValueError(
+            f"name={name!r}: SIZES and STAGES of benchmarks/zoo/hub.py have no arguments for this"
+            " backbone; add them there"
+        )
     layers = kind(**arguments)
     specs = layers.input
     names_ = sorted(specs) if isinstance(specs, dict) else None
@@ -120,7 +123,7 @@ def build(name: str) -> Model:
 
 
 def _arguments(kind: type) -> dict[str, Any] | None:
-    """What to call it with; ``None`` if something is needed that no rule knows."""
+    """Return the arguments of a backbone; ``None`` if no rule has a required parameter."""
     stages = STAGES.get(kind.__name__, {})
     known = {**SIZES, **stages}
     found = {}
@@ -136,7 +139,7 @@ def _arguments(kind: type) -> dict[str, Any] | None:
 
 
 def _draw(spec: Any, seed: int) -> Array:
-    """One input: images and sounds are normal, masks 1, segments 0, other integers words."""
+    """Return an input: images and sounds are normal, masks 1, segments 0, other integers words."""
     shape = (BATCH, *(LENGTH if n is None else n for n in spec.shape[1:]))
     name = spec.name.split("/")[-1]
     if "mask" in name:

@@ -1,4 +1,4 @@
-"""TensorFlow models of ``transformers``, from configurations: Keras 2, with losses of their own."""
+"""TensorFlow models of ``transformers``, from configurations: Keras 2, with their own losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.zoo.sizes import draw_images, draw_tokens
 
 BATCH, LENGTH, WORDS, WIDTH, LAYERS, HEADS, SIDE, CLASSES = 16, 64, 512, 64, 4, 4, 64, 10
 
-#: Parameters of configurations that say the same under several names.
+#: Parameters of the configurations that use BERT's names.
 _BERT = {
     "vocab_size": WORDS,
     "hidden_size": WIDTH,
@@ -25,7 +25,7 @@ _BERT = {
     "max_position_embeddings": LENGTH + 8,
 }
 
-#: The class of the model, that of its configuration, parameters, and the batch that it takes.
+#: The class of the model, the class of its configuration, the parameters, and the kind of batch.
 _MODELS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "gpt2": (
         "TFGPT2LMHeadModel",
@@ -91,12 +91,12 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any], str]] = {
 
 
 def names() -> list[str]:
-    """Of all models that are made here."""
+    """Return the names of all models of this module."""
     return list(_MODELS)
 
 
 def build(name: str) -> Model:
-    """The model of a name, under the loss that it computes itself."""
+    """Make a model by name, with the loss that it computes itself."""
     tf_keras.utils.set_random_seed(0)
     kind, config, parameters, takes = _MODELS[name]
     model = getattr(transformers, kind)(getattr(transformers, config)(**parameters))

@@ -13,12 +13,12 @@ LENGTH, WORDS, WIDTH = 64, 512, 64
 
 
 def names() -> list[str]:
-    """Some applications, and what is written here."""
+    """Return the names of some applications, and of the networks of this module."""
     return [*APPLICATIONS, "functional", "lstm"]
 
 
 def build(name: str) -> Model:
-    """The network of a name, under softmax cross-entropy."""
+    """Make a network by name, with softmax cross-entropy."""
     tf_keras.utils.set_random_seed(0)
     if name in APPLICATIONS:
         layers = getattr(tf_keras.applications, name)(
@@ -43,7 +43,7 @@ def _lstm() -> Model:
 
 
 def _functional() -> Model:
-    """Images and words: a layer used twice, dropout, normalization, a residual."""
+    """Make a network of images and words: a layer used twice, dropout, normalization, residuals."""
     keras = tf_keras
     image = keras.Input([SIDE, SIDE, 3])
     words = keras.Input([LENGTH], dtype="int32")

@@ -8,7 +8,7 @@ from benchmarks.networks.base import Model
 
 
 def foreign(row: str, **options: Any) -> Model:
-    """Make the network of a row; with `options`, an application at the size that they say."""
+    """Make the network of a row; with `options`, an application of that size."""
     if options:
         from benchmarks.zoo.applications import build_small
 

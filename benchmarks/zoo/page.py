@@ -1,4 +1,4 @@
-"""What a row of `benchmarks.zoo.compatibility` must show; the page and the table of all rows."""
+"""Verdicts on rows of `benchmarks.zoo.compatibility`; the page and the table of all rows."""
 
 from __future__ import annotations
 
@@ -13,39 +13,43 @@ from benchmarks.tables import mark
 Result = Mapping[str, Any]
 
 HEADINGS = {
-    "network": "as its library names it",
+    "network": "name of the network in its library",
     "parameters": "trainable numbers, in millions",
-    "inputs": "shapes of one batch, labels not shown",
+    "inputs": "shapes of one batch, without labels",
     "gradients": (
-        "*equal*: with the default plan and with that of the next columns all gradients, the loss"
-        " and all variables after the step have the bits that TensorFlow's own step gives them,"
-        " under op determinism with grappler's arithmetic rewriting off (and, for TensorFlow's own"
-        " step alone, its memory optimizer, which lets sums of large graphs be added in whatever"
-        " order addends come); *within*: they differ, but under default settings by no more than"
-        " 1e-6 of the largest gradient or twice the spread of five plain runs"
+        "*equal*: all gradients, the loss and all variables after the step have the bits of"
+        " TensorFlow's own step. The comparison covers the default plan and the plan of column"
+        " *45 %*. Both steps run under op determinism, with grappler's arithmetic rewriting off."
+        " Only TensorFlow's own step also runs without grappler's memory optimizer, which may add"
+        " the terms of large graphs' sums in any order. *within*: the bits differ. Under default"
+        " settings, the difference is at most twice the spread of five plain runs, or at most 1e-6"
+        " of the largest gradient"
     ),
     "plain": (
-        "measured transient peak of plain training, 10⁶ bytes: the worst of five steps after two,"
-        " in a fresh process, by TensorFlow's allocator"
+        "measured transient peak of plain training, in 10⁶ bytes, from TensorFlow's allocator. A"
+        " fresh process runs two steps first; the figure is the worst of the next five"
     ),
     "default": "measured peak with the default plan, as a share of *plain*",
     "45 %": (
-        "measured peak with `budget=0.45`, as a share of that budget in bytes. Where no plan fits,"
-        " the least budget that the error names is planned for instead, and stands in front of the"
-        " arrow as a share of what plain training takes. Planning may take a minute"
+        "measured peak with `budget=0.45`, as a share of that budget in bytes. If no plan fits, the"
+        " row uses the least budget that the error names. The number before the arrow is this least"
+        " budget, as a share of the simulated peak of plain training. Planning may take a minute"
         " (`planning_seconds=60`)"
     ),
-    "+ time": "extra time of that plan, estimated (and measured, where it was: `--set pairs=15`)",
-    "40 %": "the same with `budget=0.4`; not asked for where 45 % is refused",
+    "+ time": (
+        "estimated extra time of the plan in column *45 %*. If `--set pairs=15` measured the extra"
+        " time, brackets contain the measured one and its control"
+    ),
+    "40 %": "the same as column *45 %*, with `budget=0.4`; not measured if 45 % is refused",
     "passed": (
-        "gradients are equal (or within), and no measured peak exceeds its budget or that share of"
-        " *plain*"
+        "*yes*: gradients are equal (or within), and no measured peak exceeds its budget or the"
+        " budget's share of *plain*"
     ),
 }
 
 
 def failures(result: Result) -> list[str]:
-    """What a row misses, in words."""
+    """Return the failures of a row, in words."""
     found = [
         f"{part}: {text.splitlines()[-1][:200] if text else 'failed'}"
         for part, text in result["failed"].items()
@@ -54,22 +58,21 @@ def failures(result: Result) -> list[str]:
         worst = max(result["gradients"], key=lambda one: (not one["equal"], one["error"]))
         names = ", ".join(worst["differ"]) or "the loss or the state"
         found.append(
-            f"gradients differ by {worst['error']:.1e} of the largest ({names}, …), count"
-            f" {worst['count']}"
+            f"gradients differ by {worst['error']:.1e} of the largest gradient ({names}, …);"
+            f" {worst['count']} gradients compared"
         )
     for name, budget in result["budgets"].items():
         peak, planned = budget["ours"]["peak"], budget["ours"]["plan"]["budget"]
         if peak > planned:
-            found.append(f"{name}: {peak:,} bytes were taken of {planned:,}")
+            found.append(f"{name}: the step took {peak:,} bytes of a budget of {planned:,}")
         elif budget["refused"] is None and peak > budget["allowed"]:
-            found.append(
-                f"{name}: {peak:,} bytes are more than that of {result['plain']['peak']:,}"
-            )
+            plain = result["plain"]["peak"]
+            found.append(f"{name}: the step took {peak:,} bytes, more than {name} of {plain:,}")
     return found
 
 
 def _gradients(result: Result) -> str:
-    """``"equal"``, ``"within"`` the promise for default settings, or ``"differ"``."""
+    """Return ``"equal"``, ``"within"`` (the allowed error), ``"differ"`` or ``"failed"``."""
     compared = result.get("gradients")
     if not compared:
         return "failed"
@@ -86,7 +89,7 @@ def lines(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def notes(results: Results) -> Iterator[str]:
-    """Yield what rows miss, and how many pass."""
+    """Yield the failures of rows, and the number of rows that pass."""
     missed = {row: failures(results[row]) for row in _ordered(results)}
     for row, texts in missed.items():
         yield from (escape(f"{row}: {text}") for text in texts)
@@ -94,23 +97,18 @@ def notes(results: Results) -> Iterator[str]:
 
 
 def page(results: Results, rows: Sequence[str] = ()) -> str:
-    """Return the page in Markdown; those of ``rows`` that have no results are named."""
+    """Return the page in Markdown, with the names of ``rows`` that have no results."""
     lacking = [row for row in rows if row not in results]
     lines = [
         "# Networks of other libraries",
         "",
-        (
-            "<!-- Made by `python -m benchmarks --only compatibility` (or `make bench-models`); do"
-            " not edit. -->"
-        ),
+        "<!-- Do not edit: `python -m benchmarks --only compatibility` writes this page. -->",
         "",
         (
-            "Made by `python -m benchmarks --only compatibility`. Networks that were not written"
-            " for this library, with random weights, at small sizes: is each"
-        ),
-        (
-            "gradient TensorFlow's own, and is each budget kept? The step computes loss and"
-            " gradients, and consumes each gradient at once."
+            "`python -m benchmarks --only compatibility` (or `make bench-models`) writes this page."
+            " It trains networks that were not written for this library, with random weights and at"
+            " small sizes. Is each gradient TensorFlow's own? Does the step keep each budget? A"
+            " step computes the loss and the gradients, and consumes each gradient at once."
         ),
         "",
         *(f"- **{name}**: {text}." for name, text in HEADINGS.items()),
@@ -155,7 +153,7 @@ def _ordered(results: Results) -> list[str]:
 
 
 def _versions(results: Results) -> str:
-    """All versions that results were made with."""
+    """Return a line with the versions behind the results."""
     found: dict[str, set[str]] = {}
     for result in results.values():
         for name, number in result.get("libraries", {}).items():
@@ -163,14 +161,15 @@ def _versions(results: Results) -> str:
     said = [f"{name} {' and '.join(sorted(numbers))}" for name, numbers in sorted(found.items())]
     codes = {result.get("code", "unknown") for result in results.values()}
     when = sorted(result["when"][:10] for result in results.values() if "when" in result)
-    dates = f"; measured from {when[0]} to {when[-1]}" if when else ""
+    dates = f" Measured from {when[0]} to {when[-1]}." if when else ""
     return (
-        f"Versions: {', '.join(said)}; sources of this library {', '.join(sorted(codes))}{dates}."
+        f"Versions: {', '.join(said)}. Hashes of this library's sources:"
+        f" {', '.join(sorted(codes))}.{dates}"
     )
 
 
 def _cells(result: Result) -> Iterator[str]:
-    """All cells between the name and the verdict."""
+    """Yield all cells between the name and the verdict."""
     compared = (result.get("gradients") or [None])[0]
     yield f"{compared['parameters'] / 1e6:,.2f}" if compared else ""
     yield _inputs(compared["inputs"]) if compared else ""

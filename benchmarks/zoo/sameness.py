@@ -1,12 +1,11 @@
-"""Whether a step with our gradients computes what TensorFlow's own does, state included.
+"""A comparison of a step with our gradients and TensorFlow's own step, state included.
 
-Op determinism is on and grappler's arithmetic rewriting off: every gradient must then have the same
+Op determinism is on and grappler's arithmetic rewriting off. Then every gradient must have the same
 bits, and so must the loss and all state after the step (moving averages, seeds). TensorFlow's own
-step runs without grappler's memory optimizer, which lets sums of large graphs be added in whatever
-order their addends come; ours runs with it. Before each step all variables are set back, and each
-step is a function of its own, traced from the same seed, so that whatever draws random numbers
-draws the same ones. Gradients are returned, not consumed: what is compared is what they are, not
-what they take.
+step runs without grappler's memory optimizer, which adds the terms of sums in large graphs in any
+order; our step runs with it. Before each step all variables are reset. Each step is a new function,
+traced from the same seed, so that random ops draw the same numbers. The step returns gradients
+instead of consuming them, because their values are compared, not their bytes.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from benchmarks.networks.base import Array, Model
 from graph_tools.tf_private.config import without_memory_optimizer
 
 SEED = 1
-#: Of the largest gradient: what default settings may change in any case, and plain runs to take
-#: their spread from.
+#: The difference that default settings always allow, as a share of the largest gradient, and the
+#: number of plain runs that measure the spread.
 LEAST, PLAIN_RUNS = 1e-6, 5
 
 
-#: A saved plan comes with what it was made for: some losses are other ops under op determinism, and
-#: need a plan of their own.
+#: Arguments of ``ms.gradients``, or several to try in turn: a saved plan, then its budget, because
+#: some losses are other ops under op determinism and need another plan.
 Settings = dict[str, Any] | list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Results of one step: loss, gradients (of slices, values and indices), and variables."""
+    """Results of a step: loss, gradients (for slices, values and indices), hashes of variables."""
 
     loss: Array
     gradients: tuple[tuple[Array, ...] | None, ...]
@@ -54,8 +53,8 @@ def compare(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> li
         ``"equal"``: whether all bits of all results are the same. ``"differ"``: names of variables
         whose gradients differ. ``"error"``: the largest difference, as a share of the largest
         gradient. ``"state"``, ``"loss"``: whether these have the same bits. ``"largest"``: the
-        largest number in any gradient, ``"count"``: of gradients, ``"parameters"`` and ``"inputs"``
-        of the network.
+        largest number in any gradient. ``"count"``: the number of gradients. ``"parameters"``,
+        ``"inputs"``: the number of weights and the shapes of the batch.
     """
     tf.config.experimental.enable_op_determinism()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
@@ -66,7 +65,7 @@ def compare(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> li
 
 
 def spread(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> list[dict[str, Any]]:
-    """As `compare`, under default settings: `"allowed"` follows from the spread of plain runs."""
+    """Compare under default settings; ``"allowed"`` is the error that plain runs' spread allows."""
     steps = _Steps(build(model, **options))
     plain = [steps.run(tf.gradients) for _ in range(PLAIN_RUNS)]
     apart = max(
@@ -81,7 +80,7 @@ def spread(model: str, options: dict[str, Any], ours: Sequence[Settings]) -> lis
 
 
 class _Steps:
-    """Steps of one network, each from the same state."""
+    """A runner of steps of one network, each from the same state."""
 
     def __init__(self, network: Model) -> None:
         self.network = network
@@ -90,13 +89,13 @@ class _Steps:
         self.batch = [tf.constant(part) for part in network.batch]
 
     def run(self, differentiate: Callable[..., list[Any]]) -> _Outcome:
-        """One step, traced anew."""
+        """Trace and run one step."""
         for variable, value in zip(self.state, self.start, strict=True):
             variable.assign(value)
         xs = list(self.network.variables)
 
         def compute(*batch: tf.Tensor) -> tuple[Any, list[Any]]:
-            # Of this graph alone: its forward ops come first, and get the same seeds in each.
+            # The seed is this graph's: its forward ops come first, and get the same op seeds.
             tf.compat.v1.set_random_seed(SEED)
             loss = self.network.loss(*batch)
             return loss, [_opened(g) for g in differentiate(loss, xs)]
@@ -109,8 +108,8 @@ class _Steps:
         )
 
     def saving(self, settings: Settings) -> _Outcome:
-        """The same with our gradients: of the first settings that keep their budget as the function
-        is traced."""
+        """Run a step with our gradients, by the first settings that raise no `PlanError`; if the
+        last ones' budget is refused, within the least one."""
         import memsaving_gradients as ms
 
         *others, last = settings if isinstance(settings, list) else [settings]
@@ -120,11 +119,11 @@ class _Steps:
         try:
             return self.run(partial(ms.gradients, **last))
         except ms.errors.BudgetError as error:
-            # Ops of determinism may take more; bits are compared, not bytes.
+            # Deterministic ops may take more bytes, but only bits of results are compared.
             return self.run(partial(ms.gradients, **{**last, "budget": error.least}))
 
     def compared(self, ours: _Outcome, plain: _Outcome) -> dict[str, Any]:
-        """The figures of `compare`."""
+        """Return the figures of `compare`."""
         names = [getattr(v, "path", v.name) for v in self.network.variables]
         differ, far, largest = [], 0.0, 0.0
         for name, a, b in zip(names, ours.gradients, plain.gradients, strict=True):
@@ -164,7 +163,7 @@ def _opened(gradient: Any) -> tuple[Any, ...] | None:
 
 
 def _distance(a: tuple[Array, ...], b: tuple[Array, ...]) -> float:
-    """The largest difference; slices are compared row by row if they name the same rows."""
+    """Return the largest difference; infinity if shapes, or the indices of slices, differ."""
     if len(a) != len(b) or a[0].shape != b[0].shape or (len(a) > 1 and (a[1] != b[1]).any()):
         return float("inf")
     far = float(np.abs(a[0].astype(np.float64) - b[0].astype(np.float64)).max(initial=0))
@@ -172,6 +171,6 @@ def _distance(a: tuple[Array, ...], b: tuple[Array, ...]) -> float:
 
 
 def _variables(network: Model) -> list[tf.Variable]:
-    """All that a step may change, of Keras 2 and 3 alike."""
+    """Return all variables that a step may change, of Keras 2 and 3 alike."""
     held = network.layers.variables if network.layers is not None else network.variables
     return [v if isinstance(v, tf.Variable) else v.value for v in held]

@@ -1,8 +1,7 @@
-"""Rules for sizes: activations, not gradients, shall be what a step takes, at the least work.
+"""Rules for sizes: activations, not gradients, should decide the peak, at the least work.
 
-A gradient of the largest variable is there whatever a plan does, and the step takes its square
-beside it. A batch is doubled until the outputs of all layers take several times as much, within
-limits.
+No plan avoids the gradient of the largest variable, and the step computes its square as well. The
+batch is doubled, within limits, until the outputs of all layers take several times as many bytes.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import tensorflow as tf
 from benchmarks.networks.base import Array, Model
 
 BATCHES = (8, 16, 32)
-#: Outputs of all layers over the largest variable, in bytes.
+#: The least ratio of the outputs of all layers to the largest variable.
 ENOUGH = 8
 
 
 def batch_for(model: Any) -> int:
-    """Return the least of `BATCHES` whose activations count, of a built Keras model (2 or 3)."""
+    """Return the least of `BATCHES` at which a built Keras model (2 or 3) has `ENOUGH` outputs."""
     outputs = 0
     for layer in model.layers:
         shapes = getattr(layer, "output", None)
@@ -36,12 +35,12 @@ def batch_for(model: Any) -> int:
 
 
 def draw_images(shape: tuple[int, ...], seed: int = 0) -> Array:
-    """Normal numbers, the same in every process."""
+    """Return normally distributed numbers, the same in every process."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def draw_tokens(shape: tuple[int, ...], vocabulary: int, seed: int = 0) -> Array:
-    """Numbers of words; none is 0, which some models take for padding."""
+    """Return numbers of words; none is 0, which some models take for padding."""
     return np.random.default_rng(seed).integers(1, vocabulary, shape).astype(np.int32)
 
 
@@ -62,7 +61,7 @@ def square_error(outputs: Any) -> Any:
 
 
 def classifier(name: str, layers: Any, inputs: list[Array], classes: int) -> Model:
-    """Return a Keras model (2 or 3) that returns logits, under softmax cross-entropy."""
+    """Return a `Model` of Keras layers (2 or 3) that return logits, with softmax cross-entropy."""
     labels = np.random.default_rng(1).integers(0, classes, len(inputs[0])).astype(np.int32)
 
     def loss(*batch: tf.Tensor) -> tf.Tensor:
@@ -70,7 +69,7 @@ def classifier(name: str, layers: Any, inputs: list[Array], classes: int) -> Mod
         logits = layers(x if len(x) > 1 else x[0], training=True)
         return tf.add_n([cross_entropy(y, logits), *layers.losses])
 
-    # In Keras 2, a weight is the variable.
+    # In Keras 2, a weight is the variable itself.
     weights = layers.trainable_variables
     variables = (w if isinstance(w, tf.Variable) else w.value for w in weights)
     return Model(name, loss, tuple(variables), (*inputs, labels), layers)

@@ -1,4 +1,4 @@
-"""The command line and its arithmetic: bars, the table of claims.  Little is
+"""The command line of the benchmarks and its arithmetic: bars, the table of claims. Little is
 measured."""
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from benchmarks.claims import memory
 from benchmarks.claims.cases import CASES, Case
 from benchmarks.claims.memory import figures, judged, simulation_errors
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Page, Results, Setting
+from benchmarks.markdown import WIDTH, wrapped
 from benchmarks.networks import SMALL, ZOO, build, small
 from benchmarks.tables import print_results
 from graph_tools.errors import GraphToolsError
@@ -133,15 +134,15 @@ def test_rows_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--only", "lenet*"], "'lenet*' matches none of claims, first_step"),
         (["--only", "first_step/nosuch*"], "'first_step/nosuch*' matches no row of cifar_resnet"),
-        (["--only", "peers", "--set", "planner=nope"], "'nope' is none of auto"),
+        (["--only", "peers", "--set", "planner=nope"], "'nope' is not one of auto"),
         (["--only", "peers", "--set", "pairs=-1"], "-1 is less than 0"),
-        (["--only", "peers", "--set", "parts=memory,x"], "'x' is none of memory, exact, time"),
+        (["--only", "peers", "--set", "parts=memory,x"], "'x' is not one of memory, exact, time"),
         (["--only", "gpu", "--set", "pairs=-2"], "-2 is less than 0"),
         (["--only", "first_step", "--set", "pairs=0"], "0 is less than 1"),
-        (["--only", "first_step", "--set", "ways=nope"], "'nope' is none of gradients, patched"),
-        (["--only", "loops", "--set", "pairs=1"], "no such setting"),
-        (["--only", "paper", "--set", "pairs=1"], "planner (who plans"),
-        (["--json", "nowhere/x.json"], "nowhere is no folder"),
+        (["--only", "first_step", "--set", "ways=nope"], "'nope' is not one of gradients, patched"),
+        (["--only", "loops", "--set", "pairs=1"], "unknown setting"),
+        (["--only", "paper", "--set", "pairs=1"], "planner (name of the planner"),
+        (["--json", "nowhere/x.json"], "folder nowhere does not exist"),
         (["--only", "l*", "--json", "x.json"], "one file for 3 experiments"),
         (["--only", "compatibility", "--jobs", "0"], "0 is less than 1"),
     ],
@@ -158,7 +159,7 @@ def test_what_is_wrong_with_an_argument_is_said_before_anything_is_measured(
 
 
 class Counted:
-    """An experiment of three rows, of which one fails, and the rows that were run."""
+    """An experiment of three rows, one of which fails, and the rows that were run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ran: list[str] = []
@@ -200,7 +201,7 @@ def test_a_run_goes_on_where_it_stopped(
         assert "counted/bad failed: no memory" in capsys.readouterr().out
     assert counted.ran == ["a", "b", "bad", "bad"]
     assert (tmp_path / "r.md").read_text() == "a, b"
-    # With --again everything that is asked for, which misses its bar now.
+    # With --again all named rows are measured; "a" misses its bar now.
     assert main(["--only", "counted/a*", "--again", "--set", "value=4", *where]) == 1
     assert counted.ran[4:] == ["a", "apart"]
     assert main(["--only", "counted/b", *where]) == 0
@@ -227,7 +228,7 @@ def test_a_row_that_fails_keeps_its_results(
     records.write(path, {"bad": {"value": 1}})
     Counted(monkeypatch)
     assert main(["--only", "counted/bad", "--again", "--json", str(path)]) == 1
-    # What is shown is what was measured.
+    # The command shows what was measured.
     assert "│ bad" not in capsys.readouterr().out
     assert records.read(path)["bad"]["value"] == 1
 
@@ -247,6 +248,35 @@ def test_several_experiments_write_into_a_folder(
     ]
 
 
+def test_prose_is_wrapped_and_tables_and_code_are_not() -> None:
+    words, row = "word " * 40, "| " + "cell | " * 40
+    code, link = "`" + "a b " * 10 + "c`", "[" + "a b " * 10 + "c](page.md#a-part)"
+    kept = ["# " + words, row, "<!-- " + words + "-->", "```sh", words, "- " + words, "```", ""]
+    prose = [words, words, "- " + words, "  " + words, "  1. " + words]
+    lines = wrapped("\n".join([*kept, *prose])).split("\n")
+    assert lines[: len(kept)] == kept
+    filled = lines[len(kept) :]
+    assert max(map(len, filled)) <= WIDTH
+    assert [line.partition("word")[0] for line in filled] == (
+        [""] * 4 + ["- "] + ["  "] * 4 + ["  1. "] + ["     "] * 2
+    )
+    for whole in (code, link):
+        for before in range(30):
+            text = wrapped("word " * before + whole + " word" * 30)
+            assert whole in text and wrapped(text) == text
+    # A number that ends a sentence does not begin a list.
+    for before in range(30):
+        assert "\n15. " not in wrapped("word " * before + "is 15. A word - " + words)
+
+
+@pytest.mark.parametrize("name", ["compatibility", "papers", "peers", "users"])
+def test_committed_pages_are_wrapped(name: str) -> None:
+    one = experiment(name)
+    assert one.page is not None
+    text = (command.DOCS / one.page.file).read_text(encoding="utf-8")
+    assert wrapped(text) == text
+
+
 def test_what_a_machine_lacks_is_an_exit_code_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,7 +290,7 @@ def test_what_a_machine_lacks_is_an_exit_code_of_its_own(
 def test_results_of_old_files_are_read_and_not_rewritten(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Every committed file of results has rows, bars and a table."""
+    """Check that every committed file of results has rows, bars and a table."""
     for name in EXPERIMENTS:
         one = experiment(name)
         path = running.results_of(one)

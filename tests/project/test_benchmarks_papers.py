@@ -1,5 +1,5 @@
-"""The founding figures: what is published, how ours are worked out, what is printed and written.
-Little is planned, nothing measured."""
+"""The founding figures: the published ones, how ours are computed, and the printed and written
+text. Little is planned, nothing measured."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_jobs_have_names_of_their_works() -> None:
     assert len(names) == len(set(names))
     for work in WORKS:
         assert all(name.startswith(f"{work.key}-") for name in work.jobs)
-        # Without results there is nothing to say, but for networks that are not known.
+        # Without results, no line has a figure of ours.
         assert all(line.ours is None for line in work.lines({}))
 
 
@@ -60,7 +60,7 @@ def test_every_published_depth_is_planned() -> None:
 
 
 def test_layers_that_plain_training_has_room_for() -> None:
-    # 92 layers take 100 bytes, 1001 take 1009: a byte a layer, and 8 besides.
+    # 92 layers take 100 bytes, 1001 take 1009: a byte for each layer, and 8 more.
     result = {"shallow": 100, "plain": 1009, "ours": 108, "time": 1.1, "control": 1.0}
     assert checkpointing.as_large_plainly(result) == pytest.approx(100)
     ten, time = checkpointing.lines({"checkpointing-ten": result})
@@ -93,7 +93,7 @@ def test_periodic_plans_that_count() -> None:
     results: dict[str, Any] = {"rotor-vgg19": {"segments": {"2": fits, "3": late}}}
     (vgg,) = rotor.lines(results)
     assert vgg.ours == pytest.approx(0.2) and vgg.published is None
-    assert "at 1 more none of our plans fits" in vgg.note and "+10.0%" in vgg.note
+    assert "none of our plans fits at 1 more" in vgg.note and "+10.0%" in vgg.note
     allocated = {"plain": 100, "periodic": 50, "ours": 49}
     results["rotor-vgg19-measured"] = {
         "ratio": 1.15,
@@ -103,7 +103,7 @@ def test_periodic_plans_that_count() -> None:
     }
     timed = rotor.lines(results)[1]
     assert timed.ours == pytest.approx(0.15) and timed.how == "measured"
-    # The mean is of all networks.
+    # The mean is over all networks.
     results |= {f"rotor-{name}": {"segments": {"2": fits}} for name in rotor.NETWORKS}
     mean = rotor.lines(results)[0]
     assert mean.ours == pytest.approx(0.2) and mean.published == 0.172 and mean.passed
@@ -219,15 +219,15 @@ def test_tables_and_pages_have_both_figures() -> None:
     assert "| time | 30.0 % | 35.0 % | measured | **no** |  |" in written
     assert "| unknown | 2.00 × | – |  |  |  |" in written
     assert written.count("TensorFlow 2.21.0, x86_64, 2 cores") == 1
-    assert "Not made yet" not in written
-    assert "no part of these tables: `a-1`." in page([(work(lines), lines)], {})
+    assert "Without results" not in written
+    assert "not in these tables: `a-1`." in page([(work(lines), lines)], {})
 
 
 def test_the_page_is_that_of_the_results() -> None:
     results = read(results_of(EXPERIMENT))
     assert EXPERIMENT.page is not None
     page = (DOCS / EXPERIMENT.page.file).read_text(encoding="utf-8")
-    assert page == EXPERIMENT.page.text(results)
+    assert page == EXPERIMENT.page.written(results)
     lines = EXPERIMENT.bars(results)
     figures = [line.ours for line in lines if line.ours is not None]  # type: ignore[attr-defined]
     assert len(figures) > 20 and all(math.isfinite(figure) for figure in figures)

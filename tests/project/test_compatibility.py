@@ -1,5 +1,5 @@
-"""The benchmark of other people's networks: what it lists, what it measures again, and one small
-row from end to end."""
+"""The benchmark of other people's networks: the rows it lists, the rows it measures again, and one
+small row from end to end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks import measuring
 from benchmarks.__main__ import main
+from benchmarks.markdown import wrapped
 from benchmarks.networks import build
 from benchmarks.zoo import compatibility, sizes
 from benchmarks.zoo import families as foreign
@@ -25,13 +26,13 @@ from graph_tools.memory.measure import in_fresh_process
 from tests.helpers.fresh import fresh
 
 ROW = "applications/MobileNetV2"
-#: Where all of it takes 3 MB, chance decides whether a peak is 45 % of another.
+#: In a network of 3 MB, chance decides whether one peak is within 45 % of another.
 SMALL = {"side": 32, "batch": 16, "alpha": 0.35}
 INSTEAD = {"model": "mlp", "options": {"depth": 12, "batch": 512, "width": 32}}
 
 
 def made(peak: int = 40, *, refused: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """Results of a row within 45 % of 100 bytes."""
+    """Return the results of a row whose peak is within 45 % of 100 bytes."""
     same = {"equal": True, "differ": [], "error": 0.0, "count": 3}
     budget = {
         "ours": {"peak": peak, "plan": {"budget": 44, "extra_time": 0.1}},
@@ -51,8 +52,8 @@ def made(peak: int = 40, *, refused: dict[str, Any] | None = None, **more: Any) 
 
 
 def test_all_architectures_of_keras_applications_are_listed() -> None:
-    """Beside what the list is made of, the modules of the package: each has functions that build,
-    and nothing else takes weights."""
+    """Compare with the modules of Keras' package: each has functions that build a network, and no
+    other function takes weights."""
     import keras.src.applications as package
 
     built = set()
@@ -68,7 +69,7 @@ def test_all_architectures_of_keras_applications_are_listed() -> None:
                 ):
                     built.add(f"applications/{name}")
     assert len(built) >= 38
-    # Bases of families (ResNet, MobileNetV3, …) that are no architecture are not exported.
+    # The package does not export bases of families (ResNet, MobileNetV3, …), which are no networks.
     assert set(foreign.rows("applications/*")) == built
 
 
@@ -108,25 +109,25 @@ def test_missing_budgets_are_measured_but_none_below_a_refused_one() -> None:
 
 def test_a_row_fails_that_takes_more_than_its_budget_or_has_other_gradients() -> None:
     assert failures(made()) == []
-    assert "45 bytes were taken of 44" in failures(made(45))[0]
+    assert "the step took 45 bytes of a budget of 44" in failures(made(45))[0]
     assert failures(made(failed={"40%": "no cycle\nis allowed"})) == ["40%: is allowed"]
     other = made()
     other["gradients"][0] |= {"equal": False, "differ": ["kernel"], "error": 0.25}
-    assert "2.5e-01 of the largest (kernel" in failures(other)[0]
+    assert "2.5e-01 of the largest gradient (kernel" in failures(other)[0]
     other["spread"] = [{"equal": True}]
     assert failures(other) == []
 
 
 @pytest.mark.parametrize(("layers", "batch"), [(200, 8), (40, 16), (5, 32)])
 def test_the_batch_grows_until_activations_count(layers: int, batch: int) -> None:
-    """Each layer has 64 outputs, and 4096 weights, of which eight times as many outputs are
-    wanted."""
+    """Each layer has 64 outputs and 4096 weights. The batch gives eight times as many outputs as
+    weights."""
     made = [keras.layers.Dense(64) for _ in range(layers)]
     assert sizes.batch_for(keras.Sequential([keras.Input([64]), *made])) == batch
 
 
 def instead(target: str, kwargs: dict[str, Any], env: Any) -> Any:
-    """In a process that is forked, of a smaller network, as JSON would carry it."""
+    """Call ``target`` in a forked process, for a smaller network, with data as JSON carries it."""
     found = fresh(target, json.loads(json.dumps({**kwargs, **INSTEAD})))
     return json.loads(json.dumps(found, default=graph_measure._plain))
 
@@ -149,7 +150,7 @@ def test_one_small_row_from_end_to_end(
     count: int,
     seconds: float,
 ) -> None:
-    """Written after it is measured, read again, and not measured a second time."""
+    """The row is written after it is measured, read again, and not measured a second time."""
     calls = []
 
     def small(row: str, shares: Any, **how: Any) -> dict[str, Any]:
@@ -172,6 +173,7 @@ def test_one_small_row_from_end_to_end(
     assert 0 < budget["ours"]["peak"] <= budget["ours"]["plan"]["budget"]
     assert result["default"]["peak"] < result["plain"]["peak"]
     text = (tmp_path / "page.md").read_text()
-    assert page({ROW: result}) in text.replace(text[text.index("**Not") : text.index("## `")], "")
+    lacking = text[text.index("**Not") : text.index("## `")]
+    assert wrapped(page({ROW: result})) in text.replace(lacking, "")
     assert "| MobileNetV2 |" in text
     assert "1 of 1 pass" in text

@@ -1,5 +1,5 @@
-"""Side by side with what TensorFlow and Keras offer: a tiny network through all of it, and how
-cells are judged."""
+"""The comparison with TensorFlow's and Keras' own ways: a tiny network goes through all of it, and
+cells get their verdicts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from graph_tools.memory import measure
 from graph_tools.tf_private.config import function_config
 from tests.helpers.fresh import fresh
 
-#: Where plain training meets a budget, or nothing can be saved, as happens in a network so small.
+#: For networks so small that plain training meets the budget, or that nothing can be saved.
 told_and_no_more = pytest.mark.filterwarnings(
     "ignore::memsaving_gradients.errors.BudgetWarning",
     "ignore::memsaving_gradients.errors.PlanNote",
@@ -37,8 +37,8 @@ ENCODER = {"layers": 2, "batch": 2, "length": 4, "width": 8, "heads": 2, "vocabu
 
 
 def here(target: str, kwargs: Mapping[str, Any], env: Mapping[str, str | None]) -> Any:
-    """In this process, as JSON would carry it; peers that configure a process get one of their
-    own."""
+    """Call ``target`` in this process, with data as JSON carries it. Peers that configure a process
+    get a process of their own."""
     given = json.loads(json.dumps(kwargs))
     module, _, function = target.partition(":")
     if "grappler" in str(kwargs.get("way", "")):
@@ -64,7 +64,7 @@ TINY = replace(
 
 @pytest.fixture(params=["smaller", pytest.param("tiny", marks=pytest.mark.slow)])
 def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How often times are compared: of the network for tests, or of one of three layers."""
+    """Return how often to compare times, for the test network or for a smaller one of one kind."""
     if request.param == "smaller":
         monkeypatch.setattr(gpu, "KINDS", gpu.KINDS[:1])
         monkeypatch.setitem(NETWORKS, "tiny", TINY)
@@ -96,7 +96,7 @@ def test_a_tiny_network_goes_through_all_variants(in_this_process: Path, pairs: 
     assert any(ours["exact"].get("equal") for ours in measured)
     for peer in peers.values():
         assert f"| {peer.title} |" in text.read_text()
-    # What is known is not measured again.
+    # Known results are not measured again.
     before = file.read_text()
     assert main(options) in (0, 1)
     assert json.loads(before)["cases"]["tiny"]["ours"] == case["ours"]
@@ -112,7 +112,7 @@ def test_peers_are_there_for_every_network() -> None:
 
 
 def test_recomputed_dropout_is_found_out(exact: None) -> None:
-    """The trap of ``tf.recompute_grad`` that the page speaks of: another mask in the gradient."""
+    """``tf.recompute_grad`` has the trap that the page warns of: another mask in the gradient."""
 
     def numbers(made: tuple[Any, variants.Gradients]) -> dict[str, Any]:
         network, gradients = made
@@ -132,7 +132,7 @@ def test_recomputed_dropout_is_found_out(exact: None) -> None:
 
 
 def test_options_of_grappler_hold_inside_only() -> None:
-    """Its memory optimizer makes copies, under a name of its own, in a process that was not
+    """Grappler's memory optimizer makes copies, under a name of its own, in a process that is not
     configured for it."""
     from tensorflow.python.eager import context
 
@@ -202,7 +202,7 @@ def case(**ours: Any) -> dict[str, Any]:
         ({"peak": 50, "times": times(1.3, 1.05)}, []),
         (
             {"peak": 52, "times": times(1.1)},
-            ["net, peer: memory / its memory, asked for that"],
+            ["net, peer: memory at its memory / its memory"],
         ),
         ({"refused": {"least": 60}}, ["net, peer: least memory / its memory"]),
     ],
@@ -238,7 +238,7 @@ def test_our_memory_at_its_time_is_the_least_that_was_measured_to_be_as_fast(
     }
     figures = cells.judge({"net": found})
     judged = [figure for figure in figures if "memory at its time" in figure.what]
-    judged += [figure for figure in figures if "time of that" in figure.what]
+    judged += [figure for figure in figures if "time at its time" in figure.what]
     assert all(figure.passed for figure in judged) == shown.startswith("✓")
     assert f" | {shown} |" in page.text({"net": found}, figures)
 
