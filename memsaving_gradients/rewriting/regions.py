@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
 
 import tensorflow as tf
 
@@ -157,14 +158,19 @@ def _elements(tensor: tf.Tensor) -> float:
 def _movable(window: Sequence[tf.Operation]) -> set[tf.Operation]:
     """Return the ops that may be in a conditional: pure ops whose lists begin and end in it."""
     found = {op for op in window if can_enclose(op)}
-    # Each round removes ops that read or make a list of a removed op.
-    while out := {
-        op
-        for op in found
-        if any(t.dtype == tf.variant and t.op not in found for t in op.inputs)
-        or any(
-            t.dtype == tf.variant and any(r not in found for r in t.consumers()) for t in op.outputs
-        )
-    }:
+    while True:
+        # Each op outside begins a new part. A list must be made and read within one part.
+        part = dict(zip(window, accumulate(op not in found for op in window), strict=True))
+        out = {
+            op
+            for op in found
+            for tensor, others in (
+                *((t, [t.op]) for t in op.inputs),
+                *((t, t.consumers()) for t in op.outputs),
+            )
+            if tensor.dtype == tf.variant
+            and any(other not in found or part[other] != part[op] for other in others)
+        }
+        if not out:
+            return found
         found -= out
-    return found
